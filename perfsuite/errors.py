@@ -1,0 +1,78 @@
+"""Every exception perfsuite raises for its users.
+
+::
+
+    PerfsuiteError
+    ├── ConfigurationError        an option, ini value, TOML file, size or launcher environment is wrong
+    │   ├── UnknownPlatform       a platform name that no row of platforms.toml has
+    │   └── LaunchError           the launcher's environment is unknown, contradictory or unsafe
+    ├── UnsupportedCase           the case cannot run on this machine: becomes a skip that names what is missing
+    ├── CaseError                 one case failed; the other cases go on
+    │   ├── InvalidParameter      a workload parameter breaks a rule
+    │   ├── WrongResult           what was timed computed the wrong thing
+    │   ├── RanksFailed           ranks died, raised or hung
+    │   └── AgentLost             a cluster's agent is gone: the case fails and the run ends
+    ├── BaselineError             a stored file is truncated, hand-broken, foreign or of a newer schema
+    └── JournalError              a journal cannot be written, read or resumed from
+
+A message says what was given, which rule it breaks and what to do, in one line:
+``tp=3 does not divide num_heads=16; choose 1, 2, 4, 8 or 16``.  Broken invariants of perfsuite itself are asserts.
+"""
+
+from __future__ import annotations
+
+
+class PerfsuiteError(Exception):
+    """Base of everything that perfsuite raises for its users."""
+
+
+class ConfigurationError(PerfsuiteError):
+    """An option, ini value, configuration file, size or launcher environment is wrong; the run does not start."""
+
+
+class UnknownPlatform(ConfigurationError):
+    """A platform name that no row of platforms.toml has."""
+
+
+class LaunchError(ConfigurationError):
+    """The launcher's environment is unknown, contradictory or unsafe."""
+
+
+class UnsupportedCase(PerfsuiteError):
+    """The case cannot run on this machine; the message names what is missing and becomes the reason of a skip."""
+
+
+class CaseError(PerfsuiteError):
+    """One case failed; the other cases go on."""
+
+
+class InvalidParameter(CaseError):
+    """A parameter of a workload breaks a rule."""
+
+
+class WrongResult(CaseError):
+    """The object that was timed computed something else than it should have.
+
+    Raised by :meth:`perfsuite.workload.Workload.check`.  ``expected`` and ``got`` are put into the message by ``repr``.
+    """
+
+    def __init__(self, what: str, *, expected: object, got: object) -> None:
+        self.expected = expected
+        self.got = got
+        super().__init__(f"{what}: expected {expected!r}, got {got!r}")
+
+
+class RanksFailed(CaseError):
+    """Some ranks of a case died, raised or hung; ``str()`` is a report that names each with host, cause and stack."""
+
+
+class AgentLost(CaseError):
+    """A process of a cluster launch that serves a rank is gone; the running case fails and the run ends."""
+
+
+class BaselineError(PerfsuiteError):
+    """A stored baseline cannot be read or must not be overwritten; the message names file, line and reason."""
+
+
+class JournalError(PerfsuiteError):
+    """A journal cannot be written, read or resumed from."""

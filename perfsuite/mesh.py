@@ -1,0 +1,116 @@
+"""Shapes of device meshes: named axes and their sizes, and where each rank stands in them.
+
+A mesh *shape* is pure arithmetic and needs no torch; a rank's ``rank.mesh`` is torch's DeviceMesh of it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from perfsuite.errors import InvalidParameter
+
+AXES = ("pp", "dp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+"""Every axis a mesh may have, outermost first: neighbours along ``tp`` are neighbouring ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """Sizes of named axes, outermost first; ranks are numbered with the last axis fastest (row-major).
+
+    >>> shape = MeshShape.parse("dp2-pp2-tp2")
+    >>> str(shape), shape.world_size
+    ('pp2-dp2-tp2', 8)
+    >>> shape.coordinates(5)
+    {'pp': 1, 'dp': 0, 'tp': 1}
+    >>> shape.rank_of({"pp": 1, "dp": 0, "tp": 1})
+    5
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    """(axis, size) pairs in the order of AXES."""
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.axes]
+        for name, size in self.axes:
+            if name not in AXES:
+                raise InvalidParameter(f"mesh axis {name!r} is unknown; choose from {', '.join(AXES)}")
+            if size < 1:
+                raise InvalidParameter(f"mesh axis {name} has size {size}; a size is at least 1")
+        if len(set(names)) != len(names):
+            raise InvalidParameter(f"mesh axes {', '.join(names)} name one axis twice; give each axis one size")
+        if "dp" in names and {"dp_replicate", "dp_shard"} & set(names):
+            raise InvalidParameter("a mesh has either dp or dp_replicate and dp_shard; give one or the other")
+        object.__setattr__(self, "axes", tuple(sorted(self.axes, key=lambda axis: AXES.index(axis[0]))))
+
+    @classmethod
+    def of(cls, **sizes: int) -> MeshShape:
+        """A shape by keyword: ``MeshShape.of(dp=2, tp=4)``; no axis at all is one rank."""
+        return cls(axes=tuple(sizes.items()))
+
+    @classmethod
+    def parse(cls, text: str) -> MeshShape:
+        """The shape written ``"dp2-pp2-tp2"``, or ``"1"`` for one rank; raises InvalidParameter for anything else."""
+        axes = []
+        for part in [] if text == "1" else text.split("-"):
+            match = re.fullmatch(r"([a-z_]+)(\d+)", part)
+            if not match:
+                raise InvalidParameter(
+                    f"mesh {text!r}: {part!r} is not an axis followed by its size; write for example 'dp2-tp4'"
+                )
+            axes.append((match[1], int(match[2])))
+        return cls(axes=tuple(axes))
+
+    def __str__(self) -> str:
+        return "-".join(f"{name}{size}" for name, size in self.axes) or "1"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Axis names, outermost first."""
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Axis sizes in the order of :attr:`names`."""
+        return tuple(size for _, size in self.axes)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks: the product of the sizes."""
+        product = 1
+        for size in self.sizes:
+            product *= size
+        return product
+
+    def size(self, axis: str) -> int:
+        """Ranks along ``axis``; 1 for an axis that the shape does not have."""
+        return dict(self.axes).get(axis, 1)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where ``rank`` stands: its index along each axis."""
+        if not 0 <= rank < self.world_size:
+            raise InvalidParameter(f"rank {rank} is not in mesh {self}; it has ranks 0 to {self.world_size - 1}")
+        found = {}
+        for name, size in reversed(self.axes):
+            rank, found[name] = divmod(rank, size)
+        return {name: found[name] for name in self.names}
+
+    def rank_of(self, coordinates: dict[str, int]) -> int:
+        """The rank at these coordinates; axes left out count as 0."""
+        rank = 0
+        for name, size in self.axes:
+            index = coordinates.get(name, 0)
+            if not 0 <= index < size:
+                raise InvalidParameter(f"{name}={index} is not in mesh {self}; choose 0 to {size - 1}")
+            rank = rank * size + index
+        return rank
+
+    def group(self, rank: int, *axes: str) -> tuple[int, ...]:
+        """The ranks that share every coordinate of ``rank`` except those of ``axes``, in rank order."""
+        mine = self.coordinates(rank)
+        kept = [name for name in self.names if name not in axes]
+        return tuple(
+            other
+            for other in range(self.world_size)
+            if all(self.coordinates(other)[name] == mine[name] for name in kept)
+        )

@@ -1,0 +1,357 @@
+"""What is known about a case once it has run: frozen records, their JSON form and its version.
+
+``Work`` is what one iteration must do, ``Sample`` what one timing was, ``Measurement`` all that the ranks reported,
+``Metric`` a number with its meaning, ``Result`` the whole.  All of them go through :func:`to_json` and
+:func:`from_json` unchanged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+SCHEMA = 1
+"""Version of the JSON form; a reader refuses a higher one."""
+
+Better = Literal["higher", "lower", "neither"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The most a device can do of one thing, and how that is known."""
+
+    value: float
+    """In ``unit``, dense, per device."""
+    unit: str
+    """``TFLOPS``, ``TOPS``, ``GB/s`` or ``GiB``."""
+    source: str
+    """Where the number stands: a data sheet, a report, or how it was measured."""
+    kind: Literal["published", "measured"] = "published"
+    """A measured peak is shown as a share but never makes a result impossible."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peaks:
+    """What a case's device can do at most; what metrics take their shares of."""
+
+    tflops: Mapping[str, Peak] = field(default_factory=dict)
+    """Dense compute peak by short dtype name, TFLOPS or TOPS per device."""
+    memory_bandwidth: Peak | None = None
+    """GB/s, reads plus writes."""
+    link: Peak | None = None
+    """GB/s per direction between devices of one node."""
+    host_link: Peak | None = None
+    """GB/s per direction between host and device."""
+    unknown: str = ""
+    """Why there are no peaks, for an unknown device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one iteration of a workload does, summed over all ranks unless a field says otherwise; no clock in it."""
+
+    flops: Mapping[str, float] = field(default_factory=dict)
+    """Floating-point (or integer) operations by convention; plain kernels have the one convention ``exact``."""
+    dtype: str = ""
+    """The dtype whose peak bounds ``flops``: fp32, tf32, bf16, fp16, int8, fp64."""
+    bytes_moved: float = 0.0
+    """Bytes read and written in device memory by each rank, or copied over the host link by each rank."""
+    memory_path: Literal["", "device", "host_to_device", "device_to_host"] = ""
+    """Which bandwidth ``bytes_moved`` is a share of."""
+    collective: str = ""
+    """Name of the collective when the workload is one (all_reduce, ..., barrier)."""
+    message_bytes: float = 0.0
+    """Size S of the collective as nccl-tests counts it (docs/metrics.md has the table)."""
+    samples: float = 0.0
+    """Training samples processed."""
+    tokens: float = 0.0
+    """Tokens processed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One timing: ``iterations`` back-to-back iterations between two readings of the clock."""
+
+    time_s: float
+    """Seconds per iteration, the maximum over ranks."""
+    involuntary_switches: int = 0
+    """Involuntary context switches during the sample, the most on any rank (CPU; 0 where it cannot be read)."""
+    yardstick_s: float | None = None
+    """Seconds of the yardstick kernel run right after the sample, the maximum over ranks; None when not asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockFacts:
+    """The clock that took the samples."""
+
+    name: str
+    """``perf_counter``, ``cuda.Event``, ``musa.Event``, ..."""
+    resolution_s: float
+    """Smallest step that the clock was seen to make."""
+    cost_s: float
+    """Seconds that reading it twice adds to a sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFacts:
+    """What one rank reported about itself and its own timings."""
+
+    rank: int
+    host: str
+    device: str
+    """Device as torch names it, e.g. ``cpu`` or ``musa:3``."""
+    threads: int
+    """Intra-op threads of the rank."""
+    cores: tuple[int, ...] | None
+    """Cores the rank is pinned to; None when it may run anywhere."""
+    median_s: float
+    """Median seconds per iteration of this rank alone."""
+    min_s: float
+    max_s: float
+    cpu_share: float
+    """Thread CPU time over wall time inside the samples; below 0.98 for pure computation the core was shared."""
+    max_rss_bytes: int
+    """Largest resident set of the process so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """Which rank comes last to the first communication of an iteration, from iterations that are not timed."""
+
+    late_rank: int
+    lag_s: float
+    """Median over iterations of the last rank's arrival minus the median arrival of the other ranks."""
+    iterations: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanTotal:
+    """Time in the spans of one name, per iteration."""
+
+    name: str
+    time_s: float
+    """Median over iterations of the sum of the spans of this name, the maximum over ranks; ``remainder`` is the rest of
+    the iteration on the rank where it is largest."""
+    count: float
+    """Spans of this name per iteration on one rank."""
+    slowest_rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A number that a workload recorded with ``rank.record`` beside its time."""
+
+    name: str
+    value: float
+    unit: str
+    reduce: Literal["max", "mean", "equal", "only"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """All that the ranks of one case reported."""
+
+    samples: tuple[Sample, ...]
+    iterations: int
+    """k: iterations in each sample."""
+    warmup_iterations: int
+    warmup_steady: bool
+    """Whether the warm-up reached a steady time before its limit."""
+    aligned: bool
+    """Ranks were aligned by a barrier before each sample (kernels, collectives) or ran free (training steps)."""
+    clock: ClockFacts
+    ranks: tuple[RankFacts, ...]
+    backend: str
+    """Process-group backend: gloo, nccl, mccl."""
+    process: Literal["fresh", "reused"]
+    """Whether the rank processes were started for this run alone."""
+    transport: str
+    """local, torchrun, openmpi or slurm."""
+    arrival: Arrival | None = None
+    spans: tuple[SpanTotal, ...] = ()
+    records: tuple[Record, ...] = ()
+    peak_memory_bytes: int | None = None
+    """Most device memory any rank had allocated since the build; None where the device has no allocator statistics."""
+    smoke: bool = False
+    """Built, checked and run once (``--benchmark-disable``): its time is no measurement."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    @functools.cached_property
+    def median_s(self) -> float:
+        """Median of the samples, seconds per iteration."""
+        return statistics.median(sample.time_s for sample in self.samples)
+
+    @property
+    def slowest_rank(self) -> int:
+        """The rank with the largest median of its own; where ranks wait for each other, see ``arrival``."""
+        return max(self.ranks, key=lambda rank: rank.median_s).rank
+
+    @property
+    def rank_spread(self) -> float:
+        """Largest over smallest rank median, minus 1."""
+        medians = [rank.median_s for rank in self.ranks]
+        return max(medians) / min(medians) - 1 if min(medians) > 0 else 0.0
+
+    @property
+    def disturbed_share(self) -> float:
+        """Share of samples during which some rank was switched out against its will."""
+        return sum(sample.involuntary_switches > 0 for sample in self.samples) / len(self.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A number with its meaning."""
+
+    name: str
+    """Name in the metric registry; ends in the unit."""
+    value: float | None
+    """None where it cannot be known; ``note`` then says why."""
+    unit: str
+    better: Better
+    convention: str = ""
+    """How it was counted, e.g. ``exact`` FLOPs or ``nccl-tests`` bandwidth."""
+    peak: Peak | None = None
+    """What the value is a share of."""
+    note: str = ""
+
+    @property
+    def share_of_peak(self) -> float | None:
+        """value / peak, 0 to 1; None without either."""
+        return None if self.value is None or self.peak is None else self.value / self.peak.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One case, run once in one set of processes."""
+
+    case: str
+    """pytest node id, relative to the root directory."""
+    workload: str
+    """``module:Class`` or ``module:function``."""
+    parameters: Mapping[str, Any]
+    """Fields of the workload, or keyword arguments of the function."""
+    platform: str
+    world_size: int
+    outcome: Literal["measured", "out_of_memory", "smoke"]
+    work: Work
+    metrics: tuple[Metric, ...] = ()
+    measurement: Measurement | None = None
+    """None when the case ran out of memory."""
+    detail: str = ""
+    """For out_of_memory: ``OOM at X GiB of Y``."""
+    fingerprint: str = ""
+    """Key of the hardware, see platforms.fingerprint."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """What may differ between runs on the same hardware."""
+    simulated: bool = False
+    """True on a simulated device; such results never meet real ones."""
+    session: str = ""
+    """Identifier of the pytest session."""
+    started_at: str = ""
+    """UTC, ISO 8601."""
+    schema: int = SCHEMA
+
+    @property
+    def median_s(self) -> float:
+        """Median seconds per iteration; raises AttributeError-like ValueError when there are no samples."""
+        if self.measurement is None:
+            raise ValueError(f"{self.case} has no samples: {self.outcome} {self.detail}".strip())
+        return self.measurement.median_s
+
+    def metric(self, name: str) -> Metric:
+        """The metric of this name; KeyError names those there are."""
+        for metric in self.metrics:
+            if metric.name == name:
+                return metric
+        raise KeyError(f"{name} is not a metric of {self.case}; it has {', '.join(m.name for m in self.metrics)}")
+
+
+def to_json(record: Any) -> Any:
+    """Plain JSON values of a record: dataclasses become objects, tuples arrays; fields equal to their default stay out."""
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        plain = {}
+        for each in dataclasses.fields(record):
+            value = getattr(record, each.name)
+            if each.name == "schema" or not _is_default(each, value):
+                plain[each.name] = to_json(value)
+        return plain
+    if isinstance(record, Mapping):
+        return {str(key): to_json(value) for key, value in record.items()}
+    if isinstance(record, (list, tuple)):
+        return [to_json(value) for value in record]
+    return record
+
+
+def _is_default(each: dataclasses.Field[Any], value: object) -> bool:
+    if each.default is not dataclasses.MISSING:
+        return bool(value == each.default)
+    if each.default_factory is not dataclasses.MISSING:
+        return bool(value == each.default_factory())
+    return False
+
+
+R = TypeVar("R")
+
+
+def from_json(kind: type[R], plain: Any) -> R:
+    """The record of ``kind`` that :func:`to_json` made ``plain`` of; ValueError says what does not fit."""
+    return typing.cast(R, _decode(kind, plain, kind.__name__))
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _decode(kind: Any, plain: Any, where: str) -> Any:
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _decode_dataclass(kind, plain, where)
+    if origin in (types.UnionType, typing.Union):
+        if plain is None and type(None) in typing.get_args(kind):
+            return None
+        choices = [choice for choice in typing.get_args(kind) if choice is not type(None)]
+        return _decode(choices[0], plain, where)
+    if origin is tuple:
+        if not isinstance(plain, list):
+            raise ValueError(f"{where} is {plain!r:.60}, not a list")
+        inner = typing.get_args(kind)[0]
+        return tuple(_decode(inner, value, f"{where}[{index}]") for index, value in enumerate(plain))
+    if origin is Literal:
+        if plain not in typing.get_args(kind):
+            raise ValueError(f"{where} is {plain!r:.60}, not one of {', '.join(map(repr, typing.get_args(kind)))}")
+        return plain
+    if origin is not None:
+        if not isinstance(plain, Mapping):
+            raise ValueError(f"{where} is {plain!r:.60}, not an object")
+        return dict(plain)
+    if kind is Any:
+        return plain
+    accepted = (int, float) if kind is float else kind
+    if not isinstance(plain, accepted) or (isinstance(plain, bool) and kind is not bool):
+        raise ValueError(f"{where} is {plain!r:.60}, not a {kind.__name__}")
+    return plain
+
+
+def _decode_dataclass(kind: type, plain: Any, where: str) -> Any:
+    if not isinstance(plain, Mapping):
+        raise ValueError(f"{where} is {plain!r:.60}, not an object")
+    hints = _hints(kind)
+    unknown = set(plain) - set(hints)
+    if unknown:
+        raise ValueError(f"{where} has unknown fields {', '.join(sorted(unknown))}; a newer perfsuite may have written it")
+    values = {name: _decode(hints[name], value, f"{where}.{name}") for name, value in plain.items()}
+    try:
+        return kind(**values)
+    except TypeError as missing:
+        raise ValueError(f"{where}: {missing}") from None

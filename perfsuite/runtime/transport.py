@@ -1,0 +1,86 @@
+"""How the driver reaches rank workers: slots, the commands it sends them and the events that come back.
+
+A *slot* is a place for one rank; slot ``i`` holds rank ``i`` of every case.  A command is a JSON object with a ``verb``
+(see :mod:`perfsuite.runtime.protocol`); so is every message of a worker.  Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened at a slot."""
+
+    slot: int
+    kind: Literal["message", "exit", "agent_lost"]
+    message: Message | None = None
+    """The worker's message when ``kind`` is message."""
+    text: str = ""
+    """How the worker ended (``killed by SIGKILL``, ``exit code 3``), or which agent is lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a slot is."""
+
+    slot: int
+    host: str
+    local_rank: int
+    local_world_size: int
+    """Slots on that host that the launcher gave; 0 when the transport gives as many as are asked for."""
+
+
+class Transport(ABC):
+    """Slots of one run.  Every call returns within a deadline of its own."""
+
+    name: str
+    """local, torchrun, openmpi, slurm or env."""
+    capacity: int | None
+    """Ranks that the launcher gave; None when as many as asked for can be started."""
+
+    @abstractmethod
+    def place(self, slot: int) -> Place:
+        """Where ``slot`` is."""
+
+    @abstractmethod
+    def acquire(self, count: int, *, fresh: bool, env: Mapping[str, str], deadline_s: float) -> None:
+        """Have a living, idle worker in slots 0 to ``count`` - 1.
+
+        ``fresh`` replaces workers that ran a case before; a non-empty ``env`` starts new interpreters with it.
+        Raises RanksFailed naming slots that did not come up in ``deadline_s`` seconds, AgentLost.
+        """
+
+    @abstractmethod
+    def open_store(self, deadline_s: float) -> tuple[str, int]:
+        """Host and port of a TCPStore that a process without a rank serves, reachable from every slot."""
+
+    @abstractmethod
+    def send(self, slot: int, command: Message) -> None:
+        """Hand one command to the worker of ``slot``; a dead worker shows as an ``exit`` event."""
+
+    @abstractmethod
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Events since the last call; waits up to ``timeout_s`` for the first."""
+
+    @abstractmethod
+    def dump(self, slots: Iterable[int], deadline_s: float) -> dict[int, str]:
+        """Python stacks of all threads of these workers, taken while they are stuck; works inside C++ waits."""
+
+    @abstractmethod
+    def kill(self, slots: Iterable[int]) -> None:
+        """End these workers and their children at once; ``acquire`` starts new ones."""
+
+    @abstractmethod
+    def log_tail(self, slot: int, lines: int = 20) -> str:
+        """The last lines that the worker of ``slot`` wrote to its stdout and stderr."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every worker, agent and helper process, wait for their end, remove what was put on disk.  Idempotent."""

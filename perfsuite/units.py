@@ -1,0 +1,115 @@
+"""The only place where bytes, seconds and floating-point operations are converted, parsed and printed.
+
+Memory and message sizes are powers of two (``64MiB`` is 64 * 2**20 bytes); rates are powers of ten (1 GB/s is 1e9 bytes
+per second, 1 TFLOPS is 1e12 operations per second), as nccl-tests and every vendor's data sheet count them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from perfsuite.errors import ConfigurationError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+TIB = 1 << 40
+
+_BYTE_UNITS = {"B": 1, "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": TIB}
+_TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a size such as ``"64MiB"``, ``"1 KiB"``, ``"0.5GiB"`` or ``"512B"``.
+
+    >>> parse_bytes("64MiB")
+    67108864
+
+    Raises ConfigurationError for anything else, decimal units (``MB``) included: they are ambiguous in this field.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    unit = match and _BYTE_UNITS.get(match[2].upper())
+    if not match or not unit:
+        raise ConfigurationError(
+            f"size {text!r} is not a number followed by B, KiB, MiB, GiB or TiB; write for example '64MiB'"
+        )
+    value = float(match[1]) * unit
+    if value != int(value):
+        raise ConfigurationError(f"size {text!r} is {value} bytes, not a whole number; write it in a smaller unit")
+    return int(value)
+
+
+def format_bytes(count: int) -> str:
+    """The shortest exact size that :func:`parse_bytes` reads back: ``67108864`` is ``"64MiB"``, 1000 is ``"1000B"``.
+
+    >>> format_bytes(67108864), format_bytes(1536)
+    ('64MiB', '1536B')
+    """
+    for name, unit in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if count and count % unit == 0:
+            return f"{count // unit}{name}"
+    return f"{count}B"
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of a duration such as ``"90"``, ``"90s"``, ``"1.5min"``, ``"2h"`` or ``"250ms"``.
+
+    >>> parse_duration("1.5min")
+    90.0
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = match and _TIME_UNITS.get(match[2] or "s")
+    if not match or not unit:
+        raise ConfigurationError(
+            f"duration {text!r} is not a number followed by us, ms, s, min or h; write for example '90s'"
+        )
+    return float(match[1]) * unit
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration to four significant digits in the unit that reads best.
+
+    >>> format_seconds(0.0015), format_seconds(12.3456), format_seconds(4e-7)
+    ('1.5 ms', '12.35 s', '0.4 us')
+    """
+    if abs(seconds) >= 1:
+        return f"{seconds:.4g} s"
+    if abs(seconds) >= 1e-3:
+        return f"{seconds * 1e3:.4g} ms"
+    return f"{seconds * 1e6:.4g} us"
+
+
+def seconds_to_us(seconds: float) -> float:
+    """Microseconds.
+
+    >>> seconds_to_us(0.25)
+    250000.0
+    """
+    return seconds * 1e6
+
+
+def gb_per_s(bytes_moved: float, seconds: float) -> float:
+    """Bytes over time in GB/s, 1 GB = 1e9 bytes.
+
+    >>> gb_per_s(2e9, 0.5)
+    4.0
+    """
+    return bytes_moved / seconds / 1e9
+
+
+def tflops(operations: float, seconds: float) -> float:
+    """Floating-point (or integer) operations over time in units of 1e12 per second.
+
+    >>> tflops(2 * 1024**3, 0.001)
+    2.147483648
+    """
+    return operations / seconds / 1e12
+
+
+def gib(count: float) -> float:
+    """Bytes in GiB.
+
+    >>> gib(3 * 2**30)
+    3.0
+    """
+    return count / GIB

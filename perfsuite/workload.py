@@ -1,0 +1,221 @@
+"""What a performance case is made of: Workload, Step, and the Rank that a workload is given.
+
+Nothing here imports torch: a workload is described, collected and sent to the ranks without it; only
+:meth:`Workload.build`, :meth:`Workload.check` and the step they make run where torch is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.records import Work
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+    from perfsuite.mesh import MeshShape
+
+Purpose = Literal["time", "memory", "exposed", "flops", "loss"]
+Yardstick = Literal["compute", "memory"]
+
+DTYPES: Mapping[str, str] = {
+    "fp64": "float64",
+    "fp32": "float32",
+    "tf32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "int8": "int8",
+    "uint8": "uint8",
+    "int32": "int32",
+    "int64": "int64",
+}
+"""Short names used in ids, JSON and platforms.toml -> names of torch dtypes (tf32 is float32 storage)."""
+
+ITEM_BYTES: Mapping[str, int] = {
+    "fp64": 8,
+    "fp32": 4,
+    "tf32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+}
+"""Bytes of one element by short dtype name."""
+
+
+def require_dtype(dtype: str) -> None:
+    """Raise InvalidParameter unless ``dtype`` is a short dtype name."""
+    if dtype not in DTYPES:
+        raise InvalidParameter(f"dtype={dtype!r} is unknown; choose from {', '.join(DTYPES)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """What a workload asks of the processes that run it; a workload that declares one always gets fresh children."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables set before the interpreter starts: a child with any is exec'd, without it is forked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How long and how often a case is timed; read once from the options, sent with every case."""
+
+    min_rounds: int = 5
+    """Samples taken at least, unless ``timeout_s`` ends the case."""
+    max_rounds: int = 1000
+    """Samples taken at most."""
+    max_time_s: float = 1.0
+    """After ``min_rounds``, sampling stops once it has taken this long."""
+    warmup_time_s: float = 1.0
+    """The warm-up stops when steady or after this long."""
+    warmup_min_iterations: int = 3
+    smoke: bool = False
+    """Build, check and one iteration only (``--benchmark-disable``)."""
+    disable_gc: bool = True
+    """Python's garbage collector is off during samples."""
+    cache_flush: bool = False
+    """Write a buffer larger than the last-level cache before every sample."""
+    yardstick: bool = False
+    """Time the workload's yardstick kernel after every sample."""
+    timeout_s: float = 120.0
+    """The whole case, build and checks included, must end within this."""
+
+
+class Step(ABC):
+    """A built workload on one rank: :meth:`run` is one iteration, :meth:`close` frees everything."""
+
+    @abstractmethod
+    def run(self) -> Any:
+        """One iteration.  Only this is timed."""
+
+    def refill(self) -> None:
+        """Restore the inputs to what ``check`` expects; called outside the timed region before each check."""
+
+    def close(self) -> None:
+        """Free buffers and groups that the step made itself."""
+
+
+class CallableStep(Step):
+    """A step out of a plain callable."""
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self._run = run
+
+    def run(self) -> Any:
+        """One iteration."""
+        return self._run()
+
+
+class Rank(Protocol):
+    """What a worker gives to a workload: its place, its device and its groups."""
+
+    device: torch.device
+    """The device this rank computes on."""
+    rank: int
+    local_rank: int
+    world_size: int
+    purpose: Purpose
+    """What this build is for; memory, FLOPs, exposed communication and losses never come from a timed one."""
+    shape: MeshShape
+    """Sizes of the mesh's axes."""
+
+    @property
+    def mesh(self) -> torch.distributed.device_mesh.DeviceMesh:
+        """torch's DeviceMesh of :attr:`shape`, made at first use (a collective: all ranks must come)."""
+
+    def group(self, *axes: str) -> dist.ProcessGroup:
+        """The process group along ``axes``; all ranks without any."""
+
+    def dtype(self, name: str) -> torch.dtype:
+        """torch's dtype of a short name; sets the TF32 switch when ``name`` is fp32 or tf32."""
+
+    def generator(self, seed: int) -> torch.Generator:
+        """A seeded generator on :attr:`device`; the same seed gives the same numbers on every rank."""
+
+    def span(self, name: str, **attributes: int | str) -> AbstractContextManager[None]:
+        """Mark a part of the step; parts may repeat and overlap."""
+
+    def record(
+        self, name: str, value: Any, *, unit: str = "", reduce: Literal["max", "mean", "equal", "only"] = "max"
+    ) -> None:
+        """Return a number that is not a time; a tensor is read after the last sample, so nothing is synchronised."""
+
+
+class Workload(ABC):
+    """What is timed.  Subclasses are frozen keyword-only dataclasses; their fields are the parameters of the case."""
+
+    metrics: ClassVar[tuple[str, ...]] = ("latency_us",)
+    """Names in the metric registry, the one that a gate looks at first."""
+    process: ClassVar[Process | None] = None
+    """Declared when the workload needs processes of its own."""
+    aligned: ClassVar[bool] = True
+    """Kernels and collectives: a barrier before each sample.  Training steps: False, they run free."""
+    yardstick: ClassVar[Yardstick] = "compute"
+    """Kind of kernel whose time follows the same disturbances; never the code under test."""
+
+    @abstractmethod
+    def work(self, shape: MeshShape) -> Work:
+        """What one iteration does on a mesh of this shape; imports no torch.
+
+        Raises InvalidParameter when the workload cannot be spread over that many ranks.
+        """
+
+    @abstractmethod
+    def build(self, rank: Rank) -> Step:
+        """On every rank: allocate on ``rank.device`` and make the groups, from ``rank.group`` or ``rank.mesh`` only."""
+
+    def check(self, rank: Rank, step: Step) -> None:
+        """Raise WrongResult unless one :meth:`Step.run` on refilled inputs gave what it should."""
+        return None
+
+    def twin(self) -> Workload | None:
+        """A small sibling that one process can check; built, checked and closed before the timed build."""
+        return None
+
+    def native_dtype(self) -> str:
+        """The short dtype name the device must compute natively; empty when any device will do."""
+        return ""
+
+    def parameters(self) -> dict[str, Any]:
+        """Fields by name, as they travel to the ranks and into the record."""
+        assert dataclasses.is_dataclass(self), f"{type(self).__name__} is not a dataclass"
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionWorkload(Workload):
+    """A plain function of a test file: ``step(rank, **parameters)`` returns a callable or a Step."""
+
+    function: Callable[..., Any]
+    """Module-level function that runs on every rank."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments after ``rank``."""
+
+    def work(self, shape: MeshShape) -> Work:
+        """Unknown: a plain function has a time and nothing else."""
+        return Work()
+
+    def build(self, rank: Rank) -> Step:
+        """Call the function once; what it returns is the step."""
+        step = self.function(rank, **self.arguments)
+        if isinstance(step, Step):
+            return step
+        if not callable(step):
+            raise InvalidParameter(
+                f"{self.function.__qualname__} returned {step!r:.80}; return a callable that is one iteration, or a Step"
+            )
+        return CallableStep(step)
+
+    def parameters(self) -> dict[str, Any]:
+        """The keyword arguments."""
+        return dict(self.arguments)
