@@ -11,6 +11,7 @@
     │   ├── InvalidParameter      a workload parameter breaks a rule
     │   ├── WrongResult           what was timed computed the wrong thing
     │   ├── RanksFailed           ranks died, raised or hung
+    │   ├── OutOfMemory           the device's memory ran out; the session makes it a result, not a failure
     │   └── AgentLost             a cluster's agent is gone: the case fails and the run ends
     ├── BaselineError             a stored file is truncated, hand-broken, foreign or of a newer schema
     └── JournalError              a journal cannot be written, read or resumed from
@@ -53,17 +54,21 @@ class InvalidParameter(CaseError):
 class WrongResult(CaseError):
     """The object that was timed computed something else than it should have.
 
-    Raised by :meth:`perfsuite.workload.Workload.check`.  ``expected`` and ``got`` are put into the message by ``repr``.
+    Raised by :meth:`perfsuite.workload.Workload.check`; ``expected`` and ``got`` are put into the message by ``repr``.
     """
 
-    def __init__(self, what: str, *, expected: object, got: object) -> None:
-        self.expected = expected
-        self.got = got
-        super().__init__(f"{what}: expected {expected!r}, got {got!r}")
+    def __init__(self, what: str, **values: object) -> None:
+        """``values`` are ``expected=`` and ``got=``, or none when ``what`` already says it."""
+        self.values = values
+        super().__init__(f"{what}: expected {values['expected']!r}, got {values['got']!r}" if values else what)
 
 
 class RanksFailed(CaseError):
     """Some ranks of a case died, raised or hung; ``str()`` is a report that names each with host, cause and stack."""
+
+
+class OutOfMemory(CaseError):
+    """The device's memory ran out on some rank; the message is ``OOM at X GiB of Y``."""
 
 
 class AgentLost(CaseError):

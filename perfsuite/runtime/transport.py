@@ -50,8 +50,12 @@ class Transport(ABC):
         """Where ``slot`` is."""
 
     @abstractmethod
-    def acquire(self, count: int, *, fresh: bool, env: Mapping[str, str], deadline_s: float) -> None:
-        """Have a living, idle worker in slots 0 to ``count`` - 1.
+    def start(self) -> None:
+        """Begin to start workers without waiting for them."""
+
+    @abstractmethod
+    def acquire(self, count: int, *, fresh: bool, env: Mapping[str, str], deadline_s: float) -> bool:
+        """Have a living, idle worker in slots 0 to ``count`` - 1; True when any of them is a new process.
 
         ``fresh`` replaces workers that ran a case before; a non-empty ``env`` starts new interpreters with it.
         Raises RanksFailed naming slots that did not come up in ``deadline_s`` seconds, AgentLost.

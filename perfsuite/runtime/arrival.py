@@ -1,0 +1,49 @@
+"""Which rank comes late: host times at which a rank enters its first communication, in iterations that are not timed.
+
+Ranks that wait for each other all show the same step time, so the slowest one cannot be told from it.  It can be told
+from who enters the communication last.  torch sends every collective through its dispatcher, also those of DDP and of
+functional collectives, so a dispatch mode sees them without touching the workload.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional")
+
+
+class _FirstCommunication(TorchDispatchMode):
+    """Notes when the first communication operation is dispatched."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch wraps a mode for its compiler otherwise, whose import takes over a second in every fresh worker."""
+        return False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered_s: float | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self.entered_s is None and func.namespace in _NAMESPACES:
+            self.entered_s = time.perf_counter()
+        return func(*args, **(kwargs or {}))
+
+
+def arrival_times(run: Callable[[], Any], align: Callable[[], None], iterations: int) -> list[float]:
+    """Seconds from the common start of an iteration to this rank's first communication; empty when it has none."""
+    arrivals = []
+    for _ in range(iterations):
+        align()
+        start_s = time.perf_counter()
+        with _FirstCommunication() as seen:
+            run()
+        if seen.entered_s is not None:
+            arrivals.append(seen.entered_s - start_s)
+    return arrivals

@@ -1,0 +1,75 @@
+"""Putting the reports of the ranks of a case together into one Measurement."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+from perfsuite.errors import CaseError
+from perfsuite.records import (
+    ClockFacts,
+    Measurement,
+    RankFacts,
+    Record,
+    Sample,
+    SpanTotal,
+    from_json,
+)
+from perfsuite.runtime.lateness import judge_arrivals
+from perfsuite.runtime.transport import Message
+
+
+def assemble(
+    reports: Sequence[Message], *, aligned: bool, backend: str, fresh: bool, transport: str, smoke: bool
+) -> Measurement:
+    """``reports[r]`` is rank r's; raises CaseError when ranks disagree about a record that must be equal."""
+    lead = reports[0]
+    memory = [report["peak_memory_bytes"] for report in reports if report["peak_memory_bytes"] is not None]
+    return Measurement(
+        samples=tuple(from_json(Sample, sample) for sample in lead["samples"]),
+        iterations=lead["iterations"],
+        warmup_iterations=lead["warmup_iterations"],
+        warmup_steady=lead["warmup_steady"],
+        aligned=aligned,
+        clock=from_json(ClockFacts, lead["clock"]),
+        ranks=tuple(from_json(RankFacts, report["rank"]) for report in reports),
+        backend=backend,
+        process="fresh" if fresh else "reused",
+        transport=transport,
+        arrival=judge_arrivals([report["arrivals"] for report in reports]),
+        spans=_spans(reports),
+        records=_records(reports),
+        peak_memory_bytes=max(memory) if memory else None,
+        smoke=smoke,
+    )
+
+
+def _spans(reports: Sequence[Message]) -> tuple[SpanTotal, ...]:
+    names = {name: None for report in reports for name in report["spans"]}
+    totals = []
+    for name in names:
+        times = [report["spans"].get(name, (0.0, 0.0)) for report in reports]
+        slowest = max(range(len(reports)), key=lambda rank: times[rank][0])
+        totals.append(
+            SpanTotal(name=name, time_s=times[slowest][0], count=float(times[slowest][1]), slowest_rank=slowest)
+        )
+    return tuple(totals)
+
+
+def _records(reports: Sequence[Message]) -> tuple[Record, ...]:
+    names = {name: None for report in reports for name in report["records"]}
+    return tuple(_record(name, [report["records"].get(name) for report in reports]) for name in names)
+
+
+def _record(name: str, per_rank: Sequence[Any]) -> Record:
+    given = {rank: value for rank, value in enumerate(per_rank) if value is not None}
+    _, unit, how = next(iter(given.values()))
+    values = [value for value, _, _ in given.values()]
+    if how == "equal" and any(value != values[0] for value in values):
+        told = ", ".join(f"rank {rank}: {value[0]!r}" for rank, value in list(given.items())[:4])
+        raise CaseError(f"ranks disagree about {name}, which must be equal on all of them: {told}")
+    if how == "only" and len(values) > 1:
+        raise CaseError(f"{name} was recorded by ranks {', '.join(map(str, given))}, but reduce='only' allows one rank")
+    value = statistics.fmean(values) if how == "mean" else max(values)
+    return Record(name=name, value=value, unit=unit, reduce=cast(Literal["max", "mean", "equal", "only"], how))

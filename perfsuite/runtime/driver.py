@@ -1,0 +1,271 @@
+"""Driver side: forms the ranks of a case, hands them the workload, waits within a deadline, and puts together what they
+bring back.  Never imports torch, never enters a collective, and knows nothing of how the workers were started."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfsuite.errors import (
+    AgentLost,
+    CaseError,
+    InvalidParameter,
+    OutOfMemory,
+    RanksFailed,
+    UnsupportedCase,
+    WrongResult,
+)
+from perfsuite.mesh import MeshShape
+from perfsuite.platforms.base import Family
+from perfsuite.records import Measurement
+from perfsuite.runtime import protocol
+from perfsuite.runtime.assembly import assemble
+from perfsuite.runtime.failures import RankFailure, compose, judge_stack
+from perfsuite.runtime.reference import refer
+from perfsuite.runtime.transport import Message, Transport
+from perfsuite.units import format_seconds
+from perfsuite.workload import Budget, Purpose, Workload
+
+START_TIMEOUT_S = 120.0
+"""For workers to come up: the first import of torch from a cold disk can take most of a minute."""
+GRACE_S = 2.0
+"""After one rank failed, the others get this long to finish or fail by themselves."""
+DUMP_S = 2.0
+_POLL_S = 0.5
+_ERRORS: Mapping[str, type[CaseError] | type[UnsupportedCase]] = {
+    "wrong_result": WrongResult,
+    "invalid_parameter": InvalidParameter,
+    "unsupported": UnsupportedCase,
+    "out_of_memory": OutOfMemory,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One workload to run once."""
+
+    workload: Workload
+    world_size: int
+    budget: Budget
+    shape: MeshShape | None = None
+    """Mesh of the case; all ranks on one ``dp`` axis when None."""
+    fresh: bool = False
+    """Start rank processes for this run alone."""
+    purpose: Purpose = "time"
+    test_module: str = ""
+    """Name of the test's module, where a decorated function may be held."""
+
+
+@dataclass(kw_only=True)
+class _Wait:
+    """What is known so far about the ranks that were sent a command."""
+
+    done: dict[int, Message] = dataclasses.field(default_factory=dict)
+    errors: dict[int, Message] = dataclasses.field(default_factory=dict)
+    exits: dict[int, str] = dataclasses.field(default_factory=dict)
+    phases: dict[int, str] = dataclasses.field(default_factory=dict)
+    lost: str = ""
+
+    @property
+    def answered(self) -> set[int]:
+        return {*self.done, *self.errors, *self.exits}
+
+
+class Driver:
+    """Runs jobs one at a time on a transport's slots."""
+
+    def __init__(self, *, transport: Transport, family: Family, rootpath: Path, device_count: int) -> None:
+        """``device_count``: devices on each host; ranks beyond it share devices."""
+        self._transport = transport
+        self._family = family
+        self._rootpath = rootpath
+        self._device_count = max(1, device_count)
+        self._generation = 0
+        self._formed = 0
+        """World size of the group that now exists; 0 when there is none to reuse."""
+        self._tainted = False
+        """Workers ran something that forbids their reuse."""
+        self._tails: dict[int, str] = {}
+
+    @property
+    def capacity(self) -> int | None:
+        """Ranks that the launcher gave; None when as many as asked for can be started."""
+        return self._transport.capacity
+
+    def start(self) -> None:
+        """Begin to start workers in the background; returns at once."""
+        self._transport.start()
+
+    def close(self) -> None:
+        """End every process of the run.  Idempotent."""
+        self._transport.close()
+
+    def log_tails(self) -> dict[int, str]:
+        """Rank -> last lines of its log, of the last failed job."""
+        return dict(self._tails)
+
+    def environment(self) -> dict[str, Any]:
+        """torch and library versions as a worker sees them."""
+        self._acquire(1, fresh=False, env={})
+        answers = self._command({0: {"verb": "facts", "family": self._family.name}}, START_TIMEOUT_S)
+        return dict(answers[0])
+
+    def run(self, job: Job) -> Measurement:
+        """Run ``job`` once and return what its ranks measured.
+
+        Raises RanksFailed when a rank died, raised or hung; WrongResult, InvalidParameter,
+        UnsupportedCase and OutOfMemory as the ranks raised them; AgentLost when the run cannot go on.
+        """
+        shape = job.shape or MeshShape.of(dp=job.world_size)
+        if shape.world_size != job.world_size:
+            raise InvalidParameter(
+                f"mesh {shape} has {shape.world_size} ranks, the case {job.world_size}; make them equal"
+            )
+        self._tails = {}
+        process = job.workload.process
+        fresh = job.fresh or process is not None
+        command = protocol.run(
+            workload=refer(job.workload, self._rootpath, job.test_module),
+            shape=str(shape),
+            budget=dataclasses.asdict(job.budget),
+            purpose=job.purpose,
+        )
+        self._acquire(job.world_size, fresh=fresh, env=process.env if process else {})
+        self._form(job.world_size, job.budget.timeout_s)
+        reports = self._command(dict.fromkeys(range(job.world_size), command), job.budget.timeout_s)
+        if process is not None:
+            self._tainted = True
+        if any(report["made_groups"] for report in reports.values()):
+            self._formed = 0
+        return assemble(
+            [reports[rank] for rank in range(job.world_size)],
+            aligned=job.workload.aligned,
+            backend=self._family.backend,
+            fresh=fresh,
+            transport=self._transport.name,
+            smoke=job.budget.smoke,
+        )
+
+    # -- the steps of a run --------------------------------------------------------------------------------------
+
+    def _acquire(self, count: int, *, fresh: bool, env: Mapping[str, str]) -> None:
+        fresh = fresh or self._tainted
+        replaced = self._transport.acquire(count, fresh=fresh, env=env, deadline_s=START_TIMEOUT_S)
+        self._tainted = False
+        if replaced:
+            self._formed = 0
+
+    def _form(self, world_size: int, timeout_s: float) -> None:
+        """Put ranks 0 to ``world_size`` - 1 into a process group of their own, unless they are in it already."""
+        if self._formed == world_size:
+            return
+        self._formed = 0
+        self._generation += 1
+        store = self._transport.open_store(START_TIMEOUT_S)
+        places = [self._transport.place(rank) for rank in range(world_size)]
+        on_host = {place.host: sum(other.host == place.host for other in places) for place in places}
+        commands = {
+            place.slot: protocol.form(
+                rank=place.slot,
+                local_rank=place.local_rank,
+                world_size=world_size,
+                local_world_size=on_host[place.host],
+                family=self._family.name,
+                backend=self._family.backend,
+                device=place.local_rank % self._device_count,
+                store=store,
+                generation=self._generation,
+                timeout_s=timeout_s,
+            )
+            for place in places
+        }
+        self._command(commands, max(timeout_s, START_TIMEOUT_S))
+        self._formed = world_size
+
+    def _command(self, commands: Mapping[int, Message], timeout_s: float) -> dict[int, Message]:
+        """Send each slot its command and return the answers; any failure ends in an exception and a usable driver."""
+        for slot, command in commands.items():
+            self._transport.send(slot, command)
+        wait = _Wait()
+        deadline = time.monotonic() + timeout_s
+        try:
+            while wait.answered != set(commands) and not wait.lost and (left := deadline - time.monotonic()) > 0:
+                self._take_events(wait, min(left, _POLL_S))
+                if wait.errors or wait.exits:
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+                    if wait.answered != set(commands):
+                        self._await_grace(wait, set(commands), deadline)
+                    break
+        except BaseException:  # Ctrl-C or SIGTERM while ranks are at work: nothing of them can be used again
+            self._discard(commands)
+            raise
+        if wait.lost:
+            raise AgentLost(wait.lost)
+        if wait.errors or wait.exits or wait.answered != set(commands):
+            self._fail(wait, sorted(commands), timeout_s)
+        return wait.done
+
+    def _await_grace(self, wait: _Wait, slots: set[int], deadline: float) -> None:
+        while wait.answered != slots and not wait.lost and (left := deadline - time.monotonic()) > 0:
+            self._take_events(wait, min(left, _POLL_S))
+
+    def _take_events(self, wait: _Wait, timeout_s: float) -> None:
+        for event in self._transport.poll(timeout_s):
+            if event.kind == "agent_lost":
+                wait.lost = event.text
+            elif event.kind == "exit":
+                wait.exits[event.slot] = event.text
+            elif event.message is not None and "phase" in event.message:
+                wait.phases[event.slot] = event.message["phase"]
+            elif event.message is not None and "done" in event.message:
+                wait.done[event.slot] = event.message["done"]
+            elif event.message is not None:
+                wait.errors[event.slot] = event.message["error"]
+
+    def _discard(self, slots: Mapping[int, Any] | list[int]) -> None:
+        self._transport.kill(list(slots))
+        self._formed = 0
+
+    def _fail(self, wait: _Wait, slots: list[int], timeout_s: float) -> None:
+        """Name what went wrong, make the driver usable again, raise."""
+        stuck = [slot for slot in slots if slot not in wait.answered]
+        dumps = self._transport.dump(stuck, DUMP_S) if stuck else {}
+        self._tails = {slot: tail for slot in slots if (tail := self._transport.log_tail(slot))}
+        failures = [self._judge(slot, wait, dumps) for slot in slots]
+        kinds = {error["kind"] for error in wait.errors.values()}
+        clean = not wait.exits and not stuck and kinds <= set(protocol.CLEAN_ERRORS)
+        self._formed = 0
+        if not clean:
+            self._discard(slots)
+        first = next(iter(sorted(wait.errors.items())), None)
+        if first is not None and len(kinds) == 1 and not wait.exits and first[1]["kind"] in _ERRORS:
+            rank, error = first
+            where = f"rank {rank} while {error['phase']}: " if error["kind"] == "wrong_result" else ""
+            raise _ERRORS[error["kind"]](where + error["message"])
+        limit = f", limit {format_seconds(timeout_s)}" if not (wait.errors or wait.exits) else ""
+        raise RanksFailed(compose(len(slots), failures, limit))
+
+    def _judge(self, slot: int, wait: _Wait, dumps: Mapping[int, str]) -> RankFailure:
+        host, phase = self._transport.place(slot).host, wait.phases.get(slot, "starting")
+        if slot in wait.exits:
+            return RankFailure(rank=slot, host=host, state="died", what=wait.exits[slot], phase=phase)
+        if slot in wait.errors:
+            error = wait.errors[slot]
+            return RankFailure(
+                rank=slot,
+                host=host,
+                state="raised",
+                what=error["message"],
+                phase=error["phase"],
+                detail=error["traceback"],
+            )
+        if slot in wait.done:
+            return RankFailure(rank=slot, host=host, state="finished", what="", phase=phase)
+        waits, where, stack = judge_stack(dumps.get(slot, ""))
+        return RankFailure(
+            rank=slot, host=host, state="waiting" if waits else "hung", what=where, phase=phase, detail=stack
+        )

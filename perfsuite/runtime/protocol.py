@@ -1,0 +1,78 @@
+"""Commands that the driver sends to rank workers and the messages that come back: JSON objects, never pickles.
+
+======  ==========================================  ==================================================================
+verb    fields                                      final answer (a worker may send ``{"phase": ...}`` before it)
+======  ==========================================  ==================================================================
+form    rank, local_rank, world_size,               ``{"done": {}}`` once the rank is in its process group
+        local_world_size, family, backend, device,
+        store_host, store_port, generation,
+        timeout_s
+run     workload (see runtime.reference), shape,    ``{"done": report}`` with the rank's timings
+        budget, purpose
+facts   family                                      ``{"done": {...}}``: torch and library versions
+store   --                                          ``{"done": {"port": ...}}``; the process then serves a TCPStore
+leave   --                                          ``{"done": {}}`` once the rank has left its process group
+======  ==========================================  ==================================================================
+
+Any verb may answer ``{"error": {"kind", "message", "traceback", "phase"}}``; ``kind`` is one of ERROR_KINDS.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from perfsuite.runtime.transport import Message
+
+ERROR_KINDS = ("wrong_result", "invalid_parameter", "unsupported", "out_of_memory", "exception")
+"""The first three are clean: every rank raises alike before or between collectives, and its worker can go on."""
+
+CLEAN_ERRORS = ERROR_KINDS[:3]
+
+
+def encode(message: Message) -> bytes:
+    """One frame."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def decode(frame: bytes) -> Message:
+    """The message of one frame; ValueError when it is not a JSON object."""
+    message = json.loads(frame)
+    if not isinstance(message, dict):
+        raise ValueError(f"a frame is a JSON object, not {frame[:60]!r}")
+    return message
+
+
+def form(
+    *,
+    rank: int,
+    local_rank: int,
+    world_size: int,
+    local_world_size: int,
+    family: str,
+    backend: str,
+    device: int,
+    store: tuple[str, int],
+    generation: int,
+    timeout_s: float,
+) -> Message:
+    """Join the process group of one generation."""
+    return {
+        "verb": "form",
+        "rank": rank,
+        "local_rank": local_rank,
+        "world_size": world_size,
+        "local_world_size": local_world_size,
+        "family": family,
+        "backend": backend,
+        "device": device,
+        "store_host": store[0],
+        "store_port": store[1],
+        "generation": generation,
+        "timeout_s": timeout_s,
+    }
+
+
+def run(*, workload: Message, shape: str, budget: dict[str, Any], purpose: str) -> Message:
+    """Build, check and time one workload."""
+    return {"verb": "run", "workload": workload, "shape": shape, "budget": budget, "purpose": purpose}

@@ -1,0 +1,92 @@
+"""Named parts of a step: recorded as pairs of clock stamps, read only after the step."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfsuite.platforms.base import Clock
+
+REMAINDER = "remainder"
+"""Name of the time that no span covers."""
+
+
+@dataclass(kw_only=True)
+class _Span:
+    name: str
+    attributes: dict[str, Any]
+    start: object
+    host_start_s: float
+    end: object = None
+    host_end_s: float = 0.0
+
+
+@dataclass(kw_only=True)
+class SpanRecorder:
+    """Collects the spans of a sample; :meth:`close_sample` turns them into times per iteration."""
+
+    clock: Clock
+    open_spans: list[_Span] = field(default_factory=list)
+    samples: list[dict[str, tuple[float, float]]] = field(default_factory=list)
+    """Per sample: name -> (seconds per iteration, spans per iteration)."""
+
+    @contextmanager
+    def span(self, name: str, **attributes: Any) -> Iterator[None]:
+        """Mark a part of the step on the device's and the host's clock."""
+        span = _Span(name=name, attributes=attributes, start=self.clock.stamp(), host_start_s=time.perf_counter())
+        try:
+            yield
+        finally:
+            span.end = self.clock.stamp()
+            span.host_end_s = time.perf_counter()
+            self.open_spans.append(span)
+
+    def discard(self) -> None:
+        """Forget what ran outside a sample (warm-up, checks)."""
+        self.open_spans.clear()
+
+    def close_sample(self, start: object, end: object, iterations: int) -> None:
+        """Read the spans of one sample that lasted from ``start`` to ``end`` on the clock; the device has passed both."""
+        if not self.open_spans:
+            return
+        totals: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+        intervals = []
+        for span in self.open_spans:
+            begin = self.clock.elapsed_s(start, span.start)
+            length = self.clock.elapsed_s(span.start, span.end)
+            seconds, count = totals[span.name]
+            totals[span.name] = (seconds + length / iterations, count + 1 / iterations)
+            intervals.append((begin, begin + length))
+        covered = _covered(intervals)
+        totals[REMAINDER] = ((self.clock.elapsed_s(start, end) - covered) / iterations, 1.0)
+        self.samples.append(dict(totals))
+        self.open_spans.clear()
+
+    def report(self) -> dict[str, tuple[float, float]]:
+        """Name -> (median seconds, median count) per iteration over the samples."""
+        names = {name: None for sample in self.samples for name in sample}
+        return {
+            name: (
+                statistics.median(sample.get(name, (0.0, 0.0))[0] for sample in self.samples),
+                statistics.median(sample.get(name, (0.0, 0.0))[1] for sample in self.samples),
+            )
+            for name in names
+        }
+
+
+def _covered(intervals: list[tuple[float, float]]) -> float:
+    """Length of the union of intervals: spans may nest and overlap.
+
+    >>> _covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+    4.0
+    """
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
