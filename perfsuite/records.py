@@ -64,6 +64,8 @@ class Work:
     """Bytes read and written in device memory by each rank, or copied over the host link by each rank."""
     memory_path: Literal["", "device", "host_to_device", "device_to_host"] = ""
     """Which bandwidth ``bytes_moved`` is a share of."""
+    footprint_bytes: float = 0.0
+    """Distinct bytes of device memory that one iteration touches on each rank; 0 where nobody asks."""
     collective: str = ""
     """Name of the collective when the workload is one (all_reduce, ..., barrier)."""
     message_bytes: float = 0.0
@@ -118,6 +120,8 @@ class RankFacts:
     """Thread CPU time over wall time inside the samples; below 0.98 for pure computation the core was shared."""
     max_rss_bytes: int
     """Largest resident set of the process so far."""
+    cache_bytes: int = 0
+    """Last-level cache of the rank's device; 0 where it cannot be told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +167,8 @@ class Measurement:
     warmup_iterations: int
     warmup_steady: bool
     """Whether the warm-up reached a steady time before its limit."""
+    warmup_s: float = 0.0
+    """Seconds the warm-up took on rank 0."""
     aligned: bool
     """Ranks were aligned by a barrier before each sample (kernels, collectives) or ran free (training steps)."""
     clock: ClockFacts
@@ -277,7 +283,7 @@ class Result:
 
 
 def to_json(record: Any) -> Any:
-    """Plain JSON values of a record: dataclasses become objects, tuples arrays; fields equal to their default stay out."""
+    """Plain JSON values of a record: dataclasses become objects, tuples arrays; defaults stay out."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         plain = {}
         for each in dataclasses.fields(record):
@@ -313,7 +319,7 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _decode(kind: Any, plain: Any, where: str) -> Any:
+def _decode(kind: Any, plain: Any, where: str) -> Any:  # noqa: PLR0911 - one return per kind of type
     origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _decode_dataclass(kind, plain, where)
@@ -349,7 +355,9 @@ def _decode_dataclass(kind: type, plain: Any, where: str) -> Any:
     hints = _hints(kind)
     unknown = set(plain) - set(hints)
     if unknown:
-        raise ValueError(f"{where} has unknown fields {', '.join(sorted(unknown))}; a newer perfsuite may have written it")
+        raise ValueError(
+            f"{where} has unknown fields {', '.join(sorted(unknown))}; a newer perfsuite may have written it"
+        )
     values = {name: _decode(hints[name], value, f"{where}.{name}") for name, value in plain.items()}
     try:
         return kind(**values)

@@ -100,9 +100,11 @@ class Step(ABC):
 
     def refill(self) -> None:
         """Restore the inputs to what ``check`` expects; called outside the timed region before each check."""
+        return
 
     def close(self) -> None:
         """Free buffers and groups that the step made itself."""
+        return
 
 
 class CallableStep(Step):
@@ -188,8 +190,8 @@ class Workload(ABC):
 
     def parameters(self) -> dict[str, Any]:
         """Fields by name, as they travel to the ranks and into the record."""
-        assert dataclasses.is_dataclass(self), f"{type(self).__name__} is not a dataclass"
-        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        described: Any = self  # a Workload is a dataclass by contract, which its base class cannot say
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(described)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +214,8 @@ class FunctionWorkload(Workload):
             return step
         if not callable(step):
             raise InvalidParameter(
-                f"{self.function.__qualname__} returned {step!r:.80}; return a callable that is one iteration, or a Step"
+                f"{self.function.__qualname__} returned {step!r:.80}; "
+                "return a callable that is one iteration, or a Step"
             )
         return CallableStep(step)
 

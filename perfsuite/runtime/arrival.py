@@ -25,7 +25,7 @@ class _FirstCommunication(TorchDispatchMode):
         return False
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self.entered_s: float | None = None
 
     def __torch_dispatch__(

@@ -31,6 +31,7 @@ def assemble(
         iterations=lead["iterations"],
         warmup_iterations=lead["warmup_iterations"],
         warmup_steady=lead["warmup_steady"],
+        warmup_s=lead["warmup_s"],
         aligned=aligned,
         clock=from_json(ClockFacts, lead["clock"]),
         ranks=tuple(from_json(RankFacts, report["rank"]) for report in reports),

@@ -1,5 +1,7 @@
-"""Driver side: forms the ranks of a case, hands them the workload, waits within a deadline, and puts together what they
-bring back.  Never imports torch, never enters a collective, and knows nothing of how the workers were started."""
+"""Driver side: forms the ranks of a case, hands them the workload, waits within a deadline, assembles what comes back.
+
+Never imports torch, never enters a collective, and knows nothing of how the workers were started.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def judge_stack(dump: str) -> tuple[bool, str, str]:
 
 
 def consequences(failures: Sequence[RankFailure]) -> list[RankFailure]:
-    """The same failures, with the errors that a communication raised because another rank was gone marked as dragged."""
+    """The same failures; errors that a communication raised because another rank was gone become ``dragged``."""
     own = [each for each in failures if each.state in _CAUSES and not _from_communication(each)]
     if not own:
         return list(failures)

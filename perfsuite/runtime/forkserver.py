@@ -29,7 +29,9 @@ from typing import Any, NoReturn
 from perfsuite.runtime.worker_process import WorkerFiles, become_worker
 
 _PR_SET_PDEATHSIG = 1
-BOOT = "import json,sys; a=json.loads(sys.argv[1]); sys.path[:]=a.pop('sys_path'); import {module} as m; m.{function}(**a)"
+BOOT = (
+    "import json,sys; a=json.loads(sys.argv[1]); sys.path[:]=a.pop('sys_path'); import {module} as m; m.{function}(**a)"
+)
 """``python -c`` text that starts a module with the driver's ``sys.path``, installed or not."""
 
 

@@ -1,4 +1,4 @@
-"""Workers on this host: the transport of a plain ``pytest`` run, and what an agent of a cluster run uses for its slot."""
+"""Workers on this host: the transport of a plain ``pytest`` run, and what an agent uses for its slot."""
 
 from __future__ import annotations
 

@@ -77,7 +77,9 @@ class WorkerRank:
         key = frozenset(axes)
         if key not in self._subgroups:
             members = sorted({self.shape.group(rank, *axes) for rank in range(self.world_size)})
-            self._subgroups[key], _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in members])
+            lists = [list(ranks) for ranks in members]
+            # torch does not type it
+            self._subgroups[key], _ = dist.new_subgroups_by_enumeration(lists)  # type: ignore[no-untyped-call]
         return self._subgroups[key]
 
     def dtype(self, name: str) -> torch.dtype:

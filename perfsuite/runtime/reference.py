@@ -42,6 +42,8 @@ def refer(workload: Workload, rootpath: Path, test_module: str = "") -> Message:
     if file and not _importable(module_name, file):
         reference["file"] = str(Path(file))
         reference["rootpath"] = str(rootpath)
+        if module_name == "__main__":  # under its own name a script would run again
+            reference["module"] = "perfsuite_main_script"
     return reference
 
 
@@ -113,7 +115,8 @@ def _module(reference: Message) -> ModuleType:
     if loaded is not None and Path(getattr(loaded, "__file__", "") or "") == path:
         return loaded
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

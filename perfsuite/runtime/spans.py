@@ -51,7 +51,7 @@ class SpanRecorder:
         self.open_spans.clear()
 
     def close_sample(self, start: object, end: object, iterations: int) -> None:
-        """Read the spans of one sample that lasted from ``start`` to ``end`` on the clock; the device has passed both."""
+        """Read the spans of a sample that lasted from ``start`` to ``end``; the device has passed both."""
         if not self.open_spans:
             return
         totals: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))

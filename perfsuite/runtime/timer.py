@@ -45,6 +45,7 @@ class Samples:
     iterations: int
     warmup_iterations: int
     warmup_steady: bool
+    warmup_s: float
     cpu_share: float
 
 
@@ -66,7 +67,9 @@ class Timer:
 
     def take(self, run: Callable[[], Any], yardstick: Yardstick) -> Samples:
         """Warm up, choose k, sample until the budget is used."""
+        warmup_started_s = time.perf_counter()
         warmup, steady, iteration_s = self._warm_up(run)
+        warmup_s = time.perf_counter() - warmup_started_s
         iterations = self._choose_iterations(iteration_s)
         kernel = make_yardstick(yardstick, self._member.device) if self._budget.yardstick else None
         flush = self._make_flush() if self._budget.cache_flush else None
@@ -102,6 +105,7 @@ class Timer:
             iterations=iterations,
             warmup_iterations=warmup,
             warmup_steady=steady,
+            warmup_s=warmup_s,
             cpu_share=cpu_s / wall_s if wall_s > 0 else 0.0,
         )
 

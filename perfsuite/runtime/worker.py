@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import resource
 import socket
 import statistics
-import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported at run time
 
 from perfsuite.errors import InvalidParameter, OutOfMemory, UnsupportedCase, WrongResult
 from perfsuite.mesh import MeshShape
@@ -45,7 +44,7 @@ class Worker:
         self._phase = "idle"
         self._member: Membership | None = None
         self._placement = placement.Placement(threads=1, cores=None)
-        self._store: dist.TCPStore | None = None
+        self._store: TCPStore | None = None
         self._verbs: dict[str, Callable[[Message], Message]] = {
             "form": self._form,
             "run": self._run,
@@ -110,8 +109,8 @@ class Worker:
         device = code.open(command["device"])
         limit = timedelta(seconds=command["timeout_s"])
         if self._store is None:
-            self._store = dist.TCPStore(command["store_host"], command["store_port"], timeout=limit)
-        store = dist.PrefixStore(f"generation{command['generation']}", self._store)
+            self._store = TCPStore(command["store_host"], command["store_port"], timeout=limit)
+        store = PrefixStore(f"generation{command['generation']}", self._store)
         dist.init_process_group(command["backend"], store=store, rank=rank, world_size=world_size, timeout=limit)
         self._member = Membership(
             rank=rank,
@@ -141,25 +140,14 @@ class Worker:
         return {}
 
     def _serve_store(self, _: Message) -> Message:
-        store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+        store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
         self._store = store
         return {"port": store.port}
 
     def _facts(self, command: Message) -> Message:
-        versions: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version()}
-        versions["torch_git"] = torch.version.git_version
-        module = None
-        with contextlib.suppress(Exception):
-            module = torch.get_device_module(command["family"])
-        for name, value in (("cuda", torch.version.cuda), ("hip", torch.version.hip)):
-            if value:
-                versions[name] = value
-        with contextlib.suppress(Exception):
-            versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else None
-        if module is not None and hasattr(module, "get_device_name"):
-            with contextlib.suppress(Exception):
-                versions["device_name"] = module.get_device_name(0)
-        return {name: value for name, value in versions.items() if value is not None}
+        versions: dict[str, Any] = {"torch": torch.__version__, "torch_git": torch.version.git_version}
+        versions["python"] = platform.python_version()
+        return {**versions, **device_code(command["family"]).versions()}
 
     # -- one case ------------------------------------------------------------------------------------------------
 
@@ -244,13 +232,13 @@ class Worker:
             "iterations": samples.iterations,
             "warmup_iterations": samples.warmup_iterations,
             "warmup_steady": samples.warmup_steady,
+            "warmup_s": samples.warmup_s,
             "clock": to_json(facts),
             "arrivals": arrivals,
             "spans": spans.report(),
             "records": rank.read_records(),
             "peak_memory_bytes": member.code.peak_memory_bytes(),
             "made_groups": rank.made_groups,
-            "ended_at": time.time(),
         }
 
 
@@ -264,12 +252,12 @@ def _own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 def _smoke(first_s: float) -> Samples:
 
-
     return Samples(
         samples=(Sample(time_s=first_s),),
         own_s=(first_s,),
         iterations=1,
         warmup_iterations=0,
         warmup_steady=False,
+        warmup_s=0.0,
         cpu_share=0.0,
     )

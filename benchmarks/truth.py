@@ -1,0 +1,150 @@
+"""Is what the suite reports true?  Its figures beside bare loops in the same ranks, and a known delay found again.
+
+    python benchmarks/truth.py [--pairs 20] [--device cpu]
+
+Prints, each with a 95 % interval over interleaved pairs: the time of a matrix product by the suite over a bare loop,
+the same for all-reduce on two ranks, and what an injected delay in one rank was reported as.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from perfsuite.platforms import families
+from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.local import LocalTransport
+from perfsuite.workload import Budget, FunctionWorkload
+
+BUDGET = Budget(min_rounds=10, max_time_s=0.3, warmup_time_s=0.1)
+T_975 = {9: 2.262, 14: 2.145, 19: 2.093, 29: 2.045}
+"""Two-sided 95 % quantiles of Student's t by degrees of freedom."""
+
+
+def product(rank, size=512):
+    """The suite's arm: one matrix product."""
+    import torch
+
+    a = torch.randn(size, size, device=rank.device)
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, a, out=out)
+
+
+def add_up(rank, elements=1 << 16):
+    """The suite's arm: one all-reduce."""
+    import torch
+    import torch.distributed as dist
+
+    buffer = torch.zeros(elements, device=rank.device)
+    return lambda: dist.all_reduce(buffer)
+
+
+def bare(rank, arm="product", rounds=20, iterations=8):
+    """The same operation by a hand-written loop: barrier, k iterations, device idle; median of the worst rank."""
+    import torch
+    import torch.distributed as dist
+
+    run = {"product": product, "add_up": add_up}[arm](rank)
+    wait = torch.cuda.synchronize if rank.device.type == "cuda" else (lambda: None)
+
+    def loop():
+        run()
+        times = []
+        for _ in range(rounds):
+            if rank.world_size > 1:
+                dist.barrier()
+            wait()
+            start = time.perf_counter()
+            for _ in range(iterations):
+                run()
+            wait()
+            times.append((time.perf_counter() - start) / iterations)
+        worst = torch.tensor(times, dtype=torch.float64, device=rank.device)
+        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        rank.record("bare_s", statistics.median(worst.tolist()))
+
+    return loop
+
+
+def late(rank, delay_s=0.0, culprit=1):
+    """All-reduce to which one rank comes ``delay_s`` late."""
+    run = add_up(rank, elements=256)
+
+    def step():
+        if delay_s and rank.rank == culprit:
+            time.sleep(delay_s)
+        run()
+
+    return step
+
+
+def interval(values):
+    """(geometric mean, low, high): 95 % interval of the mean log ratio."""
+    logs = [math.log(value) for value in values]
+    mean, spread = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
+    t = T_975.get(len(logs) - 1, 2.1)
+    return math.exp(mean), math.exp(mean - t * spread), math.exp(mean + t * spread)
+
+
+def compare(driver, arm, world_size, pairs):
+    """Suite over bare loop, arms alternating in the same rank processes."""
+    functions = {"product": product, "add_up": add_up}
+    suite = Job(workload=FunctionWorkload(function=functions[arm]), world_size=world_size, budget=BUDGET)
+    arguments = {"arm": arm, "iterations": driver.run(suite).iterations}
+    once = Budget(min_rounds=1, max_rounds=1, warmup_min_iterations=1, warmup_time_s=0.0)
+    by_hand = Job(workload=FunctionWorkload(function=bare, arguments=arguments), world_size=world_size, budget=once)
+    ratios = []
+    for index in range(pairs):
+        first = driver.run(by_hand) if index % 2 else None
+        suite_s = driver.run(suite).median_s
+        bare_s = (first or driver.run(by_hand)).records[0].value
+        ratios.append(suite_s / bare_s)
+    mean, low, high = interval(ratios)
+    print(f"{arm} on {world_size} rank(s), suite over bare loop: {mean:.4f} [{low:.4f}, {high:.4f}] from {pairs} pairs")
+
+
+def delays(driver, pairs):
+    """Injected delay against what was reported, and the rank that was named."""
+    for delay_s in (0.005, 0.02, 0.05):
+        shares, named = [], 0
+        for _ in range(pairs):
+            arguments = {"delay_s": delay_s, "culprit": 1}
+            workload = FunctionWorkload(function=late, arguments=arguments)
+            measurement = driver.run(Job(workload=workload, world_size=2, budget=BUDGET))
+            shares.append(measurement.arrival.lag_s / delay_s)
+            named += measurement.arrival.late_rank == 1
+        mean, low, high = interval(shares)
+        print(
+            f"delay of {delay_s * 1e3:g} ms in rank 1: reported lag over delay {mean:.4f} [{low:.4f}, {high:.4f}], "
+            f"rank named in {named} of {pairs}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as logs:
+        preload = ("torch", "torch.distributed", "perfsuite.runtime.worker")
+        transport = LocalTransport(start_method="fork", preload=preload, log_directory=Path(logs))
+        family = families()[arguments.device]
+        driver = Driver(transport=transport, family=family, rootpath=Path(__file__).parent, device_count=1)
+        try:
+            compare(driver, "product", 1, arguments.pairs)
+            if arguments.device == "cpu":
+                compare(driver, "add_up", 2, arguments.pairs)
+                delays(driver, max(5, arguments.pairs // 4))
+        finally:
+            driver.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""Driver, workers and local transport with real processes: what is measured, and what every fault becomes."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import CaseError, InvalidParameter, RanksFailed
+from perfsuite.mesh import MeshShape
+from perfsuite.platforms import families
+from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.local import LocalTransport
+from perfsuite.workload import Budget, FunctionWorkload
+from test_correctness import steps
+
+ROOT = Path(__file__).parent.parent
+QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    transport = LocalTransport(
+        start_method="fork",
+        preload=("torch", "torch.distributed", "perfsuite.runtime.worker"),
+        log_directory=tmp_path_factory.mktemp("logs"),
+    )
+    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
+    yield driver
+    driver.close()
+
+
+def job(function, world_size, *, budget=QUICK, fresh=False, shape=None, **arguments):
+    workload = FunctionWorkload(function=function, arguments=arguments)
+    return Job(workload=workload, world_size=world_size, budget=budget, fresh=fresh, shape=shape)
+
+
+def pids_of(measurement_driver):
+    return [child.pid for slot, child in measurement_driver._transport._slots.items() if slot >= 0]
+
+
+def alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def gone(pids, within_s=10.0):
+    until = time.monotonic() + within_s
+    while time.monotonic() < until and any(alive(pid) for pid in pids):
+        time.sleep(0.05)
+    return not any(alive(pid) for pid in pids)
+
+
+def test_a_case_brings_back_samples_of_every_rank(driver):
+    measurement = driver.run(job(steps.add_up, 2))
+    assert len(measurement.samples) >= 3
+    assert [rank.rank for rank in measurement.ranks] == [0, 1]
+    assert all(sample.time_s > 0 for sample in measurement.samples)
+    assert measurement.iterations >= 1
+    assert measurement.backend == "gloo"
+    assert measurement.transport == "local"
+    assert measurement.process == "reused"
+    # the maximum over ranks is never below what any single rank saw
+    assert measurement.median_s >= min(rank.min_s for rank in measurement.ranks)
+
+
+def test_workers_are_reused_and_replaced_when_asked(driver):
+    driver.run(job(steps.add_up, 2))
+    first = pids_of(driver)
+    driver.run(job(steps.add_up, 2))
+    assert pids_of(driver) == first
+    assert driver.run(job(steps.add_up, 2, fresh=True)).process == "fresh"
+    assert not set(pids_of(driver)) & set(first)
+    assert gone(first)
+
+
+def test_every_world_size_gets_its_own_group_and_environment(driver):
+    for world_size in (1, 3, 2):
+        records = {record.name: record.value for record in driver.run(job(steps.surroundings, world_size)).records}
+        assert records["world"] == records["group"] == world_size
+        assert records["rank_sum"] == (world_size - 1) / 2
+        assert records["leaked"] == 0
+        assert records["threads"] >= 1
+
+
+def test_an_injected_delay_is_measured_and_its_rank_named(driver):
+    budget = Budget(min_rounds=5, max_time_s=0.2, warmup_time_s=0.05)
+    delayed = driver.run(job(steps.late_rank, 3, budget=budget, late=2, delay_s=0.05))
+    assert delayed.arrival.late_rank == 2
+    assert delayed.arrival.lag_s == pytest.approx(0.05, rel=0.5)  # the exact figure is in benchmarks/truth.py
+    assert delayed.median_s >= 0.05
+
+
+def test_spans_partition_the_step(driver):
+    measurement = driver.run(job(steps.spans, 2, a_s=0.004, b_s=0.008, rest_s=0.004))
+    spans = {span.name: span for span in measurement.spans}
+    assert set(spans) == {"a", "b", "inside b", "remainder"}
+    assert spans["b"].count == 2
+    assert spans["a"].time_s >= 0.004
+    assert spans["b"].time_s >= spans["inside b"].time_s >= 0.008
+    assert spans["remainder"].time_s >= 0.004
+    assert {(record.name, record.value, record.unit) for record in measurement.records} == {
+        ("loss", 0.5, "nats"),
+        ("rank", 1.0, ""),
+    }
+
+
+def test_ranks_that_disagree_about_an_equal_record_fail(driver):
+    with pytest.raises(CaseError, match="ranks disagree about loss"):
+        driver.run(job(steps.disagreeing, 2))
+
+
+def test_groups_along_an_axis_of_the_mesh(driver):
+    shape = MeshShape.parse("dp2-tp2")
+    measurement = driver.run(job(steps.meshed, 4, shape=shape))
+    assert measurement.records[0].value == 2 + 3
+    assert driver.run(job(steps.surroundings, 4)).world_size == 4  # the group was re-formed after the sub-groups
+
+
+def test_a_mesh_of_another_size_is_refused(driver):
+    with pytest.raises(InvalidParameter, match="mesh dp2-tp2 has 4 ranks, the case 2"):
+        driver.run(job(steps.add_up, 2, shape=MeshShape.parse("dp2-tp2")))
+
+
+def test_smoke_runs_one_iteration(driver):
+    measurement = driver.run(job(steps.add_up, 2, budget=Budget(smoke=True)))
+    assert measurement.smoke
+    assert len(measurement.samples) == 1
+
+
+def test_a_yardstick_is_timed_beside_every_sample(driver):
+    budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, yardstick=True, cache_flush=True)
+    samples = driver.run(job(steps.add_up, 2, budget=budget)).samples
+    assert all(sample.yardstick_s is not None and sample.yardstick_s > 0 for sample in samples)
+
+
+def test_a_step_is_closed(driver, tmp_path):
+    driver.run(job(steps.closing, 1, file=str(tmp_path / "closed")))
+    assert (tmp_path / "closed").read_text() == "closed\n"
+
+
+def test_what_is_no_step_is_named(driver):
+    with pytest.raises(InvalidParameter, match="not_a_step returned 42; return a callable"):
+        driver.run(job(steps.not_a_step, 2))
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (steps.raising, {}, "rank 1 on .* raised ValueError: bad luck on purpose, rank 1 .*checking before timing"),
+        (steps.raising, {"culprit": 0}, "rank 0 on .* raised ValueError: bad luck on purpose, rank 0"),
+        (steps.raising, {"everywhere": True}, "rank 0 on .*; so did ranks 1, 2"),
+        (steps.dying, {"how": "kill"}, "rank 1 on .* died: killed by SIGKILL"),
+        (steps.dying, {"how": "exit"}, "rank 1 on .* died: exit code 3"),
+        (steps.dying, {"how": "sys.exit"}, "rank 1 on .* raised SystemExit: a workload called sys.exit"),
+    ],
+)
+def test_a_failing_rank_is_named_and_the_next_case_runs(driver, function, arguments, message):
+    with pytest.raises(RanksFailed, match=message) as failure:
+        driver.run(job(function, 3, **arguments))
+    first_line = str(failure.value).splitlines()[0]
+    assert "waiting" not in first_line
+    if function is steps.dying:
+        assert driver.log_tails()[1] == "last words of the culprit"
+    assert len(driver.run(job(steps.add_up, 3)).samples) >= 3
+
+
+def test_a_hang_is_named_with_its_stack_within_the_limit(driver):
+    budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=1.5)
+    with pytest.raises(RanksFailed) as failure:
+        driver.run(job(steps.hanging, 3, budget=budget, culprit=2))
+    report = str(failure.value)
+    assert "rank 2 on " in report.splitlines()[0]
+    assert "hung at" in report.splitlines()[0]
+    assert "steps.py" in report.splitlines()[0]
+    assert "limit 1.5 s" in report.splitlines()[0]
+    assert "rank 0 on" in report
+    assert "was waiting for the others in all_reduce" in report
+    assert driver.run(job(steps.add_up, 3)).world_size == 3
+
+
+def test_children_of_a_hung_rank_end_with_it(driver, tmp_path):
+    budget = Budget(min_rounds=3, max_time_s=0.05, timeout_s=1.5)
+    with pytest.raises(RanksFailed):
+        driver.run(job(steps.grandchild, 2, budget=budget, pid_file=str(tmp_path / "pid")))
+    pids = [int(pid) for rank in (0, 1) for pid in (tmp_path / f"pid.{rank}").read_text().split()]
+    assert len(pids) == 4
+    assert gone(pids)
+
+
+def test_a_killed_forkserver_fails_the_case_and_is_replaced(driver):
+    driver.run(job(steps.add_up, 2))
+    server = driver._transport._server.process.pid
+    workers = pids_of(driver)
+    os.kill(server, 9)
+    assert gone(workers)
+    assert driver.run(job(steps.add_up, 2)).world_size == 2
+    assert driver._transport._server.process.pid != server
+
+
+def test_closing_leaves_no_process(tmp_path):
+    transport = LocalTransport(start_method="fork", preload=("torch",), log_directory=tmp_path)
+    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
+    driver.run(job(steps.add_up, 2))
+    pids = [*pids_of(driver), transport._server.process.pid, transport._slots[-1].pid]
+    driver.close()
+    driver.close()
+    assert gone(pids)
+
+
+def test_an_interpreter_of_its_own_starts_with_the_environment_asked_for(tmp_path):
+    transport = LocalTransport(start_method="exec", preload=(), log_directory=tmp_path)
+    try:
+        assert transport.acquire(1, fresh=False, env={"PERFSUITE_TEST": "1"}, deadline_s=60)
+        pid = transport._slots[0].pid
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        deadline = time.monotonic() + 30
+        while b"PERFSUITE_TEST=1" not in environment and time.monotonic() < deadline:  # before its exec it is a fork
+            time.sleep(0.05)
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert b"PERFSUITE_TEST=1" in environment
+        assert not transport.acquire(1, fresh=False, env={"PERFSUITE_TEST": "1"}, deadline_s=60)
+        assert transport.acquire(1, fresh=False, env={}, deadline_s=60)
+    finally:
+        transport.close()
+    assert gone([pid])

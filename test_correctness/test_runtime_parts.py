@@ -1,0 +1,302 @@
+"""The parts of the runtime that need no process: references, failure reports, lateness, placement, spans, assembly."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite.errors import CaseError, InvalidParameter
+from perfsuite.platforms.base import Clock
+from perfsuite.records import ClockFacts, Work
+from perfsuite.runtime import protocol
+from perfsuite.runtime.assembly import assemble
+from perfsuite.runtime.failures import RankFailure, compose, judge_stack
+from perfsuite.runtime.forkserver import describe_status
+from perfsuite.runtime.lateness import judge_arrivals
+from perfsuite.runtime.placement import divide_cores
+from perfsuite.runtime.reference import describe, refer, resolve
+from perfsuite.runtime.spans import SpanRecorder
+from perfsuite.workload import FunctionWorkload, Step, Workload
+from test_correctness import steps
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy(Workload):
+    """A workload of this test file."""
+
+    shape: tuple[int, int] = (2, 3)
+    name: str = "toy"
+
+    def work(self, shape):
+        return Work()
+
+    def build(self, rank) -> Step:
+        raise AssertionError("never built")
+
+
+def hidden(function):
+    """A decorator without functools.wraps: the result carries the decorator's name."""
+
+    def inner(rank):
+        return function(rank)
+
+    return inner
+
+
+@hidden
+def decorated(rank):
+    return lambda: rank
+
+
+@functools.lru_cache
+def cached(rank):
+    return lambda: rank
+
+
+def round_trip(workload, test_module=__name__):
+    return resolve(json.loads(json.dumps(refer(workload, ROOT, test_module))))
+
+
+def test_a_workload_class_travels_with_its_fields():
+    assert round_trip(Toy(shape=(4, 5), name="other")) == Toy(shape=(4, 5), name="other")
+
+
+@pytest.mark.parametrize("function", [steps.add_up, decorated, cached], ids=["plain", "decorated", "cached"])
+def test_functions_travel_as_the_very_object_the_module_holds(function):
+    assert round_trip(FunctionWorkload(function=function, arguments={"n": 3})).function is function
+
+
+def test_a_package_module_travels_by_name_and_a_test_file_by_path():
+    reference = refer(Toy(), ROOT)
+    assert reference["module"] == __name__
+    assert describe(Toy()) == f"{__name__}:Toy"
+    assert all(Path(entry).is_absolute() for entry in reference["sys_path"])
+
+
+def nested():
+    def inner(rank):
+        return rank
+
+    return inner
+
+
+@pytest.mark.parametrize("function", [nested(), lambda rank: rank, functools.partial(steps.add_up, elements=3)])
+def test_what_no_module_holds_is_refused(function):
+    with pytest.raises((InvalidParameter, AttributeError), match=r"move it to module level|__module__"):
+        refer(FunctionWorkload(function=function), ROOT, __name__)
+
+
+def test_parameters_that_cannot_travel_are_named():
+    with pytest.raises(InvalidParameter, match=r"add_up\(thing=\.\.\.\) is a object, which cannot travel"):
+        refer(FunctionWorkload(function=steps.add_up, arguments={"thing": object()}), ROOT)
+
+
+def test_a_test_file_loads_from_its_path_on_another_host(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "mine.py").write_text("def step(rank):\n    return lambda: 7\n")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    reference = {
+        "function": True,
+        "module": "a_module_only_known_by_path",
+        "attribute": "step",
+        "fields": {},
+        "sys_path": [],
+        "file": "/not/here/root/mine.py",
+        "rootpath": "/not/here/root",
+    }
+    assert resolve(reference).function(None)() == 7
+    del sys.modules["a_module_only_known_by_path"]
+
+
+STACK = textwrap.dedent(
+    """\
+    Thread 0x01 (most recent call first):
+      File "/x/perfsuite/runtime/worker_process.py", line 65 in _end_with_driver
+      File "/usr/lib/python3.11/threading.py", line 982 in run
+
+    Current thread 0x02 (most recent call first):
+    {frames}  File "/x/perfsuite/workload.py", line 116 in run
+      File "/x/perfsuite/runtime/worker.py", line 202 in _check
+      File "/x/perfsuite/runtime/worker_process.py", line 61 in become_worker
+    """
+)
+
+
+def test_a_rank_inside_a_collective_waits_for_others():
+    frames = (
+        '  File "/s/torch/distributed/distributed_c10d.py", line 3252 in all_reduce\n'
+        '  File "/s/torch/distributed/c10d_logger.py", line 83 in wrapper\n'
+        '  File "/home/me/mine.py", line 23 in f\n'
+    )
+    waits, where, stack = judge_stack(STACK.format(frames=frames))
+    assert waits
+    assert where == "all_reduce, called at /home/me/mine.py:23 in f"
+    assert "runtime" not in stack
+
+
+def test_a_rank_in_its_own_code_is_the_cause():
+    waits, where, _ = judge_stack(STACK.format(frames='  File "/home/me/mine.py", line 22 in f\n'))
+    assert (waits, where) == (False, "/home/me/mine.py:22 in f")
+
+
+def test_an_empty_dump_says_so():
+    assert judge_stack("") == (False, "no Python stack could be taken", "")
+
+
+def failure(rank, state, what="", detail=""):
+    return RankFailure(rank=rank, host="node1", state=state, what=what, phase="timing", detail=detail)
+
+
+def test_the_cause_comes_first_and_consequences_lose_their_tracebacks():
+    gloo = 'Traceback\n  File "/s/torch/distributed/distributed_c10d.py", line 1, in all_reduce\nRuntimeError: reset'
+    report = compose(
+        3,
+        [failure(0, "raised", "RuntimeError: reset", gloo), failure(1, "finished"), failure(2, "died", "exit code 3")],
+        "",
+    )
+    lines = report.splitlines()
+    assert lines[0] == "rank 2 on node1 died: exit code 3 (while timing) (3 ranks)"
+    assert "rank 0 on node1 lost the others: RuntimeError: reset" in report
+    assert "Traceback" not in report
+    assert "rank 1" not in report
+
+
+def test_a_communication_error_on_every_rank_is_its_own_cause():
+    gloo = 'Traceback\n  File "/s/torch/distributed/distributed_c10d.py", line 1, in all_reduce\nRuntimeError: size'
+    report = compose(2, [failure(rank, "raised", "RuntimeError: size", gloo) for rank in (0, 1)], "")
+    assert report.startswith("rank 0 on node1 raised RuntimeError: size (while timing); so did rank 1")
+    assert "as above" in report
+
+
+@given(
+    st.integers(2, 8).flatmap(
+        lambda ranks: st.tuples(
+            st.integers(0, ranks - 1),
+            st.lists(st.lists(st.floats(0, 0.01), min_size=5, max_size=5), min_size=ranks, max_size=ranks),
+        )
+    ),
+    st.floats(0.1, 1.0),
+)
+def test_the_rank_that_is_late_is_named_with_its_lag(case, delay_s):
+    late, arrivals = case
+    arrivals = [[time + delay_s if rank == late else time for time in times] for rank, times in enumerate(arrivals)]
+    judged = judge_arrivals(arrivals)
+    assert judged.late_rank == late
+    assert abs(judged.lag_s - delay_s) <= 0.0100001
+    assert judged.iterations == 5
+
+
+def test_without_communication_nobody_is_late():
+    assert judge_arrivals([[0.1], []]) is None
+    assert judge_arrivals([[0.1, 0.2]]) is None
+
+
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_cores_are_divided_without_overlap(cores, ranks):
+    places = [divide_cores(tuple(range(cores)), rank, ranks) for rank in range(ranks)]
+    assert len({place.threads for place in places}) == 1
+    if ranks > cores:
+        assert all(place.cores is None and place.threads == 1 for place in places)
+    else:
+        used = [core for place in places for core in place.cores]
+        assert len(used) == len(set(used)) == ranks * (cores // ranks)
+        assert all(len(place.cores) == place.threads for place in places)
+
+
+class Ticks(Clock):
+    """A clock that the test moves."""
+
+    now = 0.0
+
+    def stamp(self):
+        return self.now
+
+    def wait(self, stamp):
+        pass
+
+    def elapsed_s(self, start, end):
+        return end - start
+
+    def facts(self):
+        return ClockFacts(name="ticks", resolution_s=1e-9, cost_s=0.0)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=6),
+    st.integers(1, 4),
+)
+def test_spans_and_remainder_make_up_the_sample_exactly(parts, iterations):
+    clock = Ticks()
+    recorder = SpanRecorder(clock=clock)
+    for _ in range(iterations):
+        for name, inside, outside in parts:
+            with recorder.span(name):
+                clock.now += inside
+            clock.now += outside
+    recorder.close_sample(0.0, clock.now, iterations)
+    report = recorder.report()
+    expected = sum(inside + outside for _, inside, outside in parts)
+    assert sum(seconds for seconds, _ in report.values()) == pytest.approx(expected)
+    assert report["remainder"][0] == pytest.approx(sum(outside for _, _, outside in parts))
+
+
+def report_of(rank, **changes):
+    facts = {"host": "h", "device": "cpu", "threads": 1, "cores": None, "min_s": 1.0, "max_s": 1.0, "cpu_share": 1.0}
+    return {
+        "rank": {"rank": rank, "median_s": 1.0 + rank, "max_rss_bytes": 1, **facts},
+        "samples": [{"time_s": 2.0}, {"time_s": 3.0, "involuntary_switches": 1}],
+        "iterations": 1,
+        "warmup_iterations": 1,
+        "warmup_steady": True,
+        "warmup_s": 0.1,
+        "clock": {"name": "ticks", "resolution_s": 1e-9, "cost_s": 0.0},
+        "arrivals": [0.1 * rank],
+        "spans": {"a": [1.0 + rank, 1.0]},
+        "records": {"mean": [float(rank), "", "mean"]},
+        "peak_memory_bytes": 10 * rank,
+        **changes,
+    }
+
+
+def put_together(*reports):
+    return assemble(reports, aligned=True, backend="gloo", fresh=True, transport="local", smoke=False)
+
+
+def test_a_measurement_takes_the_worst_rank():
+    measurement = put_together(report_of(0), report_of(1))
+    assert measurement.median_s == 2.5
+    assert measurement.slowest_rank == 1
+    assert measurement.rank_spread == 1.0
+    assert measurement.disturbed_share == 0.5
+    assert measurement.peak_memory_bytes == 10
+    assert measurement.spans[0].slowest_rank == 1
+    assert measurement.records[0].value == 0.5
+    assert measurement.arrival.late_rank == 1
+
+
+def test_a_record_that_one_rank_alone_may_give():
+    only = {"loss": [1.0, "", "only"]}
+    assert put_together(report_of(0, records={}), report_of(1, records=only)).records[0].value == 1.0
+    with pytest.raises(CaseError, match="reduce='only' allows one rank"):
+        put_together(report_of(0, records=only), report_of(1, records=only))
+
+
+def test_frames_are_json_objects():
+    assert protocol.decode(protocol.encode({"verb": "leave"})) == {"verb": "leave"}
+    with pytest.raises(ValueError, match="a frame is a JSON object"):
+        protocol.decode(b"[1]")
+
+
+def test_ends_are_described():
+    assert describe_status(9) == "killed by SIGKILL"
+    assert describe_status(3 << 8) == "exit code 3"
