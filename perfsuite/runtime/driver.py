@@ -66,6 +66,8 @@ class Job:
 class _Wait:
     """What is known so far about the ranks that were sent a command."""
 
+    slots: frozenset[int]
+    """Slots that have to answer; what idle workers do is no concern of this command."""
     done: dict[int, Message] = dataclasses.field(default_factory=dict)
     errors: dict[int, Message] = dataclasses.field(default_factory=dict)
     exits: dict[int, str] = dataclasses.field(default_factory=dict)
@@ -192,33 +194,34 @@ class Driver:
         """Send each slot its command and return the answers; any failure ends in an exception and a usable driver."""
         for slot, command in commands.items():
             self._transport.send(slot, command)
-        wait = _Wait()
+        wait = _Wait(slots=frozenset(commands))
         deadline = time.monotonic() + timeout_s
         try:
-            while wait.answered != set(commands) and not wait.lost and (left := deadline - time.monotonic()) > 0:
+            while wait.answered != wait.slots and not wait.lost and (left := deadline - time.monotonic()) > 0:
                 self._take_events(wait, min(left, _POLL_S))
                 if wait.errors or wait.exits:
                     deadline = min(deadline, time.monotonic() + GRACE_S)
-                    if wait.answered != set(commands):
-                        self._await_grace(wait, set(commands), deadline)
+                    self._await_grace(wait, deadline)
                     break
         except BaseException:  # Ctrl-C or SIGTERM while ranks are at work: nothing of them can be used again
             self._discard(commands)
             raise
         if wait.lost:
             raise AgentLost(wait.lost)
-        if wait.errors or wait.exits or wait.answered != set(commands):
+        if wait.errors or wait.exits or wait.answered != wait.slots:
             self._fail(wait, sorted(commands), timeout_s)
         return wait.done
 
-    def _await_grace(self, wait: _Wait, slots: set[int], deadline: float) -> None:
-        while wait.answered != slots and not wait.lost and (left := deadline - time.monotonic()) > 0:
+    def _await_grace(self, wait: _Wait, deadline: float) -> None:
+        while wait.answered != wait.slots and not wait.lost and (left := deadline - time.monotonic()) > 0:
             self._take_events(wait, min(left, _POLL_S))
 
     def _take_events(self, wait: _Wait, timeout_s: float) -> None:
         for event in self._transport.poll(timeout_s):
             if event.kind == "agent_lost":
                 wait.lost = event.text
+            elif event.slot not in wait.slots:
+                continue
             elif event.kind == "exit":
                 wait.exits[event.slot] = event.text
             elif event.message is not None and "phase" in event.message:

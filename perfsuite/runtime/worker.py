@@ -45,6 +45,7 @@ class Worker:
         self._member: Membership | None = None
         self._placement = placement.Placement(threads=1, cores=None)
         self._store: TCPStore | None = None
+        self._store_address = ("", 0)
         self._verbs: dict[str, Callable[[Message], Message]] = {
             "form": self._form,
             "run": self._run,
@@ -108,8 +109,9 @@ class Worker:
         code = device_code(command["family"])
         device = code.open(command["device"])
         limit = timedelta(seconds=command["timeout_s"])
-        if self._store is None:
-            self._store = TCPStore(command["store_host"], command["store_port"], timeout=limit)
+        address = (command["store_host"], command["store_port"])
+        if self._store is None or self._store_address != address:
+            self._store, self._store_address = TCPStore(*address, timeout=limit), address
         store = PrefixStore(f"generation{command['generation']}", self._store)
         dist.init_process_group(command["backend"], store=store, rank=rank, world_size=world_size, timeout=limit)
         self._member = Membership(
