@@ -5,6 +5,7 @@ A mesh *shape* is pure arithmetic and needs no torch; a rank's ``rank.mesh`` is 
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -108,9 +109,5 @@ class MeshShape:
     def group(self, rank: int, *axes: str) -> tuple[int, ...]:
         """The ranks that share every coordinate of ``rank`` except those of ``axes``, in rank order."""
         mine = self.coordinates(rank)
-        kept = [name for name in self.names if name not in axes]
-        return tuple(
-            other
-            for other in range(self.world_size)
-            if all(self.coordinates(other)[name] == mine[name] for name in kept)
-        )
+        choices = [range(size) if name in axes else (mine[name],) for name, size in self.axes]
+        return tuple(self.rank_of(dict(zip(self.names, at, strict=True))) for at in itertools.product(*choices))

@@ -157,6 +157,36 @@ class Record:
     reduce: Literal["max", "mean", "equal", "only"]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimelineEvent:
+    """One thing that one rank did in a pipeline step."""
+
+    kind: Literal["forward", "backward", "backward_input", "backward_weight", "send", "receive", "wait"]
+    """The first four are compute; ``backward`` is both gradients at once."""
+    rank: int
+    """Rank along the pipeline."""
+    stage: int
+    """Stage that computed, sent, received or was waited for."""
+    micro_batch: int
+    start_s: float
+    """Seconds from the step's start, on one clock for all ranks."""
+    end_s: float
+    """Equal to ``start_s`` for a send or receive that was only posted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """What every rank of a pipeline did in one step, measured or simulated."""
+
+    ranks: int
+    """Ranks of the pipeline, those without an event included."""
+    events: tuple[TimelineEvent, ...]
+    """Rank by rank; each rank's by start."""
+    source: Literal["measured", "simulated"]
+    schedule: str = ""
+    """Name of the schedule, for titles."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """All that the ranks of one case reported."""
@@ -182,6 +212,8 @@ class Measurement:
     arrival: Arrival | None = None
     spans: tuple[SpanTotal, ...] = ()
     records: tuple[Record, ...] = ()
+    timeline: Timeline | None = None
+    """The pipeline's last step, for workloads that have one."""
     peak_memory_bytes: int | None = None
     """Most device memory any rank had allocated since the build; None where the device has no allocator statistics."""
     smoke: bool = False
@@ -340,7 +372,8 @@ def _decode(kind: Any, plain: Any, where: str) -> Any:  # noqa: PLR0911 - one re
     if origin is not None:
         if not isinstance(plain, Mapping):
             raise ValueError(f"{where} is {plain!r:.60}, not an object")
-        return dict(plain)
+        inner = typing.get_args(kind)[1]
+        return {key: _decode(inner, value, f"{where}.{key}") for key, value in plain.items()}
     if kind is Any:
         return plain
     accepted = (int, float) if kind is float else kind

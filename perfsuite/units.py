@@ -7,6 +7,7 @@ per second, 1 TFLOPS is 1e12 operations per second), as nccl-tests and every ven
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from perfsuite.errors import ConfigurationError
 
@@ -33,7 +34,7 @@ def parse_bytes(text: str) -> int:
         raise ConfigurationError(
             f"size {text!r} is not a number followed by B, KiB, MiB, GiB or TiB; write for example '64MiB'"
         )
-    value = float(match[1]) * unit
+    value = Decimal(match[1]) * unit  # exact: a float has 53 bits
     if value != int(value):
         raise ConfigurationError(f"size {text!r} is {value} bytes, not a whole number; write it in a smaller unit")
     return int(value)

@@ -229,6 +229,7 @@ class Worker:
                 "max_s": max(samples.own_s),
                 "cpu_share": samples.cpu_share,
                 "max_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                "cache_bytes": member.code.cache_bytes(),
             },
             "samples": to_json(samples.samples) if member.rank == 0 else [],
             "iterations": samples.iterations,

@@ -1,0 +1,1 @@
+"""What is timed, one file each; every workload comes with the check of what it computed."""

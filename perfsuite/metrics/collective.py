@@ -1,0 +1,241 @@
+"""Latency and bandwidth of collectives, exactly as nccl-tests counts them, and the alpha-beta model of their time.
+
+``algbw`` = S / t and ``busbw`` = algbw x factor, where S is the size of the table in docs/metrics.md.  The factor makes
+busbw comparable with the speed of a link, whatever the number of ranks n.  Source: nccl-tests, doc/PERFORMANCE.md.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from perfsuite.metrics.spec import MetricSpec, Reading
+from perfsuite.records import Measurement, Peak, Peaks, Work
+from perfsuite.units import gb_per_s, seconds_to_us
+
+LATENCY_FLOOR_US = 0.3
+"""3 % of 10 us: below 10 us the clock and the scheduler blur a relative change."""
+
+
+def _ring_twice(ranks: int) -> float:
+    return 2 * (ranks - 1) / ranks
+
+
+def _all_but_own(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+def _once(ranks: int) -> float:
+    return 1.0
+
+
+BUSBW_FACTORS: Mapping[str, Callable[[int], float]] = MappingProxyType(
+    {
+        "all_reduce": _ring_twice,
+        "all_gather": _all_but_own,
+        "reduce_scatter": _all_but_own,
+        "all_to_all": _all_but_own,
+        "all_to_all_uneven": _all_but_own,
+        "gather": _all_but_own,
+        "scatter": _all_but_own,
+        "broadcast": _once,
+        "reduce": _once,
+        "send_recv": _once,
+    }
+)
+"""busbw / algbw by collective; a barrier moves no message and has neither."""
+
+
+def busbw_factor(collective: str, ranks: int) -> float:
+    """Ratio busbw / algbw of a collective over ``ranks`` ranks; KeyError for one that has no bandwidth.
+
+    >>> busbw_factor("all_reduce", 8), busbw_factor("all_gather", 4), busbw_factor("broadcast", 8)
+    (1.75, 0.75, 1.0)
+    """
+    return BUSBW_FACTORS[collective](ranks)
+
+
+def _latency(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    return Reading(value=seconds_to_us(measurement.median_s))
+
+
+def _latency_p99(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    times = [sample.time_s for sample in measurement.samples]
+    if len(times) < 100:
+        return Reading(value=None, note=f"{len(times)} samples; a 99th percentile needs 100")
+    return Reading(value=seconds_to_us(statistics.quantiles(times, n=100, method="inclusive")[98]))
+
+
+def _no_bandwidth(work: Work) -> str:
+    if work.collective not in BUSBW_FACTORS:
+        return f"{work.collective or 'the workload'} moves no message that a bandwidth could be taken of"
+    return "" if work.message_bytes else "the message is empty"
+
+
+def _algbw(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    reason = _no_bandwidth(work)
+    if reason:
+        return Reading(value=None, note=reason)
+    return Reading(value=gb_per_s(work.message_bytes, measurement.median_s))
+
+
+def _link(measurement: Measurement, peaks: Peaks) -> tuple[Peak | None, str]:
+    hosts = len({rank.host for rank in measurement.ranks})
+    if hosts > 1:
+        return None, f"the ranks are on {hosts} hosts; the link of the platform's row is the one within a node"
+    return peaks.link, "" if peaks.link else peaks.unknown or "no link in the platform's row"
+
+
+def _busbw(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    reason = _no_bandwidth(work)
+    if reason:
+        return Reading(value=None, note=reason)
+    factor = busbw_factor(work.collective, measurement.world_size)
+    peak, note = _link(measurement, peaks)
+    return Reading(value=gb_per_s(work.message_bytes, measurement.median_s) * factor, peak=peak, note=note)
+
+
+METRICS = (
+    MetricSpec(
+        name="latency_us",
+        unit="us",
+        better="lower",
+        convention="median",
+        doc="Median time of one iteration, the slowest rank's.",
+        compute=_latency,
+        absolute_floor=LATENCY_FLOOR_US,
+    ),
+    MetricSpec(
+        name="latency_p99_us",
+        unit="us",
+        better="lower",
+        convention="99th percentile",
+        doc="Time that 99 of 100 samples stay below, the slowest rank's.",
+        compute=_latency_p99,
+        observed=True,
+    ),
+    MetricSpec(
+        name="algbw_gb_per_s",
+        unit="GB/s",
+        better="higher",
+        convention="nccl-tests",
+        doc="Size over time: how fast the collective looks to its caller, 1e9 bytes per second.",
+        compute=_algbw,
+    ),
+    MetricSpec(
+        name="busbw_gb_per_s",
+        unit="GB/s",
+        better="higher",
+        convention="nccl-tests",
+        doc="algbw x the collective's factor: comparable with one direction of the link, 1e9 bytes per second.",
+        compute=_busbw,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlphaBeta:
+    """t(S) = alpha + S / beta, fitted over the sizes of one collective."""
+
+    alpha_us: float
+    """Time of an empty message."""
+    beta_gb_per_s: float
+    """algbw that large messages approach; times the busbw factor it is the busbw they approach."""
+    alpha_error_us: float
+    """Standard error of ``alpha_us``."""
+    beta_error_gb_per_s: float
+    """Standard error of ``beta_gb_per_s``."""
+    r2: float
+    """Share of the weighted variation that the model explains, at most 1."""
+    misfit: float
+    """Root mean square of (measured - model) / measured; a protocol switch between sizes shows here."""
+    points: int
+    """Sizes that went in."""
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the straight line describes the points: a typical misfit of at most 25 %."""
+        return self.misfit <= 0.25
+
+
+def fit_alpha_beta(points: Sequence[tuple[float, float]]) -> AlphaBeta:
+    """Fit t(S) = alpha + S / beta to (message_bytes, time_s) points by relative least squares.
+
+    Each residual is divided by its own time: sizes span six decades, and an absolute fit would see the largest only.
+    From five points on, points that lie far off lose weight (Huber's function of the residual over 1.345 robust
+    standard deviations).  alpha is not allowed below 0.  Raises ValueError for fewer than three different sizes, for
+    times that are not positive, and where time does not grow with size.
+
+    >>> fit = fit_alpha_beta([(1e3, 21e-6), (1e6, 1.02e-3), (16e6, 16.02e-3)])
+    >>> round(fit.alpha_us, 6), round(fit.beta_gb_per_s, 6), fit.trusted
+    (20.0, 1.0, True)
+    """
+    sizes = len({size for size, _ in points})
+    if sizes < 3:
+        raise ValueError(f"an alpha-beta fit over {sizes} different sizes says nothing; measure at least 3")
+    if any(time_s <= 0 for _, time_s in points):
+        raise ValueError("an alpha-beta fit needs positive times")
+    weights = [1.0] * len(points)
+    line = _fit_line(points, weights)
+    for _ in range(20 if len(points) >= 5 else 0):
+        weights = _huber([line.residual(point) for point in points])
+        line = _fit_line(points, weights)
+    if line.slope <= 0:
+        raise ValueError("time does not grow with size, so there is no bandwidth to fit")
+    return _describe(line, points, weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    intercept: float
+    slope: float
+    intercept_variance: float
+    """Per unit of residual variance; so is ``slope_variance``."""
+    slope_variance: float
+
+    def residual(self, point: tuple[float, float]) -> float:
+        size, time_s = point
+        return (time_s - self.intercept - self.slope * size) / time_s
+
+
+def _fit_line(points: Sequence[tuple[float, float]], weights: Sequence[float]) -> _Line:
+    relative = [weight / time_s**2 for weight, (_, time_s) in zip(weights, points, strict=True)]
+    total = sum(relative)
+    mean_size = sum(w * size for w, (size, _) in zip(relative, points, strict=True)) / total
+    mean_time = sum(w * time_s for w, (_, time_s) in zip(relative, points, strict=True)) / total
+    spread = sum(w * (size - mean_size) ** 2 for w, (size, _) in zip(relative, points, strict=True))
+    shared = sum(w * (size - mean_size) * (t - mean_time) for w, (size, t) in zip(relative, points, strict=True))
+    slope = shared / spread
+    intercept = mean_time - slope * mean_size
+    if intercept >= 0:
+        variance = 1 / total + mean_size**2 / spread
+        return _Line(intercept=intercept, slope=slope, intercept_variance=variance, slope_variance=1 / spread)
+    square = sum(w * size**2 for w, (size, _) in zip(relative, points, strict=True))
+    slope = sum(w * size * time_s for w, (size, time_s) in zip(relative, points, strict=True)) / square
+    return _Line(intercept=0.0, slope=slope, intercept_variance=0.0, slope_variance=1 / square)
+
+
+def _huber(residuals: Sequence[float]) -> list[float]:
+    limit = 1.345 * max(1.4826 * statistics.median(abs(residual) for residual in residuals), 1e-6)
+    return [min(1.0, limit / abs(residual)) if residual else 1.0 for residual in residuals]
+
+
+def _describe(line: _Line, points: Sequence[tuple[float, float]], weights: Sequence[float]) -> AlphaBeta:
+    residuals = [line.residual(point) for point in points]
+    squares = sum(w * residual**2 for w, residual in zip(weights, residuals, strict=True))
+    relative = [weight / time_s**2 for weight, (_, time_s) in zip(weights, points, strict=True)]
+    mean_time = sum(w * time_s for w, (_, time_s) in zip(relative, points, strict=True)) / sum(relative)
+    variation = sum(w * (time_s - mean_time) ** 2 for w, (_, time_s) in zip(relative, points, strict=True))
+    variance = squares / (len(points) - 2)
+    beta = 1 / line.slope
+    return AlphaBeta(
+        alpha_us=seconds_to_us(line.intercept),
+        beta_gb_per_s=beta / 1e9,
+        alpha_error_us=seconds_to_us((variance * line.intercept_variance) ** 0.5),
+        beta_error_gb_per_s=(variance * line.slope_variance) ** 0.5 * beta**2 / 1e9,
+        r2=1 - squares / variation if variation else 0.0,
+        misfit=(sum(residual**2 for residual in residuals) / len(residuals)) ** 0.5,
+        points=len(points),
+    )

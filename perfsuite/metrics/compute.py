@@ -1,0 +1,72 @@
+"""Arithmetic rates: operations of the work model over the measured time.
+
+Operations are counted by the workload (a matrix product m x k by k x n is exactly 2mkn: one multiplication and one
+addition for each of mkn products), never read from a profiler.  Peaks are dense and per device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from perfsuite.metrics.spec import MetricSpec, Reading, devices_used
+from perfsuite.records import Measurement, Peak, Peaks, Work
+from perfsuite.units import tflops
+
+_INTEGER = ("int8", "uint8", "int32", "int64")
+
+
+def _operations(work: Work) -> tuple[str, float]:
+    """Convention and count: ``exact`` where the workload has it, else the convention that it names first."""
+    convention = "exact" if "exact" in work.flops else next(iter(work.flops), "")
+    return convention, work.flops.get(convention, 0.0)
+
+
+def _peak(work: Work, peaks: Peaks, devices: int) -> tuple[Peak | None, str]:
+    peak = peaks.tflops.get(work.dtype)
+    if peak is None:
+        return None, peaks.unknown or f"no {work.dtype or 'dtype'} peak in the platform's row"
+    if devices == 1:
+        return peak, ""
+    return dataclasses.replace(peak, value=peak.value * devices, source=f"{devices} x {peak.source}"), ""
+
+
+def _rate(work: Work, measurement: Measurement, peaks: Peaks, share: int, peak_devices: int) -> Reading:
+    convention, operations = _operations(work)
+    if not operations:
+        return Reading(value=None, note="the work model counts no operations")
+    peak, note = _peak(work, peaks, peak_devices)
+    return Reading(
+        value=tflops(operations / share, measurement.median_s),
+        peak=peak,
+        note=note,
+        unit="TOPS" if work.dtype in _INTEGER else "",
+        convention=convention,
+    )
+
+
+def _total(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    return _rate(work, measurement, peaks, 1, devices_used(measurement))
+
+
+def _per_device(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    return _rate(work, measurement, peaks, devices_used(measurement), 1)
+
+
+METRICS = (
+    MetricSpec(
+        name="tflops",
+        unit="TFLOPS",
+        better="higher",
+        convention="exact",
+        doc="Operations per second of all devices together, 1e12 per second.",
+        compute=_total,
+    ),
+    MetricSpec(
+        name="tflops_per_device",
+        unit="TFLOPS",
+        better="higher",
+        convention="exact",
+        doc="Operations per second of one device, 1e12 per second; ranks that share a device count together.",
+        compute=_per_device,
+    ),
+)

@@ -1,0 +1,82 @@
+"""Memory: bandwidth as STREAM counts it (bytes the program reads plus bytes it writes), and the peak allocated.
+
+A CPU may move more than is counted: a store without a non-temporal hint first reads the line it overwrites
+(write-allocate), so a copy of S moves 3S on the bus and 2S are counted.  Source: McCalpin's STREAM, which also asks for
+arrays of at least four times the last-level cache; below that the figure is not the memory's and gets no peak.
+"""
+
+from __future__ import annotations
+
+from perfsuite.metrics.spec import MetricSpec, Reading, devices_used
+from perfsuite.records import Measurement, Peak, Peaks, Work
+from perfsuite.units import format_bytes, gb_per_s, gib
+
+CACHE_FACTOR = 4
+"""Memory touched per size of the last-level cache from which on a figure counts as the memory's own."""
+
+
+def cache_note(footprint_bytes: float, cache_bytes: int) -> str:
+    """Why a bandwidth is not that of the memory; empty when it is, or when either size is unknown.
+
+    >>> cache_note(2 * 2**20, 32 * 2**20)
+    'cache-resident: touches 2MiB, the last-level cache is 32MiB'
+    >>> cache_note(64 * 2**20, 32 * 2**20)
+    'partly cache-resident: touches 64MiB, under 4 x the last-level cache of 32MiB'
+    >>> cache_note(512 * 2**20, 32 * 2**20)
+    ''
+    """
+    if not footprint_bytes or not cache_bytes or footprint_bytes >= CACHE_FACTOR * cache_bytes:
+        return ""
+    touched, cache = format_bytes(int(footprint_bytes)), format_bytes(cache_bytes)
+    if footprint_bytes <= cache_bytes:
+        return f"cache-resident: touches {touched}, the last-level cache is {cache}"
+    return f"partly cache-resident: touches {touched}, under {CACHE_FACTOR} x the last-level cache of {cache}"
+
+
+def _peak(work: Work, measurement: Measurement, peaks: Peaks, ranks_per_device: float) -> tuple[Peak | None, str]:
+    if work.memory_path == "device":
+        cache_bytes = max((rank.cache_bytes for rank in measurement.ranks), default=0)
+        note = cache_note(work.footprint_bytes * ranks_per_device, cache_bytes)
+        if note:
+            return None, note
+    peak, what = peaks.host_link, "host link"
+    if work.memory_path == "device":
+        peak, what = peaks.memory_bandwidth, "memory bandwidth"
+    return peak, "" if peak else peaks.unknown or f"no {what} in the platform's row"
+
+
+def _bandwidth(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    if not work.bytes_moved:
+        return Reading(value=None, note="the work model moves no bytes")
+    ranks_per_device = measurement.world_size / devices_used(measurement)
+    peak, note = _peak(work, measurement, peaks, ranks_per_device)
+    value = gb_per_s(work.bytes_moved * ranks_per_device, measurement.median_s)
+    return Reading(value=value, peak=peak, note=note)
+
+
+def _peak_memory(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    if measurement.peak_memory_bytes is None:
+        return Reading(value=None, note="the device has no allocator statistics")
+    return Reading(value=gib(measurement.peak_memory_bytes))
+
+
+METRICS = (
+    MetricSpec(
+        name="gb_per_s",
+        unit="GB/s",
+        better="higher",
+        convention="STREAM",
+        doc="Bytes read plus bytes written per second of one device (or over its host link, one direction), 1e9 per s.",
+        compute=_bandwidth,
+    ),
+    MetricSpec(
+        name="peak_memory_gib",
+        unit="GiB",
+        better="lower",
+        convention="allocator",
+        doc="Most device memory that any rank had allocated since the build, 2**30 bytes.",
+        compute=_peak_memory,
+        deterministic=True,
+        tolerance=0.01,
+    ),
+)

@@ -1,0 +1,59 @@
+"""Every metric by name, and the metrics of one measured case."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.metrics import collective, compute, memory
+from perfsuite.metrics.spec import MetricSpec
+from perfsuite.records import Measurement, Metric, Peaks, Work
+
+
+def _by_name(families: Iterable[tuple[MetricSpec, ...]]) -> Mapping[str, MetricSpec]:
+    specs = [spec for family in families for spec in family]
+    names = {spec.name: spec for spec in specs}
+    assert len(names) == len(specs), "two metrics have one name"
+    return MappingProxyType(names)
+
+
+REGISTRY: Mapping[str, MetricSpec] = _by_name((compute.METRICS, memory.METRICS, collective.METRICS))
+"""Immutable; a new metric is one entry in its family's METRICS."""
+
+
+def find(name: str) -> MetricSpec:
+    """The metric of this name; InvalidParameter names the nearest ones."""
+    spec = REGISTRY.get(name)
+    if spec is None:
+        near = difflib.get_close_matches(name, REGISTRY, n=3, cutoff=0.4) or sorted(REGISTRY)
+        raise InvalidParameter(f"metric {name!r} is not in the registry; did you mean {' or '.join(near)}?")
+    return spec
+
+
+def derive(names: Iterable[str], *, work: Work, measurement: Measurement, peaks: Peaks) -> tuple[Metric, ...]:
+    """The metrics of one case in the order of ``names``.
+
+    Where the device's peak is unknown the value is still given, without a peak and with the reason as its note; where a
+    value cannot be known it is None, with the reason.  Raises InvalidParameter for a name that is not in the registry.
+    """
+    return tuple(_derive_one(find(name), work, measurement, peaks) for name in names)
+
+
+def _derive_one(spec: MetricSpec, work: Work, measurement: Measurement, peaks: Peaks) -> Metric:
+    if measurement.median_s <= 0 and not spec.deterministic:
+        note = f"the median time is {measurement.median_s} s: below what {measurement.clock.name} can tell"
+        return Metric(
+            name=spec.name, value=None, unit=spec.unit, better=spec.better, convention=spec.convention, note=note
+        )
+    reading = spec.compute(work, measurement, peaks)
+    return Metric(
+        name=spec.name,
+        value=reading.value,
+        unit=reading.unit or spec.unit,
+        better=spec.better,
+        convention=reading.convention or spec.convention,
+        peak=reading.peak,
+        note=reading.note,
+    )

@@ -1,0 +1,72 @@
+"""What a metric is: a name with its unit, a direction, a convention, a formula, and how a gate may judge it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from perfsuite.records import Better, Measurement, Peak, Peaks, Work
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a metric's formula gives for one case."""
+
+    value: float | None
+    """None where it cannot be known; ``note`` then says why."""
+    peak: Peak | None = None
+    """What the value is a share of; None where there is nothing to compare with, ``note`` then says why."""
+    note: str = ""
+    unit: str = ""
+    """Replaces the unit of the spec: integer operations are TOPS, not TFLOPS."""
+    convention: str = ""
+    """Replaces the convention of the spec, where the case decides it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSpec:
+    """One metric of the registry."""
+
+    name: str
+    """Ends in its unit: ``busbw_gb_per_s``."""
+    unit: str
+    """As printed: ``GB/s``."""
+    better: Better
+    """Which direction is an improvement."""
+    convention: str
+    """How it is counted; figures of different conventions are never compared."""
+    doc: str
+    """One line for a person."""
+    compute: Callable[[Work, Measurement, Peaks], Reading]
+    """The formula, the choice of its peak included."""
+    deterministic: bool = False
+    """The same in every run of the same code: one run decides by ``tolerance``, no statistics."""
+    tolerance: float | None = None
+    """Relative change that is too much; None: the gate's own."""
+    absolute_floor: float = 0.0
+    """A change smaller than this, in the metric's unit, is never a regression."""
+    observed: bool = False
+    """Shown and stored, never judged."""
+
+    def format(self, value: float) -> str:
+        """The value as printed, four significant digits, without its unit."""
+        return significant(value)
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """A number to ``digits`` significant digits; whole digits are never dropped, an exponent only below 1e-4.
+
+    >>> significant(0.0123456), significant(251.54), significant(1328412.0), significant(2.50), significant(0.0)
+    ('0.01235', '251.5', '1328412', '2.5', '0')
+    """
+    if value == 0 or not math.isfinite(value) or abs(value) < 1e-4:
+        return f"{value:.{digits}g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def devices_used(measurement: Measurement) -> int:
+    """Distinct devices behind the ranks: ranks beyond the devices share them, and a peak is per device."""
+    return max(1, len({(rank.host, rank.device) for rank in measurement.ranks}))

@@ -1,0 +1,179 @@
+"""Memory bandwidth: device copy and triad as STREAM counts them, and copies between host and device."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+
+from perfsuite.errors import InvalidParameter, UnsupportedCase, WrongResult
+from perfsuite.mesh import MeshShape
+from perfsuite.records import Work
+from perfsuite.units import format_bytes
+from perfsuite.workload import Rank, Step, Workload, Yardstick
+from perfsuite.workloads.pattern import PRIME, Pattern, difference, fill, poison
+
+if TYPE_CHECKING:
+    import torch
+
+Direction = Literal["host_to_device", "device_to_host"]
+
+_ITEM_BYTES = 4
+"""Buffers are fp32: the width of the elements does not change a streaming kernel's bandwidth."""
+_TRIAD_SCALAR = 3
+# Rank 1's values are a permutation of rank 0's: two inputs that differ nearly everywhere.
+_PATTERN = Pattern(world_size=2, summed=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Streaming(Workload):
+    """What all bandwidth workloads share: the size of one buffer and the check of the target."""
+
+    buffer_bytes: int
+    """Size S of each buffer; a multiple of 4."""
+
+    metrics: ClassVar[tuple[str, ...]] = ("gb_per_s",)
+    yardstick: ClassVar[Yardstick] = "memory"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.buffer_bytes, int):
+            raise InvalidParameter(f"buffer_bytes={self.buffer_bytes!r} is not a whole number of bytes; give an int")
+        if self.buffer_bytes < _ITEM_BYTES or self.buffer_bytes % _ITEM_BYTES:
+            nearest = max(_ITEM_BYTES, round(self.buffer_bytes / _ITEM_BYTES) * _ITEM_BYTES)
+            raise InvalidParameter(
+                f"buffer_bytes={self.buffer_bytes} is not a positive multiple of {_ITEM_BYTES} (fp32 elements); "
+                f"the nearest is {nearest}"
+            )
+
+    @abstractmethod
+    def expected(self) -> Sequence[int]:
+        """One period of what the target must hold."""
+
+    def check(self, rank: Rank, step: Step) -> None:
+        """Raise WrongResult unless every element of the target is right."""
+        assert isinstance(step, StreamingStep)
+        found = difference(step.target, self.expected())
+        if found:
+            raise WrongResult(
+                f"{type(self).__name__} of {format_bytes(self.buffer_bytes)}, element {found.index} "
+                f"({found.wrong} are wrong)",
+                expected=found.expected,
+                got=found.got,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCopy(_Streaming):
+    """target = source in device memory: S bytes read, S written."""
+
+    def work(self, shape: MeshShape) -> Work:
+        """2S on each rank."""
+        moved = 2.0 * self.buffer_bytes
+        return Work(bytes_moved=moved, memory_path="device", footprint_bytes=moved)
+
+    def expected(self) -> Sequence[int]:
+        """The source."""
+        return _PATTERN.values(rank=0)
+
+    def build(self, rank: Rank) -> StreamingStep:
+        """Two buffers on the device."""
+        source, target = _buffers(2, self.buffer_bytes, rank.device)
+        return StreamingStep(lambda: target.copy_(source), target, (source,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryTriad(_Streaming):
+    """target = b + 3 c in device memory: 2S bytes read, S written."""
+
+    def work(self, shape: MeshShape) -> Work:
+        """3S on each rank."""
+        moved = 3.0 * self.buffer_bytes
+        return Work(bytes_moved=moved, memory_path="device", footprint_bytes=moved)
+
+    def expected(self) -> Sequence[int]:
+        """The sum b + 3 c, at most 448: exact in fp32."""
+        b, c = (_PATTERN.values(rank=rank) for rank in (0, 1))
+        return [b[index] + _TRIAD_SCALAR * c[index] for index in range(PRIME)]
+
+    def build(self, rank: Rank) -> StreamingStep:
+        """Three buffers on the device."""
+        import torch
+
+        b, c, target = _buffers(3, self.buffer_bytes, rank.device)
+        return StreamingStep(lambda: torch.add(b, c, alpha=_TRIAD_SCALAR, out=target), target, (b, c))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostDeviceCopy(_Streaming):
+    """A copy of S bytes over the link between host and device, one direction."""
+
+    direction: Direction = "host_to_device"
+    """Which way."""
+    pinned: bool = True
+    """Whether the host's buffer is page-locked, so that the device reads it without a staging copy."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.direction not in get_args(Direction):
+            choices = " or ".join(get_args(Direction))
+            raise InvalidParameter(f"direction={self.direction!r} is unknown; choose {choices}")
+
+    def work(self, shape: MeshShape) -> Work:
+        """S on each rank: the link is counted once, one direction."""
+        return Work(bytes_moved=float(self.buffer_bytes), memory_path=self.direction)
+
+    def expected(self) -> Sequence[int]:
+        """The source."""
+        return _PATTERN.values(rank=0)
+
+    def build(self, rank: Rank) -> StreamingStep:
+        """One buffer on each side.  Raises UnsupportedCase where host and device share their memory."""
+        if rank.device.type == "cpu":
+            raise UnsupportedCase("cpu has no separate device memory, so there is no link to copy over")
+        return self.between(rank.device)
+
+    def between(self, device: torch.device) -> StreamingStep:
+        """The step over the link to ``device``."""
+        import torch
+
+        (on_device,) = _buffers(1, self.buffer_bytes, device)
+        (on_host,) = _buffers(1, self.buffer_bytes, torch.device("cpu"))
+        if self.pinned:
+            on_host = on_host.pin_memory()
+        source, target = (on_host, on_device) if self.direction == "host_to_device" else (on_device, on_host)
+        # A pinned copy is queued like a kernel and the device's events time it; an unpinned one blocks by itself.
+        return StreamingStep(lambda: target.copy_(source, non_blocking=self.pinned), target, (source,))
+
+
+class StreamingStep(Step):
+    """A kernel over flat buffers."""
+
+    def __init__(self, kernel: Callable[[], object], target: torch.Tensor, sources: tuple[torch.Tensor, ...]) -> None:
+        self._kernel: Callable[[], object] | None = kernel
+        self.target = target
+        self.sources = sources
+        self.refill()
+
+    def run(self) -> None:
+        """One pass over the buffers."""
+        assert self._kernel is not None, "the step is closed"
+        self._kernel()
+
+    def refill(self) -> None:
+        """Sources to their patterns, the target to what no source holds."""
+        for rank, source in enumerate(self.sources):
+            fill(source, _PATTERN.values(rank=rank))
+        poison(self.target)
+
+    def close(self) -> None:
+        """Free the buffers."""
+        self._kernel = None
+        del self.target, self.sources
+
+
+def _buffers(count: int, buffer_bytes: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    import torch
+
+    elements = buffer_bytes // _ITEM_BYTES
+    return tuple(torch.empty(elements, dtype=torch.float32, device=device) for _ in range(count))

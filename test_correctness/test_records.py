@@ -1,0 +1,169 @@
+"""Records and their JSON form."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfsuite import records
+from perfsuite.records import (
+    ClockFacts,
+    Measurement,
+    Metric,
+    Peak,
+    Peaks,
+    RankFacts,
+    Result,
+    Sample,
+    Work,
+    from_json,
+    to_json,
+)
+
+RECORDS = [kind for kind in vars(records).values() if dataclasses.is_dataclass(kind) and isinstance(kind, type)]
+QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """Any value that a field of this type may have."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        return st.builds(hint, **{each.name: values(hints[each.name]) for each in dataclasses.fields(hint)})
+    if origin is Literal:
+        return st.sampled_from(arguments)
+    if origin is tuple:
+        return st.lists(values(arguments[0]), max_size=3).map(tuple)
+    if origin is Mapping:
+        return st.dictionaries(st.text(max_size=5), values(arguments[1]), max_size=3)
+    if origin is not None:
+        return st.one_of([values(argument) for argument in arguments])
+    simple: dict[Any, st.SearchStrategy[Any]] = {
+        str: st.text(max_size=8),
+        int: st.integers(-(2**40), 2**60),
+        float: st.floats(allow_nan=False, allow_infinity=False),
+        bool: st.booleans(),
+        type(None): st.none(),
+        Any: PLAIN,
+    }
+    return simple[hint]
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+@QUICK
+@given(data=st.data())
+def test_every_record_survives_json(kind: type, data: st.DataObject) -> None:
+    record = data.draw(values(kind))
+    text = json.dumps(to_json(record), allow_nan=False)
+    assert record == from_json(kind, json.loads(text))
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+@QUICK
+@given(data=st.data())
+def test_a_file_broken_by_hand_is_a_value_error_that_names_the_field(kind: type, data: st.DataObject) -> None:
+    plain = to_json(data.draw(values(kind)))
+    name = data.draw(st.sampled_from([each.name for each in dataclasses.fields(kind)]))
+    plain[name] = data.draw(PLAIN)
+    problem = ""
+    try:
+        record = from_json(kind, json.loads(json.dumps(plain)))
+    except ValueError as error:
+        problem = str(error)
+    assert f"{kind.__name__}.{name}" in problem if problem else isinstance(record, kind)
+
+
+def test_fields_at_their_default_stay_out_but_the_schema_is_always_there() -> None:
+    assert {} == to_json(Work())
+    assert {"time_s": 1.0} == to_json(Sample(time_s=1.0))
+    result = Result(
+        case="t", workload="w", parameters={}, platform="cpu", world_size=1, outcome="measured", work=Work()
+    )
+    assert records.SCHEMA == to_json(result)["schema"]
+
+
+def test_a_newer_writer_is_named() -> None:
+    with pytest.raises(ValueError, match=r"Sample has unknown fields colour; a newer perfsuite may have written it"):
+        from_json(Sample, {"time_s": 1.0, "colour": "red"})
+    with pytest.raises(ValueError, match=r"Sample: .*time_s"):
+        from_json(Sample, {})
+    with pytest.raises(ValueError, match=r"Work is 3, not an object"):
+        from_json(Work, 3)
+    with pytest.raises(ValueError, match=r"Metric.better is 'up', not one of 'higher', 'lower', 'neither'"):
+        from_json(Metric, {"name": "n", "value": 1, "unit": "", "better": "up"})
+    with pytest.raises(ValueError, match=r"Sample.involuntary_switches is True, not a int"):
+        from_json(Sample, {"time_s": 1, "involuntary_switches": True})
+
+
+def measurement(times: list[float], medians: list[float], switches: list[int] | None = None) -> Measurement:
+    return Measurement(
+        samples=tuple(
+            Sample(time_s=time, involuntary_switches=count)
+            for time, count in zip(times, switches or [0] * len(times), strict=True)
+        ),
+        iterations=1,
+        warmup_iterations=3,
+        warmup_steady=True,
+        aligned=True,
+        clock=ClockFacts(name="perf_counter", resolution_s=1e-9, cost_s=1e-7),
+        ranks=tuple(
+            RankFacts(
+                rank=rank, host="a", device="cpu", threads=1, cores=None,
+                median_s=median, min_s=median, max_s=median, cpu_share=1.0, max_rss_bytes=0,
+            )
+            for rank, median in enumerate(medians)
+        ),
+        backend="gloo",
+        process="fresh",
+        transport="local",
+    )  # fmt: skip
+
+
+@given(
+    times=st.lists(st.floats(1e-6, 10), min_size=1, max_size=20),
+    medians=st.lists(st.floats(1e-6, 10), min_size=1, max_size=8),
+)
+def test_what_a_measurement_says_of_itself(times: list[float], medians: list[float]) -> None:
+    measured = measurement(times, medians)
+    assert statistics.median(times) == measured.median_s
+    assert len(medians) == measured.world_size
+    assert medians.index(max(medians)) == measured.slowest_rank
+    assert math.isclose(max(medians), min(medians) * (1 + measured.rank_spread))
+
+
+def test_disturbed_samples_are_counted() -> None:
+    assert 0.5 == measurement([1.0] * 4, [1.0], [0, 3, 0, 1]).disturbed_share
+
+
+def test_a_result_without_samples_says_why() -> None:
+    result = Result(
+        case="test_x[cpu]", workload="w", parameters={}, platform="cpu", world_size=1,
+        outcome="out_of_memory", work=Work(), detail="OOM at 3 GiB of 4 GiB",
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"test_x\[cpu\] has no samples: out_of_memory OOM at 3 GiB of 4 GiB"):
+        _ = result.median_s
+    with pytest.raises(KeyError, match="tflops is not a metric of"):
+        result.metric("tflops")
+
+
+def test_a_metric_knows_its_share_of_the_peak() -> None:
+    peak = Peak(value=200.0, unit="TFLOPS", source="data sheet")
+    metric = Metric(name="tflops", value=50.0, unit="TFLOPS", better="higher", peak=peak)
+    assert 0.25 == metric.share_of_peak
+    assert dataclasses.replace(metric, peak=None).share_of_peak is None
+    assert dataclasses.replace(metric, value=None).share_of_peak is None
+    assert Peaks() == from_json(Peaks, {})

@@ -1,0 +1,346 @@
+"""Workloads on one process: parameters, work models, and checks that pass on right and fail on wrong results."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsuite.errors import InvalidParameter, UnsupportedCase, WrongResult
+from perfsuite.mesh import MeshShape
+from perfsuite.workload import ITEM_BYTES, Workload
+from perfsuite.workloads import collective, matmul
+from perfsuite.workloads.matmul import Matmul, MatmulStep
+from perfsuite.workloads.memory_bandwidth import HostDeviceCopy, MemoryCopy, MemoryTriad, StreamingStep
+from perfsuite.workloads.pattern import Pattern, difference, fill, poison
+from test_correctness.bare_rank import BareRank
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "add-a-workload.md"
+COLLECTIVES = [
+    collective.AllReduce,
+    collective.AllGather,
+    collective.ReduceScatter,
+    collective.AllToAll,
+    collective.AllToAllUneven,
+    collective.Broadcast,
+    collective.Reduce,
+    collective.Gather,
+    collective.Scatter,
+    collective.SendRecv,
+]
+DIVIDED = [each for each in COLLECTIVES if each.divided]
+EIGHT = MeshShape.of(dp=8)
+
+
+def run_once(workload: Workload) -> None:
+    """What a worker does: build, refill, run, check."""
+    rank = BareRank()
+    step = workload.build(rank)
+    for _ in range(2):
+        step.refill()
+        step.run()
+        workload.check(rank, step)
+    step.close()
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "tf32", "bf16", "fp16", "int8"])
+@pytest.mark.parametrize(("m", "k", "n"), [(32, 64, 32), (17, 256, 40), (64, 8, 128)])
+def test_matmul_passes_its_check(m: int, k: int, n: int, dtype: str) -> None:
+    run_once(Matmul(m=m, k=k, n=n, dtype=dtype))
+
+
+def wrong_matmul(step: MatmulStep, kind: str) -> torch.Tensor:
+    """C as a broken kernel would leave it."""
+    a, b, out = step.a.double(), step.b.double(), step.out.clone()
+    if kind == "a product is left out":
+        return (a[:, :-1] @ b[:-1]).to(out.dtype)
+    if kind == "B transposed":
+        return (a @ b.T).to(out.dtype)
+    if kind == "a tile is stale":
+        out[-8:, -8:] = 0
+        return out
+    if kind == "rows swapped":
+        return out.flip(0)
+    assert kind == "one element is not written"
+    out[5, 7] = float("nan") if out.is_floating_point() else -(2**31)
+    return out
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "tf32", "bf16", "fp16", "int8"])
+@pytest.mark.parametrize(
+    "kind",
+    ["a product is left out", "B transposed", "a tile is stale", "rows swapped", "one element is not written"],
+)
+def test_matmul_check_notices(kind: str, dtype: str) -> None:
+    workload, rank = Matmul(m=96, k=128, n=128, dtype=dtype), BareRank()
+    step = workload.build(rank)
+    step.run()
+    step.out = wrong_matmul(step, kind)
+    with pytest.raises(WrongResult, match=r"of Matmul\(m=96, k=128, n=128"):
+        workload.check(rank, step)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "computed"), [("fp64", torch.float32), ("fp32", torch.bfloat16), ("tf32", torch.bfloat16)]
+)
+def test_matmul_check_notices_a_lower_precision(claimed: str, computed: torch.dtype) -> None:
+    workload, rank = Matmul(m=64, k=512, n=256, dtype=claimed), BareRank()
+    step = workload.build(rank)
+    step.out = (step.a.to(computed).double() @ step.b.to(computed).double()).to(step.out.dtype)
+    with pytest.raises(WrongResult, match="beyond rounding"):
+        workload.check(rank, step)
+
+
+def test_matmul_check_notices_tf32_where_fp32_was_asked_for() -> None:
+    def cut(matrix: torch.Tensor) -> torch.Tensor:  # keep 10 bits of each factor
+        return (matrix.view(torch.int32) & ~0x1FFF).view(torch.float32).double()
+
+    rank = BareRank()
+    for dtype, right in (("tf32", True), ("fp32", False)):
+        workload = Matmul(m=64, k=512, n=256, dtype=dtype)
+        step = workload.build(rank)
+        step.out = (cut(step.a) @ cut(step.b)).float()
+        if right:
+            workload.check(rank, step)
+        else:
+            with pytest.raises(WrongResult):
+                workload.check(rank, step)
+
+
+@given(m=st.integers(1, 20000), k=st.integers(1, 20000), n=st.integers(1, 20000), ranks=st.integers(1, 64))
+def test_matmul_counts_a_multiplication_and_an_addition_per_product(m: int, k: int, n: int, ranks: int) -> None:
+    work = Matmul(m=m, k=k, n=n).work(MeshShape.of(dp=ranks))
+    assert {"exact": float(2 * m * k * n * ranks)} == work.flops
+    assert work.dtype == "fp32"
+
+
+def test_integer_product_that_torch_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise NotImplementedError("Could not run 'aten::_int_mm'\nwith arguments")
+
+    monkeypatch.setattr(torch, "_int_mm", refuse)
+    with pytest.raises(UnsupportedCase, match=r"torch\._int_mm\) on cpu: Could not run 'aten::_int_mm'$"):
+        Matmul(m=32, k=32, n=32, dtype="int8").build(BareRank())
+    monkeypatch.delattr(torch, "_int_mm")
+    with pytest.raises(UnsupportedCase, match="has no integer matrix product"):
+        matmul.require_int8(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "workload", [MemoryCopy(buffer_bytes=4000), MemoryTriad(buffer_bytes=4), MemoryTriad(buffer_bytes=4 << 20)]
+)
+def test_bandwidth_passes_its_check(workload: Workload) -> None:
+    run_once(workload)
+
+
+def test_bandwidth_work_is_counted_as_stream_counts_it() -> None:
+    copy, triad = (kind(buffer_bytes=1 << 20).work(EIGHT) for kind in (MemoryCopy, MemoryTriad))
+    assert (2 << 20, 2 << 20, "device") == (copy.bytes_moved, copy.footprint_bytes, copy.memory_path)
+    assert (3 << 20, 3 << 20, "device") == (triad.bytes_moved, triad.footprint_bytes, triad.memory_path)
+    link = HostDeviceCopy(buffer_bytes=1 << 20, direction="device_to_host").work(EIGHT)
+    assert (1 << 20, "device_to_host") == (link.bytes_moved, link.memory_path)
+
+
+@pytest.mark.parametrize("kind", ["element", "last element", "not run", "wrong source"])
+@pytest.mark.parametrize("workload", [MemoryCopy(buffer_bytes=1000), MemoryTriad(buffer_bytes=1000)])
+def test_bandwidth_check_notices(workload: MemoryCopy | MemoryTriad, kind: str) -> None:
+    rank = BareRank()
+    step = workload.build(rank)
+    step.refill()
+    if kind != "not run":
+        step.run()
+    if kind == "element":
+        step.target[17] += 1
+    elif kind == "last element":
+        step.target[-1] = float("nan")
+    elif kind == "wrong source":
+        step.target.copy_(step.target.flip(0))
+    with pytest.raises(WrongResult, match=f"{type(workload).__name__} of 1000B, element"):
+        workload.check(rank, step)
+
+
+def test_host_device_copy_needs_a_device_of_its_own() -> None:
+    with pytest.raises(UnsupportedCase, match="cpu has no separate device memory"):
+        HostDeviceCopy(buffer_bytes=1024).build(BareRank())
+
+
+@pytest.mark.parametrize("direction", ["host_to_device", "device_to_host"])
+def test_host_device_copy_is_checked(direction: str) -> None:
+    workload, rank = HostDeviceCopy(buffer_bytes=1024, direction=direction, pinned=False), BareRank()
+    step = workload.between(torch.device("cpu"))
+    assert isinstance(step, StreamingStep)
+    with pytest.raises(WrongResult):
+        workload.check(rank, step)
+    step.run()
+    workload.check(rank, step)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Matmul(m=0, k=1, n=1), "m=0 is not a matrix dimension; choose a whole number from 1 on"),
+        (lambda: Matmul(m=1, k=1.5, n=1), "k=1.5 is not a matrix dimension"),
+        (lambda: Matmul(m=1, k=1, n=1, dtype="int64"), "choose from fp64, fp32, tf32, bf16, fp16, int8"),
+        (lambda: Matmul(m=16, k=8, n=8, dtype="int8"), "int8 needs m > 16 and k, n divisible by 8"),
+        (lambda: MemoryCopy(buffer_bytes=0), "the nearest is 4"),
+        (lambda: MemoryTriad(buffer_bytes=1001), "buffer_bytes=1001 .* the nearest is 1000"),
+        (lambda: MemoryTriad(buffer_bytes="1MiB"), "not a whole number of bytes"),
+        (lambda: HostDeviceCopy(buffer_bytes=4, direction="up"), "choose host_to_device or device_to_host"),
+        (lambda: collective.AllReduce(message_bytes=1001), "multiple of 4 .fp32 elements.; choose 1000 or 1004"),
+        (lambda: collective.AllReduce(message_bytes=-8), "message_bytes=-8 .* choose 4"),
+        (lambda: collective.AllReduce(message_bytes=2.0), "not a whole number of bytes"),
+        (
+            lambda: collective.AllReduce(message_bytes=8, dtype="float32"),
+            "dtype='float32' is unknown; choose from fp64",
+        ),
+        (lambda: collective.AllReduce(message_bytes=8, dtype="tf32"), "choose 'fp32' for the same bytes"),
+        (lambda: collective.AllGather(message_bytes=1028).work(EIGHT), "multiple of 32 .* choose 1024 or 1056"),
+        (lambda: collective.SendRecv(message_bytes=8).work(MeshShape.of(dp=3)), "world_size=3 .* an even number"),
+        (lambda: collective.Reduce(message_bytes=8).work(MeshShape.of()), "world_size=1 .* choose at least 2"),
+        (lambda: collective.Barrier().work(MeshShape.of(dp=1)), "nobody to wait for"),
+    ],
+)
+def test_impossible_parameters_say_what_to_choose(make: object, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(InvalidParameter, match=message) as raised:
+        make()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+@given(part=st.integers(1, 10**6), ranks=st.integers(1, 16), dtype=st.sampled_from(sorted(set(ITEM_BYTES) - {"tf32"})))
+@settings(max_examples=25, deadline=None)
+def test_collective_extents_and_expectations_fit(
+    kind: type[collective.Collective], part: int, ranks: int, dtype: str
+) -> None:
+    ranks *= 2
+    count = part * ranks
+    workload = kind(message_bytes=count * ITEM_BYTES[dtype], dtype=dtype)
+    work = workload.work(MeshShape.of(dp=ranks))
+    assert (workload.name, count * ITEM_BYTES[dtype], dtype) == (work.collective, work.message_bytes, work.dtype)
+    most = 0
+    for rank in range(ranks):
+        extents = workload.extents(count, ranks, rank)
+        output = extents.source if extents.target is None else extents.target
+        segments = workload.expected(count, ranks, rank)
+        assert sum(segment.length for segment in segments) in (0, output)
+        sources = [workload.extents(count, ranks, max(0, segment.rank)).source for segment in segments]
+        ends = [segment.start + segment.length for segment in segments]
+        assert all(end <= source for end, source in zip(ends, sources, strict=True))
+        most = max(most, extents.source, output)
+    assert most == count, "S is what the busiest rank sends or receives"
+
+
+@pytest.mark.parametrize("kind", [*COLLECTIVES, collective.Barrier])
+def test_every_collective_has_a_doc_per_parameter_and_metrics(kind: type[Workload]) -> None:
+    assert kind.__doc__
+    assert kind.metrics[0] == "latency_us"
+    assert dataclasses.is_dataclass(kind)
+    assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+@given(ranks=st.integers(1, 300), start=st.integers(0, 1000), data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_sums_of_patterns_stay_exact_in_every_dtype(ranks: int, start: int, data: st.DataObject) -> None:
+    pattern = Pattern(world_size=ranks, summed=True)
+    index = data.draw(st.integers(0, 10**9))
+    values = [pattern.value(rank, start + index) for rank in range(ranks)]
+    assert min(values) >= 0
+    assert sum(values) <= 127
+    assert values == [pattern.value(rank, start + index + pattern.period) for rank in range(ranks)]
+    contributors = {rank for rank in range(ranks) for place in range(pattern.period) if pattern.value(rank, place)}
+    assert set(range(ranks)) == contributors, "a rank whose input is all zeros could be missing from the sum"
+
+
+def test_no_two_ranks_have_the_same_inputs() -> None:
+    pattern = Pattern(world_size=1000, summed=False)
+    assert 1000 == len({tuple(pattern.values(rank=rank)) for rank in range(1000)})
+    assert max(max(pattern.values(rank=rank)) for rank in range(1000)) <= 127
+
+
+@given(
+    length=st.integers(0, 3000),
+    dtype=st.sampled_from(["float64", "float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64"]),
+    values=st.lists(st.integers(0, 127), min_size=1, max_size=200),
+    data=st.data(),
+)
+@settings(max_examples=50, deadline=None)
+def test_difference_finds_exactly_what_was_changed(
+    length: int, dtype: str, values: list[int], data: st.DataObject
+) -> None:
+    buffer = torch.empty(length, dtype=getattr(torch, dtype))
+    fill(buffer, values)
+    assert [values[index % len(values)] for index in range(length)] == buffer.tolist()
+    assert difference(buffer, values) is None
+    changed = data.draw(st.sets(st.integers(0, length - 1), max_size=5)) if length else set()
+    for index in changed:
+        poison(buffer[index : index + 1])
+    found = difference(buffer, values)
+    if changed:
+        assert found is not None
+        assert (min(changed), len(changed)) == (found.index, found.wrong)
+        assert values[min(changed) % len(values)] == found.expected
+    else:
+        assert found is None
+
+
+def test_difference_counts_beyond_one_chunk() -> None:
+    buffer = torch.empty((1 << 24) + 500, dtype=torch.int8)
+    fill(buffer, [1, 2, 3])
+    buffer[[7, (1 << 24) + 100]] = 9
+    found = difference(buffer, [1, 2, 3])
+    assert found is not None
+    assert (7, 2, 2.0, 9.0) == (found.index, found.wrong, found.expected, found.got)
+
+
+def documented_files() -> dict[str, str]:
+    """Examples of docs/add-a-workload.md by file name."""
+    blocks = re.findall(r"^```python\n# file: (\S+)\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    return dict(blocks)
+
+
+def test_the_documented_workload_is_checked() -> None:
+    module = types.ModuleType("softmax")
+    sys.modules["softmax"] = module  # dataclasses look their module up
+    try:
+        exec(documented_files()["softmax.py"], module.__dict__)
+        workload: Workload = module.__dict__["Softmax"](rows=16, columns=32)
+        run_once(workload)
+        assert 2 * 4 * 16 * 32 == workload.work(EIGHT).bytes_moved
+        rank = BareRank()
+        step: Any = workload.build(rank)
+        step.run()
+        step.out[3, 4] += 1e-3
+        with pytest.raises(WrongResult, match="largest error of a probability"):
+            workload.check(rank, step)
+        with pytest.raises(InvalidParameter):
+            module.__dict__["Softmax"](rows=0, columns=1)
+    finally:
+        del sys.modules["softmax"]
+
+
+def test_the_documented_examples_run_on_real_ranks(tmp_path: Path) -> None:
+    files = documented_files()
+    assert {"test_mine.py", "softmax.py", "test_softmax.py", "shift.py", "test_shift.py"} == set(files)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["perfsuite.plugin"]\n')
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "--benchmark-disable", "--perf-platform=cpu", "-rA"]
+    environment = {**os.environ, "PYTHONPATH": str(DOCUMENT.parent.parent)}
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "3 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert "PASSED test_shift.py::test_shift[cpu-ws3-64KiB-fp32]" in ran.stdout
+    assert "PASSED test_softmax.py::test_softmax[cpu-256x1024]" in ran.stdout

@@ -1,0 +1,38 @@
+"""Bandwidth of device memory (copy and triad as STREAM counts them) and of the link between host and device.
+
+The size of 1 MiB stays in a cache and says so in the record; from 256 MiB on the figure is the memory's on most
+devices, and where it is not, the record says so too.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsuite import sizes
+from perfsuite.workloads.memory_bandwidth import HostDeviceCopy, MemoryCopy, MemoryTriad
+
+in_device_memory = sizes(full=["1MiB", "256MiB", "1GiB", "4GiB"], small=["1MiB", "256MiB"], param="buffer_bytes")
+over_the_host_link = sizes(full=["1MiB", "64MiB", "1GiB"], small=["64MiB"], param="buffer_bytes")
+pinned_and_not = pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "pageable"])
+
+
+@in_device_memory
+def test_memory_copy(perf, buffer_bytes):
+    perf(MemoryCopy(buffer_bytes=buffer_bytes))
+
+
+@in_device_memory
+def test_memory_triad(perf, buffer_bytes):
+    perf(MemoryTriad(buffer_bytes=buffer_bytes))
+
+
+@over_the_host_link
+@pinned_and_not
+def test_host_to_device(perf, buffer_bytes, pinned):
+    perf(HostDeviceCopy(buffer_bytes=buffer_bytes, direction="host_to_device", pinned=pinned))
+
+
+@over_the_host_link
+@pinned_and_not
+def test_device_to_host(perf, buffer_bytes, pinned):
+    perf(HostDeviceCopy(buffer_bytes=buffer_bytes, direction="device_to_host", pinned=pinned))
