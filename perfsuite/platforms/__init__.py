@@ -1,0 +1,34 @@
+"""What hardware is: device families, the table of device models, fingerprint, environment, telemetry.
+
+On the driver nothing here imports torch; :func:`device_code` does, on a rank.
+"""
+
+from __future__ import annotations
+
+from perfsuite.platforms.base import Clock, DetectedDevice, DeviceCode, DeviceModel, Family
+from perfsuite.platforms.catalog import Catalog, load_catalog
+from perfsuite.platforms.environment import Environment, read_environment
+from perfsuite.platforms.fingerprint import Fingerprint, fingerprint
+from perfsuite.platforms.host import Host
+from perfsuite.platforms.machine import Machine, detect_machine, why_absent
+from perfsuite.platforms.registry import device_code, families
+
+__all__ = [
+    "Catalog",
+    "Clock",
+    "DetectedDevice",
+    "DeviceCode",
+    "DeviceModel",
+    "Environment",
+    "Family",
+    "Fingerprint",
+    "Host",
+    "Machine",
+    "detect_machine",
+    "device_code",
+    "families",
+    "fingerprint",
+    "load_catalog",
+    "read_environment",
+    "why_absent",
+]

@@ -1,6 +1,7 @@
 """What a device family must offer: detection without torch on the driver, device code with torch on the ranks.
 
 A family is one file (cpu, cuda, musa) with one subclass of each; the devices of a family are rows of platforms.toml.
+A package of somebody else's adds one by the entry point group ``perfsuite.families`` (docs/add-a-platform.md).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from perfsuite.platforms.host import Host
+from perfsuite.platforms.telemetry import Telemetry, Unread
 from perfsuite.records import ClockFacts, Peak
 
 if TYPE_CHECKING:
@@ -28,6 +31,12 @@ class DeviceModel:
     """cpu, cuda or musa."""
     match: tuple[str, ...] = ()
     """Substrings of the name the device reports; the longest match over all rows wins."""
+    exclude: tuple[str, ...] = ()
+    """Substrings of reported names that are another variant of the device, with peaks of its own."""
+    native: tuple[str, ...] = ()
+    """Short dtype names computed natively for which no peak is published; dtypes of ``tflops`` are native anyway."""
+    notes: tuple[str, ...] = ()
+    """What one must know to read a result of this device; recorded in the environment of every run."""
     tflops: Mapping[str, Peak] = field(default_factory=dict)
     """Dense peaks by short dtype name."""
     memory: Peak | None = None
@@ -46,9 +55,15 @@ class DetectedDevice:
 
     index: int
     reported_name: str
-    """As the driver reports it; for a CPU the model name."""
+    """As the driver reports it; for a CPU the model name; empty where only a device node tells that there is one."""
     uuid: str = ""
     memory_bytes: int | None = None
+    link: str = ""
+    """Host link at its best, ``pcie5x16``: what device and slot can do, never the speed of the moment."""
+    partition: str = ""
+    """The slice of a device that this is, such as ``MIG 1g.18gb``; empty for a whole device."""
+    capability: str = ""
+    """Version of the instruction set as the vendor counts it (9.0), where a tool tells."""
 
 
 class Family(ABC):
@@ -61,6 +76,13 @@ class Family(ABC):
     """How rank processes start: fork of a preloaded parent, or a new interpreter where a fork poisons the driver."""
     shareable: ClassVar[bool] = False
     """Whether more ranks than devices are always allowed (cpu); elsewhere only with --perf-oversubscribe."""
+    simulated: ClassVar[bool] = False
+    """Results are stamped and never meet real ones; such a family is never detected, only asked for by name."""
+    device_code: ClassVar[str]
+    """Where the rank side is: ``package.module:Class``, a DeviceCode made without arguments."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
 
     @abstractmethod
     def detect(self) -> tuple[DetectedDevice, ...]:
@@ -77,6 +99,34 @@ class Family(ABC):
     def why_not_native(self, dtype: str) -> str:
         """The reason printed when :meth:`natively` says no; names the missing feature."""
         return f"{self.name} has no native {dtype}"
+
+    def assumption(self) -> str:
+        """What :meth:`natively` assumes where the devices do not tell; empty when it knows."""
+        return ""
+
+    def why_unnamed(self) -> str:
+        """Why a device that is here has no name, which vendor's tool should have told it."""
+        return f"nothing tells which {self.name} device this is"
+
+    def links(self) -> str:
+        """How the devices are linked, as kinds of links (``NV18``, ``PIX SYS``); empty for one device or unknown."""
+        return ""
+
+    def topology(self) -> str:
+        """The topology matrix of the vendor's tool, as printed; empty where there is none."""
+        return ""
+
+    def software(self) -> Mapping[str, str]:
+        """Driver and toolkit versions by name, as read without torch."""
+        return {}
+
+    def power_caps(self) -> tuple[str, ...]:
+        """Power limit of each device, e.g. ``700.00 W``; empty where it cannot be read."""
+        return ()
+
+    def telemetry(self) -> Telemetry:
+        """A reader of clocks, throttling, power, temperature and other processes; says None where it cannot read."""
+        return Unread(count=len(self.detect()))
 
 
 class Clock(ABC):
@@ -137,5 +187,9 @@ class DeviceCode(ABC):
     def cache_bytes(self) -> int:
         """Size of the last-level cache, for flushing it."""
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027  an optional hook, not a forgotten abstract method
         """Return cached memory to the device between cases."""
+
+    def versions(self) -> dict[str, str]:
+        """Versions of torch, its device stack and the collective library, for the environment of a run."""
+        return {}

@@ -1,0 +1,94 @@
+"""What the rank sides of all accelerator families share: torch's device module."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+from perfsuite.errors import UnsupportedCase
+from perfsuite.platforms.base import DeviceCode
+from perfsuite.platforms.clocks import EventClock
+from perfsuite.units import MIB
+
+if TYPE_CHECKING:
+    import torch
+
+_LAST_LEVEL_CACHE_BYTES = 128 * MIB
+"""Above the last-level cache of every device in platforms.toml (RTX 6000 Ada: 96 MiB)."""
+
+
+class Accelerator(DeviceCode):
+    """Rank side over ``torch.get_device_module(family)``; a subclass adds its TF32 switch and its versions.
+
+    Only names that every supported vendor's module has are used; ``torch.accelerator`` is not (some backends lack its
+    guard and its memory functions).
+    """
+
+    def __init__(self, module: Any = None) -> None:
+        self._module = self._load() if module is None else module
+        self.clock = EventClock(self._module, f"{self.family}.Event")
+
+    def _load(self) -> ModuleType:
+        """The device module; UnsupportedCase when this torch has none."""
+        import torch
+
+        try:
+            return cast(ModuleType, torch.get_device_module(self.family))
+        except (RuntimeError, AttributeError):
+            raise UnsupportedCase(
+                f"torch {torch.__version__} has no device {self.family!r}; use the vendor's build of torch"
+            ) from None
+
+    def open(self, index: int) -> torch.device:
+        """Make device ``index`` current; UnsupportedCase when torch cannot use it."""
+        import torch
+
+        try:
+            self._module.set_device(index)
+        except (RuntimeError, AttributeError, AssertionError) as error:
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UnsupportedCase(
+                f"torch {torch.__version__} cannot open device {self.family}:{index} ({first}); "
+                f"install a torch built for this device and its driver"
+            ) from error
+        return torch.device(self.family, index)
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the current device."""
+        self._module.synchronize()
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """OutOfMemoryError of torch, and the plain RuntimeErrors of runtime and libraries that say so."""
+        import torch
+
+        return isinstance(error, torch.OutOfMemoryError) or (
+            isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+        )
+
+    def peak_memory_bytes(self) -> int | None:
+        """Most bytes that live tensors took, without the allocator's cache."""
+        return int(self._module.max_memory_allocated())
+
+    def reset_peak_memory(self) -> None:
+        """``reset_peak_memory_stats``; torch_musa 2.1.1's ``reset_max_memory_allocated`` is broken."""
+        self._module.reset_peak_memory_stats()
+
+    def memory_bytes(self) -> tuple[int, int] | None:
+        """(free, total) as the driver counts them."""
+        free, total = self._module.mem_get_info()
+        return int(free), int(total)
+
+    def cache_bytes(self) -> int:
+        """L2 size where torch tells it, else more than any known device has."""
+        properties = self._module.get_device_properties(self._module.current_device())
+        return int(getattr(properties, "L2_cache_size", 0) or _LAST_LEVEL_CACHE_BYTES)
+
+    def release(self) -> None:
+        """Give the allocator's cache back to the device."""
+        self._module.empty_cache()
+
+    def versions(self) -> dict[str, str]:
+        """The version of torch; a subclass adds its own."""
+        import torch
+
+        return {"torch": torch.__version__}

@@ -1,0 +1,266 @@
+"""The table of device models: rows of platforms.toml, added to and overridden by files of the user's."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perfsuite.errors import ConfigurationError, UnknownPlatform
+from perfsuite.platforms.base import DeviceModel
+from perfsuite.platforms.registry import SHIPPED, family_names
+from perfsuite.records import Peak
+from perfsuite.workload import DTYPES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+BUILT_IN = Path(__file__).with_name("platforms.toml")
+
+_PEAK_UNITS: Mapping[str, str] = {"memory": "GiB", "memory_bandwidth": "GB/s", "link": "GB/s", "host_link": "GB/s"}
+_LISTS = ("match", "exclude", "native", "notes")
+_ROW_KEYS = ("title", "family", *_LISTS, "tflops", *_PEAK_UNITS)
+_PEAK_KEYS = ("value", "unit", "source", "kind")
+_KINDS = ("published", "measured")
+_COMPUTE_DTYPES = (*(name for name in DTYPES if name not in ("uint8", "int32", "int64")), "fp8", "fp4", "int4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalog:
+    """Every device model that is known here."""
+
+    models: Mapping[str, DeviceModel]
+    """By platform name, in the order of the files."""
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    """The ``[environment]`` sections of the user's files: what no tool can tell about this machine."""
+
+    def find(self, name: str, *, besides: Iterable[str] = ()) -> DeviceModel:
+        """The row of this platform name.
+
+        UnknownPlatform lists the legal names, those that the caller takes ``besides`` rows too, and the nearest.
+        """
+        if name in self.models:
+            return self.models[name]
+        legal = list(dict.fromkeys([*self.models, *besides]))
+        near = difflib.get_close_matches(name.lower(), legal, n=1)
+        meant = f", did you mean {near[0]!r}?" if near else ";"
+        raise UnknownPlatform(
+            f"platform {name!r} is unknown{meant} choose from {', '.join(legal)}, or add a row (docs/add-a-platform.md)"
+        )
+
+    def recognise(self, reported_name: str, family: str) -> DeviceModel | None:
+        """The row for a device that reports this name; the longest match wins, later files before earlier ones."""
+        best: tuple[int, DeviceModel] | None = None
+        for model in self.models.values():
+            if model.family != family or any(other in reported_name for other in model.exclude):
+                continue
+            lengths = [len(part) for part in model.match if part in reported_name]
+            if lengths and (best is None or max(lengths) >= best[0]):
+                best = (max(lengths), model)
+        return best[1] if best else None
+
+    def generic(self, family: str, title: str) -> DeviceModel:
+        """The row for a device of ``family`` that no row matches: named after the family, without peaks."""
+        return self.models.get(family) or DeviceModel(name=family, title=title or f"{family} device", family=family)
+
+
+def load_catalog(extra_files: Iterable[Path | str] = ()) -> Catalog:
+    """The rows that ship, then those of ``extra_files`` in order: a new name adds a row, a known name overrides keys.
+
+    Raises ConfigurationError in one line that names file, line where known, key, rule and what to do.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    homes: dict[str, _File] = {}
+    declared: dict[str, Any] = {}
+    extra = [Path(path) for path in extra_files]
+    families = family_names() if extra else SHIPPED
+    for path in (BUILT_IN, *extra):
+        file = _File.load(path, families)
+        unknown = set(file.tables) - {"platform", "environment"}
+        if unknown:
+            raise file.error(min(unknown), "", "is unknown; a file has [platform.NAME] tables and [environment]")
+        for name, row in file.table("platform").items():
+            file.check_row(name, row)
+            rows[name] = _merge(rows.get(name, {}), row)
+            homes[name] = file
+        declared = _merge(declared, file.environment())
+    models = {name: homes[name].model(name, row) for name, row in rows.items()}
+    return Catalog(models=models, declared=declared)
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``below`` with the keys of ``above`` over it; tables are merged, a peak is replaced as a whole."""
+    merged = dict(below)
+    for key, value in above.items():
+        both_tables = isinstance(value, Mapping) and isinstance(below.get(key), Mapping)
+        merged[key] = _merge(below[key], value) if both_tables and "value" not in value else value
+    return merged
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """One TOML file that was read: its tables, and its text to name lines by."""
+
+    path: Path
+    text: str
+    tables: Mapping[str, Any]
+    families: tuple[str, ...]
+    """Names that a row may give as its family."""
+
+    @classmethod
+    def load(cls, path: Path, families: tuple[str, ...]) -> _File:
+        try:
+            text = path.read_text(encoding="utf-8")
+            return cls(path=path, text=text, tables=tomllib.loads(text), families=families)
+        except OSError as error:
+            raise ConfigurationError(
+                f"platform file {path} cannot be read: {error.strerror}; correct the path or the permissions"
+            ) from None
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(
+                f"platform file {path} is not UTF-8 at byte {error.start}; save it as UTF-8"
+            ) from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigurationError(f"platform file {path} is not TOML: {error}; correct that line") from None
+
+    def error(self, table: str, key: str, rule: str) -> ConfigurationError:
+        """What is wrong with ``key`` of ``[table]``, with the line when it can be found."""
+        line = self._line(table, key)
+        where = f"{self.path}{f', line {line}' if line else ''}"
+        return ConfigurationError(f"platform file {where}: [{table}]{f' {key}' if key else ''} {rule}")
+
+    def _line(self, table: str, key: str) -> int:
+        """Line, from 1, of ``key`` in ``[table]`` or of ``[table.key]``, else of the table; 0 if unknown."""
+        current, found = "", 0
+        for number, line in enumerate(self.text.splitlines(), start=1):
+            header = re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line)
+            if header:
+                current = header[1].replace('"', "")
+                if current == f"{table}.{key}":
+                    return number
+                if not found and (current == table or current.startswith(f"{table}.")):
+                    found = number
+            elif key and current == table and re.match(rf'\s*"?{re.escape(key)}"?\s*[=.]', line):
+                return number
+        return found
+
+    def table(self, name: str) -> Mapping[str, Any]:
+        found = self.tables.get(name, {})
+        if not isinstance(found, Mapping):
+            raise self.error(name, "", f"is {found!r:.40}; write a table [{name}...]")
+        return found
+
+    def check_row(self, name: str, row: object) -> None:
+        """What must hold for a row of this file by itself, before it is laid over an earlier one."""
+        table = f"platform.{name}"
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+            raise self.error(
+                table, "", f"names {name!r}; ids are made of it: use small letters, digits and _, as in s4000"
+            )
+        if not isinstance(row, Mapping):
+            raise self.error("platform", name, f"is {row!r:.40}; write a table [platform.{name}]")
+        for key in row:
+            if key not in _ROW_KEYS:
+                raise self.error(table, key, f"is unknown; choose from {', '.join(_ROW_KEYS)}")
+        if name in self.families and name != "cpu":
+            raise self.error(table, "", "is the name of a family, kept for its unknown devices; choose another name")
+        self._peaks(table, row)
+        self._tflops(table, row.get("tflops", {}))
+        self._lists(table, row)
+
+    def model(self, name: str, row: Mapping[str, Any]) -> DeviceModel:
+        """The row, complete; this file is the last that wrote to it."""
+        table = f"platform.{name}"
+        for key in ("title", "family"):
+            if not isinstance(row.get(key), str) or not row[key]:
+                raise self.error(table, key, f"is missing or no text; write {key} = {_EXAMPLES[key]}")
+        if row["family"] not in self.families:
+            raise self.error(
+                table, "family", f"is {row['family']!r}, which is not installed; choose from {', '.join(self.families)}"
+            )
+        lists = self._lists(table, row)
+        peaks = self._peaks(table, row)
+        return DeviceModel(
+            name=name,
+            title=row["title"],
+            family=row["family"],
+            match=lists["match"],
+            exclude=lists["exclude"],
+            native=lists["native"],
+            notes=lists["notes"],
+            tflops=self._tflops(table, row.get("tflops", {})),
+            memory=peaks.get("memory"),
+            memory_bandwidth=peaks.get("memory_bandwidth"),
+            link=peaks.get("link"),
+            host_link=peaks.get("host_link"),
+        )
+
+    def _lists(self, table: str, row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+        lists = {key: self._strings(table, key, row.get(key, [])) for key in _LISTS}
+        for dtype in lists["native"]:
+            self._check_dtype(table, "native", dtype)
+        return lists
+
+    def _peaks(self, table: str, row: Mapping[str, Any]) -> dict[str, Peak]:
+        return {key: self._peak(table, key, row[key], unit) for key, unit in _PEAK_UNITS.items() if key in row}
+
+    def _strings(self, table: str, key: str, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            raise self.error(table, key, f'is {value!r:.40}; write a list of texts: {key} = ["..."]')
+        return tuple(value)
+
+    def _check_dtype(self, table: str, key: str, dtype: str) -> None:
+        if dtype not in _COMPUTE_DTYPES:
+            raise self.error(table, key, f"names dtype {dtype!r}; choose from {', '.join(_COMPUTE_DTYPES)}")
+
+    def _tflops(self, table: str, value: object) -> dict[str, Peak]:
+        if not isinstance(value, Mapping):
+            raise self.error(table, "tflops", f"is {value!r:.40}; write a table [{table}.tflops], a key per dtype")
+        peaks = {}
+        for dtype, peak in value.items():
+            self._check_dtype(f"{table}.tflops", dtype, dtype)
+            unit = "TOPS" if dtype.startswith("int") else "TFLOPS"
+            peaks[dtype] = self._peak(f"{table}.tflops", dtype, peak, unit)
+        return peaks
+
+    def _peak(self, table: str, key: str, plain: object, unit: str) -> Peak:
+        example = f'{{ value = 1.0, unit = "{unit}", source = "data sheet" }}'
+        if not isinstance(plain, Mapping):
+            raise self.error(table, key, f"is {plain!r:.40}; write {key} = {example}")
+        unknown = set(plain) - set(_PEAK_KEYS)
+        if unknown:
+            raise self.error(table, key, f"has unknown key {min(unknown)!r}; choose from {', '.join(_PEAK_KEYS)}")
+        value = plain.get("value")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise self.error(table, key, f"has value {value!r:.40}; write a number above 0, in {unit}")
+        if plain.get("unit") != unit:
+            raise self.error(table, key, f'has unit {plain.get("unit")!r:.40}; convert it and write unit = "{unit}"')
+        source = plain.get("source")
+        if not isinstance(source, str) or not source.strip():
+            raise self.error(table, key, 'has no source; write where the number stands: source = "data sheet of ..."')
+        kind = plain.get("kind", "published")
+        if kind not in _KINDS:
+            raise self.error(table, key, f"has kind {kind!r:.40}; choose from {', '.join(_KINDS)}")
+        return Peak(value=float(value), unit=unit, source=source.strip(), kind=kind)
+
+    def environment(self) -> Mapping[str, Any]:
+        """The ``[environment]`` section: texts, numbers and lists of them, in at most one level of tables."""
+        section = self.table("environment")
+        for key, value in section.items():
+            nested = value.items() if isinstance(value, Mapping) else [(key, value)]
+            table = f"environment.{key}" if isinstance(value, Mapping) else "environment"
+            for name, item in nested:
+                plain = item if isinstance(item, list) else [item]
+                if not all(isinstance(each, (str, int, float)) for each in plain):
+                    raise self.error(table, name, f"is {item!r:.40}; write a text, a number or a list of texts")
+        return section
+
+
+_EXAMPLES: Mapping[str, str] = {"title": '"MTT S4000"', "family": '"musa"'}

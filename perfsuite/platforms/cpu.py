@@ -1,0 +1,190 @@
+"""CPUs: described by /proc/cpuinfo, /sys and cgroups, driven through torch's CPU tensors, timed by perf_counter."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from perfsuite.platforms.base import DetectedDevice, DeviceCode, DeviceModel, Family
+from perfsuite.platforms.clocks import PerfCounterClock
+from perfsuite.platforms.cpu_telemetry import CpuTelemetry
+from perfsuite.platforms.host import Host
+from perfsuite.platforms.telemetry import Telemetry
+from perfsuite.units import KIB, MIB
+
+if TYPE_CHECKING:
+    import torch
+
+_FEATURES: Mapping[str, tuple[str, ...]] = {
+    "fp16": ("avx512_fp16", "amx_fp16", "asimdhp"),
+    "bf16": ("avx512_bf16", "amx_bf16", "bf16"),
+    "int8": ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm", "asimddp"),
+}
+"""Flags of /proc/cpuinfo (x86 first, then Arm), any of which computes dot products in the dtype natively."""
+_VECTOR_FLAGS = ("avx", "avx2", "fma", "avx512f", "amx_tile", "asimd", "sve", "sve2")
+_IDENTITY = (
+    *("vendor_id", "cpu family", "model", "stepping"),  # x86
+    *("CPU implementer", "CPU variant", "CPU part", "CPU revision"),  # Arm
+)
+_ALWAYS = ("fp32", "fp64")
+_UNKNOWN_CACHE_BYTES = 64 * MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processor:
+    """What /proc/cpuinfo says about the processor itself; no reading such as MHz or bogomips."""
+
+    model: str
+    """Model name; on Arm implementer and part, which is all that the kernel tells."""
+    identity: str
+    """vendor, family, model and stepping: tells apart what a hypervisor gives one name."""
+    features: tuple[str, ...]
+    """The flags that decide which instructions torch's kernels use, sorted."""
+    threads_per_core: int | None
+    sockets: int | None
+
+    def natively(self, dtype: str) -> bool:
+        """Whether it has instructions for dot products in this short dtype."""
+        return dtype in _ALWAYS or any(flag in self.features for flag in _FEATURES.get(dtype, ()))
+
+
+def read_processor(host: Host) -> Processor:
+    """The processor of the host; ``unknown`` stands for what the kernel does not tell."""
+    text = host.read("proc/cpuinfo") or ""
+    fields: dict[str, str] = dict(re.findall(r"^([^:\n]+?)\s*:[ \t]*(.*?)[ \t]*$", text.split("\n\n")[0], re.MULTILINE))
+    model = fields.get("model name", "")
+    if not model and "CPU part" in fields:
+        model = f"Arm {fields.get('CPU implementer', '?')} {fields['CPU part']}"
+    if not model and host.root == host.root.parent:
+        model = platform.processor()  # not Linux
+    flags = set(fields.get("flags", fields.get("Features", "")).split())
+    known = {*_VECTOR_FLAGS, *(flag for group in _FEATURES.values() for flag in group)}
+    siblings, cores = fields.get("siblings", ""), fields.get("cpu cores", "")
+    sockets = set(re.findall(r"^physical id\s*:\s*(\d+)", text, re.MULTILINE))
+    return Processor(
+        model=" ".join(model.split()) or "unknown",
+        identity=" ".join(fields[key] for key in _IDENTITY if key in fields) or "unknown",
+        features=tuple(sorted(flags & known)),
+        threads_per_core=int(siblings) // int(cores) if siblings.isdigit() and cores.isdigit() and int(cores) else None,
+        sockets=len(sockets) or None,
+    )
+
+
+def memory_bytes(host: Host) -> tuple[int, int] | None:
+    """(available, total) bytes of main memory, within the limit of the cgroup; None where /proc does not tell."""
+    fields = dict(re.findall(r"^(\w+):\s*(\d+) kB", host.read("proc/meminfo") or "", re.MULTILINE))
+    if "MemTotal" not in fields or "MemAvailable" not in fields:
+        return None
+    total, available = int(fields["MemTotal"]) * KIB, int(fields["MemAvailable"]) * KIB
+    for limit_file, used_file in (
+        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
+        ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        limit, used = host.read(limit_file) or "", host.read(used_file) or ""
+        if limit.isdigit() and used.isdigit() and int(limit) < total:
+            return max(0, min(available, int(limit) - int(used))), int(limit)
+    return available, total
+
+
+class Cpu(Family):
+    """Driver side."""
+
+    name = "cpu"
+    backend = "gloo"
+    start_method = "fork"
+    shareable = True
+    device_code = "perfsuite.platforms.cpu:CpuDevice"
+
+    @functools.cached_property
+    def processor(self) -> Processor:
+        """Read once: it is asked for every case that is collected."""
+        return read_processor(self.host)
+
+    def detect(self) -> tuple[DetectedDevice, ...]:
+        """Always one device, whatever the number of sockets and cores."""
+        memory = memory_bytes(self.host)
+        return (
+            DetectedDevice(index=0, reported_name=self.processor.model, memory_bytes=memory[1] if memory else None),
+        )
+
+    def missing(self, model: DeviceModel) -> str:
+        """Only a row of the user's for another CPU model can be missing."""
+        return f"{model.title} not found: this machine has {self.processor.model}; run on one that has it"
+
+    def natively(self, dtype: str) -> bool:
+        """By the flags of /proc/cpuinfo."""
+        return self.processor.natively(dtype)
+
+    def why_not_native(self, dtype: str) -> str:
+        """Names the flags, one of which is needed."""
+        if dtype in _FEATURES:
+            return f"{dtype} needs one of the CPU flags {', '.join(_FEATURES[dtype])}"
+        return f"no CPU has instructions for {dtype}"
+
+    def telemetry(self) -> Telemetry:
+        """By psutil when it is installed, and the kernel's throttle counters."""
+        return CpuTelemetry(self.host)
+
+
+class CpuDevice(DeviceCode):
+    """Rank side."""
+
+    family = "cpu"
+
+    def __init__(self, host: Host | None = None) -> None:
+        self._host = host or Host()
+        self.clock = PerfCounterClock()
+
+    def open(self, index: int) -> torch.device:
+        """``cpu``; all ranks share it."""
+        import torch
+
+        return torch.device("cpu")
+
+    def synchronize(self) -> None:
+        """Nothing: operations are done when they return."""
+
+    def set_tf32(self, allowed: bool) -> None:
+        """Nothing: there is no TF32."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Python's MemoryError, or the plain RuntimeError of torch's CPU allocator."""
+        return isinstance(error, MemoryError) or (
+            isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+        )
+
+    def peak_memory_bytes(self) -> int | None:
+        """None: torch keeps no statistics of its CPU allocator."""
+        return None
+
+    def reset_peak_memory(self) -> None:
+        """Nothing to reset."""
+
+    def memory_bytes(self) -> tuple[int, int] | None:
+        """(available, total) of main memory within the cgroup's limit."""
+        return memory_bytes(self._host)
+
+    def cache_bytes(self) -> int:
+        """Size of the highest level of cache of core 0."""
+        best = (0, 0)
+        for index in self._host.glob("sys/devices/system/cpu/cpu0/cache/index[0-9]*"):
+            place = str(index.relative_to(self._host.root))
+            level, size = self._host.read(f"{place}/level") or "", self._host.read(f"{place}/size") or ""
+            if level.isdigit() and (found := re.fullmatch(r"(\d+)([KM])", size)):
+                best = max(best, (int(level), int(found[1]) * (KIB if found[2] == "K" else MIB)))
+        return best[1] or _UNKNOWN_CACHE_BYTES
+
+    def versions(self) -> dict[str, str]:
+        """The version of torch, the instructions its kernels dispatch to, its threads."""
+        import torch
+
+        return {
+            "torch": torch.__version__,
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "omp_num_threads": os.environ.get("OMP_NUM_THREADS", "unset"),
+        }

@@ -1,0 +1,173 @@
+"""NVIDIA devices: found by /dev/nvidia*, described by nvidia-smi or /proc/driver/nvidia, driven through torch.cuda."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from perfsuite.platforms.accelerator import Accelerator
+from perfsuite.platforms.base import DetectedDevice
+from perfsuite.platforms.detection import AcceleratorFamily, number
+from perfsuite.platforms.host import Answer
+from perfsuite.platforms.nvml import NvmlTelemetry
+from perfsuite.platforms.telemetry import Telemetry
+from perfsuite.units import MIB
+
+_ASSUMED = ("fp32", "bf16", "fp16")
+_SINCE: Mapping[str, float] = {"fp64": 0, "fp32": 0, "fp16": 7.0, "int8": 7.5, "bf16": 8.0, "tf32": 8.0, "fp8": 8.9}
+"""Compute capability from which matrix units take a dtype (CUDA C++ programming guide, arithmetic instructions)."""
+_FIELDS = ("index", "name", "uuid", "memory.total", "driver_version")
+_DETAILS = ("index", "power.limit", "pcie.link.gen.max", "pcie.link.width.max", "mig.mode.current", "compute_cap")
+"""Newer fields last: an older nvidia-smi refuses a whole query for one name that it does not know."""
+
+
+class Cuda(AcceleratorFamily):
+    """Driver side."""
+
+    name = "cuda"
+    backend = "nccl"
+    start_method = "fork"
+    device_code = "perfsuite.platforms.cuda:CudaDevice"
+    nodes = ("dev/nvidia[0-9]*", "dev/dxg", "proc/driver/nvidia/gpus/*")
+    visible_variable = "CUDA_VISIBLE_DEVICES"
+    tool_name = "nvidia-smi"
+    tool_query = (f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
+
+    def detect(self) -> tuple[DetectedDevice, ...]:
+        """The devices that a rank would see; in MIG mode one slice, which is all that CUDA shows a process."""
+        found = super().detect()
+        return found[:1] if found and found[0].partition else found
+
+    def list_devices(self) -> tuple[DetectedDevice, ...]:
+        """By nvidia-smi; without it by the driver's files in /proc; without them one unnamed device per node."""
+        details = {row["index"]: row for row in self._details()}
+        devices = [self._device(row, details.get(row["index"], {})) for row in self._query(*_FIELDS)]
+        return tuple(devices) or self._from_proc() or self._from_nodes()
+
+    def _device(self, row: Mapping[str, str], details: Mapping[str, str]) -> DetectedDevice:
+        memory = number(row["memory.total"])
+        generation, width = details.get("pcie.link.gen.max"), details.get("pcie.link.width.max")
+        sliced = details.get("mig.mode.current") == "Enabled"
+        partition, uuid = self._slice(row["uuid"]) if sliced else ("", row["uuid"])
+        return DetectedDevice(
+            index=int(row["index"]),
+            reported_name=row["name"],
+            uuid=uuid,
+            memory_bytes=None if memory is None or partition else int(memory) * MIB,
+            link=f"pcie{generation}x{width}" if generation and width else "",
+            partition=partition,
+            capability=details.get("compute_cap", "") if number(details.get("compute_cap", "")) else "",
+        )
+
+    def _ask(self, *fields: str) -> Answer:
+        return self.host.tool(self.tool_name, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+
+    def _query(self, *fields: str) -> list[dict[str, str]]:
+        """The rows of nvidia-smi for these fields; none when it fails.  ``[N/A]`` and its like become empty."""
+        lines = self._ask(*fields).text.splitlines()
+        rows = [[re.sub(r"^\[.*\]$", "", cell.strip()) for cell in line.split(", ")] for line in lines]
+        return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
+
+    def _details(self) -> list[dict[str, str]]:
+        """Rows with as many of the details as this nvidia-smi knows."""
+        known = len(_DETAILS)
+        while known > 2 and "not a valid field" in self._ask(*_DETAILS[:known]).problem:
+            known -= 1
+        return self._query(*_DETAILS[:known])
+
+    def _slice(self, uuid: str) -> tuple[str, str]:
+        """Profile and UUID of the MIG slice that a rank gets from this device: the one asked for, else the first."""
+        current, found = "", []
+        for line in self.host.tool(self.tool_name, "-L").text.splitlines():
+            if device := re.match(r"GPU \d+: .*\(UUID: (\S+)\)", line):
+                current = device[1]
+            elif current == uuid and (entry := re.match(r"\s+(MIG \S+)\s+Device\s+\d+: \(UUID: (\S+)\)", line)):
+                found.append((entry[1], entry[2]))
+        wanted = self.host.environ.get(self.visible_variable, "").split(",")[0]
+        asked = [entry for entry in found if wanted.startswith("MIG-") and entry[1].startswith(wanted)]
+        return (asked or found or [("MIG without slices", uuid)])[0]
+
+    def _from_proc(self) -> tuple[DetectedDevice, ...]:
+        found = []
+        for index, path in enumerate(self.host.glob("proc/driver/nvidia/gpus/*/information")):
+            text = self.host.read(str(path.relative_to(self.host.root))) or ""
+            fields = dict(re.findall(r"^([^:\n]+):\s*(.*?)\s*$", text, re.MULTILINE))
+            found.append(
+                DetectedDevice(
+                    index=index, reported_name=fields.get("Model", ""), uuid=fields.get("GPU UUID", "").strip("?")
+                )
+            )
+        return tuple(found)
+
+    def _from_nodes(self) -> tuple[DetectedDevice, ...]:
+        nodes = self.host.glob(self.nodes[0]) or self.host.glob(self.nodes[1])
+        return tuple(DetectedDevice(index=index, reported_name="") for index in range(len(nodes)))
+
+    @functools.cached_property
+    def _capability(self) -> float | None:
+        """Lowest compute capability of the visible devices; None where no tool tells it."""
+        return min((float(device.capability) for device in self.detect() if device.capability), default=None)
+
+    def natively(self, dtype: str) -> bool:
+        """By compute capability; where no tool tells it: fp32, bf16 and fp16."""
+        if self._capability is None:
+            return dtype in _ASSUMED
+        return self._capability >= _SINCE.get(dtype, float("inf"))
+
+    def why_not_native(self, dtype: str) -> str:
+        """Names the compute capability that is there and the one that is needed."""
+        if self._capability is not None and dtype in _SINCE:
+            return f"{dtype} needs compute capability {_SINCE[dtype]:g}, this device has {self._capability:g}"
+        return f"{dtype} is not among the dtypes taken for native here; name it in the device's row (native = [...])"
+
+    def assumption(self) -> str:
+        """Said where nvidia-smi does not tell the compute capability."""
+        if not self.detect() or self._capability is not None:
+            return ""
+        return "compute capability unknown: fp32, bf16 and fp16 are taken for native"
+
+    def software(self) -> Mapping[str, str]:
+        """The driver's version."""
+        rows = self._query(*_FIELDS)
+        version = rows[0]["driver_version"] if rows else self.host.read("sys/module/nvidia/version")
+        return {"driver": version or "unknown"}
+
+    def power_caps(self) -> tuple[str, ...]:
+        """Enforced power limit of every device of the host."""
+        return tuple(f"{row['power.limit']} W" if row["power.limit"] else "unknown" for row in self._details())
+
+    def telemetry(self) -> Telemetry:
+        """By pynvml when it is installed."""
+        return NvmlTelemetry.open(self.detect()) or super().telemetry()
+
+
+class CudaDevice(Accelerator):
+    """Rank side."""
+
+    family = "cuda"
+
+    def set_tf32(self, allowed: bool) -> None:
+        """Both of torch's switches: matrix products and convolutions."""
+        import torch
+
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        torch.backends.cudnn.allow_tf32 = allowed
+
+    def versions(self) -> dict[str, str]:
+        """CUDA, cuDNN and NCCL as torch was built or loaded with, and the TF32 switch."""
+        import torch
+
+        cudnn: Any = torch.backends.cudnn
+        nccl: Any = torch.cuda.nccl
+        found = {
+            **super().versions(),
+            "cuda": str(torch.version.cuda or "unknown"),
+            "cudnn": str(cudnn.version() or "unknown"),
+            "tf32": str(torch.backends.cuda.matmul.allow_tf32),
+        }
+        with contextlib.suppress(Exception):  # builds without NCCL raise in more than one way
+            found["nccl"] = ".".join(map(str, nccl.version()))
+        return found

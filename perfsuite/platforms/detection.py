@@ -1,0 +1,133 @@
+"""What the driver sides of all accelerator families share: device nodes, visible devices, reasons of absence."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from typing import ClassVar
+
+from perfsuite.platforms.base import DetectedDevice, DeviceModel, Family
+
+DOCS = "docs/add-a-platform.md"
+
+
+class AcceleratorFamily(Family):
+    """A family whose devices show as nodes below /dev and are described by a tool of their vendor."""
+
+    nodes: ClassVar[tuple[str, ...]]
+    """Patterns below the root; none of them there means no device, and no tool is asked."""
+    visible_variable: ClassVar[str]
+    """Environment variable by which a user chooses among the devices."""
+    tool_name: ClassVar[str]
+    """The vendor's tool."""
+    tool_query: ClassVar[tuple[str, ...]]
+    """Arguments with which the tool describes the devices."""
+
+    def detect(self) -> tuple[DetectedDevice, ...]:
+        """The devices that a rank would see, numbered as torch numbers them; looked for once."""
+        return self._visible
+
+    @abstractmethod
+    def list_devices(self) -> tuple[DetectedDevice, ...]:
+        """Every device of the host, whatever the environment hides; only called where a node exists."""
+
+    # Asked for every case that is collected, so looked for once: devices do not come and go in a session.
+
+    @functools.cached_property
+    def _all(self) -> tuple[DetectedDevice, ...]:
+        return self.list_devices() if any(self.host.glob(pattern) for pattern in self.nodes) else ()
+
+    @functools.cached_property
+    def _visible(self) -> tuple[DetectedDevice, ...]:
+        return visible(self._all, self.host.environ.get(self.visible_variable))
+
+    def missing(self, model: DeviceModel) -> str:
+        """Which device is missing, what was looked for and what to do."""
+        if not self._all:
+            node = f"/{self.nodes[0]}".replace("[0-9]", "")
+            return (
+                f"{model.title} not found: no {node} here; run inside the vendor's image on a machine "
+                f"that has one, or see {DOCS}"
+            )
+        if not self.detect():
+            shown = self.host.environ.get(self.visible_variable, "")
+            return (
+                f"{model.title} not found: {self.visible_variable}={shown!r} hides {describe(self._all)}; "
+                f"unset it or name a device"
+            )
+        return f"{model.title} not found: this machine has {describe(self.detect())}; run on one that has it"
+
+    def why_unnamed(self) -> str:
+        """What the tool complained about."""
+        problem = self.host.tool(self.tool_name, *self.tool_query).problem
+        return f"{self.tool_name} does not tell which device this is{f' ({problem})' if problem else ''}"
+
+    def links(self) -> str:
+        """Kinds of links between the visible devices in the tool's topology matrix."""
+        devices = self.detect()
+        place = {device.uuid: device.index for device in self._all if device.uuid}
+        indices = [place.get(device.uuid, device.index) for device in devices]
+        return link_kinds(self.topology(), indices) if len(devices) > 1 else ""
+
+    def topology(self) -> str:
+        """The vendor tool's ``topo -m`` without its underlining."""
+        text = self.host.tool(self.tool_name, "topo", "-m").text if self.detect() else ""
+        return re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip()
+
+
+def visible(devices: Sequence[DetectedDevice], setting: str | None) -> tuple[DetectedDevice, ...]:
+    """The devices that a variable like CUDA_VISIBLE_DEVICES leaves, in its order and renumbered from 0.
+
+    Entries are indices or beginnings of UUIDs; the first entry that is neither hides itself and all that follow, as
+    the CUDA programming guide (environment variables) says.  ``None`` (unset) leaves all.
+    """
+    if setting is None:
+        return tuple(devices)
+    chosen: list[DetectedDevice] = []
+    for entry in (part.strip() for part in setting.split(",")):
+        found = [device for device in devices if _names(entry, device)]
+        if not found or found[0] in chosen:
+            break
+        chosen.append(found[0])
+    return tuple(dataclasses.replace(device, index=index) for index, device in enumerate(chosen))
+
+
+def _names(entry: str, device: DetectedDevice) -> bool:
+    if entry.isdigit():
+        return device.index == int(entry)
+    return entry != "" and device.uuid.lower().startswith(entry.lower())
+
+
+def describe(devices: Sequence[DetectedDevice]) -> str:
+    """Devices in words.
+
+    >>> describe([DetectedDevice(index=0, reported_name="MTT S80"), DetectedDevice(index=1, reported_name="MTT S80")])
+    '2 x MTT S80'
+    """
+    counts = Counter(f"{device.reported_name or 'unnamed device'} {device.partition}".strip() for device in devices)
+    return " and ".join(f"{count} x {name}" for name, count in counts.items())
+
+
+def link_kinds(matrix: str, indices: Sequence[int]) -> str:
+    r"""Kinds of links between these devices in a ``topo -m`` matrix, sorted; empty when unreadable.
+
+    >>> link_kinds("      GPU0  GPU1  NIC0\nGPU0   X    NV18  PIX\nGPU1  NV18   X    SYS", [0, 1])
+    'NV18'
+    """
+    rows = {cells[0]: cells[1:] for cells in map(str.split, matrix.splitlines()) if cells and cells[1:]}
+    chosen = [rows.get(f"GPU{index}", []) for index in indices]
+    return " ".join(sorted({row[index] for row in chosen for index in indices if index < len(row)} - {"X"}))
+
+
+def number(text: str) -> float | None:
+    """The number a tool's field begins with, or None.
+
+    >>> number("49152MiB"), number("[N/A]")
+    (49152.0, None)
+    """
+    found = re.match(r"\s*(\d+(?:\.\d+)?)", text)
+    return float(found[1]) if found else None

@@ -1,0 +1,182 @@
+"""Everything about a run that may change on the same hardware: recorded with it, shown when it differs.
+
+What a tool or the kernel can tell is read, without torch; what only a person knows comes from the ``[environment]``
+section of the user's platform file.  What cannot be read is ``unknown``, never guessed.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib.metadata import distributions
+from typing import Any
+
+from perfsuite.platforms.cpu import memory_bytes, read_processor
+from perfsuite.platforms.host import Host
+from perfsuite.platforms.machine import Machine
+from perfsuite.records import to_json
+from perfsuite.units import gib
+
+UNKNOWN = "unknown"
+
+_PACKAGES = (
+    "torch",
+    "torch-musa",
+    "deepspeed",
+    "transformers",
+    "flash-attn",
+    "numpy",
+    "pytest",
+    "pytest-benchmark",
+    "perfsuite",
+    "nvidia-ml-py",
+    "mthreads-ml-py",
+)
+_PACKAGE_FAMILIES = ("nvidia-nccl-cu", "nvidia-cudnn-cu", "nvidia-cuda-runtime-cu", "nvidia-cublas-cu")
+_VARIABLES = re.compile(
+    r"^(NCCL|MCCL|CUDA|MUSA|MUDNN|MUBLAS|CUBLAS|NVIDIA|MTHREADS|TORCH|PYTORCH|OMP|GOMP|KMP|MKL|GLOO|DS|UCX|FI|MALLOC)_"
+    r"|^(LD_PRELOAD|DNNL_MAX_CPU_ISA|ATEN_CPU_CAPABILITY)$"
+)
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What a run was done with; every field may differ between runs that are compared."""
+
+    hostname: str
+    machine_model: str
+    """Maker and product of the machine as its firmware tells."""
+    os: str
+    kernel: str
+    python: str
+    container: str
+    """docker, podman, kubernetes, ...; ``none seen`` without a sign of one."""
+    cpu: str
+    """Model, sockets and threads per core."""
+    memory_gib: str
+    """Main memory within the limit of the cgroup."""
+    governor: str
+    """CPU frequency governor."""
+    network: tuple[str, ...]
+    """Active InfiniBand and RoCE ports with their rate."""
+    devices: tuple[str, ...]
+    """Reported name, memory and UUID of every device."""
+    power_caps: tuple[str, ...]
+    """Power limit of every accelerator of the host."""
+    driver: Mapping[str, str]
+    """The device's driver and toolkit, by name."""
+    packages: Mapping[str, str]
+    """Versions of the Python packages that matter, by distribution name."""
+    variables: Mapping[str, str]
+    """Environment variables that change what is timed."""
+    notes: tuple[str, ...]
+    """What one must know to read a result of this machine."""
+    worker: Mapping[str, Any] = field(default_factory=dict)
+    """What a rank worker reported about torch and its libraries."""
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    """The user's ``[environment]`` section."""
+    topology: str = ""
+    """Topology matrix of the vendor's tool; empty where it gives none."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, every field present."""
+        return {each.name: to_json(getattr(self, each.name)) for each in fields(self)}
+
+
+def read_environment(
+    machine: Machine,
+    host: Host | None = None,
+    *,
+    declared: Mapping[str, Any] | None = None,
+    worker: Mapping[str, Any] | None = None,
+) -> Environment:
+    """The environment of a run on ``machine``; ``worker`` is what a rank worker said about torch and its libraries."""
+    host = host or machine.family.host
+    processor = read_processor(host)
+    memory = memory_bytes(host)
+    return Environment(
+        hostname=host.read("proc/sys/kernel/hostname") or socket.gethostname(),
+        machine_model=_machine_model(host),
+        os=_operating_system(host),
+        kernel=host.read("proc/sys/kernel/osrelease") or platform.release(),
+        python=platform.python_version(),
+        container=_container(host),
+        cpu=f"{processor.model}; sockets: {processor.sockets or UNKNOWN}; threads per core: "
+        f"{processor.threads_per_core or UNKNOWN}; cores used: {host.cores()}",
+        memory_gib=f"{gib(memory[1]):.1f}" if memory else UNKNOWN,
+        governor=_governor(host),
+        network=_network(host),
+        devices=tuple(_device(device.reported_name, device.memory_bytes, device.uuid) for device in machine.devices),
+        power_caps=machine.family.power_caps(),
+        driver=machine.family.software(),
+        packages=_packages(),
+        variables={
+            name: value
+            for name, value in sorted(host.environ.items())
+            if _VARIABLES.search(name) and not _SECRET.search(name)
+        },
+        notes=machine.remarks(),
+        worker=worker or {},
+        declared=declared or {},
+        topology=machine.family.topology(),
+    )
+
+
+def _machine_model(host: Host) -> str:
+    parts = [host.read(f"sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name")]
+    return " ".join(part for part in parts if part) or host.read("proc/device-tree/model") or UNKNOWN
+
+
+def _operating_system(host: Host) -> str:
+    text = host.read("etc/os-release") or ""
+    found = re.search(r'^PRETTY_NAME="?([^"\n]+)"?$', text, re.MULTILINE)
+    return found[1] if found else UNKNOWN
+
+
+def _container(host: Host) -> str:
+    if "KUBERNETES_SERVICE_HOST" in host.environ:
+        return "kubernetes"
+    if host.read(".dockerenv") is not None:
+        return "docker"
+    if host.read("run/.containerenv") is not None:
+        return "podman"
+    if host.environ.get("APPTAINER_CONTAINER") or host.environ.get("SINGULARITY_CONTAINER"):
+        return "apptainer"
+    found = re.search(r"docker|kubepods|lxc|podman", host.read("proc/1/cgroup") or "")
+    return found[0] if found else "none seen"
+
+
+def _governor(host: Host) -> str:
+    paths = host.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")
+    found = sorted({host.read(str(path.relative_to(host.root))) or "" for path in paths} - {""})
+    return ", ".join(found) or UNKNOWN
+
+
+def _network(host: Host) -> tuple[str, ...]:
+    """``mlx5_0 port 1: 200 Gb/sec (4X HDR) InfiniBand`` for every active port."""
+    found = []
+    for port in host.glob("sys/class/infiniband/*/ports/*"):
+        place = str(port.relative_to(host.root))
+        if "ACTIVE" in (host.read(f"{place}/state") or ""):
+            rate, layer = host.read(f"{place}/rate") or UNKNOWN, host.read(f"{place}/link_layer") or ""
+            found.append(f"{port.parent.parent.name} port {port.name}: {rate} {layer}".strip())
+    return tuple(sorted(found))
+
+
+def _device(name: str, memory: int | None, uuid: str) -> str:
+    size = f"{gib(memory):.1f} GiB" if memory else "memory unknown"
+    return f"{name or 'unnamed device'}, {size}{f', {uuid}' if uuid else ''}"
+
+
+def _packages() -> dict[str, str]:
+    """Installed versions by distribution name; what is not installed is not listed."""
+    found: dict[str, str] = {}
+    for distribution in distributions():
+        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
+        if name in _PACKAGES or name.startswith(_PACKAGE_FAMILIES):
+            found.setdefault(name, distribution.version)
+    return dict(sorted(found.items()))

@@ -1,0 +1,108 @@
+"""The hard key of a machine: what must agree before two results may be compared, and the name of a baseline's file.
+
+Only what the hardware is and how it is divided goes in.  A reading (MHz, bogomips, free memory, the link speed of an
+idle moment) never does: it would give one machine two keys.  Drivers and libraries belong to the environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from perfsuite.platforms.cpu import read_processor
+from perfsuite.platforms.host import Host
+from perfsuite.platforms.machine import Machine
+
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fingerprint:
+    """Hardware that results are comparable on."""
+
+    key: str
+    """Readable and usable as a file name: ``cpu-amd-epyc-2c-1a2b3c4d``, ``s4000-8x-5e6f7a8b``."""
+    parts: Mapping[str, str] = field(hash=False)
+    """What the key's last eight digits are a digest of, by name."""
+
+    def __str__(self) -> str:
+        return self.key
+
+    def differences(self, other: Fingerprint) -> tuple[str, ...]:
+        """One line per part that differs: ``accelerators: 8 x MTT S4000, other has 4 x MTT S4000``."""
+        names = dict.fromkeys([*self.parts, *other.parts])
+        pairs = [(name, self.parts.get(name, "none"), other.parts.get(name, "none")) for name in names]
+        return tuple(f"{name}: {mine}, other has {theirs}" for name, mine, theirs in pairs if mine != theirs)
+
+
+def fingerprint(machine: Machine, host: Host | None = None, *, cores: int | None = None, hosts: int = 1) -> Fingerprint:
+    """The fingerprint of this machine.
+
+    ``cores`` are the logical cores that ranks may use, by default all that are granted here; ``hosts`` is the number of
+    equal machines of a cluster.
+    """
+    host = host or machine.family.host
+    processor = read_processor(host)
+    cores = cores if cores is not None else host.cores()
+    parts = {"hosts": str(hosts)}
+    if machine.family.name != "cpu":
+        parts.update(_accelerator_parts(machine))
+    parts.update(
+        cpu_model=processor.model,
+        cpu_identity=processor.identity,
+        cpu_features=" ".join(processor.features) or UNKNOWN,
+        cpu_threads_per_core=str(processor.threads_per_core or UNKNOWN),
+        cores=str(cores),
+        cpu_quota=_cpu_quota(host),
+    )
+    if machine.simulated:
+        parts["simulated"] = "yes"
+    return Fingerprint(key=_key(machine, parts), parts=parts)
+
+
+def _accelerator_parts(machine: Machine) -> dict[str, str]:
+    names = sorted({device.reported_name or machine.model.title for device in machine.devices})
+    return {
+        "accelerators": f"{machine.device_count} x {' and '.join(names) or machine.model.title}",
+        "partition": " ".join(sorted({device.partition for device in machine.devices})) or "none",
+        "host_link": " ".join(sorted({device.link or UNKNOWN for device in machine.devices})) or UNKNOWN,
+        "links": machine.family.links() or ("none" if machine.device_count < 2 else UNKNOWN),
+    }
+
+
+def _cpu_quota(host: Host) -> str:
+    """CPUs' worth of time that the cgroup grants, e.g. ``2.5``; ``none`` without a limit.
+
+    cgroup v2 has ``cpu.max`` with quota and period, v1 two files; a quota of -1 or ``max`` is no limit.
+    """
+    v2 = (host.read("sys/fs/cgroup/cpu.max") or "").split()
+    v1 = [host.read(f"sys/fs/cgroup/cpu/cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
+    for quota, period in (pair for pair in (v2, v1) if len(pair) == 2):
+        if quota.isdigit() and period.isdigit() and int(period):
+            return f"{int(quota) / int(period):.3g}"
+    return "none"
+
+
+def _key(machine: Machine, parts: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(dict(parts), sort_keys=True).encode()).hexdigest()[:8]
+    hosts = "" if parts["hosts"] == "1" else f"{parts['hosts']}h-"
+    if machine.family.name == "cpu":
+        head = f"{machine.name}-{_slug(parts['cpu_model'])}-{hosts}{parts['cores']}c"
+    elif machine.name == machine.family.name:  # no row: the name must say which device it is
+        head = f"{machine.name}-{_slug(machine.model.title)}-{hosts}{machine.device_count}x"
+    else:
+        head = f"{machine.name}-{hosts}{machine.device_count}x"
+    return f"{'simulated-' if machine.simulated else ''}{head}-{digest}"
+
+
+def _slug(name: str) -> str:
+    """A device's name as part of a file name, without what every such name has.
+
+    >>> _slug("Intel(R) Xeon(R) Gold 6330 CPU @ 2.00GHz"), _slug("AMD EPYC 7742 64-Core Processor")
+    ('intel-xeon-gold-6330', 'amd-epyc-7742')
+    """
+    plain = re.sub(r"\((?:r|tm|c)\)|@.*|\bcpu\b|\bprocessor\b|\b\d+-core\b", " ", name.lower())
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:40].rstrip("-") or UNKNOWN

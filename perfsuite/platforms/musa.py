@@ -1,0 +1,151 @@
+"""Moore Threads devices: found by /dev/mtgpu*, described by mthreads-gmi, driven through torch.musa.
+
+Facts about torch_musa that shaped this file: importing torch with its autoload poisons fork, so ranks start by exec;
+TF32 is switched by ``torch.backends.mudnn``, by default off before 2.7.0 and on since; ``is_bf16_supported`` is missing
+in 1.3.2 and 2.0.1 and is not used; ``torch.accelerator`` lacks its device guard and is not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any, cast
+
+from perfsuite.errors import UnsupportedCase
+from perfsuite.platforms.accelerator import Accelerator
+from perfsuite.platforms.base import DetectedDevice
+from perfsuite.platforms.detection import AcceleratorFamily, number
+from perfsuite.platforms.mtml import MtmlTelemetry
+from perfsuite.platforms.telemetry import Telemetry
+from perfsuite.units import MIB
+
+_ASSUMED = ("fp32", "bf16", "fp16")
+
+
+class Musa(AcceleratorFamily):
+    """Driver side."""
+
+    name = "musa"
+    backend = "mccl"
+    start_method = "exec"
+    device_code = "perfsuite.platforms.musa:MusaDevice"
+    nodes = ("dev/mtgpu*",)
+    visible_variable = "MUSA_VISIBLE_DEVICES"
+    tool_name = "mthreads-gmi"
+    tool_query = ("-q",)
+
+    def list_devices(self) -> tuple[DetectedDevice, ...]:
+        """By ``mthreads-gmi -q``, else by its table, else one unnamed device per node."""
+        blocks = re.split(r"^\s*GPU\s?(\d+)\b", self.host.tool(self.tool_name, "-q").text, flags=re.MULTILINE)
+        named = tuple(
+            self._device(int(index), block)
+            for index, block in zip(blocks[1::2], blocks[2::2], strict=True)
+            if _field(block, "Product Name")
+        )
+        return named or tuple(self._table()) or self._from_nodes()
+
+    def _device(self, index: int, block: str) -> DetectedDevice:
+        address = re.search(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]", block)
+        memory = number(_field(block, "Total"))
+        return DetectedDevice(
+            index=index,
+            reported_name=_field(block, "Product Name"),
+            uuid=_field(block, "GPU UUID"),
+            memory_bytes=None if memory is None else int(memory) * MIB,
+            link=self._link(address[0]) if address else "",
+        )
+
+    def _table(self) -> Iterator[DetectedDevice]:
+        """Rows ``0  MTT S80  |00000000:04:00.0  |0%  2MiB(16384MiB)`` of mthreads-gmi without arguments."""
+        row = r"^(\d+)\s+(\S.*?)\s*\|([0-9a-fA-F:.]+)\s*\|[^(\n]*\((\d+)MiB\)"
+        for found in re.finditer(row, self.host.tool(self.tool_name).text, re.MULTILINE):
+            yield DetectedDevice(
+                index=int(found[1]),
+                reported_name=found[2],
+                memory_bytes=int(found[4]) * MIB,
+                link=self._link(found[3]),
+            )
+
+    def _from_nodes(self) -> tuple[DetectedDevice, ...]:
+        nodes = [path for path in self.host.glob(self.nodes[0]) if path.name[-1:].isdigit()]
+        return tuple(DetectedDevice(index=index, reported_name="") for index in range(len(nodes)))
+
+    def _link(self, address: str) -> str:
+        """PCIe generation and width at their best, from sysfs: the tool prints the width of the moment."""
+        domain, _, rest = address.lower().partition(":")
+        device = f"sys/bus/pci/devices/{domain[-4:]}:{rest}"
+        speed = number(self.host.read(f"{device}/max_link_speed") or "")
+        width = number(self.host.read(f"{device}/max_link_width") or "")
+        generation = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}.get(speed or 0.0)
+        return f"pcie{generation}x{width:g}" if generation and width else ""
+
+    def natively(self, dtype: str) -> bool:
+        """No tool tells the architecture: fp32, bf16 and fp16 for a device without a row."""
+        return dtype in _ASSUMED
+
+    def why_not_native(self, dtype: str) -> str:
+        """Points at the row."""
+        return f"{dtype} is not among the dtypes taken for native here; name it in the device's row (native = [...])"
+
+    def assumption(self) -> str:
+        """Always an assumption."""
+        return "architecture unknown: fp32, bf16 and fp16 are taken for native" if self.detect() else ""
+
+    def software(self) -> Mapping[str, str]:
+        """Driver, and what ``musa_version_query`` lists: musa_toolkits, mccl, mublas and others."""
+        text = self.host.tool(self.tool_name).text + self.host.tool(self.tool_name, "-q").text
+        driver = re.search(r"Driver Version\s*:\s*(\S+)", text)
+        listed = re.findall(r'^(\w+):\s*\{\s*"version":\s*"([^"]+)"', self.host.tool("musa_version_query").text, re.M)
+        return {"driver": driver[1] if driver else "unknown", **dict(listed)}
+
+    def telemetry(self) -> Telemetry:
+        """By pymtml when it is installed."""
+        return MtmlTelemetry.open(self.detect()) or super().telemetry()
+
+
+def _field(block: str, key: str) -> str:
+    found = re.search(rf"^\s*{re.escape(key)}\s*:\s*(.*?)\s*$", block, re.MULTILINE)
+    return found[1] if found else ""
+
+
+class MusaDevice(Accelerator):
+    """Rank side."""
+
+    family = "musa"
+
+    def _load(self) -> ModuleType:
+        import torch
+
+        if not hasattr(torch, "musa"):
+            try:
+                importlib.import_module("torch_musa")  # registers torch.musa; not every version autoloads
+            except ImportError as error:
+                raise UnsupportedCase(
+                    f"torch_musa cannot be imported ({error}); run inside the vendor's image or install its wheels"
+                ) from error
+        return super()._load()
+
+    def set_tf32(self, allowed: bool) -> None:
+        """One switch for matrix products and convolutions; always set, its default changed with 2.7.0."""
+        import torch
+
+        mudnn = getattr(torch.backends, "mudnn", None)
+        if mudnn is None:
+            raise UnsupportedCase("torch.backends.mudnn is missing: TF32 cannot be set; repair torch_musa")
+        mudnn.allow_tf32 = allowed
+
+    def versions(self) -> dict[str, str]:
+        """torch_musa's version, the architecture (mp_22 for S4000) and the switches that change what is timed."""
+        import torch
+
+        found = {**super().versions(), "torch_musa": "unknown"}
+        with contextlib.suppress(Exception):  # not there in a stand-in
+            found["torch_musa"] = str(importlib.import_module("torch_musa").__version__)
+        with contextlib.suppress(Exception):  # not in every version
+            major, minor = cast(Any, self._module).get_device_capability()
+            found["architecture"] = f"mp_{major}{minor}"
+        found["tf32"] = str(getattr(getattr(torch.backends, "mudnn", None), "allow_tf32", "unknown"))
+        return found

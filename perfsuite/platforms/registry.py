@@ -1,0 +1,82 @@
+"""Which families there are: those that ship, and those of installed packages.
+
+A package adds a family by an entry point of the group ``perfsuite.families``, whose name is the family's and whose
+object is its Family class.  Entry points are visible to every process of the interpreter, so a rank worker finds the
+device code by the family's name alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from perfsuite.errors import ConfigurationError
+from perfsuite.platforms.base import DeviceCode, Family
+from perfsuite.platforms.host import Host
+
+GROUP = "perfsuite.families"
+
+_BUILT_IN: Mapping[str, str] = {
+    "musa": "perfsuite.platforms.musa:Musa",
+    "cuda": "perfsuite.platforms.cuda:Cuda",
+    "cpu": "perfsuite.platforms.cpu:Cpu",
+}
+"""In the order in which a machine is searched; cpu is what remains."""
+
+SHIPPED = tuple(_BUILT_IN)
+"""Names of the families that perfsuite brings."""
+
+
+def family_names() -> tuple[str, ...]:
+    """Names of every family here: accelerators that ship, those of other packages, cpu.
+
+    Reads the metadata of every installed package: milliseconds, so not for inner loops.
+    """
+    return (*SHIPPED[:-1], *(name for name in _entry_points() if name not in SHIPPED), SHIPPED[-1])
+
+
+def _entry_points() -> Mapping[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def family_class(name: str) -> type[Family]:
+    """The Family class of this name; ConfigurationError when there is none or it cannot be imported."""
+    if name in _BUILT_IN:
+        found = _import(_BUILT_IN[name])
+    elif point := _entry_points().get(name):
+        try:
+            found = point.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigurationError(
+                f"family {name!r} ({point.value}) cannot be imported: {error}; repair or uninstall its package"
+            ) from error
+    else:
+        raise ConfigurationError(f"family {name!r} is not installed; choose from {', '.join(family_names())}")
+    if not (isinstance(found, type) and issubclass(found, Family)) or found.name != name:
+        raise ConfigurationError(
+            f"family {name!r} is {found!r:.80}; its entry point must name a subclass of Family with name = {name!r}"
+        )
+    return found
+
+
+def families(host: Host | None = None) -> Mapping[str, Family]:
+    """Every family by name, in the order in which a machine is searched."""
+    host = host or Host()
+    return {name: family_class(name)(host) for name in family_names()}
+
+
+def device_code(family: str) -> DeviceCode:
+    """The rank side of a family; imports torch.
+
+    Raises ConfigurationError for an unknown family, UnsupportedCase when torch has no such device here.
+    """
+    code = _import(family_class(family).device_code)()
+    assert isinstance(code, DeviceCode), f"{family_class(family).device_code} is no DeviceCode"
+    return code
+
+
+def _import(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)

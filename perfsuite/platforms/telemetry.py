@@ -1,0 +1,105 @@
+"""What the devices did while something was timed: clocks, throttling, power, temperature, other processes.
+
+The libraries that tell are optional.  A value that cannot be read is None and printed as ``unknown``, never as clean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One look at one device; None is unknown."""
+
+    index: int
+    clock_mhz: float | None = None
+    """Clock of the compute units."""
+    max_clock_mhz: float | None = None
+    throttle: tuple[str, ...] | None = None
+    """Why the clock is held down (``thermal``, ``power cap``, ``hardware``); empty when it is known not to be."""
+    power_w: float | None = None
+    power_cap_w: float | None = None
+    temperature_c: float | None = None
+    other_processes: int | None = None
+    """Processes on the device besides those named to :meth:`Telemetry.read`."""
+
+    def __str__(self) -> str:
+        throttle = None if self.throttle is None else ", ".join(self.throttle) or "none"
+        return (
+            f"device {self.index}: clock {_number(self.clock_mhz, ' MHz')} of {_number(self.max_clock_mhz, ' MHz')}, "
+            f"throttled by {throttle or 'unknown'}, power {_number(self.power_w, ' W')} of "
+            f"{_number(self.power_cap_w, ' W')}, {_number(self.temperature_c, ' °C')}, "
+            f"other processes {_number(self.other_processes, '')}"
+        )
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "unknown" if value is None else f"{value:.4g}{unit}"
+
+
+class Telemetry(ABC):
+    """A reader of the devices of one machine."""
+
+    source: str
+    """The library that tells; empty when none does."""
+
+    @abstractmethod
+    def read(self, own: Collection[int] = ()) -> tuple[Reading, ...]:
+        """One reading per device; ``own`` are process ids that do not count as others.
+
+        A container numbers its processes in its own way and the driver in the host's: read before the ranks start,
+        when every process on a device is somebody else's.
+        """
+
+    def close(self) -> None:  # noqa: B027  an optional hook, not a forgotten abstract method
+        """Let go of the library."""
+
+
+class Unread(Telemetry):
+    """No library tells anything: every value is unknown."""
+
+    source = ""
+
+    def __init__(self, *, count: int) -> None:
+        self._count = count
+
+    def read(self, own: Collection[int] = ()) -> tuple[Reading, ...]:
+        """Readings without values."""
+        return tuple(Reading(index=index) for index in range(self._count))
+
+
+def attempt(read: Callable[[], T]) -> T | None:
+    """What ``read`` returns, or None: a vendor's library raises errors of its own for every query it does not support.
+
+    >>> attempt(lambda: 1980.0), attempt(lambda: 1 / 0)
+    (1980.0, None)
+    """
+    with contextlib.suppress(Exception):
+        return read()
+    return None
+
+
+def disturbance(readings: tuple[Reading, ...]) -> str:
+    """One line naming devices held down or shared; empty when none is known to be (which is not: all are clean).
+
+    >>> disturbance((Reading(index=0), Reading(index=1, throttle=("thermal",), other_processes=2)))
+    'device 1 is throttled (thermal) and shared with 2 other processes'
+    """
+    found = []
+    for reading in readings:
+        said = []
+        if reading.throttle:
+            said.append(f"throttled ({', '.join(reading.throttle)})")
+        if reading.other_processes:
+            plural = "es" if reading.other_processes > 1 else ""
+            said.append(f"shared with {reading.other_processes} other process{plural}")
+        if said:
+            found.append(f"device {reading.index} is {' and '.join(said)}")
+    return "; ".join(found)

@@ -1,0 +1,216 @@
+"""The table of device models: what ships, files of a user's, their mistakes; the document's file."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from perfsuite.errors import ConfigurationError, UnknownPlatform
+from perfsuite.platforms import detect_machine, load_catalog
+from test_correctness import machines
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "add-a-platform.md"
+NAMES = ["cpu", "s4000", "s80", "s3000", "v100", "a100", "h100", "h200", "rtx4090", "rtx6000ada"]
+
+
+def test_every_row_that_ships_has_sources_and_dense_peaks() -> None:
+    catalog = load_catalog()
+    assert NAMES == list(catalog.models)
+    for model in catalog.models.values():
+        peaks = [*model.tflops.values(), model.memory, model.memory_bandwidth, model.link, model.host_link]
+        assert all(len(peak.source) > 10 for peak in peaks if peak)
+    bf16 = {name: catalog.models[name].tflops["bf16"].value for name in ("s4000", "a100", "h100", "h200", "rtx4090")}
+    assert {"s4000": 100, "a100": 312, "h100": 989, "h200": 989, "rtx4090": 165.2} == bf16
+    assert "98" in catalog.models["s4000"].tflops["bf16"].source
+    assert {} == dict(catalog.models["cpu"].tflops)
+    assert "bf16" not in catalog.models["rtx6000ada"].tflops  # only scaled figures exist
+    assert {"TOPS"} == {model.tflops["int8"].unit for model in catalog.models.values() if "int8" in model.tflops}
+
+
+@pytest.mark.parametrize(
+    ("reported", "family", "name"),
+    [
+        ("MTT S4000", "musa", "s4000"),
+        ("MTT S80", "musa", "s80"),
+        ("NVIDIA H200", "cuda", "h200"),
+        ("NVIDIA H200 NVL", "cuda", None),
+        ("NVIDIA GH200 480GB", "cuda", None),
+        ("NVIDIA H100 80GB HBM3", "cuda", "h100"),
+        ("NVIDIA H100 PCIe", "cuda", None),
+        ("NVIDIA A100-SXM4-80GB", "cuda", "a100"),
+        ("NVIDIA A100-SXM4-40GB", "cuda", None),
+        ("Tesla V100-SXM2-16GB", "cuda", "v100"),
+        ("NVIDIA GeForce RTX 4090", "cuda", "rtx4090"),
+        ("NVIDIA GeForce RTX 4090 D", "cuda", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "cuda", None),
+        ("NVIDIA RTX 6000 Ada Generation", "cuda", "rtx6000ada"),
+        ("Quadro RTX 6000", "cuda", None),
+        ("MTT S4000", "cuda", None),
+    ],
+)
+def test_a_reported_name_is_recognised_and_a_variant_is_not(reported: str, family: str, name: str | None) -> None:
+    row = load_catalog().recognise(reported, family)
+    assert name == (row.name if row else None)
+
+
+def test_unknown_platform_lists_names_and_the_nearest() -> None:
+    with pytest.raises(UnknownPlatform, match=r"did you mean 's4000'.*choose from cpu, s4000, s80"):
+        load_catalog().find("S400")
+    with pytest.raises(UnknownPlatform, match=r"'tpu' is unknown.*choose from .*musa, cuda"):
+        detect_machine(load_catalog(), "tpu")
+
+
+def test_a_file_adds_a_row_and_overrides_one_key(tmp_path: Path) -> None:
+    first = tmp_path / "first.toml"
+    first.write_text(
+        '[platform.s5000]\ntitle = "MTT S5000"\nfamily = "musa"\nmatch = ["S5000"]\n'
+        '[platform.s4000.tflops]\nbf16 = { value = 98, unit = "TFLOPS", source = "FlagPerf" }\n'
+    )
+    second = tmp_path / "second.toml"
+    second.write_text('[platform.s5000]\nnative = ["fp8"]\n[environment]\nmachine = "D800"\nnics = [1, 2]\n')
+    catalog = load_catalog([first, second])
+    assert ("MTT S5000", ("fp8",)) == (catalog.models["s5000"].title, catalog.models["s5000"].native)
+    peaks = catalog.models["s4000"].tflops
+    assert (98.0, "FlagPerf", 50.0) == (peaks["bf16"].value, peaks["bf16"].source, peaks["tf32"].value)
+    assert {"machine": "D800", "nics": [1, 2]} == dict(catalog.declared)
+    assert 100.0 == load_catalog().models["s4000"].tflops["bf16"].value
+
+
+ROW = '[platform.x]\ntitle = "X"\nfamily = "cuda"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[platform.x\n", r"is not TOML: .*line 1.*correct that line"),
+        ("[plattform.x]\n", r"line 1: \[plattform\] is unknown; a file has \[platform.NAME\]"),
+        ('platform = "x"\n', r"\[platform\] is 'x'; write a table"),
+        ("[platform]\nx = 3\n", r"line 2: \[platform\] x is 3; write a table \[platform.x\]"),
+        ("[platform.X-1]\n", r"line 1: .*names 'X-1'; ids are made of it: use small letters, digits and _"),
+        ("[platform.musa]\n", r"line 1: \[platform.musa\] is the name of a family"),
+        (ROW + "speed = 3\n", r"line 4: \[platform.x\] speed is unknown; choose from title, family, match"),
+        ('[platform.x]\nfamily = "cuda"\n', r"line 1: \[platform.x\] title is missing or no text; write title ="),
+        ('[platform.x]\ntitle = "X"\n', r"line 1: \[platform.x\] family is missing"),
+        (
+            '[platform.x]\ntitle = "X"\nfamily = "tpu"\n',
+            r"line 3: .*'tpu', which is not installed; choose .*musa, cuda",
+        ),
+        (ROW + 'match = "S4000"\n', r"line 4: \[platform.x\] match is 'S4000'; write a list of texts"),
+        (ROW + 'native = ["int7"]\n', r"line 4: .*names dtype 'int7'; choose from fp64, fp32, tf32"),
+        (ROW + "tflops = 3\n", r"line 4: .*tflops is 3; write a table \[platform.x.tflops\]"),
+        (
+            ROW + '[platform.x.tflops]\nbfloat16 = { value = 1, unit = "TFLOPS", source = "s" }\n',
+            r"line 5: .*'bfloat16'; choose",
+        ),
+        (ROW + "[platform.x.tflops]\nbf16 = 3\n", r"line 5: .*bf16 is 3; write bf16 = \{ value"),
+        (
+            ROW + '[platform.x.tflops]\nbf16 = { value = 3, unit = "TFLOPS" }\n',
+            r"line 5: .*bf16 has no source; write where the number stands",
+        ),
+        (
+            ROW + '[platform.x.tflops]\nbf16 = { value = 3, unit = "TFLOPS", source = " " }\n',
+            r"line 5: .*has no source",
+        ),
+        (
+            ROW + '[platform.x.tflops]\nbf16 = { value = 3, unit = "GFLOPS", source = "s" }\n',
+            r"line 5: .*has unit 'GFLOPS'; convert it and write unit = \"TFLOPS\"",
+        ),
+        (
+            ROW + '[platform.x.tflops]\nint8 = { value = 3, unit = "TFLOPS", source = "s" }\n',
+            r"line 5: .*int8 has unit 'TFLOPS'; convert it and write unit = \"TOPS\"",
+        ),
+        (
+            ROW + '[platform.x.memory]\nvalue = -1\nunit = "GiB"\nsource = "s"\n',
+            r"line 4: .*memory has value -1; write a number above 0, in GiB",
+        ),
+        (ROW + 'link = { value = nan, unit = "GB/s", source = "s" }\n', r"line 4: .*has value nan"),
+        (ROW + 'link = { value = true, unit = "GB/s", source = "s" }\n', r"line 4: .*has value True"),
+        (ROW + 'link = { valeu = 1, unit = "GB/s", source = "s" }\n', r"line 4: .*has unknown key 'valeu'"),
+        (
+            ROW + 'link = { value = 1, unit = "GB/s", source = "s", kind = "guess" }\n',
+            r"line 4: .*kind 'guess'; choose from published, measured",
+        ),
+        ("[environment]\nbought = 2024-01-02\n", r"line 2: \[environment\] bought is datetime"),
+        ("[environment.a.b]\nc = 1\n", r"\[environment.a\] b is \{'c': 1\}; write a text"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line_with_file_line_key_and_rule(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        load_catalog([path])
+    assert f"platform file {path}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no.toml cannot be read: No such file"):
+        load_catalog([tmp_path / "no.toml"])
+    latin = tmp_path / "latin.toml"
+    latin.write_bytes(b"# caf\xe9\n")
+    with pytest.raises(ConfigurationError, match=r"latin.toml is not UTF-8 at byte 5"):
+        load_catalog([latin])
+
+
+WRITTEN = st.integers(-3, 3) | st.floats(-3, 3) | st.booleans() | st.text("abGB/s ", max_size=4)
+
+
+@given(peak=st.dictionaries(st.sampled_from(["value", "unit", "source", "kind", "x"]), WRITTEN))
+@settings(max_examples=50)
+@example(peak={"value": 2.5, "unit": "GB/s", "source": "s"})
+def test_whatever_is_written_for_a_peak_is_a_peak_or_one_line_of_error(peak: dict[str, Any]) -> None:
+    entries = ", ".join(f"{key} = {json.dumps(value)}" for key, value in peak.items())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "mine.toml")
+        path.write_text(f"{ROW}link = {{ {entries} }}\n")
+        try:
+            link = load_catalog([path]).models["x"].link
+        except ConfigurationError as error:
+            said = str(error)
+        else:
+            said = ""
+    correct = (
+        type(peak.get("value")) in (int, float)
+        and peak["value"] > 0
+        and peak.get("unit") == "GB/s"
+        and str(peak.get("source", "")).strip() != ""
+        and type(peak.get("source")) is str
+        and peak.keys() <= {"value", "unit", "source"}
+    )
+    assert correct == (said == "")
+    assert "\n" not in said
+    if correct:
+        assert link is not None
+        assert (float(peak["value"]), "GB/s") == (link.value, link.unit)
+
+
+def examples(language: str) -> list[str]:
+    """The document's blocks of this language."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [text for name, text in blocks if name == language]
+
+
+def test_the_documents_platform_file_loads_and_its_mistake_reads_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = next(block for block in examples("toml") if block.startswith("# my-cluster.toml"))
+    monkeypatch.chdir(tmp_path)
+    Path("my-cluster.toml").write_text(text)
+    catalog = load_catalog(["my-cluster.toml"])
+    assert [*NAMES, "a100pcie", "node_cpu"] == list(catalog.models)
+    assert 98.0 == catalog.models["s4000"].tflops["bf16"].value
+    assert "InfiniBand, 2 x 200 Gb/s" == catalog.declared["network"]["inter_node"]
+    machine = detect_machine(catalog, host=machines.host(machines.xeon(tmp_path / "host"), {}))
+    assert ("node_cpu", "measured") == (machine.name, machine.peaks().memory_bandwidth.kind)  # type: ignore[union-attr]
+    Path("my-cluster.toml").write_text(text.replace('312, unit = "TFLOPS"', '312, unit = "GFLOPS"'))
+    with pytest.raises(ConfigurationError) as caught:
+        load_catalog(["my-cluster.toml"])
+    shown = next(block for block in examples("") if "error:" in block)
+    assert shown.strip() == f"perfsuite: error: {caught.value}"

@@ -1,0 +1,146 @@
+"""``perfsuite env`` and ``perfsuite platforms``: text, JSON, errors and exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perfsuite import cli
+from perfsuite.platforms import Host
+from perfsuite.platforms.host import Answer
+from test_correctness import machines
+
+ROOT = Path(__file__).parent.parent
+Use = Callable[[Host], None]
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Use:
+    """Let the command line find this machine."""
+    return lambda host: monkeypatch.setattr(cli, "Host", lambda: host)
+
+
+def test_env_of_eight_s4000_for_people(tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    use(machines.s4000(tmp_path, environ={"MUSA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}))
+    mine = tmp_path / "mine.toml"
+    mine.write_text('[environment]\nmachine = "MCCX D800"\noptimisation = ["SDPA", "checkpointing"]\n')
+    assert 0 == cli.main(["env", "--platform-file", str(mine)])
+    lines = capsys.readouterr().out.splitlines()
+    assert "platform     s4000 (8 x MTT S4000)" == lines[0]
+    assert lines[1].startswith("fingerprint  s4000-8x-")
+    for line in (
+        "  accelerators          8 x MTT S4000",
+        "  links                 MT2",
+        "  kernel         5.4.0-42-generic",
+        "  network        mlx5_0 port 1: 200 Gb/sec (4X HDR) InfiniBand",
+        "    musa_toolkits  3.1.0",
+        "    MUSA_VISIBLE_DEVICES  0,1,2,3,4,5,6,7",
+        "  machine       MCCX D800",
+        "  optimisation  SDPA",
+        "                checkpointing",
+        "topology",
+    ):
+        assert line in lines
+    assert machines.matrix(8, "MT2").splitlines()[0] in lines
+
+
+def test_env_as_json(tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    use(machines.nvidia(tmp_path, ["NVIDIA H200"]))
+    assert 0 == cli.main(["env", "--json"])
+    plain = json.loads(capsys.readouterr().out)
+    assert "h200" == plain["platform"]
+    assert plain["fingerprint"]["key"].startswith("h200-1x-")
+    assert "1 x NVIDIA H200" == plain["fingerprint"]["parts"]["accelerators"]
+    assert ["700.00 W"] == plain["environment"]["power_caps"]
+    assert {"driver": "580.159.03"} == plain["environment"]["driver"]
+
+
+def test_env_takes_a_platform_by_name(tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    use(machines.nvidia(tmp_path, ["NVIDIA H200"]))
+    assert 0 == cli.main(["env", "--platform", "cpu"])
+    assert "fingerprint  cpu-intel-xeon-gold-6330-112c-" in capsys.readouterr().out
+
+
+def test_platforms_lists_peaks_sources_and_presence(
+    tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(machines.s4000(tmp_path))
+    assert 0 == cli.main(["platforms"])
+    out = capsys.readouterr().out
+    assert "s4000 (musa): MTT S4000, here\n" in out
+    assert "h200 (cuda): NVIDIA H200 SXM not found: no /dev/nvidia* here; run inside" in out
+    assert "s80 (musa): MTT S80 not found: this machine has 8 x MTT S4000; run on one that has it" in out
+    assert "  bf16                  989 TFLOPS  NVIDIA H200 data sheet, SXM: half of 1979 with sparsity" in out
+    assert "cpu (cpu): CPU, here\n  no peaks\n" in out
+    assert "  native without a published peak: tf32, bf16, fp16, int8" in out
+    assert out.rstrip().splitlines()[-1].startswith("this machine: s4000 (8 x MTT S4000); architecture mp_22")
+
+
+def test_platforms_of_some_names_as_json(tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    use(machines.host(machines.xeon(tmp_path), {}))
+    assert 0 == cli.main(["platforms", "--json", "s4000", "cpu"])
+    plain = json.loads(capsys.readouterr().out)
+    assert ("cpu", ["s4000", "cpu"]) == (plain["here"], [each["name"] for each in plain["platforms"]])
+    assert "no /dev/mtgpu* here" in plain["platforms"][0]["absent"]
+    assert 100.0 == plain["platforms"][0]["tflops"]["bf16"]["value"]
+    assert "" == plain["platforms"][1]["absent"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["env", "--platform", "s4001"], "platform 's4001' is unknown, did you mean 's4000'?"),
+        (["env", "--platform", "s4000"], "MTT S4000 not found: no /dev/mtgpu* here; run inside the vendor's image"),
+        (["env", "--platform-file", "no.toml"], "platform file no.toml cannot be read: No such file or directory"),
+        (["platforms", "warp9"], "platform 'warp9' is unknown; choose from cpu, s4000"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_4(
+    tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    use(machines.host(machines.xeon(tmp_path), {}))
+    assert 4 == cli.main(arguments)
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"perfsuite: error: {said}")
+    assert (1, "") == (captured.err.count("\n"), captured.out)
+
+
+@pytest.mark.parametrize("arguments", [[], ["bogus"], ["env", "--bogus"], ["env", "--platform"]])
+def test_wrong_usage_is_exit_code_4(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert 4 == caught.value.code
+    assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["env", "--help"], ["platforms", "--help"]])
+def test_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert not caught.value.code
+    assert "exit codes: 0 done; 4 wrong usage" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_driver_that_hangs_is_said_and_not_waited_for(
+    tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machines.write(machines.xeon(tmp_path), {"dev/mtgpu.0": ""})
+    use(machines.host(tmp_path, {"mthreads-gmi -q": Answer(problem="no answer in 10 s")}))
+    assert 0 == cli.main(["env"])
+    out = capsys.readouterr().out
+    assert "mthreads-gmi does not tell which device this is (no answer in 10 s)" in out
+    assert "driver  unknown" in out
+
+
+def test_the_module_runs_on_this_machine_into_a_closed_pipe() -> None:
+    program = f"{sys.executable} -m perfsuite.cli platforms | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", program], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    assert done.stdout.startswith("cpu (cpu): CPU")

@@ -1,0 +1,243 @@
+"""The rank side of platforms: clocks, memory, TF32, out of memory; families of other packages."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import ConfigurationError, UnsupportedCase
+from perfsuite.platforms import DeviceCode, detect_machine, device_code, families, load_catalog
+from perfsuite.platforms.accelerator import Accelerator
+from perfsuite.platforms.cpu import CpuDevice
+from perfsuite.platforms.cuda import CudaDevice
+from perfsuite.platforms.musa import MusaDevice
+from perfsuite.units import GIB, MIB
+from test_correctness import machines
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "add-a-platform.md"
+
+
+def test_cpu_device_code_is_torchs_cpu_with_perf_counter() -> None:
+    code = device_code("cpu")
+    assert ("cpu", "cpu") == (code.family, str(code.open(3)))
+    start, end = code.clock.stamp(), code.clock.stamp()
+    code.clock.wait(end)
+    assert 0 <= code.clock.elapsed_s(start, end)
+    assert (0.25e-3,) == (pytest.approx(code.clock.elapsed_s(1_000_000, 1_250_000)),)
+    facts = code.clock.facts()
+    assert "perf_counter" == facts.name
+    assert facts.resolution_s > 0
+    assert facts.cost_s > 0
+    assert facts is code.clock.facts()
+    assert code.peak_memory_bytes() is None
+    free, total = code.memory_bytes() or (0, 0)
+    assert 0 < free <= total
+    assert code.cache_bytes() >= 64 * 1024
+    code.synchronize()
+    code.set_tf32(True)
+    code.reset_peak_memory()
+    code.release()
+    assert {"torch", "cpu_capability", "omp_num_threads"} == set(code.versions())
+
+
+def test_the_cpu_allocators_error_is_out_of_memory_and_others_are_not() -> None:
+    torch = pytest.importorskip("torch")
+    code = device_code("cpu")
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 48)
+    assert code.is_out_of_memory(caught.value)
+    assert code.is_out_of_memory(MemoryError())
+    assert not code.is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not code.is_out_of_memory(ValueError("can't allocate memory"))
+
+
+def test_the_cache_of_the_highest_level_is_flushed(tmp_path: Path) -> None:
+    base = "sys/devices/system/cpu/cpu0/cache"
+    sizes = {"index0": ("1", "48K"), "index2": ("2", "1280K"), "index3": ("3", "42M")}
+    for index, (level, size) in sizes.items():
+        machines.write(tmp_path, {f"{base}/{index}/level": level, f"{base}/{index}/size": size})
+    assert 42 * MIB == CpuDevice(machines.host(tmp_path, {})).cache_bytes()
+    assert 64 * MIB == CpuDevice(machines.host(tmp_path / "none", {})).cache_bytes()
+
+
+class FakeModule:
+    """A device module whose clock moves by 2 us per event; nothing but the names that the device layer may use."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.now_ms = 0.0
+        module = self
+
+        class Event:
+            def __init__(self, enable_timing: bool = False) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                module.now_ms += 0.002
+                self.at_ms = module.now_ms
+
+            def synchronize(self) -> None:
+                module.calls.append("event.synchronize")
+
+            def elapsed_time(self, end: Event) -> float:
+                return end.at_ms - self.at_ms
+
+        self.Event = Event
+
+    def __getattr__(self, name: str) -> Any:
+        answers: dict[str, Any] = {
+            "set_device": None,
+            "synchronize": None,
+            "max_memory_allocated": 5 * MIB,
+            "reset_peak_memory_stats": None,
+            "mem_get_info": (3 * GIB, 4 * GIB),
+            "current_device": 1,
+            "get_device_properties": SimpleNamespace(L2_cache_size=50 * MIB),
+            "get_device_capability": (2, 2),
+            "empty_cache": None,
+        }
+        if name not in answers:
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> Any:
+            self.calls.append((name, *arguments))
+            return answers[name]
+
+        return call
+
+
+@pytest.mark.parametrize("kind", [CudaDevice, MusaDevice])
+def test_an_accelerator_uses_only_what_every_device_module_has(kind: type[Accelerator]) -> None:
+    module = FakeModule()
+    code = kind(module)
+    start, end = code.clock.stamp(), code.clock.stamp()
+    code.clock.wait(end)
+    assert pytest.approx(2e-6) == code.clock.elapsed_s(start, end)
+    facts = code.clock.facts()
+    assert (f"{kind.family}.Event", pytest.approx(2e-6), pytest.approx(2e-6)) == (
+        facts.name,
+        facts.resolution_s,
+        facts.cost_s,
+    )
+    code.synchronize()
+    code.reset_peak_memory()
+    code.release()
+    assert (5 * MIB, (3 * GIB, 4 * GIB), 50 * MIB) == (
+        code.peak_memory_bytes(),
+        code.memory_bytes(),
+        code.cache_bytes(),
+    )
+    assert "event.synchronize" in module.calls
+
+
+def test_an_accelerator_is_opened_by_index_or_named_as_unusable() -> None:
+    module = FakeModule()
+    assert "cuda:1" == str(CudaDevice(module).open(1))
+    assert ("set_device", 1) in module.calls
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        with pytest.raises(UnsupportedCase, match=r"cannot open device cuda:0 \(.*\); install a torch built for"):
+            device_code("cuda").open(0)
+
+
+def test_out_of_memory_of_an_accelerator() -> None:
+    torch = pytest.importorskip("torch")
+    code = CudaDevice(FakeModule())
+    assert code.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert code.is_out_of_memory(RuntimeError("MUSA error: out of memory"))
+    assert not code.is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not code.is_out_of_memory(MemoryError())
+
+
+def test_tf32_is_set_by_the_switches_of_the_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    try:
+        for allowed in (True, False):
+            CudaDevice(FakeModule()).set_tf32(allowed)
+            assert (allowed, allowed) == (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    assert {"torch", "cuda", "cudnn", "tf32"} <= set(CudaDevice(FakeModule()).versions())
+    with pytest.raises(UnsupportedCase, match=r"torch.backends.mudnn is missing"):
+        MusaDevice(FakeModule()).set_tf32(True)
+    mudnn = SimpleNamespace(allow_tf32=True)
+    monkeypatch.setattr(torch.backends, "mudnn", mudnn, raising=False)
+    MusaDevice(FakeModule()).set_tf32(False)
+    assert not mudnn.allow_tf32
+    versions = MusaDevice(FakeModule()).versions()
+    assert ("mp_22", "False", "unknown") == (versions["architecture"], versions["tf32"], versions["torch_musa"])
+
+
+def test_torch_musa_is_asked_for_where_torch_has_no_musa() -> None:
+    torch = pytest.importorskip("torch")
+    if hasattr(torch, "musa"):
+        pytest.skip("this torch has a musa device")
+    with pytest.raises(UnsupportedCase, match=r"torch_musa cannot be imported .* run inside the vendor's image"):
+        device_code("musa")
+
+
+def test_an_unknown_family_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="family 'tpu' is not installed; choose from musa, cuda, cpu"):
+        device_code("tpu")
+
+
+def examples(language: str) -> list[str]:
+    """The document's blocks of this language."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [text for name, text in blocks if name == language]
+
+
+def test_the_documents_family_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = next(block for block in examples("python") if block.startswith("# toyfamily.py"))
+    group, point = re.search(r'entry-points\."([\w.]+)"\]\n(.*)\n', "".join(examples("toml"))).groups()  # type: ignore[union-attr]
+    machines.write(
+        tmp_path,
+        {
+            "toyfamily.py": module,
+            "toyfamily-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toyfamily\nVersion: 1.0\n",
+            "toyfamily-1.0.dist-info/entry_points.txt": f"[{group}]\n{point.replace(chr(34), '')}\n",
+        },
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "toyfamily", raising=False)
+    rows = machines.write(
+        tmp_path, {"toy.toml": '[platform.toy1]\ntitle = "Toy 1"\nfamily = "toy"\nmatch = ["Toy 1"]\n'}
+    )
+    catalog = load_catalog([rows / "toy.toml"])
+    host = machines.host(machines.xeon(tmp_path / "host"), {})
+    assert ["musa", "cuda", "toy", "cpu"] == list(families(host))
+    assert "cpu" == detect_machine(catalog, host=host).name  # simulated: never found, only asked for
+    machine = detect_machine(catalog, "toy", host=host)
+    assert ("toy1", 2, True) == (machine.name, machine.device_count, machine.simulated)
+    code = device_code("toy")
+    assert isinstance(code, DeviceCode)
+    start, end = code.clock.stamp(), code.clock.stamp()
+    assert (1e-3, "cpu") == (code.clock.elapsed_s(start, end), str(code.open(1)))
+    sys.modules.pop("toyfamily", None)
+
+
+def test_a_family_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machines.write(
+        tmp_path,
+        {
+            "gone-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: gone\nVersion: 1.0\n",
+            "gone-1.0.dist-info/entry_points.txt": (
+                "[perfsuite.families]\ngone = no_such_module:Gone\nnotone = pathlib:Path\n"
+            ),
+        },
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ConfigurationError, match=r"family 'gone' \(no_such_module:Gone\) cannot be imported: No module"
+    ):
+        device_code("gone")
+    with pytest.raises(
+        ConfigurationError, match=r"family 'notone' is .*its entry point must name a subclass of Family"
+    ):
+        device_code("notone")

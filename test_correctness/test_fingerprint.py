@@ -1,0 +1,197 @@
+"""The hard key of a machine and the environment of a run: what changes which."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite.platforms import Fingerprint, detect_machine, fingerprint, load_catalog, read_environment
+from perfsuite.platforms.environment import Environment
+from perfsuite.platforms.host import Answer, Host
+from perfsuite.records import from_json, to_json
+from test_correctness import machines
+
+
+def key_of(host: Host, **options: int) -> Fingerprint:
+    return fingerprint(detect_machine(load_catalog(), host=host), **options)
+
+
+def test_a_key_is_readable_and_a_file_name(tmp_path: Path) -> None:
+    cpu = key_of(machines.host(machines.xeon(tmp_path / "cpu"), {}))
+    assert re.fullmatch(r"cpu-intel-xeon-gold-6330-112c-[0-9a-f]{8}", cpu.key)
+    assert re.fullmatch(r"s4000-8x-[0-9a-f]{8}", key_of(machines.s4000(tmp_path / "musa")).key)
+    unknown = key_of(machines.nvidia(tmp_path / "l4", ["NVIDIA L4"] * 2))
+    assert re.fullmatch(r"cuda-nvidia-l4-2x-[0-9a-f]{8}", unknown.key)
+    assert re.fullmatch(r"s4000-4h-8x-[0-9a-f]{8}", key_of(machines.s4000(tmp_path / "cluster"), hosts=4).key)
+    assert str(cpu) == cpu.key
+
+
+def test_the_parts_are_what_the_hardware_is(tmp_path: Path) -> None:
+    assert {
+        "hosts": "1",
+        "accelerators": "8 x MTT S4000",
+        "partition": "none",
+        "host_link": "pcie5x16",
+        "links": "MT2",
+        "cpu_model": "Intel(R) Xeon(R) Gold 6330 CPU @ 2.00GHz",
+        "cpu_identity": "GenuineIntel 6 106 6",
+        "cpu_features": "avx avx2 avx512_vnni avx512f fma",
+        "cpu_threads_per_core": "2",
+        "cores": "112",
+        "cpu_quota": "none",
+    } == dict(key_of(machines.s4000(tmp_path)).parts)
+
+
+def test_readings_and_software_do_not_change_the_key(tmp_path: Path) -> None:
+    machine = machines.s4000(tmp_path)
+    before = key_of(machine)
+    machines.xeon(tmp_path, mhz=3100.0, free_kb=1)
+    machines.write(
+        tmp_path,
+        {
+            "proc/sys/kernel/osrelease": "6.8.0",
+            "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
+            "sys/bus/pci/devices/0000:10:00.0/current_link_speed": "32.0 GT/s PCIe\n",
+        },
+    )
+    newer = {"mthreads-gmi -q": machines.gmi_query(["MTT S4000"] * 8, driver="3.3.5-server")}
+    tools = {**newer, "mthreads-gmi topo -m": machines.matrix(8, "MT2")}
+    after = key_of(machines.host(tmp_path, tools, environ={"OMP_NUM_THREADS": "4"}))
+    assert before == after
+    assert () == before.differences(after)
+
+
+def test_other_hardware_changes_the_key_and_is_named(tmp_path: Path) -> None:
+    whole = key_of(machines.s4000(tmp_path / "8"))
+    half = key_of(machines.s4000(tmp_path / "8b", environ={"MUSA_VISIBLE_DEVICES": "0,1,2,3"}))
+    assert whole.key != half.key
+    assert ("accelerators: 8 x MTT S4000, other has 4 x MTT S4000",) == whole.differences(half)
+    pcie = key_of(machines.s4000(tmp_path / "pcie", tools={"mthreads-gmi topo -m": machines.matrix(8, "SYS")}))
+    assert ("links: MT2, other has SYS",) == whole.differences(pcie)
+    fewer = key_of(machines.s4000(tmp_path / "cores"), cores=64)
+    assert ("cores: 112, other has 64",) == whole.differences(fewer)
+    cpu = key_of(machines.host(machines.xeon(tmp_path / "cpu"), {}))
+    assert "accelerators: 8 x MTT S4000, other has none" in whole.differences(cpu)
+
+
+def test_a_mig_slice_has_a_key_of_its_own(tmp_path: Path) -> None:
+    whole = key_of(machines.nvidia(tmp_path / "whole", ["NVIDIA H200"]))
+    listed = "GPU 0: NVIDIA H200 (UUID: GPU-0aaa)\n  MIG 1g.18gb     Device  0: (UUID: MIG-222)\n"
+    host = machines.nvidia(tmp_path / "mig", ["NVIDIA H200"], mig="Enabled", tools={"nvidia-smi -L": listed})
+    assert ("partition: none, other has MIG 1g.18gb",) == whole.differences(key_of(host))
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"sys/fs/cgroup/cpu.max": "250000 100000\n"}, "2.5"),
+        ({"sys/fs/cgroup/cpu.max": "max 100000\n"}, "none"),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, "2"),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, "none"),
+        ({}, "none"),
+    ],
+)
+def test_the_cgroups_share_of_the_cpu_is_hardware(tmp_path: Path, files: dict[str, str], quota: str) -> None:
+    machines.write(machines.xeon(tmp_path), files)
+    assert quota == key_of(machines.host(tmp_path, {})).parts["cpu_quota"]
+
+
+@given(
+    mine=st.dictionaries(st.sampled_from("abcd"), st.text(max_size=3)),
+    theirs=st.dictionaries(st.sampled_from("abcd"), st.text(max_size=3)),
+)
+def test_differences_are_empty_only_for_equal_parts(mine: dict[str, str], theirs: dict[str, str]) -> None:
+    one, other = Fingerprint(key="x", parts=mine), Fingerprint(key="x", parts=theirs)
+    named = {line.split(":")[0] for line in one.differences(other)}
+    assert {name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)} == named
+
+
+def test_a_fingerprint_survives_json(tmp_path: Path) -> None:
+    key = key_of(machines.s4000(tmp_path))
+    assert key == from_json(Fingerprint, json.loads(json.dumps(to_json(key))))
+    assert {key} == {key}
+
+
+# ------------------------------------------------------------------------------------------------ environment
+
+
+def environment_of(host: Host, **known: dict[str, str]) -> Environment:
+    return read_environment(detect_machine(load_catalog(), host=host), **known)
+
+
+def test_the_environment_has_what_report_002_lists(tmp_path: Path) -> None:
+    environ = {"MCCL_PROTOS": "2", "MUSA_KERNEL_TIMEOUT": "3600000", "HOME": "/root", "NCCL_TOKEN": "secret"}
+    found = environment_of(
+        machines.s4000(tmp_path, environ=environ),
+        declared={"docker_image": "PyTorch2.0_musa1.4"},
+        worker={"torch": "2.5.0", "torch_musa": "2.1.1"},
+    )
+    assert ("node7", "Moore Threads MCCX D800", "Ubuntu 20.04 LTS", "5.4.0-42-generic") == (
+        found.hostname,
+        found.machine_model,
+        found.os,
+        found.kernel,
+    )
+    assert "Intel(R) Xeon(R) Gold 6330 CPU @ 2.00GHz; sockets: 2; threads per core: 2; cores used: 112" == found.cpu
+    assert ("1007.1", "performance", "none seen") == (found.memory_gib, found.governor, found.container)
+    assert ("mlx5_0 port 1: 200 Gb/sec (4X HDR) InfiniBand",) == found.network
+    assert "MTT S4000, 48.0 GiB, 0a1b2c3d-0000-0000-0000-000000000000" == found.devices[0]
+    assert {"driver": "2.7.0", "musa_toolkits": "3.1.0", "mccl": "2.11.4"} == dict(found.driver)
+    assert {"MCCL_PROTOS": "2", "MUSA_KERNEL_TIMEOUT": "3600000"} == dict(found.variables)
+    assert any("mp_22" in note and "FSDP2" in note for note in found.notes)
+    assert ({"torch": "2.5.0", "torch_musa": "2.1.1"}, {"docker_image": "PyTorch2.0_musa1.4"}) == (
+        found.worker,
+        found.declared,
+    )
+    assert found.topology == machines.matrix(8, "MT2").rstrip()
+
+
+def test_the_environment_has_the_packages_and_no_torch_is_imported_for_them(tmp_path: Path) -> None:
+    found = environment_of(machines.host(machines.xeon(tmp_path), {}))
+    assert "pytest" in found.packages
+    assert pytest.__version__ == found.packages["pytest"]
+
+
+def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+    found = environment_of(Host(root=tmp_path, environ={}, run=lambda _: Answer(problem="not installed"), cores=1))
+    assert ("unknown", "unknown", "unknown", "unknown") == (
+        found.machine_model,
+        found.os,
+        found.governor,
+        found.memory_gib,
+    )
+    assert ("unknown, memory unknown",) == found.devices
+    assert ((), {}, "") == (found.network, dict(found.driver), found.topology)
+    assert "unknown; sockets: unknown; threads per core: unknown; cores used: 1" == found.cpu
+    broken = machines.nvidia(tmp_path / "gpu", ["NVIDIA H200"], tools={machines.SMI_FIELDS: Answer(problem="exit 9")})
+    assert {"driver": "unknown"} == dict(environment_of(broken).driver)
+
+
+@pytest.mark.parametrize(
+    ("files", "environ", "container"),
+    [
+        ({".dockerenv": ""}, {}, "docker"),
+        ({"run/.containerenv": ""}, {}, "podman"),
+        ({"proc/1/cgroup": "0::/kubepods/burstable/pod1\n"}, {}, "kubepods"),
+        ({".dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes"),
+        ({}, {"APPTAINER_CONTAINER": "/x.sif"}, "apptainer"),
+        ({"proc/1/cgroup": "0::/\n"}, {}, "none seen"),
+    ],
+)
+def test_the_container_is_told_by_its_signs(
+    tmp_path: Path, files: dict[str, str], environ: dict[str, str], container: str
+) -> None:
+    machines.write(machines.xeon(tmp_path), files)
+    assert container == environment_of(machines.host(tmp_path, {}, environ=environ)).container
+
+
+def test_every_field_of_an_environment_is_in_its_json(tmp_path: Path) -> None:
+    found = environment_of(machines.s4000(tmp_path))
+    plain = json.loads(json.dumps(found.to_json()))
+    assert [each.name for each in dataclasses.fields(Environment)] == list(plain)

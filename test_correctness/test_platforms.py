@@ -1,0 +1,320 @@
+"""Detection of the machine: devices, the platform asked for, reasons of absence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.platforms import detect_machine, load_catalog, why_absent
+from perfsuite.platforms.base import DetectedDevice
+from perfsuite.platforms.cpu import memory_bytes, read_processor
+from perfsuite.platforms.detection import visible
+from perfsuite.platforms.host import Answer, Host, run_tool
+from perfsuite.units import GIB, MIB
+from test_correctness import machines
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_without_an_accelerator_the_machine_is_the_cpu_and_no_tool_is_run(tmp_path: Path) -> None:
+    machines.xeon(tmp_path)
+
+    def run(command: Any) -> Answer:
+        raise AssertionError(f"{command} was run")
+
+    machine = detect_machine(load_catalog(), host=Host(root=tmp_path, environ={}, run=run, cores=112))
+    assert ("cpu", 1, True) == (machine.name, machine.device_count, machine.family.shareable)
+    assert "Intel(R) Xeon(R) Gold 6330 CPU @ 2.00GHz" == machine.devices[0].reported_name
+    assert 1056000000 * 1024 == machine.devices[0].memory_bytes
+    assert "no peak is published for a CPU" in machine.peaks().unknown
+    assert (True, True, False, True, False) == tuple(map(machine.natively, ("fp32", "fp64", "bf16", "int8", "tf32")))
+    assert (
+        "no native bf16 on 1 x Intel(R) Xeon(R) Gold 6330 CPU @ 2.00GHz: "
+        "bf16 needs one of the CPU flags avx512_bf16, amx_bf16, bf16"
+    ) == machine.why_not_native("bf16")
+
+
+def test_eight_s4000_are_found_by_their_nodes_and_the_vendors_tool(tmp_path: Path) -> None:
+    machine = detect_machine(load_catalog(), host=machines.s4000(tmp_path))
+    assert ("s4000", 8, "mccl", "exec") == (
+        machine.name,
+        machine.device_count,
+        machine.family.backend,
+        machine.family.start_method,
+    )
+    assert machine.devices[7] == DetectedDevice(
+        index=7,
+        reported_name="MTT S4000",
+        uuid="0a1b2c3d-0000-0000-0000-000000000007",
+        memory_bytes=48 * GIB,
+        link="pcie5x16",
+    )
+    assert 100.0 == machine.peaks().tflops["bf16"].value
+    assert "MT2" == machine.family.links()
+    assert {"driver": "2.7.0", "musa_toolkits": "3.1.0", "mccl": "2.11.4"} == dict(machine.family.software())
+    assert (True, True, False) == tuple(map(machine.natively, ("bf16", "int8", "fp64")))
+    assert any("mp_22" in remark for remark in machine.remarks())
+
+
+def test_the_tools_table_serves_where_it_knows_no_query(tmp_path: Path) -> None:
+    machines.write(tmp_path, {"dev/mtgpu.0": "", "proc/cpuinfo": ""})
+    machine = detect_machine(load_catalog(), host=machines.host(tmp_path, {"mthreads-gmi": machines.GMI_TABLE}))
+    assert ("s80", 1) == (machine.name, machine.device_count)
+    assert ("MTT S80", 16 * GIB) == (machine.devices[0].reported_name, machine.devices[0].memory_bytes)
+    assert "2.7.0" == machine.family.software()["driver"]
+    assert (True, False) == (machine.natively("fp16"), machine.natively("bf16"))
+
+
+@pytest.mark.parametrize("tool", [{}, {"mthreads-gmi -q": Answer(problem="no answer in 10 s")}])
+def test_a_device_that_no_tool_names_is_measured_without_peaks_or_named_by_the_user(
+    tmp_path: Path, tool: dict[str, Answer]
+) -> None:
+    machines.write(machines.xeon(tmp_path), {"dev/mtgpu.0": "", "dev/mtgpu.1": "", "dev/mtgpu-ctl": ""})
+    host = machines.host(tmp_path, tool)
+    machine = detect_machine(load_catalog(), host=host)
+    assert ("musa", 2) == (machine.name, machine.device_count)
+    assert "mthreads-gmi does not tell which device this is" in machine.peaks().unknown
+    assert (True, False) == (machine.natively("bf16"), machine.natively("int8"))
+    assert any("taken for native" in remark for remark in machine.remarks())
+    named = detect_machine(load_catalog(), "s4000", host=host)
+    assert ("s4000", 2, 100.0) == (named.name, named.device_count, named.peaks().tflops["bf16"].value)
+
+
+def test_h200_by_nvidia_smi(tmp_path: Path) -> None:
+    machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["NVIDIA H200"] * 2))
+    assert ("h200", 2, "nccl", "fork") == (
+        machine.name,
+        machine.device_count,
+        machine.family.backend,
+        machine.family.start_method,
+    )
+    device = machine.devices[1]
+    assert ("GPU-1aaa", 143771 * MIB, "pcie5x16", "9.0") == (
+        device.uuid,
+        device.memory_bytes,
+        device.link,
+        device.capability,
+    )
+    assert ("NV18", ("700.00 W", "700.00 W")) == (machine.family.links(), machine.family.power_caps())
+    assert "580.159.03" == machine.family.software()["driver"]
+    assert 4800.0 == machine.peaks().memory_bandwidth.value  # type: ignore[union-attr]
+    assert machine.natively("fp8")
+
+
+def test_an_old_nvidia_smi_is_asked_again_without_the_field_it_does_not_know(tmp_path: Path) -> None:
+    refused = Answer(problem='exit 2: Field "compute_cap" is not a valid field to query.')
+    tools = {machines.SMI_DETAILS: refused, machines.SMI_OLDER_DETAILS: "0, 250.00, 3, 16, [N/A]\n"}
+    machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["Tesla V100-SXM2-16GB"], tools=tools))
+    assert ("v100", "pcie3x16", "") == (machine.name, machine.devices[0].link, machine.devices[0].capability)
+    assert (True, False) == (machine.natively("fp16"), machine.natively("bf16"))  # the row knows more than nobody
+
+
+def test_an_unknown_device_has_no_peaks_and_says_why(tmp_path: Path) -> None:
+    machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["NVIDIA L4"], capability="8.9"))
+    assert ("cuda", "NVIDIA L4") == (machine.name, machine.model.title)
+    assert (
+        "unknown device 'NVIDIA L4': add a row with its peaks (docs/add-a-platform.md)"
+        == machine.peaks().unknown
+        == machine.remarks()[0]
+    )
+    assert {} == dict(machine.peaks().tflops)
+    assert (True, True) == (machine.natively("bf16"), machine.natively("int8"))
+    older = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["Tesla T4"], capability="7.5"))
+    assert not older.natively("bf16")
+    assert "bf16 needs compute capability 8, this device has 7.5" in older.why_not_native("bf16")
+
+
+def test_devices_that_differ_have_no_common_peaks(tmp_path: Path) -> None:
+    host = machines.nvidia(tmp_path, ["NVIDIA GeForce RTX 4090", "NVIDIA RTX 6000 Ada Generation"])
+    machine = detect_machine(load_catalog(), host=host)
+    assert ("cuda", 2) == (machine.name, machine.device_count)
+    assert "devices differ (1 x NVIDIA GeForce RTX 4090 and 1 x NVIDIA RTX 6000 Ada" in machine.peaks().unknown
+    one = machines.nvidia(
+        tmp_path,
+        ["NVIDIA GeForce RTX 4090", "NVIDIA RTX 6000 Ada Generation"],
+        environ={"CUDA_VISIBLE_DEVICES": "1"},
+    )
+    assert "rtx6000ada" == detect_machine(load_catalog(), host=one).name
+
+
+MIG_LIST = """GPU 0: NVIDIA H200 (UUID: GPU-0aaa)
+  MIG 3g.71gb     Device  0: (UUID: MIG-111)
+  MIG 1g.18gb     Device  1: (UUID: MIG-222)
+GPU 1: NVIDIA H200 (UUID: GPU-1aaa)
+  MIG 7g.141gb    Device  0: (UUID: MIG-333)
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "slice_", "uuid"),
+    [(None, "MIG 3g.71gb", "MIG-111"), ("MIG-222", "MIG 1g.18gb", "MIG-222"), ("1", "MIG 7g.141gb", "MIG-333")],
+)
+def test_a_mig_slice_is_one_device_without_peaks(tmp_path: Path, setting: str | None, slice_: str, uuid: str) -> None:
+    environ = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
+    host = machines.nvidia(
+        tmp_path, ["NVIDIA H200"] * 2, mig="Enabled", environ=environ, tools={"nvidia-smi -L": MIG_LIST}
+    )
+    machine = detect_machine(load_catalog(), host=host)
+    assert ("h200", 1, slice_, uuid) == (
+        machine.name,
+        machine.device_count,
+        machine.devices[0].partition,
+        machine.devices[0].uuid,
+    )
+    assert "no peaks are published for a slice" in machine.peaks().unknown
+
+
+def test_without_nvidia_smi_the_drivers_files_tell_and_without_them_the_nodes(tmp_path: Path) -> None:
+    machines.xeon(tmp_path)
+    machines.write(tmp_path, {"dev/nvidia0": ""})
+    assert ("cuda", 1) == (
+        (bare := detect_machine(load_catalog(), host=machines.host(tmp_path, {}))).name,
+        bare.device_count,
+    )
+    information = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 42\nGPU UUID: \t GPU-0aaa\n"
+    machines.write(tmp_path, {"proc/driver/nvidia/gpus/0000:17:00.0/information": information})
+    machine = detect_machine(load_catalog(), host=machines.host(tmp_path, {}))
+    assert ("h200", "GPU-0aaa") == (machine.name, machine.devices[0].uuid)
+
+
+def test_a_platform_asked_for_is_taken_or_its_absence_explained(tmp_path: Path) -> None:
+    catalog = load_catalog()
+    here = machines.xeon(tmp_path / "cpu")
+    absent = detect_machine(catalog, "s4000", host=machines.host(here, {}))
+    assert (
+        "MTT S4000 not found: no /dev/mtgpu* here; run inside the vendor's image on a machine that has one, "
+        "or see docs/add-a-platform.md"
+    ) == absent.absent
+    assert ("s4000", 0) == (absent.name, absent.device_count)
+    gpu = machines.nvidia(tmp_path / "gpu", ["NVIDIA H200"])
+    assert "NVIDIA H100 SXM not found: this machine has 1 x NVIDIA H200; run on one that has it" == (
+        detect_machine(catalog, "h100", host=gpu).absent
+    )
+    assert "no /dev/nvidia* here" in detect_machine(catalog, "cuda", host=machines.host(here, {})).absent
+    assert ("cpu", "") == ((cpu := detect_machine(catalog, "cpu", host=gpu)).name, cpu.absent)
+    assert "h200" == detect_machine(catalog, "h200", host=gpu).name == detect_machine(catalog, "cuda", host=gpu).name
+    hidden = machines.nvidia(tmp_path / "hidden", ["NVIDIA H200"], environ={"CUDA_VISIBLE_DEVICES": ""})
+    assert "cpu" == detect_machine(catalog, host=hidden).name
+    assert "CUDA_VISIBLE_DEVICES='' hides 1 x NVIDIA H200" in detect_machine(catalog, "h200", host=hidden).absent
+
+
+def test_why_another_platform_cannot_run_in_this_session(tmp_path: Path) -> None:
+    catalog = load_catalog()
+    machine = detect_machine(catalog, host=machines.nvidia(tmp_path, ["NVIDIA H200"]))
+    assert "" == why_absent("h200", machine=machine, catalog=catalog)
+    assert "no /dev/mtgpu* here" in why_absent("s4000", machine=machine, catalog=catalog)
+    assert "this session runs on h200; choose this platform with --perf-platform=cpu" == (
+        why_absent("cpu", machine=machine, catalog=catalog)
+    )
+    assert "this machine has 1 x NVIDIA H200" in why_absent("a100", machine=machine, catalog=catalog)
+
+
+FOUR = tuple(DetectedDevice(index=index, reported_name="d", uuid=f"GPU-{index}ab") for index in range(4))
+
+
+@pytest.mark.parametrize(
+    ("setting", "uuids"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("2,0", [2, 0]),
+        (" 1 , 3 ", [1, 3]),
+        ("", []),
+        ("-1", []),
+        ("0,9,1", [0]),
+        ("1,-1,2", [1]),
+        ("GPU-2ab,0", [2, 0]),
+        ("GPU-3", [3]),
+        ("0,0,1", [0]),
+        ("none", []),
+    ],
+)
+def test_visible_devices_as_the_vendor_defines_them(setting: str | None, uuids: list[int]) -> None:
+    found = visible(FOUR, setting)
+    assert [f"GPU-{index}ab" for index in uuids] == [device.uuid for device in found]
+    assert list(range(len(uuids))) == [device.index for device in found]
+
+
+def test_an_arm_cpu_is_named_by_its_part_and_computes_what_its_features_say(tmp_path: Path) -> None:
+    machines.write(tmp_path, {"proc/cpuinfo": machines.ARM})
+    processor = read_processor(machines.host(tmp_path, {}))
+    assert ("Arm 0x41 0xd4f", "0x41 0x0 0xd4f 0") == (processor.model, processor.identity)
+    assert (None, None) == (processor.threads_per_core, processor.sockets)
+    assert all(processor.natively(dtype) for dtype in ("fp64", "fp32", "bf16", "fp16", "int8"))
+
+
+def test_memory_is_bounded_by_the_cgroup(tmp_path: Path) -> None:
+    machines.xeon(tmp_path)
+    host = machines.host(tmp_path, {})
+    assert (900_000_000 * 1024, 1_056_000_000 * 1024) == memory_bytes(host)
+    machines.write(tmp_path, {"sys/fs/cgroup/memory.max": f"{4 * GIB}", "sys/fs/cgroup/memory.current": f"{GIB}"})
+    assert (3 * GIB, 4 * GIB) == memory_bytes(host)
+    assert memory_bytes(machines.host(tmp_path / "nothing", {})) is None
+
+
+def test_a_tool_that_hangs_fails_or_is_missing_says_so() -> None:
+    assert "not installed" == run_tool(["perfsuite-has-no-such-tool"]).problem
+    assert "no answer in 0.2 s" == run_tool(["sleep", "30"], timeout_s=0.2).problem
+    failed = run_tool([sys.executable, "-c", "print('driver gone\\nmore'); raise SystemExit(9)"])
+    assert ("", "exit 9: driver gone more") == (failed.text, failed.problem)
+    assert "C\n" == run_tool([sys.executable, "-c", "import os; print(os.environ['LC_ALL'])"]).text
+
+
+def test_a_tool_that_hung_is_not_asked_again(tmp_path: Path) -> None:
+    asked = []
+
+    def run(command: Any) -> Answer:
+        asked.append(command)
+        return Answer(problem="no answer in 10 s", hung=True)
+
+    machines.write(machines.xeon(tmp_path), {"dev/nvidia0": ""})
+    machine = detect_machine(load_catalog(), host=Host(root=tmp_path, environ={}, run=run, cores=1))
+    assert "nvidia-smi does not tell which device this is (no answer in 10 s)" in machine.peaks().unknown
+    assert ("", ()) == (machine.family.topology(), machine.family.power_caps())
+    assert 1 == len(asked)
+
+
+def test_links_are_those_between_the_visible_devices(tmp_path: Path) -> None:
+    cells = ["X NV1 NV1 SYS", "NV1 X SYS NV2", "NV1 SYS X NV2", "SYS NV2 NV2 X"]
+    rows = [f"GPU{index} {row} PIX" for index, row in enumerate(cells)]
+    matrix = "\x1b[4m GPU0 GPU1 GPU2 GPU3 mlx5_0\x1b[0m\n" + "\n".join(rows) + "\n\nLegend:\n  X    = Self\n"
+    for setting, kinds in ((None, "NV1 NV2 SYS"), ("3,1", "NV2"), ("GPU-0aaa,3", "SYS"), ("2", "")):
+        environ = {"CUDA_VISIBLE_DEVICES": setting} if setting else {}
+        host = machines.nvidia(
+            tmp_path, ["Tesla V100-SXM2-16GB"] * 4, environ=environ, tools={"nvidia-smi topo -m": matrix}
+        )
+        family = detect_machine(load_catalog(), host=host).family
+        assert kinds == family.links()
+        assert "\x1b" not in family.topology()
+
+
+def test_the_platform_chooses_the_scale(tmp_path: Path) -> None:
+    assert "full" == detect_machine(load_catalog(), host=machines.s4000(tmp_path / "musa")).scale
+    assert "small" == detect_machine(load_catalog(), host=machines.host(machines.xeon(tmp_path / "cpu"), {})).scale
+
+
+def test_counting_the_cores_leaves_the_process_where_it_was_bound() -> None:
+    bound_to = os.sched_getaffinity(0)
+    assert Host().cores() >= len(bound_to)
+    assert bound_to == os.sched_getaffinity(0)
+
+
+def test_the_driver_side_does_not_import_torch() -> None:
+    program = (
+        "import sys; from perfsuite import platforms as p; c = p.load_catalog(); m = p.detect_machine(c); "
+        "p.fingerprint(m); p.read_environment(m); m.family.telemetry().read(); "
+        "import perfsuite.platforms.quiet, perfsuite.cli; print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=ROOT,
+    )
+    assert "False\n" == done.stdout

@@ -1,0 +1,193 @@
+"""What vendors' libraries tell, what they do not, and the signs that a machine is not quiet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perfsuite.platforms import detect_machine, load_catalog, quiet
+from perfsuite.platforms.base import DetectedDevice
+from perfsuite.platforms.cpu_telemetry import CpuTelemetry
+from perfsuite.platforms.mtml import MtmlTelemetry
+from perfsuite.platforms.nvml import NvmlTelemetry
+from perfsuite.platforms.telemetry import Reading, Unread, disturbance
+from perfsuite.records import ClockFacts, Measurement, RankFacts, Sample
+from test_correctness import machines
+
+
+class FakeNvml:
+    NVML_CLOCK_SM = 1
+    NVML_TEMPERATURE_GPU = 0
+
+    def nvmlInit(self) -> None: ...
+    def nvmlShutdown(self) -> None: ...
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        return uuid
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        return 1410
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:
+        return 1980
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:
+        return 0x20 | 0x4 | 0x1 if handle == "GPU-0aaa" else 0x1
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        return 698_000
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
+        raise RuntimeError("not supported")
+
+    def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
+        return 88
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        return [SimpleNamespace(pid=7), SimpleNamespace(pid=8)]
+
+
+def test_nvml_readings_name_the_causes_and_leave_the_unreadable_unknown() -> None:
+    devices = [DetectedDevice(index=index, reported_name="NVIDIA H200", uuid=f"GPU-{index}aaa") for index in range(2)]
+    telemetry = NvmlTelemetry.open(devices, FakeNvml())
+    assert telemetry is not None
+    hot, cool = telemetry.read(own=[7])
+    telemetry.close()
+    assert ("power cap", "thermal") == hot.throttle
+    assert () == cool.throttle
+    assert (1410.0, 1980.0, 698.0, None, 88.0, 1) == (
+        hot.clock_mhz,
+        hot.max_clock_mhz,
+        hot.power_w,
+        hot.power_cap_w,
+        hot.temperature_c,
+        hot.other_processes,
+    )
+    assert "power 698 W of unknown" in str(hot)
+    assert "device 0 is throttled (power cap, thermal) and shared with 1 other process" in disturbance((hot, cool))
+
+
+class FakeMtml:
+    """Refuses every name without ``mtml``: the layer with NVML's names invents answers."""
+
+    def __getattr__(self, name: str) -> Any:
+        assert name.startswith("mtml"), name
+        if name == "mtmlGpuContext":
+            import contextlib
+
+            return contextlib.nullcontext
+        answers = {
+            "mtmlGpuGetClock": 1600,
+            "mtmlGpuGetMaxClock": 1750,
+            "mtmlDeviceGetPowerUsage": 310_000,
+            "mtmlGpuGetTemperature": 71,
+        }
+        return lambda *_: answers.get(name, "handle")
+
+
+def test_mtml_readings_say_unknown_where_the_library_has_no_call() -> None:
+    telemetry = MtmlTelemetry.open([DetectedDevice(index=0, reported_name="MTT S4000", uuid="u")], FakeMtml())
+    assert telemetry is not None
+    (reading,) = telemetry.read()
+    assert Reading(index=0, clock_mhz=1600.0, max_clock_mhz=1750.0, power_w=310.0, temperature_c=71.0) == reading
+    assert "throttled by unknown" in str(reading)
+    assert "other processes unknown" in str(reading)
+    telemetry.close()
+
+
+def test_without_a_library_or_a_driver_everything_is_unknown(tmp_path: Path) -> None:
+    class Broken:
+        def nvmlInit(self) -> None:
+            raise OSError("no driver")
+
+        mtmlLibraryInit = nvmlInit
+
+    device = DetectedDevice(index=0, reported_name="x", uuid="u")
+    assert NvmlTelemetry.open([device], Broken()) is None
+    assert MtmlTelemetry.open([device], Broken()) is None
+    machine = detect_machine(load_catalog(), host=machines.s4000(tmp_path))
+    telemetry = machine.family.telemetry()
+    if telemetry.source == "":
+        assert isinstance(telemetry, Unread)
+    readings = telemetry.read()
+    assert 8 == len(readings)
+    assert all(reading.throttle is None and reading.other_processes is None for reading in readings)
+    assert "" == disturbance(readings)
+
+
+def test_cpu_throttling_is_what_the_kernel_counted_since(tmp_path: Path) -> None:
+    counter = "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count"
+    machines.write(tmp_path, {counter: "3\n"})
+    psutil = SimpleNamespace(
+        cpu_freq=lambda: SimpleNamespace(current=2400.0, max=0.0),
+        sensors_temperatures=lambda: {"coretemp": [SimpleNamespace(current=60.0), SimpleNamespace(current=72.0)]},
+    )
+    telemetry = CpuTelemetry(machines.host(tmp_path, {}), psutil)
+    assert Reading(index=0, clock_mhz=2400.0, throttle=(), temperature_c=72.0) == telemetry.read()[0]
+    machines.write(tmp_path, {counter: "4\n"})
+    assert ("thermal",) == telemetry.read()[0].throttle
+    assert CpuTelemetry(machines.host(tmp_path / "vm", {}), psutil).read()[0].throttle is None
+
+
+def measured(*cpu_shares: float, switches: int = 0, device: str = "cpu", threads: int = 1) -> Measurement:
+    """A measurement of 10 samples, ``switches`` of them switched out."""
+    return Measurement(
+        samples=tuple(Sample(time_s=1e-3, involuntary_switches=int(index < switches)) for index in range(10)),
+        iterations=1,
+        warmup_iterations=3,
+        warmup_steady=True,
+        aligned=True,
+        clock=ClockFacts(name="perf_counter", resolution_s=1e-9, cost_s=1e-7),
+        ranks=tuple(
+            RankFacts(
+                rank=rank,
+                host="node7",
+                device=device,
+                threads=threads,
+                cores=None,
+                median_s=1e-3,
+                min_s=1e-3,
+                max_s=1e-3,
+                cpu_share=share,
+                max_rss_bytes=1,
+            )
+            for rank, share in enumerate(cpu_shares)
+        ),
+        backend="gloo",
+        process="reused",
+        transport="local",
+    )
+
+
+def test_a_rank_that_only_computes_and_lost_its_core_disturbs() -> None:
+    assert "" == quiet.disturbance(measured(0.99, 0.985), waits=False)
+    assert "rank 1 got 81% of its core" == quiet.disturbance(measured(0.99, 0.81), waits=False)
+    assert "" == quiet.disturbance(measured(0.99, 0.81), waits=True)
+    assert "" == quiet.disturbance(measured(0.10, device="musa:0"), waits=False)
+    assert "" == quiet.disturbance(measured(0.5, 0.5, 0.5, switches=9), waits=False, cores=2)
+
+
+def test_too_many_switched_samples_disturb() -> None:
+    assert "" == quiet.disturbance(measured(0.99, switches=2), waits=True)
+    assert "30% of the samples had an involuntary context switch" == (
+        quiet.disturbance(measured(0.99, switches=3), waits=True)
+    )
+
+
+def test_the_warning_names_steal_and_pressure(tmp_path: Path) -> None:
+    stat, pressure = "proc/stat", "proc/pressure/cpu"
+    host = machines.host(tmp_path, {})
+    machines.write(tmp_path, {stat: "cpu  100 0 0 890 0 0 0 10 5 0\ncpu0 1 2\n"})
+    machines.write(tmp_path, {pressure: "some avg10=12.50 avg60=0.72 avg300=0.29 total=6800466\nfull avg10=0.00\n"})
+    before = quiet.read_host_load(host)
+    assert quiet.HostLoad(stolen_ticks=10, all_ticks=1000, pressure_percent=12.5) == before
+    machines.write(tmp_path, {stat: "cpu  600 0 0 1350 0 0 0 50 9 0\n"})
+    after = quiet.read_host_load(host)
+    assert pytest.approx(0.04) == quiet.steal_share(before, after)
+    line = quiet.warning([("test_a", "")], before=before, after=after)
+    assert "tasks waited for a core in 12.5 % of the 10 s before the first case" in line
+    assert "the hypervisor took 4.0% of the core time" in line
+    nothing = quiet.read_host_load(machines.host(tmp_path / "none", {}))
+    assert "" == quiet.warning([("test_a", "")], before=nothing, after=nothing)
