@@ -1,7 +1,6 @@
 """The command line beside pytest: ``perfsuite env``, ``perfsuite platforms``, ...
 
-A subcommand is a :class:`Command`: a name, a line of help, a function that adds its arguments and one that runs it and
-returns the exit code.  ``COMMANDS`` lists them in the order of ``perfsuite --help``.
+``COMMANDS`` lists the subcommands (see :mod:`perfsuite.command`) in the order of ``perfsuite --help``.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from perfsuite import cli_audit
+from perfsuite import ab, cli_audit
+from perfsuite.command import EXIT_OK, EXIT_USAGE, Command
 from perfsuite.errors import PerfsuiteError
 from perfsuite.platforms import (
     Catalog,
@@ -32,28 +31,11 @@ from perfsuite.platforms import (
 )
 from perfsuite.records import Peak, to_json
 
-EXIT_OK = 0
-EXIT_USAGE = 4
-"""A wrong option, platform name or file: the same number as pytest's."""
-
 _SHOWN_APART = ("declared", "topology", "worker")
 """Fields of an environment that need lines of their own, or ranks: no rank runs here."""
 _EPILOG = (
     "exit codes: 0 done; 4 wrong usage or configuration (as pytest's), with one line on stderr that says what to do"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """One subcommand."""
-
-    name: str
-    help: str
-    """One line."""
-    arguments: Callable[[argparse.ArgumentParser], None]
-    """Adds the options."""
-    run: Callable[[argparse.Namespace], int]
-    """Does the work and returns the exit code; a PerfsuiteError becomes one line and EXIT_USAGE."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -230,6 +212,7 @@ COMMANDS: tuple[Command, ...] = (
         arguments=cli_audit.arguments,
         run=cli_audit.run,
     ),
+    ab.COMMAND,
 )
 
 

@@ -1,0 +1,144 @@
+"""Measuring another revision, environment or interpreter: one *arm* of a comparison, as a pytest run of its own.
+
+Both arms of a comparison are run the same way, in a new interpreter with fresh rank processes, and alternate, so that
+whatever drifts on the machine falls on both.  A revision gets a git work tree of its own; the user's checkout is only
+read.  What an arm measured is read from its journal.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfsuite.errors import CaseError, ConfigurationError, JournalError
+from perfsuite.journal import read_journal
+from perfsuite.records import Result
+
+_TAIL_LINES = 15
+_ENDED_BY_TESTS = (0, 1)
+"""pytest's exit codes when the tests ran, whether or not some failed."""
+
+
+class ArmFailed(CaseError):
+    """An arm could not be measured at all; the message ends with the last lines that its pytest printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One side of a comparison."""
+
+    name: str
+    """What a reader calls it: a revision, ``working tree``, or its settings."""
+    root: Path
+    """Root directory that its pytest runs in."""
+    interpreter: str = sys.executable
+    """Python that runs it."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables that are set for this arm alone."""
+
+
+@contextmanager
+def work_tree(repository: Path, revision: str) -> Iterator[Path]:
+    """A work tree of ``revision`` in a temporary directory, removed at the end.
+
+    Yields the directory in it that corresponds to ``repository``, which may lie below the top of its git repository.
+    Raises ConfigurationError for a revision that git does not know.
+    """
+    top = Path(_git(repository, "rev-parse", "--show-toplevel"))
+    try:
+        commit = _git(repository, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"revision {revision!r} is not a commit of {top}; name a branch, a tag or a hash that git log shows"
+        ) from None
+    with tempfile.TemporaryDirectory(prefix="perfsuite-base-") as scratch:
+        tree = Path(scratch) / "tree"
+        _git(repository, "worktree", "add", "--detach", "--force", str(tree), commit)
+        try:
+            yield tree / repository.resolve().relative_to(top.resolve())
+        finally:
+            _git(repository, "worktree", "remove", "--force", str(tree))
+
+
+def run_arm(arm: Arm, arguments: Sequence[str], deadline_s: float) -> Mapping[str, Result]:
+    """Run pytest once in the arm and return what it measured, by node id.
+
+    Raises ArmFailed when pytest did not get to its tests (an old revision may not know an option), measured nothing, or
+    did not end within ``deadline_s``.
+    """
+    with tempfile.TemporaryDirectory(prefix="perfsuite-arm-") as scratch:
+        journal = Path(scratch) / "journal.jsonl"
+        command = [arm.interpreter, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--perf-fresh"]
+        command += [f"--perf-journal={journal}", *arguments]
+        code, output = _run(command, arm, deadline_s)
+        tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
+        if code is None:
+            raise ArmFailed(f"{arm.name} did not end within {deadline_s:.0f} s; give it longer or fewer cases\n{tail}")
+        if code not in _ENDED_BY_TESTS or not journal.exists():
+            raise ArmFailed(f"{arm.name} was not measured: its pytest ended with exit code {code}\n{tail}")
+        try:
+            results = read_journal(journal).results
+        except JournalError as error:
+            raise ArmFailed(f"{arm.name} was not measured: {error}") from None
+    measured = {case: result for case, result in results.items() if result.outcome == "measured"}
+    if not measured:
+        raise ArmFailed(f"{arm.name} measured no case\n{tail}")
+    return measured
+
+
+def arm_environment(arm: Arm) -> dict[str, str]:
+    """The environment of an arm: its root first on the import path, nothing of a surrounding pytest."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    path = os.pathsep.join(filter(None, [str(arm.root), kept.get("PYTHONPATH", "")]))
+    return {**kept, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **arm.env}
+
+
+def _run(command: Sequence[str], arm: Arm, deadline_s: float) -> tuple[int | None, str]:
+    """(exit code or None after the deadline, what was printed); an interrupt ends the child before it goes on."""
+    child = subprocess.Popen(
+        command,
+        cwd=arm.root,
+        env=arm_environment(arm),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, _ = child.communicate(timeout=deadline_s)
+    except subprocess.TimeoutExpired:
+        return None, _end(child)
+    except BaseException:
+        _end(child)
+        raise
+    return child.returncode, output
+
+
+def _end(child: subprocess.Popen[str]) -> str:
+    """SIGTERM, which perfsuite's pytest turns into a clean end, then SIGKILL; what was printed until then."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        os.killpg(child.pid, number)
+        try:
+            return child.communicate(timeout=10)[0]
+        except subprocess.TimeoutExpired:
+            continue
+    return ""
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(directory), *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise ConfigurationError("git is not installed; it is needed to check out another revision") from None
+    if done.returncode != 0:
+        raise ConfigurationError(f"git {' '.join(arguments)} in {directory}: {done.stderr.strip() or 'failed'}")
+    return done.stdout.strip()

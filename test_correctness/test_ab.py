@@ -1,0 +1,129 @@
+"""A/B of revisions and settings: the arithmetic, the arms, and one comparison of real commits."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import textwrap
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite import ab, cli
+from perfsuite.arms import Arm, ArmFailed, arm_environment, run_arm, work_tree
+from perfsuite.errors import ConfigurationError
+
+STEP = """
+    import time
+
+    def step(rank, delay_s={delay_s}):
+        return lambda: time.sleep(delay_s)
+
+    def test_sleep(perf):
+        perf(step)
+"""
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A git repository with a perf test whose second commit is 25 % slower."""
+    root = tmp_path / "repository"
+    (root / "suite").mkdir(parents=True)
+    (root / "suite" / "pytest.ini").write_text("[pytest]\naddopts = --benchmark-max-time=0.2\n")
+    (root / "suite" / "conftest.py").write_text('pytest_plugins = ["perfsuite.plugin"]\n')
+    git(root, "init", "--quiet")
+    for delay_s in (0.02, 0.025):
+        (root / "suite" / "test_sleep.py").write_text(textwrap.dedent(STEP.format(delay_s=delay_s)))
+        git(root, "add", "--all")
+        git(root, "-c", "user.name=n", "-c", "user.email=e", "commit", "--quiet", "--message", str(delay_s))
+    return root
+
+
+def git(root, *arguments):
+    return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def checkout_on_path(monkeypatch, pytestconfig):
+    monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
+
+
+@given(st.integers(3, 20), st.floats(-0.3, 0.3), st.integers(0, 1000))
+def test_a_common_factor_is_found_exactly_whatever_drifts(pairs, change, seed):
+    draw = random.Random(seed)
+    a_s = [0.01 * math.exp(draw.gauss(0, 0.3)) for _ in range(pairs)]  # the host drifts between pairs
+    found = ab.compare("case", a_s, [value * (1 + change) for value in a_s], tolerance=0.03)
+    assert found.change == pytest.approx(change, abs=1e-9)
+    assert found.low <= found.change + 1e-9
+    assert found.high >= found.change - 1e-9
+    if abs(change) > 0.031:
+        assert found.outcome == ("slower" if change > 0 else "faster")
+    elif abs(change) < 0.029:
+        assert found.outcome == "no difference"
+
+
+def test_noise_without_a_difference_is_undecided_and_says_what_could_be_seen():
+    found = ab.compare("case", [1.0, 1.3, 0.8, 1.1], [1.2, 0.9, 1.1, 1.0], tolerance=0.03)
+    assert found.outcome == "undecided"
+    assert found.low < 0 < found.high
+    assert found.smallest > 0.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ab"], "both arms are the same"),
+        (["ab", "--a", "HEAD", "--b", "HEAD"], "both arms are the same"),
+        (["ab", "--a-env", "X"], "setting 'X' is not NAME=VALUE"),
+        (["ab", "--a", "HEAD", "--pairs", "2"], "--pairs 2 is too few"),
+        (["ab", "--a", "HEAD", "--tolerance", "3"], "--tolerance 3.0 is not between 0 and 1"),
+        (["ab", "--a", "no-such-branch"], "revision 'no-such-branch' is not a commit of"),
+    ],
+)
+def test_wrong_usage_is_one_line(repository, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(repository)
+    assert cli.main(arguments) == 4
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert len(errors) == 1
+    assert message in errors[0]
+
+
+def test_a_work_tree_is_of_the_revision_and_gone_afterwards(repository):
+    before = git(repository, "status", "--porcelain"), git(repository, "worktree", "list")
+    with work_tree(repository / "suite", "HEAD~1") as tree:
+        assert tree.name == "suite"
+        assert "delay_s=0.02)" in (tree / "test_sleep.py").read_text()
+    assert not tree.exists()
+    assert (git(repository, "status", "--porcelain"), git(repository, "worktree", "list")) == before
+
+
+def test_outside_a_repository_there_are_no_revisions(tmp_path):
+    with pytest.raises(ConfigurationError, match="not a git repository"), work_tree(tmp_path, "HEAD"):
+        pass
+
+
+def test_an_arm_has_its_root_first_on_the_path_and_nothing_of_this_pytest(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    environment = arm_environment(Arm(name="a", root=tmp_path, env={"NCCL_ALGO": "Ring"}))
+    assert environment["PYTHONPATH"] == f"{tmp_path}:/elsewhere"
+    assert environment["NCCL_ALGO"] == "Ring"
+    assert not [name for name in environment if name.startswith("PYTEST_")]
+
+
+def test_an_arm_that_cannot_be_measured_says_why(repository, checkout_on_path):
+    arm = Arm(name="base", root=repository / "suite")
+    with pytest.raises(ArmFailed, match=r"(?s)base was not measured: its pytest ended with exit code 4.*nowhere"):
+        run_arm(arm, ["test_sleep.py::nowhere"], 60)
+
+
+def test_a_known_slowdown_is_found_between_two_commits(repository, checkout_on_path, monkeypatch, capsys):
+    monkeypatch.chdir(repository / "suite")
+    assert cli.main(["ab", "--a", "HEAD~1", "--b", "HEAD", "--pairs", "3", "--json", "out.json", "--", "."]) == 1
+    (found,) = json.loads((repository / "suite" / "out.json").read_text())
+    assert found["case"] == "test_sleep.py::test_sleep[cpu]"
+    assert found["outcome"] == "slower"
+    assert found["low"] <= 0.25 <= found["high"] or found["change"] == pytest.approx(0.25, abs=0.02)
+    assert "+2" in capsys.readouterr().out
