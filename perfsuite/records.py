@@ -181,7 +181,7 @@ class Timeline:
     ranks: int
     """Ranks of the pipeline, those without an event included."""
     events: tuple[TimelineEvent, ...]
-    """Rank by rank; each rank's by start."""
+    """Rank by rank, actions in the order they ran."""
     source: Literal["measured", "simulated"]
     schedule: str = ""
     """Name of the schedule, for titles."""

@@ -1,0 +1,231 @@
+"""Pipelines: how much of a step the ranks stand idle, how it divides into phases, and what they hold in memory.
+
+Everything is read off a :class:`~perfsuite.records.Timeline`, by the same functions whether it was measured or
+simulated.  A rank is *busy* during its forwards and backwards and idle otherwise: waiting, sending or doing nothing.
+
+Two bubbles are in use, and they are not the same number.  ``bubble_ratio`` is the idle share of all the time that the p
+ranks had, 1 - sum of busy / (p x T); for GPipe and 1F1B with equal stages (p - 1) / (m + p - 1).  ``bubble_to_ideal``
+is idle time over busy time, the extra over a pipeline without bubble; for GPipe and 1F1B (p - 1) / m, as in Narayanan
+et al. 2021, arXiv:2104.04473, section 2.2.  With b the first, the second is b / (1 - b).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.metrics.spec import MetricSpec, Reading
+from perfsuite.records import Measurement, Peaks, Timeline, TimelineEvent, Work
+
+COMPUTE = frozenset({"forward", "backward", "backward_input", "backward_weight"})
+"""Kinds of events during which a rank is busy."""
+
+ENDS_HOLDING = frozenset({"backward", "backward_weight"})
+"""Kinds that free the activations of their stage and micro-batch: a split backward needs the inputs of its layers until
+the weight gradient has run."""
+
+SIMULATION_TOLERANCE = 0.02
+"""How far a measured bubble_ratio may lie below the simulated one before it is an error of measurement."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPhases:
+    """How one rank spends a step; the three phases add up to the step's T."""
+
+    rank: int
+    warm_up_s: float
+    """From the step's start to the start of the rank's first backward."""
+    steady_s: float
+    """From there to the end of its last forward; 0 where all forwards come first."""
+    cool_down_s: float
+    """The rest."""
+    warm_up_idle_s: float
+    """Seconds of the warm-up in which the rank was not busy."""
+    steady_idle_s: float
+    cool_down_idle_s: float
+
+
+def _compute_by_rank(timeline: Timeline) -> list[list[TimelineEvent]]:
+    """The busy events of every rank; InvalidParameter without any, for then there is no T."""
+    by_rank: list[list[TimelineEvent]] = [[] for _ in range(timeline.ranks)]
+    for event in timeline.events:
+        if event.kind in COMPUTE:
+            by_rank[event.rank].append(event)
+    if not any(by_rank):
+        raise InvalidParameter(
+            f"the timeline of {timeline.schedule or 'a pipeline'} has no forward or backward; record the step's actions"
+        )
+    return by_rank
+
+
+def _bounds(by_rank: Sequence[Sequence[TimelineEvent]]) -> tuple[float, float]:
+    first = min(event.start_s for events in by_rank for event in events)
+    last = max(event.end_s for events in by_rank for event in events)
+    if last <= first:
+        raise InvalidParameter(f"the timeline's actions last {last - first} s; a bubble needs actions that take time")
+    return first, last
+
+
+def step_bounds_s(timeline: Timeline) -> tuple[float, float]:
+    """Start of the first action and end of the last on any rank; T is their difference.
+
+    Raises InvalidParameter for a timeline without actions, as all functions here do.
+    """
+    return _bounds(_compute_by_rank(timeline))
+
+
+def busy_s(timeline: Timeline) -> tuple[float, ...]:
+    """Seconds of forwards and backwards, by rank."""
+    return tuple(sum(event.end_s - event.start_s for event in events) for events in _compute_by_rank(timeline))
+
+
+def bubble_ratio(timeline: Timeline) -> float:
+    """Idle share: 1 - sum of busy / (p x T), T from the first action's start to the last action's end on any rank.
+
+    >>> def event(kind, rank, start_s, end_s):
+    ...     return TimelineEvent(kind=kind, rank=rank, stage=rank, micro_batch=0, start_s=start_s, end_s=end_s)
+    >>> events = (event("forward", 0, 0, 1), event("backward", 0, 4, 6), event("forward", 1, 1, 2))
+    >>> timeline = Timeline(ranks=2, events=(*events, event("backward", 1, 2, 4)), source="simulated")
+    >>> bubble_ratio(timeline), bubble_to_ideal(timeline)  # p = 2, m = 1: (p - 1) / (m + p - 1) and (p - 1) / m
+    (0.5, 1.0)
+    """
+    first, last = step_bounds_s(timeline)
+    return 1 - sum(busy_s(timeline)) / (timeline.ranks * (last - first))
+
+
+def bubble_to_ideal(timeline: Timeline) -> float:
+    """Idle time over busy time, (p x T - sum of busy) / sum of busy: what the step takes beyond an ideal one."""
+    first, last = step_bounds_s(timeline)
+    busy = sum(busy_s(timeline))
+    return (timeline.ranks * (last - first) - busy) / busy
+
+
+def phases(timeline: Timeline) -> tuple[RankPhases, ...]:
+    """Warm-up, steady state and cool-down of every rank that computes, as the ranks' own actions divide the step."""
+    by_rank = _compute_by_rank(timeline)
+    first, last = _bounds(by_rank)
+    return tuple(_rank_phases(rank, events, first, last) for rank, events in enumerate(by_rank) if events)
+
+
+def _rank_phases(rank: int, events: Sequence[TimelineEvent], first: float, last: float) -> RankPhases:
+    turn = min((event.start_s for event in events if event.kind != "forward"), default=last)
+    end = max((event.end_s for event in events if event.kind == "forward"), default=first)
+    drain = max(turn, end)
+
+    def idle(begin: float, until: float) -> float:
+        return until - begin - sum(max(0, min(each.end_s, until) - max(each.start_s, begin)) for each in events)
+
+    return RankPhases(
+        rank=rank,
+        warm_up_s=turn - first,
+        steady_s=drain - turn,
+        cool_down_s=last - drain,
+        warm_up_idle_s=idle(first, turn),
+        steady_idle_s=idle(turn, drain),
+        cool_down_idle_s=idle(drain, last),
+    )
+
+
+def in_flight_micro_batches(timeline: Timeline) -> tuple[int, ...]:
+    """The most micro-batches of which a rank holds activations at one time, by rank.
+
+    GPipe m on every rank; 1F1B min(m, p - r) on rank r; naive 1.
+    """
+    peaks = []
+    for events in _compute_by_rank(timeline):
+        stages_held: Counter[int] = Counter()
+        peak = in_flight = 0
+        for event in sorted(events, key=lambda each: each.start_s):
+            if event.kind == "forward":
+                stages_held[event.micro_batch] += 1
+                in_flight += stages_held[event.micro_batch] == 1
+                peak = max(peak, in_flight)
+            elif event.kind in ENDS_HOLDING:
+                stages_held[event.micro_batch] -= 1
+                in_flight -= stages_held[event.micro_batch] == 0
+        peaks.append(peak)
+    return tuple(peaks)
+
+
+def peak_activations(timeline: Timeline, stage_sizes: Sequence[float] | None = None) -> tuple[float, ...]:
+    """The most activations that a rank holds at one time, by rank.
+
+    ``stage_sizes`` are the bytes (or any unit) that one micro-batch leaves behind in each stage; without them every
+    stage counts 1.
+    """
+    peaks = []
+    for events in _compute_by_rank(timeline):
+        peak: float = 0
+        held: float = 0
+        for event in sorted(events, key=lambda each: each.start_s):
+            size = 1 if stage_sizes is None else stage_sizes[event.stage]
+            if event.kind == "forward":
+                held += size
+                peak = max(peak, held)
+            elif event.kind in ENDS_HOLDING:
+                held -= size
+        peaks.append(peak)
+    return tuple(peaks)
+
+
+def impossible_bubble(measured: float, simulated: float) -> bool:
+    """Whether a measured bubble_ratio is an error of measurement: more than 0.02 below the simulation of its durations.
+
+    >>> impossible_bubble(0.24, 0.273), impossible_bubble(0.26, 0.273)
+    (True, False)
+    """
+    return measured < simulated - SIMULATION_TOLERANCE
+
+
+def _bubble_ratio(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    return _of_timeline(measurement, bubble_ratio)
+
+
+def _bubble_to_ideal(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    return _of_timeline(measurement, bubble_to_ideal)
+
+
+def _in_flight(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    return _of_timeline(measurement, lambda timeline: max(in_flight_micro_batches(timeline)))
+
+
+def _of_timeline(measurement: Measurement, formula: Callable[[Timeline], float]) -> Reading:
+    if measurement.timeline is None:
+        return Reading(value=None, note="no timeline of a pipeline was recorded")
+    return Reading(value=formula(measurement.timeline))
+
+
+METRICS = (
+    MetricSpec(
+        name="bubble_ratio",
+        unit="ratio",
+        better="lower",
+        convention="idle / (p x T)",
+        doc="Share of all ranks' time in which they are not busy with a forward or backward, 0 to 1.",
+        compute=_bubble_ratio,
+        deterministic=True,
+        tolerance=0.01,
+        absolute_floor=0.01,
+    ),
+    MetricSpec(
+        name="bubble_to_ideal_ratio",
+        unit="ratio",
+        better="lower",
+        convention="idle / busy",
+        doc="Idle time over busy time of all ranks: the extra over a pipeline without bubble, (p - 1) / m for 1F1B.",
+        compute=_bubble_to_ideal,
+        observed=True,
+    ),
+    MetricSpec(
+        name="in_flight_micro_batches",
+        unit="micro_batches",
+        better="lower",
+        convention="forward begun, backward not ended",
+        doc="The most micro-batches of which any rank holds activations at one time.",
+        compute=_in_flight,
+        deterministic=True,
+        observed=True,
+    ),
+)

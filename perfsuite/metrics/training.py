@@ -1,0 +1,214 @@
+"""A training step: throughput, arithmetic rates by convention, utilisation, parts of the step, memory, communication.
+
+Throughput per device is the aggregate over the devices that the ranks ran on; ranks that share a device count together.
+MFU takes the model's own operations, HFU adds what is computed again (PaLM, appendix B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from perfsuite.metrics import flop_conventions as conventions
+from perfsuite.metrics.spec import MetricSpec, Reading, devices_used
+from perfsuite.records import Measurement, Peaks, Work
+from perfsuite.units import gib, tflops
+
+Compute = Callable[[Work, Measurement, Peaks], Reading]
+
+
+def _step_time(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    return Reading(value=measurement.median_s)
+
+
+def _throughput(field: str, *, per_device: bool) -> Compute:
+    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+        count: float = getattr(work, field)
+        if not count:
+            return Reading(value=None, note=f"the work model counts no {field}")
+        return Reading(value=count / measurement.median_s / (devices_used(measurement) if per_device else 1))
+
+    return compute
+
+
+def _rate(convention: str) -> Compute:
+    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+        operations = work.flops.get(convention, 0.0)
+        if not operations:
+            return Reading(value=None, note=f"the work model counts no operations as {convention}")
+        return Reading(value=tflops(operations / devices_used(measurement), measurement.median_s))
+
+    return compute
+
+
+def _utilisation(convention: str) -> Compute:
+    rate = _rate(convention)
+
+    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+        reached = rate(work, measurement, peaks)
+        peak = peaks.tflops.get(work.dtype)
+        if reached.value is None:
+            return reached
+        if peaks.unknown or peak is None:
+            return Reading(value=None, note=peaks.unknown or f"no {work.dtype} peak in the platform's row")
+        return Reading(value=100 * reached.value / peak.value, note=f"of {peak.value:g} TFLOPS: {peak.source}")
+
+    return compute
+
+
+def _part(*spans: str) -> Compute:
+    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+        times = {span.name: span.time_s for span in measurement.spans}
+        if not times.keys() & set(spans):
+            return Reading(value=None, note=f"the step has no span {' or '.join(spans)}")
+        return Reading(value=1e3 * sum(times.get(span, 0.0) for span in spans))
+
+    return compute
+
+
+def _recorded(record: str, convert: Callable[[float], float], build: str) -> Compute:
+    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+        for each in measurement.records:
+            if each.name == record:
+                return Reading(value=convert(each.value))
+        return Reading(value=None, note=f"recorded by the {build} build, which was not asked for")
+
+    return compute
+
+
+def _percent(share: float) -> float:
+    return 100 * share
+
+
+def _same(value: float) -> float:
+    return value
+
+
+_RATES = (
+    (conventions.SIX_N, "6n"),
+    (conventions.PALM, "palm"),
+    (conventions.MEGATRON, "megatron"),
+    (conventions.COLOSSALAI, "colossalai"),
+)
+_PARTS = {
+    "data_ms": (("data",), "Waiting for the next batch."),
+    "forward_ms": (("forward",), "Forward, loss included."),
+    "backward_ms": (("backward",), "Backward, the optimizer not included."),
+    "optimizer_ms": (("optimizer",), "The optimizer's step."),
+    "backward_with_optimizer_ms": (("backward", "optimizer"), "Backward and optimizer together, as report 000 has it."),
+    "remainder_ms": (("remainder",), "What no part of the step covers."),
+}
+_MEMORY = {
+    "weights": "Parameters and buffers of one rank.",
+    "gradients": "Gradients of one rank, after the backward.",
+    "optimizer": "Optimizer state of one rank, after a step.",
+    "activations": "What the forward leaves allocated for the backward.",
+    "peak": "Most allocated at any moment of a step.",
+    "fragmentation": "Most that the allocator held beyond the peak.",
+    "final_device": "Allocated after a step.",
+    "untracked": "Allocated after a step beyond weights, gradients and optimizer: buckets, buffers of the strategy.",
+    "final_host": "Resident set of the rank's process after a step.",
+    "whole_device": "Total minus free memory of the device after a step, other processes included.",
+}
+
+METRICS = (
+    MetricSpec(
+        name="step_time_s",
+        unit="s",
+        better="lower",
+        convention="optimizer included",
+        doc="Median time of one optimizer step with all its micro-batches, the slowest rank's.",
+        compute=_step_time,
+    ),
+    *(
+        MetricSpec(
+            name=f"{field}_per_s{'_per_device' if per_device else ''}",
+            unit=f"{field}/s",
+            better="higher",
+            convention="per device" if per_device else "aggregate",
+            doc=f"Training {field} per second of {'one device' if per_device else 'all devices together'}.",
+            compute=_throughput(field, per_device=per_device),
+        )
+        for field in ("samples", "tokens")
+        for per_device in (False, True)
+    ),
+    *(
+        MetricSpec(
+            name=f"tflops_{short}_per_device",
+            unit="TFLOPS",
+            better="higher",
+            convention=convention,
+            doc=f"Operations as {convention} counts them, per second of one device, 1e12 per second.",
+            compute=_rate(convention),
+        )
+        for convention, short in _RATES
+    ),
+    MetricSpec(
+        name="mfu_percent",
+        unit="%",
+        better="higher",
+        convention=conventions.EXACT,
+        doc="Model FLOPs utilisation: the model's operations, every product counted, over the device's peak.",
+        compute=_utilisation(conventions.EXACT),
+    ),
+    MetricSpec(
+        name="hfu_percent",
+        unit="%",
+        better="higher",
+        convention=conventions.EXECUTED,
+        doc="Hardware FLOPs utilisation: as MFU, and what is computed again in the backward.",
+        compute=_utilisation(conventions.EXECUTED),
+    ),
+    *(
+        MetricSpec(
+            name=name,
+            unit="ms",
+            better="lower",
+            convention="median of the slowest rank",
+            doc=doc,
+            compute=_part(*spans),
+            observed=True,
+        )
+        for name, (spans, doc) in _PARTS.items()
+    ),
+    *(
+        MetricSpec(
+            name=f"{what}_gib",
+            unit="GiB",
+            better="lower",
+            convention="most of any rank",
+            doc=f"{doc}  2**30 bytes.",
+            compute=_recorded(f"{what}_bytes", gib, "memory"),
+            deterministic=what in ("weights", "gradients", "optimizer"),
+            observed=what not in ("weights", "gradients", "optimizer", "activations", "peak"),
+        )
+        for what, doc in _MEMORY.items()
+    ),
+    MetricSpec(
+        name="exposed_communication_percent",
+        unit="%",
+        better="lower",
+        convention="fake-group difference",
+        doc="Share of the step that goes when its collectives do nothing; its interval is recorded beside it.",
+        compute=_recorded("exposed_share", _percent, "exposed"),
+        observed=True,
+    ),
+    MetricSpec(
+        name="counted_tflop",
+        unit="TFLOP",
+        better="neither",
+        convention="torch FlopCounterMode",
+        doc="Operations of one step of all ranks as torch counts them while they run, 1e12.",
+        compute=_recorded("counted_flops", lambda count: count / 1e12, "flops"),
+        deterministic=True,
+        observed=True,
+    ),
+    MetricSpec(
+        name="final_loss",
+        unit="",
+        better="lower",
+        convention="seeded run",
+        doc="Mean loss of the last of a fixed number of steps from seeded values.",
+        compute=_recorded("final_loss", _same, "loss"),
+        observed=True,
+    ),
+)

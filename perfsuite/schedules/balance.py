@@ -1,0 +1,79 @@
+"""Splits layers into stages so that the slowest stage is as fast as it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+from perfsuite.errors import InvalidParameter
+
+Split = tuple[range, ...]
+"""Layers of each stage, consecutive, at least one in each."""
+
+
+def balance(costs: Sequence[float], stages: int, *, embedding: float = 0, head: float = 0) -> Split:
+    """The split of consecutive layers that makes the largest stage smallest; among those, the most even one.
+
+    ``costs`` are of the layers, in any unit; ``embedding`` is added to the first stage and ``head`` to the last.
+    Exact, by dynamic programming in O(stages x layers^2): first the smallest possible largest stage, then the least sum
+    of squares under it, then the earliest cuts.  A head as costly as two layers takes their place:
+
+    >>> balance([1] * 7, 3, head=2)
+    (range(0, 3), range(3, 6), range(6, 7))
+    >>> split_costs([1] * 7, balance([1] * 7, 3, head=2), head=2)
+    (3, 3, 3)
+
+    Raises InvalidParameter for more stages than layers, no stage, or a negative cost.
+    """
+    check_layers(len(costs), stages)
+    if min(*costs, embedding, head) < 0:
+        raise InvalidParameter(f"costs {min(*costs, embedding, head)} and up; a cost is at least 0")
+    until = list(accumulate(costs, initial=0))
+    layers = len(costs)
+
+    def cost_of(first: int, end: int) -> float:
+        return until[end] - until[first] + (embedding if first == 0 else 0) + (head if end == layers else 0)
+
+    largest, _ = _best(layers, stages, cost_of, max)
+    bound = largest
+
+    def square(first: int, end: int) -> float:
+        cost = cost_of(first, end)
+        return cost * cost if cost <= bound else float("inf")
+
+    _, ends = _best(layers, stages, square, lambda left, right: left + right)
+    return tuple(range(first, end) for first, end in zip((0, *ends[:-1]), ends, strict=True))
+
+
+def _best(
+    layers: int, stages: int, cost_of: Callable[[int, int], float], join: Callable[[float, float], float]
+) -> tuple[float, tuple[int, ...]]:
+    """The least joined cost of cutting ``layers`` into ``stages``, and where each stage ends."""
+    best: dict[int, tuple[float, tuple[int, ...]]] = {end: (cost_of(0, end), (end,)) for end in range(1, layers + 1)}
+    for stage in range(1, stages):
+        best = {
+            end: min((join(best[cut][0], cost_of(cut, end)), (*best[cut][1], end)) for cut in range(stage, end))
+            for end in range(stage + 1, layers + 1)
+        }
+    return best[layers]
+
+
+def split_costs(costs: Sequence[float], split: Split, *, embedding: float = 0, head: float = 0) -> tuple[float, ...]:
+    """Cost of each stage of ``split``, embedding and head included.
+
+    >>> split_costs([1, 1, 4], (range(0, 2), range(2, 3)), embedding=3)
+    (5, 4)
+    """
+    stages = [sum(costs[layer] for layer in layers) for layers in split]
+    stages[0] += embedding
+    stages[-1] += head
+    return tuple(stages)
+
+
+def check_layers(num_layers: int, num_stages: int) -> None:
+    """Raise InvalidParameter unless every stage can have a layer."""
+    if not 1 <= num_stages <= num_layers:
+        raise InvalidParameter(
+            f"{num_stages} stages for num_layers={num_layers}: every stage has at least one layer; "
+            f"choose 1 to {num_layers} stages (ranks x stages_per_rank)"
+        )

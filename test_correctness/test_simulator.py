@@ -1,0 +1,390 @@
+"""The event simulator: against an independent longest-path reckoning, exact formulas, and what its timelines tell."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from fractions import Fraction
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.metrics.pipeline import (
+    COMPUTE,
+    METRICS,
+    bubble_ratio,
+    bubble_to_ideal,
+    busy_s,
+    impossible_bubble,
+    in_flight_micro_batches,
+    peak_activations,
+    phases,
+    step_bounds_s,
+)
+from perfsuite.records import Timeline, TimelineEvent, from_json, to_json
+from perfsuite.schedules import (
+    SCHEDULES,
+    Schedule,
+    StageTimes,
+    durations_of,
+    evened_durations,
+    find_imbalance,
+    formula_bubble,
+    make_schedule,
+    simulate,
+)
+
+
+@st.composite
+def schedules(draw, names=tuple(SCHEDULES), largest=5):
+    spec = SCHEDULES[draw(st.sampled_from(names))]
+    ranks = draw(st.integers(1, largest))
+    most = spec.most_stages_per_rank or 3
+    counts = [count for count in range(1, 15) if spec.legal_count(ranks, count)]
+    return make_schedule(
+        spec.name,
+        ranks=ranks,
+        num_micro_batches=draw(st.sampled_from(counts)),
+        stages_per_rank=draw(st.integers(spec.fewest_stages_per_rank, most)),
+    )
+
+
+fractions = st.fractions(min_value=Fraction(1, 7), max_value=9, max_denominator=7)
+
+
+def random_durations(seed: int):
+    """Every action its own whole number of seconds."""
+
+    @cache
+    def seconds(action):
+        return random.Random(f"{seed} {action}").randint(1, 9)
+
+    return seconds
+
+
+def reckon(schedule: Schedule, seconds, delay) -> dict[tuple[int, int], tuple[int, int]]:
+    """(rank, place in its order) -> start and end, by recursion from each action to all that it waits for."""
+    place = {
+        (action.kind[0], action.stage, action.micro_batch): (rank, index)
+        for rank, order in enumerate(schedule.orders)
+        for index, action in enumerate(order)
+        if action.kind != "backward_weight"
+    }
+
+    @cache
+    def times(rank, index):
+        action = schedule.orders[rank][index]
+        waits = [times(rank, index - 1)[1] if index else 0]
+        before = action.stage - 1 if action.kind == "forward" else action.stage + 1
+        source = place.get((action.kind[0], before, action.micro_batch))
+        if source and action.kind != "backward_weight":
+            other, at = source
+            while schedule.orders[other][at].joined:
+                at += 1
+            waits.append(times(other, at)[1] + (delay if other != rank else 0))
+        return max(waits), max(waits) + seconds(action)
+
+    return {
+        (rank, index): times(rank, index) for rank, order in enumerate(schedule.orders) for index in range(len(order))
+    }
+
+
+def actions_by_rank(timeline: Timeline) -> dict[int, list[TimelineEvent]]:
+    found = defaultdict(list)
+    for event in timeline.events:
+        if event.kind in COMPUTE:
+            found[event.rank].append(event)
+    return found
+
+
+@settings(deadline=None)
+@given(schedules(), st.integers(0, 99), st.integers(0, 5))
+def test_times_equal_an_independent_reckoning(schedule, seed, delay):
+    seconds = random_durations(seed)
+    expected = reckon(schedule, seconds, delay)
+    timeline = simulate(schedule, seconds, communication_s=delay)
+    actual = {
+        (rank, index): (event.start_s, event.end_s)
+        for rank, events in actions_by_rank(timeline).items()
+        for index, event in enumerate(events)
+    }
+    assert expected == actual
+
+
+@settings(deadline=None)
+@given(schedules(), st.integers(0, 99), st.integers(0, 5))
+def test_no_overlap_dependencies_kept_and_no_step_shorter_than_it_can_be(schedule, seed, delay):
+    seconds = random_durations(seed)
+    timeline = simulate(schedule, seconds, communication_s=delay)
+    when = {}
+    for events in actions_by_rank(timeline).values():
+        for earlier, later in pairwise(events):
+            assert earlier.end_s <= later.start_s
+        for event in events:
+            when[event.kind.replace("backward_input", "backward"), event.stage, event.micro_batch] = event
+    last = schedule.num_stages - 1
+    rank_of = schedule.rank_of_stage
+    for (kind, stage, micro_batch), event in when.items():
+        if kind == "backward_weight":
+            assert when["backward", stage, micro_batch].end_s <= event.start_s
+            continue
+        if kind == "backward":
+            assert when["forward", stage, micro_batch].end_s <= event.start_s
+        source = stage - 1 if kind == "forward" else stage + 1
+        if 0 <= source <= last:
+            travels = delay if rank_of[source] != rank_of[stage] else 0
+            assert when[kind, source, micro_batch].end_s + travels <= event.start_s
+    first, end = step_bounds_s(timeline)
+    assert end - first >= max(busy_s(timeline))
+    hops = sum(rank_of[stage] != rank_of[stage + 1] for stage in range(last))
+    for micro_batch in range(schedule.num_micro_batches):
+        path = [event for (kind, _, batch), event in when.items() if batch == micro_batch and kind != "backward_weight"]
+        assert end - first >= sum(event.end_s - event.start_s for event in path) + 2 * hops * delay
+
+
+@given(schedules(), st.integers(0, 99), st.integers(1, 4))
+@settings(deadline=None)
+def test_waits_and_actions_fill_every_lane_and_each_message_leaves_before_it_arrives(schedule, seed, delay):
+    timeline = simulate(schedule, random_durations(seed), communication_s=delay, detail=True)
+    for rank, events in actions_by_rank(timeline).items():
+        lane = [event for event in timeline.events if event.rank == rank and event.kind in (*COMPUTE, "wait")]
+        assert [event.start_s for event in lane] == [0, *(event.end_s for event in lane[:-1])]
+        assert lane[-1] == events[-1]
+    sent, received = (
+        sorted(event.start_s for event in timeline.events if event.kind == kind) for kind in ("send", "receive")
+    )
+    assert [at + delay for at in sent] == received
+    rank_of = schedule.rank_of_stage
+    hops = sum(rank_of[stage] != rank_of[stage + 1] for stage in range(schedule.num_stages - 1))
+    assert len(sent) == 2 * hops * schedule.num_micro_batches
+    assert simulate(schedule, random_durations(seed), communication_s=delay).events == tuple(
+        event for event in timeline.events if event.kind in COMPUTE
+    )
+
+
+@given(schedules(), st.integers(0, 99))
+@settings(deadline=None)
+def test_a_timeline_fed_back_gives_itself(schedule, seed):
+    timeline = simulate(schedule, random_durations(seed))
+    assert simulate(schedule, durations_of(timeline)) == timeline
+
+
+@given(schedules(names=("naive", "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs")), fractions, fractions, fractions)
+@settings(deadline=None)
+def test_equal_stages_have_exactly_the_bubble_of_the_formula(schedule, forward, backward_input, backward_weight):
+    times = StageTimes.in_proportion(
+        [1] * schedule.num_stages,
+        forward_s=forward,
+        backward_input_s=backward_input,
+        backward_weight_s=backward_weight,
+    )
+    timeline = simulate(schedule, times)
+    p, m, v = schedule.ranks, schedule.num_micro_batches, schedule.stages_per_rank
+    expected = SCHEDULES[schedule.name].bubble(p, m, v)
+    assert bubble_ratio(timeline) == expected
+    assert bubble_to_ideal(timeline) == expected / (1 - expected)
+    if schedule.name == "naive":
+        assert expected == 1 - Fraction(1, p)
+    elif v == 1 or m >= p:
+        assert expected == Fraction(p - 1, v * m + p - 1)
+        assert bubble_to_ideal(timeline) == Fraction(p - 1, v * m)
+    assert formula_bubble(schedule) == float(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "fewest", "empty"),
+    [
+        ("interleaved_zero_bubble", lambda p: p, lambda p: p - 1),
+        ("zbv", lambda p: 2 * p - 1, lambda p: p - 1),
+        ("dualpipev", lambda p: 2 * p, lambda p: 2 * (p - 1)),  # overlapped pairs send only at their end
+    ],
+)
+def test_schedules_that_split_the_backward_fill_most_of_the_bubble_where_its_halves_are_forwards(name, fewest, empty):
+    for p in range(1, 7):
+        for m in (count for count in range(fewest(p), 20) if SCHEDULES[name].legal_count(p, count)):
+            schedule = make_schedule(name, ranks=p, num_micro_batches=m)
+            timeline = simulate(schedule, StageTimes.in_proportion([Fraction(1)] * schedule.num_stages))
+            assert formula_bubble(schedule) is None
+            assert bubble_ratio(timeline) == Fraction(empty(p), 3 * 2 * m + empty(p))
+
+
+def test_a_joined_forward_reaches_the_next_rank_only_after_its_partner():
+    schedule = make_schedule("dualpipev", ranks=2, num_micro_batches=4)
+    timeline = simulate(schedule, StageTimes.in_proportion([1] * 4), detail=True)
+    joined = [a for order in schedule.orders for a in order if a.joined]
+    assert joined
+    for action in joined:
+        events = [e for e in timeline.events if (e.stage, e.micro_batch) == (action.stage, action.micro_batch)]
+        forward = next(event for event in events if event.kind == "forward")
+        lane = actions_by_rank(timeline)[forward.rank]
+        partner = lane[lane.index(forward) + 1]
+        leaves = [event.start_s for event in events if event.kind == "send" and event.start_s == partner.end_s]
+        across = action.stage + 1 < 4 and schedule.rank_of_stage[action.stage + 1] != forward.rank
+        assert bool(leaves) == across
+
+
+@given(schedules(names=("naive", "gpipe", "1f1b")))
+@settings(deadline=None)
+def test_in_flight_micro_batches_are_those_of_the_papers(schedule):
+    timeline = simulate(schedule, StageTimes.in_proportion([1] * schedule.ranks))
+    p, m = schedule.ranks, schedule.num_micro_batches
+    expected = {"naive": [1] * p, "gpipe": [m] * p, "1f1b": [min(m, p - rank) for rank in range(p)]}[schedule.name]
+    assert in_flight_micro_batches(timeline) == tuple(expected)
+    assert peak_activations(timeline) == tuple(expected)
+    sizes = [10 + stage for stage in range(p)]
+    assert peak_activations(timeline, sizes) == tuple(held * size for held, size in zip(expected, sizes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [
+        ("interleaved_1f1b", lambda p, v, m, rank: (v - 1) * p + 2 * (p - 1 - rank) + 1),
+        ("looped_bfs", lambda p, v, m, rank: v * m),
+        ("interleaved_zero_bubble", lambda p, v, m, rank: v * p),
+        ("zbv", lambda p, v, m, rank: 2 * p),
+        ("dualpipev", lambda p, v, m, rank: 2 * p + 1),
+    ],
+)
+def test_peak_activations_of_schedules_with_several_stages_per_rank(name, held):
+    most = SCHEDULES[name].most_stages_per_rank or 3
+    for p, m, v in ((2, 6, 2), (4, 12, 2), (4, 16, most)):
+        schedule = make_schedule(name, ranks=p, num_micro_batches=m, stages_per_rank=v)
+        timeline = simulate(schedule, StageTimes.in_proportion([1] * p * v))
+        assert peak_activations(timeline) == tuple(held(p, v, m, rank) for rank in range(p))
+
+
+@given(schedules(), st.integers(0, 99), st.integers(0, 3))
+@settings(deadline=None)
+def test_phases_add_up_to_the_step_and_their_idle_time_to_the_bubble(schedule, seed, delay):
+    timeline = simulate(schedule, random_durations(seed), communication_s=delay)
+    first, last = step_bounds_s(timeline)
+    found = phases(timeline)
+    assert [each.rank for each in found] == list(range(schedule.ranks))
+    idle = 0
+    for each, busy in zip(found, busy_s(timeline), strict=True):
+        assert min(each.warm_up_s, each.steady_s, each.cool_down_s) >= 0
+        assert each.warm_up_s + each.steady_s + each.cool_down_s == last - first
+        rank_idle = each.warm_up_idle_s + each.steady_idle_s + each.cool_down_idle_s
+        assert rank_idle == last - first - busy
+        idle += rank_idle
+    assert bubble_ratio(timeline) == pytest.approx(idle / (schedule.ranks * (last - first)))
+
+
+def test_phases_of_1f1b_and_gpipe():
+    times = StageTimes.in_proportion([1] * 4)
+    gpipe = phases(simulate(make_schedule("gpipe", ranks=4, num_micro_batches=8), times))
+    assert [(each.warm_up_s, each.steady_s, each.cool_down_s) for each in gpipe] == [
+        (17, 0, 16),
+        (15, 0, 18),
+        (13, 0, 20),
+        (11, 0, 22),
+    ]
+    one_f_one_b = phases(simulate(make_schedule("1f1b", ranks=4, num_micro_batches=8), times))
+    assert [each.steady_s for each in one_f_one_b] == [12, 15, 18, 21]
+    assert one_f_one_b[3].steady_idle_s == 0
+
+
+def test_the_stage_that_binds_is_named_and_what_an_even_split_would_give():
+    schedule = make_schedule("1f1b", ranks=4, num_micro_batches=8)
+    uneven = simulate(schedule, StageTimes.in_proportion([1, 1, 3, 1], forward_s=2))
+    found = find_imbalance(schedule, uneven)
+    assert (found.rank, found.stage) == (2, 2)
+    assert (found.busy_s, found.mean_busy_s) == (3 * 8 * 4, 1.5 * 8 * 4)
+    assert found.excess == 1
+    assert found.simulated == uneven
+    assert bubble_ratio(found.balanced) == pytest.approx(3 / 11)
+    assert step_bounds_s(found.balanced)[1] == pytest.approx(11 * 1.5 * 4)
+    assert step_bounds_s(uneven)[1] >= found.busy_s
+
+
+def test_the_binding_stage_of_several_on_a_rank_is_the_heaviest_of_the_busiest_rank():
+    schedule = make_schedule("zbv", ranks=2, num_micro_batches=4)
+    found = find_imbalance(schedule, simulate(schedule, StageTimes.in_proportion([4, 3, 3, 1])))
+    assert (found.rank, found.stage) == (1, 1)  # 3 + 3 on rank 1 against 4 + 1 on rank 0
+    found = find_imbalance(schedule, simulate(schedule, StageTimes.in_proportion([5, 2, 3, 1])))
+    assert (found.rank, found.stage) == (0, 0)
+
+
+def test_evened_durations_are_means_by_kind():
+    schedule = make_schedule("gpipe", ranks=2, num_micro_batches=2)
+    evened = evened_durations(simulate(schedule, StageTimes.in_proportion([1, 3])))
+    assert {evened(action) for action in schedule.orders[0] if action.kind == "forward"} == {2}
+    assert {evened(action) for action in schedule.orders[1] if action.kind == "backward"} == {4}
+
+
+def test_a_longer_action_or_delay_never_shortens_the_step():
+    schedule = make_schedule("interleaved_zero_bubble", ranks=3, num_micro_batches=6)
+    seconds = random_durations(7)
+    before = step_bounds_s(simulate(schedule, seconds))[1]
+    for order in schedule.orders:
+        for slow in order:
+            longer = step_bounds_s(simulate(schedule, lambda each, slow=slow: seconds(each) + 3 * (each == slow)))[1]
+            assert before <= longer <= before + 3
+    assert before <= step_bounds_s(simulate(schedule, seconds, communication_s=1))[1]
+
+
+def test_what_cannot_be_simulated_or_read_is_refused():
+    schedule = make_schedule("gpipe", ranks=2, num_micro_batches=2)
+    with pytest.raises(InvalidParameter, match="communication_s=-1 is negative"):
+        simulate(schedule, lambda action: 1, communication_s=-1)
+    timeline = simulate(schedule, lambda action: 1)
+    lacking = Timeline(ranks=2, events=timeline.events[:-1], source="measured", schedule="gpipe")
+    with pytest.raises(InvalidParameter, match="the timeline of gpipe has no 1B1; record every action"):
+        simulate(schedule, durations_of(lacking))
+    with pytest.raises(InvalidParameter, match="no forward or backward"):
+        bubble_ratio(Timeline(ranks=2, events=(), source="measured"))
+    with pytest.raises(InvalidParameter, match="last 0 s"):
+        bubble_ratio(simulate(schedule, lambda action: 0))
+    with pytest.raises(InvalidParameter, match="a timeline of 2 ranks for a schedule of 3"):
+        find_imbalance(make_schedule("gpipe", ranks=3, num_micro_batches=2), timeline)
+    with pytest.raises(InvalidParameter, match="stage times for 2, 1 and 2 stages"):
+        StageTimes(forward_s=(1, 1), backward_input_s=(1,), backward_weight_s=(1, 1))
+
+
+def test_a_measured_bubble_well_below_its_simulation_is_impossible():
+    assert [impossible_bubble(measured, 0.3) for measured in (0.35, 0.29, 0.28, 0.27)] == [False, False, False, True]
+
+
+def test_idle_time_without_a_recorded_wait_counts_and_waits_outside_the_step_do_not():
+    def event(kind, rank, start_s, end_s):
+        return TimelineEvent(kind=kind, rank=rank, stage=rank, micro_batch=0, start_s=start_s, end_s=end_s)
+
+    events = (event("wait", 0, 0, 10), event("forward", 0, 10, 12), event("backward", 0, 16, 20))
+    events += (event("forward", 1, 12, 13), event("backward", 1, 13, 16), event("wait", 1, 16, 40))
+    timeline = Timeline(ranks=2, events=events, source="measured")
+    assert step_bounds_s(timeline) == (10, 20)
+    assert busy_s(timeline) == (6, 4)
+    assert bubble_ratio(timeline) == 0.5
+    idle_rank = Timeline(ranks=3, events=events, source="measured")
+    assert bubble_ratio(idle_rank) == pytest.approx(1 - 10 / 30)
+    assert [each.rank for each in phases(idle_rank)] == [0, 1]
+    assert in_flight_micro_batches(idle_rank) == (1, 1, 0)
+
+
+class _Measurement:
+    """What the pipeline's metrics look at."""
+
+    def __init__(self, timeline):
+        self.timeline = timeline
+
+
+def test_metrics_read_the_timeline_of_a_measurement_or_say_that_there_is_none():
+    timeline = simulate(make_schedule("1f1b", ranks=4, num_micro_batches=8), StageTimes.in_proportion([1] * 4))
+    readings = {spec.name: spec.compute(None, _Measurement(timeline), None) for spec in METRICS}
+    assert {name: reading.value for name, reading in readings.items()} == {
+        "bubble_ratio": pytest.approx(3 / 11),
+        "bubble_to_ideal_ratio": pytest.approx(3 / 8),
+        "in_flight_micro_batches": 4,
+    }
+    for spec in METRICS:
+        reading = spec.compute(None, _Measurement(None), None)
+        assert (reading.value, reading.note) == (None, "no timeline of a pipeline was recorded")
+
+
+def test_a_timeline_goes_through_json_unchanged():
+    timeline = simulate(make_schedule("zbv", ranks=2, num_micro_batches=3), StageTimes.in_proportion([0.5] * 4))
+    assert from_json(Timeline, to_json(timeline)) == timeline
