@@ -184,6 +184,14 @@ class Workload(ABC):
         """A small sibling that one process can check; built, checked and closed before the timed build."""
         return None
 
+    def layout(self) -> str:
+        """Shape of the mesh that the case runs on, such as ``dp2-tp4``; empty: all ranks on one ``dp`` axis."""
+        return ""
+
+    def untimed(self) -> tuple[Purpose, ...]:
+        """Purposes of the builds beside the timed one; each runs one iteration and adds its records to the result."""
+        return ()
+
     def native_dtype(self) -> str:
         """The short dtype name the device must compute natively; empty when any device will do."""
         return ""

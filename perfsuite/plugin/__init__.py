@@ -1,0 +1,17 @@
+"""The pytest plugin, one module per concern; pytest loads each of them as a plugin of its own.
+
+Importing this package loads none of them: test modules import the decorators from here on the ranks too.
+"""
+
+from __future__ import annotations
+
+pytest_plugins = (
+    "perfsuite.plugin.options",
+    "perfsuite.plugin.launch",
+    "perfsuite.plugin.collect",
+    "perfsuite.plugin.fixtures",
+    "perfsuite.plugin.benchmark",
+    "perfsuite.plugin.outcome",
+    "perfsuite.plugin.progress",
+    "perfsuite.plugin.summary",
+)

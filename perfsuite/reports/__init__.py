@@ -1,0 +1,1 @@
+"""What people read: tables for the terminal, and metrics over several cases."""

@@ -1,0 +1,63 @@
+"""perfsuite tells whether a machine is as fast as it should be, and as fast as it was yesterday.
+
+A pytest plugin and a suite.  A test module needs a few names, all of them importable from here::
+
+    from perfsuite import Workload, Step, Work, sizes, world_sizes, dtypes
+
+Nothing here imports torch or pytest before it is used: rank processes import this package too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfsuite.errors import InvalidParameter, PerfsuiteError, UnsupportedCase, WrongResult
+    from perfsuite.mesh import MeshShape
+    from perfsuite.plugin.decorators import dtypes, sizes, world_sizes
+    from perfsuite.records import Measurement, Metric, Result, Work
+    from perfsuite.workload import CallableStep, Process, Rank, Step, Workload
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CallableStep",
+    "InvalidParameter",
+    "Measurement",
+    "MeshShape",
+    "Metric",
+    "PerfsuiteError",
+    "Process",
+    "Rank",
+    "Result",
+    "Step",
+    "UnsupportedCase",
+    "Work",
+    "Workload",
+    "WrongResult",
+    "__version__",
+    "dtypes",
+    "sizes",
+    "world_sizes",
+]
+
+_HOMES = {
+    "perfsuite.errors": ("InvalidParameter", "PerfsuiteError", "UnsupportedCase", "WrongResult"),
+    "perfsuite.mesh": ("MeshShape",),
+    "perfsuite.plugin.decorators": ("dtypes", "sizes", "world_sizes"),
+    "perfsuite.records": ("Measurement", "Metric", "Result", "Work"),
+    "perfsuite.workload": ("CallableStep", "Process", "Rank", "Step", "Workload"),
+}
+"""Module -> names it holds; they are imported when first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module 'perfsuite' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

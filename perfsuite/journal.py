@@ -1,0 +1,185 @@
+"""The journal of a run: one line of JSON per finished case, synced to disk before the next case starts.
+
+pytest-benchmark writes its file at the end of a session; the journal is there after a crash, a kill or a power cut.
+The first line is a header, every other line a result, a failure, or the environment of the results that follow::
+
+    {"header": {"schema": 1, "session": "...", "fingerprint": "...", "versions": {...}, ...}}
+    {"environment": {"hostname": "...", ...}}
+    {"result": {"case": "test_perf/...", ...}}
+    {"failure": {"case": "test_perf/...", "message": "..."}}
+
+Only the last line may be damaged: a run that was killed while writing leaves it without its end, and that case counts
+as not finished.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perfsuite.errors import JournalError
+from perfsuite.records import SCHEMA, Result, from_json, to_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What is true of every case in a journal."""
+
+    session: str
+    """Identifier of the pytest session that wrote it."""
+    fingerprint: str
+    """Key of the hardware; a run resumes only on the same."""
+    platform: str
+    started_at: str
+    """UTC, ISO 8601."""
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    """Versions of Python, perfsuite, pytest, pytest-benchmark and torch."""
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True, kw_only=True)
+class Journal:
+    """What a journal file says."""
+
+    path: Path
+    header: Header
+    results: Mapping[str, Result]
+    """The newest result of each case, by node id."""
+    failures: Mapping[str, str]
+    """Message of each case that failed and was not measured later."""
+    truncated: bool
+    """The last line was not complete and is left out."""
+
+
+class JournalWriter:
+    """Appends to a new journal; every line is on disk when :meth:`result` or :meth:`failure` returns."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        """Raises JournalError when the file exists or cannot be made."""
+        self.path = path
+        self._end = 0
+        self._head = -1
+        self._environment: Mapping[str, Any] = {}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise JournalError(
+                f"journal {path} cannot be made: {error.strerror}; name another file by --perf-journal"
+            ) from None
+        self._append({"header": to_json(header)})
+        self._head = self._end
+
+    def result(self, result: Result) -> None:
+        """Add a finished case; raises JournalError when it does not reach the disk."""
+        if result.environment != self._environment:
+            self._append({"environment": to_json(result.environment)})
+            self._environment = result.environment
+        self._append({"result": to_json(dataclasses.replace(result, environment={}))})
+
+    def failure(self, case: str, message: str) -> None:
+        """Add a case that failed; it runs again when the journal is resumed."""
+        self._append({"failure": {"case": case, "message": message}})
+
+    def close(self) -> None:
+        """Close the file, and remove it when no case finished.  Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            if self._end == self._head:
+                self.path.unlink(missing_ok=True)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        data = json.dumps(line, separators=(",", ":"), default=str).encode() + b"\n"
+        try:
+            left = data
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            self._drop_partial_line()
+            raise JournalError(
+                f"journal {self.path} cannot be written: {error.strerror}; the cases before are safe in it"
+            ) from None
+        self._end += len(data)
+
+    def _drop_partial_line(self) -> None:
+        # A torn line in the middle would make the file unreadable if there is room again for the next one.
+        try:
+            os.ftruncate(self._descriptor, self._end)
+            os.lseek(self._descriptor, self._end, os.SEEK_SET)
+        except OSError:
+            self.close()
+
+
+def read_journal(path: Path) -> Journal:
+    """The journal at ``path``.
+
+    Raises JournalError naming the line and the reason for anything but a last line without its end: a foreign or
+    hand-broken file, a newer schema.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise JournalError(f"journal {path} cannot be read: {error.strerror}") from None
+    *lines, rest = data.split(b"\n")
+    if not lines:
+        raise JournalError(f"journal {path}, line 1: no complete line; the run that wrote it did not get far enough")
+    results: dict[str, Result] = {}
+    failures: dict[str, str] = {}
+    environment: Mapping[str, Any] = {}
+    header = _read_header(path, lines[0])
+    for number, line in enumerate(lines[1:], start=2):
+        kind, body = _read_line(path, number, line)
+        if kind == "result":
+            result = _decode(path, number, Result, body)
+            results[result.case] = dataclasses.replace(result, environment=environment)
+            failures.pop(result.case, None)
+        elif kind == "environment" and isinstance(body, dict):
+            environment = body
+        elif kind == "failure" and isinstance(body, dict) and {"case", "message"} <= set(body):
+            failures[str(body["case"])] = str(body["message"])
+        else:
+            raise _damage(path, number, f"{kind!r} is not what a line of a journal is; expected result or failure")
+    return Journal(path=path, header=header, results=results, failures=failures, truncated=bool(rest))
+
+
+def _read_header(path: Path, line: bytes) -> Header:
+    kind, body = _read_line(path, 1, line)
+    if kind != "header" or not isinstance(body, dict):
+        raise _damage(path, 1, "this is not the header of a perfsuite journal")
+    schema = body.get("schema")
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise JournalError(
+            f"journal {path}, line 1: schema {schema} is newer than {SCHEMA}, the newest that this perfsuite reads; "
+            "update perfsuite"
+        )
+    header: Header = _decode(path, 1, Header, body)
+    return header
+
+
+def _read_line(path: Path, number: int, line: bytes) -> tuple[str, Any]:
+    try:
+        plain = json.loads(line)
+    except ValueError as error:
+        raise _damage(path, number, f"not JSON ({error})") from None
+    if not isinstance(plain, dict) or len(plain) != 1:
+        raise _damage(path, number, "not an object with one key")
+    ((kind, body),) = plain.items()
+    return kind, body
+
+
+def _decode(path: Path, number: int, kind: Any, body: Any) -> Any:
+    try:
+        return from_json(kind, body)
+    except ValueError as error:
+        raise _damage(path, number, str(error)) from None
+
+
+def _damage(path: Path, number: int, reason: str) -> JournalError:
+    return JournalError(f"journal {path}, line {number}: {reason}; remove or repair the line, or start a new run")

@@ -1,0 +1,147 @@
+"""The bridge to pytest-benchmark: what the ranks measured enters its records through its public interface.
+
+pytest-benchmark times a call with the ``timer=`` of the ``benchmark`` marker.  Here that is a clock which stands still
+until :func:`feed` moves it by one sample, inside the documented ``benchmark.pedantic``: so table, JSON, storage and
+comparison hold exactly the seconds per iteration that the ranks reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from perfsuite.plugin.collect import is_perf
+from perfsuite.plugin.suite import Suite, suite_key
+from perfsuite.records import SCHEMA, Result
+
+
+class WorkerClock:
+    """A timer that moves only when told to."""
+
+    __name__ = "worker_clock"  # pytest-benchmark stores it; without it a repr with an address would be in every file
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        """Seconds since it was last set to zero."""
+        return self.now_s
+
+
+clock_key = pytest.StashKey[WorkerClock]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Give every perf case the worker clock, merged into its own benchmark marker: only the nearest one is read."""
+    clock = config.stash.setdefault(clock_key, WorkerClock())
+    plain = pytest.mark.benchmark(timer=clock)
+    for item in items:
+        if is_perf(getattr(item, "fixturenames", ())):
+            own = item.get_closest_marker("benchmark")
+            mark = pytest.mark.benchmark(**{**own.kwargs, "timer": clock}) if own else plain
+            item.add_marker(mark, append=False)
+
+
+def feed(benchmark: Any, clock: WorkerClock, result: Result) -> None:
+    """Hand the samples of ``result`` to pytest-benchmark, one round each; its metrics go to ``extra_info``."""
+    assert result.measurement is not None
+    benchmark.extra_info.update(extra_info(result))
+    times: Iterator[float] = iter([sample.time_s for sample in result.measurement.samples])
+
+    def rewind() -> None:  # from zero each time: end - start is then the sample to the bit
+        clock.now_s = 0.0
+
+    def one_sample() -> None:  # pytest-benchmark may call once more for a profile: no time passes then
+        clock.now_s += next(times, 0.0)
+
+    benchmark.pedantic(one_sample, setup=rewind, rounds=len(result.measurement.samples), iterations=1)
+
+
+class _NothingMeasured(Exception):
+    """Passes through pytest-benchmark and marks its entry as one without numbers."""
+
+
+def feed_nothing(benchmark: Any) -> None:
+    """Tell pytest-benchmark that this case has no samples: no entry, and no warning about an unused fixture."""
+
+    def nothing() -> None:
+        raise _NothingMeasured
+
+    with contextlib.suppress(_NothingMeasured):
+        benchmark.pedantic(nothing)
+
+
+def extra_info(result: Result) -> dict[str, Any]:
+    """What pytest-benchmark's files keep beside the times: every metric by name, and how the case ran."""
+    assert result.measurement is not None
+    measurement = result.measurement
+    return {
+        **{metric.name: metric.value for metric in result.metrics},
+        "platform": result.platform,
+        "world_size": result.world_size,
+        "backend": measurement.backend,
+        "process": measurement.process,
+        "transport": measurement.transport,
+        "iterations_per_sample": measurement.iterations,
+        "slowest_rank": measurement.slowest_rank,
+        "rank_spread": measurement.rank_spread,
+        "fingerprint": result.fingerprint,
+        **({"simulated": True} if result.simulated else {}),
+    }
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A perf case that fails after its samples were fed must not become anybody's reference."""
+    report = yield
+    if report.failed and is_perf(getattr(item, "fixturenames", ())):
+        benchmark = getattr(item, "funcargs", {}).get("benchmark")
+        if benchmark is not None:
+            benchmark.has_error = True
+    return report
+
+
+def _hardware(suite: Suite) -> dict[str, Any]:
+    assert suite.session is not None
+    return {
+        "platform": suite.machine.name,
+        "devices": suite.machine.device_count,
+        "fingerprint": suite.session.fingerprint,
+    }
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    """Name the hardware that pytest-benchmark knows nothing of, in files of sessions with perf cases."""
+    suite = config.stash.get(suite_key, None)
+    if suite is not None and suite.session is not None:
+        machine_info["perfsuite"] = _hardware(suite)
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_benchmark_compare_machine_info(
+    config: pytest.Config, machine_info: dict[str, Any], compared_benchmark: dict[str, Any]
+) -> None:
+    """Compare like with like: files are loaded before collection, when nobody knows whether there will be perf cases.
+
+    A file of a session with perf cases names its hardware, so this machine's is put beside it; other files do not.
+    """
+    machine_info.pop("perfsuite", None)
+    if "perfsuite" in compared_benchmark.get("machine_info", {}):
+        suite = Suite(config)  # of its own: whether this session has perf cases is not known yet
+        if suite.prepare():
+            machine_info["perfsuite"] = _hardware(suite)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
+    """Stamp the file with the version of the metrics in it."""
+    suite = config.stash.get(suite_key, None)
+    if suite is not None and suite.session is not None:
+        output_json["perfsuite"] = {"schema": SCHEMA, "session": suite.session.id}

@@ -1,0 +1,118 @@
+"""Collection: which platforms, sizes and world sizes become cases, how they are called, and which are skipped why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import ConfigurationError, PerfsuiteError
+from perfsuite.platforms.base import DeviceModel
+from perfsuite.plugin.options import budget_of
+from perfsuite.plugin.suite import Suite, suite_of
+from perfsuite.plugin.sweep import Scale, Sweep, read_sweep
+
+
+def is_perf(fixturenames: Iterable[str]) -> bool:
+    """Whether a test uses this plugin's ``perf``, which brings ``platform`` and ``benchmark`` with it.
+
+    A fixture of the same name in somebody's conftest does not, and its tests are left alone.
+    """
+    return {"perf", "platform", "benchmark"} <= set(fixturenames)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One parametrize call with platform, ranks, size and dtype, so that the id reads ``s4000-ws8-64MiB-bf16``."""
+    if not is_perf(metafunc.fixturenames):
+        return
+    suite = suite_of(metafunc.config)
+    suite.asked = True
+    if suite.prepare():
+        try:
+            _generate(metafunc, suite)
+        except ConfigurationError as error:
+            pytest.fail(f"{metafunc.definition.nodeid}: {error}", pytrace=False)
+
+
+def _generate(metafunc: pytest.Metafunc, suite: Suite) -> None:
+    elsewhere = _parametrized(metafunc)
+    sweep = read_sweep(metafunc.definition, metafunc.fixturenames, elsewhere)
+    # One rank is what a test without @world_sizes runs on; whoever parametrizes ranks decides alone.
+    ranks = ("ranks",) if sweep.world_sizes else ()
+    platforms = () if "platform" in elsewhere else ("platform",)
+    arguments = (*platforms, *ranks, *sweep.arguments)
+    if not arguments:
+        return
+    cases = [case for model in suite.platforms for case in _cases(sweep, model, suite, bool(platforms))]
+    metafunc.parametrize(arguments, cases, indirect=[*platforms, *ranks])
+
+
+def _cases(sweep: Sweep, model: DeviceModel, suite: Suite, with_platform: bool) -> Iterable[Any]:
+    platform_mark = pytest.mark.platform(name=model.name)
+    platform = (model.name,) if with_platform else ()
+    marks: dict[int | None, Sequence[pytest.MarkDecorator]] = {}
+    for point in sweep.points(scale_of(model, suite.settings.scale)):
+        count = point.world_size
+        if count not in marks:  # the same for all sizes and dtypes: 10,000 cases share a few marks
+            why_not = suite.why_not(model, count or 1)
+            marks[count] = [
+                platform_mark,
+                pytest.mark.world_size(n=count or 1),
+                *([pytest.mark.skip(reason=why_not)] if why_not else []),
+            ]
+            if not why_not:
+                suite.start_workers()
+        yield pytest.param(
+            *platform,
+            *(() if count is None else (count,)),
+            *point.values,
+            id="-".join(token for token in (*platform, point.id) if token),
+            marks=marks[count],
+        )
+
+
+def scale_of(model: DeviceModel, asked: Scale | None) -> Scale:
+    """The scale of a platform's cases: small on a CPU, where full sizes take hours, unless ``asked`` says otherwise."""
+    return asked or ("small" if model.family == "cpu" else "full")
+
+
+def _parametrized(metafunc: pytest.Metafunc) -> frozenset[str]:
+    """Arguments that get their values from parametrize marks, or ``dtype`` from a fixture of the user's."""
+    names: set[str] = set()
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        written = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
+        names |= {name.strip() for name in written.split(",")} if isinstance(written, str) else set(written)
+    # pytest has no public way to ask whether a fixture of a name exists; without this attribute none is assumed.
+    definitions = getattr(metafunc, "_arg2fixturedefs", {})
+    return frozenset(names | ({"dtype"} & set(definitions)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """What is wrong with the set-up or a marker ends the run, also when all perf cases are about to be deselected."""
+    suite = suite_of(config)
+    if suite.problem is not None and suite.asked:
+        raise pytest.UsageError(str(suite.problem))
+    for item in items:
+        if is_perf(getattr(item, "fixturenames", ())) and item.get_closest_marker("perf_timeout"):
+            budget_of(item, suite.settings.budget)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Open the journal, now that it is known that there are perf cases."""
+    if any(is_perf(getattr(item, "fixturenames", ())) for item in session.items):
+        try:
+            suite_of(session.config).open()
+        except PerfsuiteError as error:
+            raise pytest.UsageError(str(error)) from None
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
+    """The header: platform, devices, transport, torch, and what to beware of; nothing without perf cases."""
+    quiet = config.getoption("verbose") < 0 or config.getoption("collectonly")
+    if quiet or not any(is_perf(getattr(item, "fixturenames", ())) for item in items):
+        return []
+    return suite_of(config).header()

@@ -1,0 +1,59 @@
+"""What a test author writes over a test function: ``@sizes``, ``@world_sizes`` and ``@dtypes``.
+
+Each is a pytest mark that carries data and nothing else, so it works on functions, classes and modules (``pytestmark``)
+of any repository.  The data is checked at collection, where the error can name the file and the function; see
+:mod:`perfsuite.plugin.sweep`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import ConfigurationError
+
+SIZES = "perf_sizes"
+WORLD_SIZES = "perf_world_sizes"
+DTYPES = "perf_dtypes"
+
+Size = str | int | tuple[int, ...]
+"""As an author writes it: ``"64MiB"``, ``"1024x1024x512"``, ``(1024, 1024, 512)``, ``4096``, a name (``gpt_345m``)."""
+
+
+def sizes(*, full: Sequence[Size], small: Sequence[Size], param: str = "message_bytes") -> pytest.MarkDecorator:
+    """Sizes of a test at both scales, handed to its argument ``param``.
+
+    ``full`` are the sizes as published, ``small`` those that take minutes on two CPU cores; the platform or
+    ``--perf-scale`` chooses.  A parameter whose name ends in ``_bytes`` takes sizes in bytes (``"64MiB"`` arrives as
+    67108864); otherwise ``"AxBxC"`` arrives as a tuple of integers, an integer as it is, and any other word that begins
+    with a letter as that word.
+    """
+    mark: pytest.MarkDecorator = getattr(pytest.mark, SIZES)
+    return mark(full=full, small=small, param=param)
+
+
+def world_sizes(*counts: int) -> pytest.MarkDecorator:
+    """Numbers of ranks that a test runs on; the test takes ``ranks`` and passes it to ``perf`` as ``on=ranks``."""
+    _require_call("world_sizes", "2, 4, 8", counts)
+    mark: pytest.MarkDecorator = getattr(pytest.mark, WORLD_SIZES)
+    return mark(counts=counts)
+
+
+def dtypes(*names: str, only_at: Size | None = None) -> pytest.MarkDecorator:
+    """Short dtype names (fp32, tf32, bf16, fp16, int8, ...) that a test runs in, handed to its argument ``dtype``.
+
+    With ``only_at`` the first dtype runs at every size and the others at that size alone; where the scale in use does
+    not have the size, only the first one runs.
+    """
+    _require_call("dtypes", '"fp32", "bf16"', names)
+    mark: pytest.MarkDecorator = getattr(pytest.mark, DTYPES)
+    return mark(names=names, only_at=only_at)
+
+
+def _require_call(decorator: str, example: str, values: tuple[Any, ...]) -> None:
+    # A bare @world_sizes would swallow the test: pytest would collect the mark in its place.
+    if any(callable(value) for value in values):
+        name = getattr(values[0], "__qualname__", values[0])
+        raise ConfigurationError(f"@{decorator} above {name} has no values; write for example @{decorator}({example})")

@@ -1,0 +1,156 @@
+"""The three fixtures of a performance test: ``platform``, ``ranks`` and ``perf``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pytest
+
+from perfsuite.errors import InvalidParameter, PerfsuiteError, UnsupportedCase
+from perfsuite.platforms import DeviceModel
+from perfsuite.plugin.benchmark import clock_key, feed, feed_nothing
+from perfsuite.plugin.collect import is_perf
+from perfsuite.plugin.options import budget_of
+from perfsuite.plugin.suite import Suite, suite_of
+from perfsuite.records import Result
+from perfsuite.session import Case
+from perfsuite.workload import FunctionWorkload, Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """The number of ranks that a case is for; hand it to ``perf`` as ``on=ranks``."""
+
+    world_size: int
+
+
+@dataclass(kw_only=True)
+class CaseState:
+    """What became of one perf test; kept in the stash of its item for the hooks that report it."""
+
+    called: bool = False
+    result: Result | None = None
+    log_tails: dict[int, str] = field(default_factory=dict)
+    """Rank -> last lines of its log, of a failed case."""
+
+
+state_key = pytest.StashKey[CaseState]()
+
+
+@pytest.fixture
+def platform(request: pytest.FixtureRequest) -> DeviceModel:
+    """The platform of this case: name, title and what its maker says that it can do."""
+    suite = suite_of(request.config)
+    name = getattr(request, "param", suite.machine.name)
+    return suite.machine.model if name == suite.machine.name else suite.catalog.find(name)
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest) -> Ranks:
+    """The ranks of this case, from ``@world_sizes`` or an indirect parametrization."""
+    count = request.param
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InvalidParameter(f"ranks={count!r} is not a number of ranks; give a whole number of at least 1")
+    return Ranks(world_size=count)
+
+
+class Perf(Protocol):
+    """What the fixture ``perf`` is; for annotations in tests."""
+
+    def __call__(self, what: Any, /, on: Ranks | int | None = None, **parameters: Any) -> Result:
+        """Time ``what`` on these ranks and return the result."""
+
+
+@pytest.fixture
+def perf(request: pytest.FixtureRequest, platform: DeviceModel, benchmark: Any) -> Perf:
+    """Time a workload on the ranks of this case: ``perf(what, on=None, **parameters) -> Result``.
+
+    ``what`` is a :class:`perfsuite.Workload`, a class of them that ``parameters`` are the fields of, or a function at
+    module level that gets a rank and ``parameters`` and returns one iteration as a callable.  ``on`` is the fixture
+    ``ranks`` or a number of ranks; without it there is one rank.  To be called once per test.
+    """
+    item: pytest.Function = request.node
+    state = item.stash.setdefault(state_key, CaseState())
+
+    def run(what: Any, /, on: Ranks | int | None = None, **parameters: Any) -> Result:
+        __tracebackhide__ = True
+        if state.called:
+            raise InvalidParameter("perf was called twice in one test; one test is one case: parametrize it instead")
+        state.called = True
+        if not is_perf(item.fixturenames):
+            raise InvalidParameter("perf was asked for by getfixturevalue; name it among the arguments of the test")
+        suite = suite_of(item.config)
+        case = Case(
+            id=item.nodeid,
+            workload=make_workload(what, parameters),
+            world_size=_world_size(item, on),
+            budget=budget_of(item, suite.settings.budget),
+            platform=platform.name,
+            fresh=suite.settings.fresh,
+            test_module=item.module.__name__,
+        )
+        try:
+            state.result = _run(suite, case, platform)
+        except BaseException as error:
+            feed_nothing(benchmark)
+            if isinstance(error, PerfsuiteError) and suite.session:
+                state.log_tails = suite.session.log_tails()
+            raise
+        if state.result.measurement is None:
+            feed_nothing(benchmark)
+        else:
+            feed(benchmark, item.config.stash[clock_key], state.result)
+        return state.result
+
+    return run
+
+
+def make_workload(what: Any, parameters: Mapping[str, Any]) -> Workload:
+    """The workload that ``perf(what, **parameters)`` means; InvalidParameter when it means none."""
+    if isinstance(what, Workload):
+        if parameters:
+            raise InvalidParameter(
+                f"perf got {', '.join(parameters)} beside a finished {type(what).__name__}; "
+                f"give it to the workload: perf({type(what).__name__}({next(iter(parameters))}=...), ...)"
+            )
+        return what
+    if isinstance(what, type) and issubclass(what, Workload):
+        workload: Workload = what(**parameters)
+        return workload
+    if inspect.isfunction(what):
+        return FunctionWorkload(function=what, arguments=parameters)
+    raise InvalidParameter(
+        f"perf was given {what!r:.60}, which is neither a workload nor a function at module level; "
+        "the ranks find only those by name"
+    )
+
+
+def _world_size(item: pytest.Function, on: Ranks | int | None) -> int:
+    """Ranks to run on; InvalidParameter when the call contradicts what the id of the case says."""
+    said = item.funcargs.get("ranks")
+    count = on.world_size if isinstance(on, Ranks) else on
+    if isinstance(said, Ranks) and count != said.world_size:
+        raise InvalidParameter(
+            f"the case is one of {said.world_size} ranks, but perf was called with on={count}; call it with on=ranks"
+        )
+    if count is None:
+        return 1
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InvalidParameter(f"perf was called with on={on!r}; give the fixture ranks or a number of at least 1")
+    return count
+
+
+def _run(suite: Suite, case: Case, platform: DeviceModel) -> Result:
+    session = suite.session
+    assert session is not None, "a perf case runs only after it was collected"
+    why_not = suite.why_not(platform, case.world_size)
+    dtype = case.workload.native_dtype()
+    if not why_not and dtype and not suite.machine.natively(dtype):
+        why_not = suite.machine.why_not_native(dtype)
+    if why_not:
+        raise UnsupportedCase(why_not)
+    with suite.running_case():
+        return session.run(case)

@@ -1,0 +1,70 @@
+"""Under torchrun, mpirun or srun: process 0 goes on as the driver, every other one serves a rank."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from perfsuite.errors import ConfigurationError, LaunchError
+from perfsuite.platforms import detect_machine, load_catalog
+from perfsuite.plugin.options import runs_tests
+from perfsuite.runtime.launchers import detect_launch
+from perfsuite.runtime.transport import Transport
+
+PRELOAD = ("numpy", "torch", "torch.distributed", "perfsuite.runtime.worker")
+"""What a forkserver imports once instead of every worker."""
+
+transport_key = pytest.StashKey[Transport]()
+"""The transport of a launch, in the process of rank 0; absent without a launcher."""
+problem_key = pytest.StashKey[LaunchError]()
+"""What is wrong with the launcher's environment; nobody's business unless there are perf cases."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Become the driver or an agent before anything is collected; see docs/clusters.md.
+
+    Whoever wants another plugin's pytest under torchrun switches this one off by ``-p no:perfsuite.plugin``.
+    """
+    try:
+        launch = detect_launch(os.environ)
+    except LaunchError as problem:
+        config.stash[problem_key] = problem
+        return None
+    if launch is None:
+        return None
+    # Only a launch pays for importing what serves one: this plugin is loaded in every pytest run.
+    from perfsuite.runtime.agent import serve_agent
+    from perfsuite.runtime.cluster import ClusterTransport
+
+    runs = runs_tests(config)
+    if launch.rank != 0:
+        return serve_agent(launch) if runs else 0
+    if runs:
+        logs = tempfile.mkdtemp(prefix="perfsuite-")
+        config.add_cleanup(lambda: shutil.rmtree(logs, ignore_errors=True))
+        transport = ClusterTransport(
+            launch, start_method=_start_method(config), preload=PRELOAD, log_directory=Path(logs)
+        )
+        # Called on every way out, last registered first: the agents have ended before the directory goes.
+        config.add_cleanup(transport.close)
+        try:
+            transport.gather()
+        except LaunchError as problem:
+            raise pytest.UsageError(str(problem)) from None
+        config.stash[transport_key] = transport
+    return None
+
+
+def _start_method(config: pytest.Config) -> Literal["fork", "exec"]:
+    """How rank processes of this machine's family start; what is wrong with the options is said after collection."""
+    try:
+        catalog = load_catalog(config.getini("perf_platforms"))
+        return detect_machine(catalog, config.getoption("perf_platform")).family.start_method
+    except ConfigurationError:
+        return "fork"

@@ -1,0 +1,188 @@
+"""Options, ini keys and markers: declared, checked and read once into frozen :class:`Settings` and a Budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from perfsuite.errors import ConfigurationError
+from perfsuite.plugin.sweep import Scale
+from perfsuite.units import parse_duration
+from perfsuite.workload import Budget
+
+MARKERS = (
+    "platform(name): the case belongs to this platform; select with -m 'platform(name=\"s4000\")'",
+    "world_size(n): number of ranks of the case; select with -m 'world_size(n=8)'",
+    "perf_timeout(seconds): deadline of a perf case, instead of --perf-timeout",
+    "perf_sizes: set by the decorator perfsuite.sizes",
+    "perf_world_sizes: set by the decorator perfsuite.world_sizes",
+    "perf_dtypes: set by the decorator perfsuite.dtypes",
+)
+DEFAULT_TIMEOUT = "120s"
+_NO_RUN = (
+    "help",
+    "version",
+    "collectonly",
+    "showfixtures",
+    "show_fixtures_per_test",
+    "markers",
+    "cacheshow",
+    "setupplan",
+)
+"""Options with which pytest runs no test."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The options of one pytest run."""
+
+    platform: str | None
+    """Platform to generate cases for; None: the accelerator found, else cpu."""
+    scale: Scale | None
+    """None: the platform decides."""
+    oversubscribe: bool
+    """Ranks may share devices on platforms where that is not always allowed."""
+    fresh: bool
+    """Every case in rank processes of its own."""
+    resume: Path | None
+    """Journal whose finished cases are reported instead of run."""
+    time_budget_s: float | None
+    """When the cases have taken this long the rest is skipped."""
+    journal: Path | None
+    """Where this run's journal goes; None: a new file under ``.perfsuite`` in the root directory."""
+    platform_files: tuple[Path, ...]
+    """TOML files with platforms of the user's own."""
+    budget: Budget
+    """How every case is timed unless a marker says otherwise."""
+
+
+settings_key = pytest.StashKey[Settings]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare options and ini keys; their values are checked in pytest_configure, where an error is one line."""
+    group = parser.getgroup("perfsuite", "performance of distributed training")
+    add = group.addoption
+    add("--perf-platform", metavar="NAME", help="generate the cases of this platform instead of the one found here")
+    add("--perf-scale", metavar="full|small", help="sizes as published, or small ones; default: the platform decides")
+    add("--perf-timeout", metavar="DURATION", help="deadline of one case, e.g. 90s or 2min (ini: perf_timeout)")
+    add("--perf-oversubscribe", action="store_true", help="let ranks share devices when there are fewer than ranks")
+    add("--perf-fresh", action="store_true", help="start new rank processes for every case")
+    add("--perf-cache-flush", action="store_true", help="flush the last-level cache before every sample")
+    add(
+        "--perf-yardstick", action="store_true", help="time a fixed kernel after every sample, to tell host noise apart"
+    )
+    add("--perf-resume", metavar="JOURNAL", help="report the cases finished in JOURNAL from it and run the others")
+    add("--perf-time-budget", metavar="DURATION", help="skip the cases that remain after this long, e.g. 30min")
+    add("--perf-journal", metavar="FILE", help="journal of this run; default: .perfsuite/journal-<time>-<pid>.jsonl")
+    parser.addini("perf_timeout", f"deadline of one perf case (default {DEFAULT_TIMEOUT})", default=DEFAULT_TIMEOUT)
+    parser.addini("perf_platforms", "TOML files that describe platforms of your own", type="paths", default=[])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Register markers, check the options and keep them."""
+    for line in MARKERS:
+        config.addinivalue_line("markers", line)
+    config.stash[settings_key] = read_settings(config)
+
+
+def read_settings(config: pytest.Config) -> Settings:
+    """The options of this run; raises UsageError that names the option, what was given and what to do."""
+    option: Callable[[str], Any] = config.getoption
+    scale = option("perf_scale")
+    if scale not in (None, "full", "small"):
+        raise pytest.UsageError(f"--perf-scale: {scale!r} is no scale; choose full or small")
+    directory = config.invocation_params.dir
+    resume = _path(option("perf_resume"), directory)
+    if resume and not resume.is_file():
+        raise pytest.UsageError(f"--perf-resume: {resume} is no file; give the journal that an earlier run named")
+    journal = _path(option("perf_journal"), directory)
+    if journal and journal.exists():
+        raise pytest.UsageError(
+            f"--perf-journal: {journal} exists and is not overwritten; "
+            "choose another file, or go on from this one by --perf-resume"
+        )
+    budget_text = option("perf_time_budget")
+    return Settings(
+        platform=option("perf_platform"),
+        scale=scale,
+        oversubscribe=option("perf_oversubscribe"),
+        fresh=option("perf_fresh"),
+        resume=resume,
+        time_budget_s=positive_duration(budget_text, "--perf-time-budget") if budget_text is not None else None,
+        journal=journal,
+        platform_files=tuple(Path(path) for path in config.getini("perf_platforms")),
+        budget=_read_budget(config),
+    )
+
+
+def runs_tests(config: pytest.Config) -> bool:
+    """Whether this run of pytest is one that runs tests."""
+    return not any(config.getoption(name, None) for name in _NO_RUN)
+
+
+def positive_duration(written: object, where: str) -> float:
+    """Seconds of a duration given as text or number; raises UsageError that names ``where`` unless it is above 0."""
+    try:
+        seconds = parse_duration(str(written))
+    except ConfigurationError as error:
+        raise pytest.UsageError(f"{where}: {error}") from None
+    if seconds <= 0:
+        raise pytest.UsageError(f"{where}: {written} is no time at all; give more than 0s")
+    return seconds
+
+
+def _path(text: str | None, directory: Path) -> Path | None:
+    return None if text is None else directory / text
+
+
+V = TypeVar("V")
+
+
+def _benchmark_option(config: pytest.Config, name: str, default: V) -> V:
+    """An option of pytest-benchmark; its default where that plugin is switched off (``-p no:benchmark``)."""
+    value: V = config.getoption(name, default)
+    return value
+
+
+def _read_budget(config: pytest.Config) -> Budget:
+    timeout = config.getoption("perf_timeout")
+    max_time_s = float(_benchmark_option(config, "benchmark_max_time", "1.0"))
+    disabled = _benchmark_option(config, "benchmark_disable", False)
+    min_rounds = _benchmark_option(config, "benchmark_min_rounds", 5)
+    return Budget(
+        min_rounds=min_rounds,
+        max_rounds=max(min_rounds, Budget.max_rounds),
+        max_time_s=max_time_s,
+        # pytest-benchmark documents that its warm-up obeys --benchmark-max-time too.
+        warmup_time_s=max_time_s,
+        smoke=disabled and not _benchmark_option(config, "benchmark_enable", False),
+        cache_flush=config.getoption("perf_cache_flush"),
+        yardstick=config.getoption("perf_yardstick"),
+        timeout_s=positive_duration(timeout, "--perf-timeout")
+        if timeout is not None
+        else positive_duration(config.getini("perf_timeout"), "ini perf_timeout"),
+    )
+
+
+def budget_of(item: pytest.Item, budget: Budget) -> Budget:
+    """The budget of one case: what its ``perf_timeout`` and ``benchmark`` markers change in the run's budget."""
+    timeout = item.get_closest_marker("perf_timeout")
+    if timeout:
+        if len(timeout.args) + len(timeout.kwargs) != 1 or not set(timeout.kwargs) <= {"seconds"}:
+            raise pytest.UsageError(f"{item.nodeid}: marker perf_timeout takes one value, e.g. perf_timeout(90)")
+        written = timeout.args[0] if timeout.args else timeout.kwargs["seconds"]
+        budget = replace(budget, timeout_s=positive_duration(written, f"{item.nodeid}: marker perf_timeout"))
+    benchmark = item.get_closest_marker("benchmark")
+    changes: dict[str, Any] = {}
+    if benchmark and "min_rounds" in benchmark.kwargs:
+        changes["min_rounds"] = int(benchmark.kwargs["min_rounds"])
+        changes["max_rounds"] = max(changes["min_rounds"], Budget.max_rounds)
+    if benchmark and "max_time" in benchmark.kwargs:
+        changes["max_time_s"] = changes["warmup_time_s"] = float(benchmark.kwargs["max_time"])
+    return replace(budget, **changes) if changes else budget

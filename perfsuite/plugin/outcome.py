@@ -1,0 +1,155 @@
+"""What becomes of a perf case in pytest's eyes: failures without our traceback, skips, judgements, signals, the end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import AgentLost, PerfsuiteError, UnsupportedCase
+from perfsuite.plugin import hooks
+from perfsuite.plugin.collect import is_perf
+from perfsuite.plugin.fixtures import CaseState, state_key
+from perfsuite.plugin.suite import Suite, suite_key, suite_of
+from perfsuite.units import format_seconds
+
+
+class CaseSkipped(pytest.skip.Exception):  # type: ignore[name-defined, misc] # pytest types the attribute as a value
+    """A skip whose place is the test, not the line here that raised it."""
+
+
+class CaseStopped(BaseException):
+    """A signal ended the case that was running; no ``except Exception`` of a test may keep it alive."""
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Declare :mod:`perfsuite.plugin.hooks`."""
+    pluginmanager.add_hookspecs(hooks)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse or skip a perf case before anything of it is set up."""
+    if not is_perf(getattr(item, "fixturenames", ())):
+        return
+    suite = suite_of(item.config)
+    worker = getattr(item.config, "workerinput", None)
+    if worker is not None and not suite.settings.budget.smoke:
+        pytest.fail(
+            f"perf cases do not share a machine with other tests: pytest-xdist runs this one in its worker "
+            f"{worker.get('workerid', '')}; switch it off by -n0 or -p no:xdist",
+            pytrace=False,
+        )
+    left_s = suite.budget_left_s()
+    if left_s is not None and left_s <= 0 and item.get_closest_marker("skip") is None:
+        total_s = suite.settings.time_budget_s or 0.0
+        journal = suite.session.journal.path if suite.session and suite.session.journal else None
+        raise CaseSkipped(
+            f"--perf-time-budget of {format_seconds(total_s)} is used up"
+            + (f"; go on by --perf-resume={journal}" if journal else "")
+        )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
+    """Turn perfsuite's errors into failures that show their message alone, and have a measured case judged."""
+    if not is_perf(getattr(item, "fixturenames", ())):
+        return (yield)
+    try:
+        returned = yield
+    except UnsupportedCase as missing:
+        raise CaseSkipped(str(missing)) from None
+    except PerfsuiteError as error:
+        if isinstance(error, AgentLost):
+            item.session.shouldstop = f"perfsuite: {str(error).partition(chr(10))[0]}"
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
+    except CaseStopped as stopped:
+        causes = [str(stopped), *suite_of(item.config).lost_agents()]
+        raise pytest.fail.Exception("; ".join(causes), pytrace=False) from None
+    _judge(item)
+    return returned
+
+
+def _judge(item: pytest.Item) -> None:
+    state = item.stash.get(state_key, None)
+    if state is None or state.result is None or state.result.outcome == "smoke":
+        return
+    judgement = item.config.hook.pytest_perfsuite_judge(item=item, result=state.result)
+    if judgement is not None:
+        suite_of(item.config).verdicts[item.nodeid] = judgement.verdict
+        if judgement.failure:
+            raise pytest.fail.Exception(judgement.failure, pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Attach the logs of the ranks to a failure, metrics to JUnit, and place a skip at the test, not in this file."""
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, CaseSkipped) and isinstance(report.longrepr, tuple):
+        file, line, _ = item.location
+        report.longrepr = (file, (line or 0) + 1, f"Skipped: {call.excinfo.value.msg}")
+    state = item.stash.get(state_key, None)
+    if state is not None and call.when == "call":
+        if report.failed:
+            tails = sorted(state.log_tails.items())
+            report.sections.extend((f"log of rank {rank}", tail) for rank, tail in tails)
+        item.user_properties.extend(properties(state, suite_of(item.config).verdicts.get(item.nodeid, "")))
+        report.user_properties = list(item.user_properties)
+    return report
+
+
+def properties(state: CaseState, verdict: str) -> list[tuple[str, object]]:
+    """JUnit properties of a case: each metric by name, and the verdict if there is one."""
+    found: list[tuple[str, object]] = []
+    if state.result is not None:
+        found += [(metric.name, metric.value) for metric in state.result.metrics if metric.value is not None]
+        if state.result.outcome != "measured":
+            found.append(("outcome", state.result.outcome))
+    return found + ([("verdict", verdict)] if verdict else [])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """From here to the end SIGTERM fails the running perf case and leaves time for all reports.
+
+    torchrun sends it to everybody when one process dies, as likely while the reports are written as before.
+    """
+    here = threading.current_thread() is threading.main_thread()  # only there can signals be handled
+    if not here or not any(is_perf(getattr(item, "fixturenames", ())) for item in session.items):
+        return
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whoever sends it again does not want to wait for reports
+        session.shouldstop = "perfsuite: stopped by SIGTERM"
+        if suite_of(session.config).running:
+            raise CaseStopped("stopped by SIGTERM while this case was running")
+
+    before = signal.signal(signal.SIGTERM, stop)
+
+    def restore() -> None:
+        signal.signal(signal.SIGTERM, before)
+
+    session.config.add_cleanup(restore)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
+    """End every process before the reports are written: whatever happens in those, nothing is left running."""
+    _close(session.config)
+    return (yield)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Also on ways out that have no session finish."""
+    _close(config)
+
+
+def _close(config: pytest.Config) -> None:
+    suite: Suite | None = config.stash.get(suite_key, None)
+    if suite is not None:
+        suite.close()

@@ -1,0 +1,128 @@
+"""How far a long run is: one hint that is rewritten on a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from perfsuite.plugin.collect import is_perf
+
+QUIET_S = 10.0
+"""Runs that are expected to end sooner show nothing."""
+LOG_EVERY_S = 30.0
+_LEAST_ROOM = 30
+_SAVE, _RESTORE, _CLEAR = "\x1b7", "\x1b8", "\x1b[K"
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Counts the perf cases of a run and foretells its end from those that ran."""
+
+    total: int
+    started_at: float
+    """Monotonic clock, seconds; so are all times here."""
+    done: int = 0
+    said_at: float | None = None
+    """When a line last went to a log."""
+
+    def describe(self, case: str, now: float) -> str:
+        """The hint for a case that starts now: which of how many, elapsed, time left as foretold, its name."""
+        left_s = self.left_s(now)
+        foretold = "" if left_s is None else f", about {_clock(left_s)} left"
+        return f"case {self.done + 1} of {self.total}, {_clock(now - self.started_at)}{foretold}: {case}"
+
+    def left_s(self, now: float) -> float | None:
+        """Seconds until the end if the cases to come take as long as those before; None before the first is done."""
+        if not self.done:
+            return None
+        return (now - self.started_at) / self.done * (self.total - self.done)
+
+    def worth_telling(self, now: float) -> bool:
+        """Whether the run is a long one, as far as is known."""
+        return now - self.started_at + (self.left_s(now) or 0.0) >= QUIET_S
+
+    def log_is_due(self, now: float) -> bool:
+        """Whether a log should get a line: LOG_EVERY_S after the start or after the last one."""
+        since = self.started_at if self.said_at is None else self.said_at
+        return now - since >= LOG_EVERY_S
+
+
+def _clock(seconds: float) -> str:
+    """A duration for people.
+
+    >>> _clock(42.4), _clock(200), _clock(7260)
+    ('42 s', '3 min 20 s', '2 h 1 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class ProgressReporter:
+    """Shows the progress of a run; registered when there are perf cases to run."""
+
+    def __init__(self, config: pytest.Config, cases: frozenset[str]) -> None:
+        """``cases`` are the node ids of the perf cases that will run."""
+        self._config = config
+        self._cases = cases
+        self._progress = Progress(total=len(cases), started_at=time.monotonic())
+        self._shown = False
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_logstart(self, nodeid: str) -> Iterator[None]:
+        """A test starts; a line of a log comes before what pytest writes then, a hint after it."""
+        now = time.monotonic()
+        told = nodeid in self._cases and self._progress.worth_telling(now)
+        terminal: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+        on_a_terminal = terminal.hasmarkup and sys.stderr.isatty()
+        if told and not on_a_terminal and self._progress.log_is_due(now):
+            self._progress.said_at = now
+            terminal.ensure_newline()
+            terminal.write_line(f"perfsuite: {self._progress.describe(nodeid, now)}")
+        yield
+        if told and on_a_terminal:
+            self._show(self._progress.describe(nodeid.rpartition("::")[2], now))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A phase ended; the hint makes room for what pytest is about to print."""
+        if self._shown and (report.when == "call" or not report.passed):
+            self._write(_CLEAR)
+            self._shown = False
+        if report.when == "teardown" and report.nodeid in self._cases:
+            self._progress.done += 1
+
+    def _show(self, hint: str) -> None:
+        """Right of the cursor, which stays where it is: pytest goes on writing its line."""
+        writer = self._config.get_terminal_writer()
+        room = writer.fullwidth - writer.width_of_current_line - 2
+        if room >= _LEAST_ROOM:
+            text = hint if len(hint) <= room else hint[: room - 3] + "..."
+            self._write(f"{_SAVE} {text}{_CLEAR}{_RESTORE}")
+            self._shown = True
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start to count, unless nothing will run or nobody wants to read."""
+    config = session.config
+    if config.getoption("collectonly") or config.getoption("verbose") < 0:
+        return
+    cases = frozenset(
+        item.nodeid
+        for item in session.items
+        if is_perf(getattr(item, "fixturenames", ())) and item.get_closest_marker("skip") is None
+    )
+    if cases and config.pluginmanager.has_plugin("terminalreporter"):
+        config.pluginmanager.register(ProgressReporter(config, cases), "perfsuite-progress")

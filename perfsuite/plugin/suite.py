@@ -1,0 +1,281 @@
+"""What the plugin knows of one pytest run.  Nothing happens before a perf case is collected."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import platform as python_platform
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+import perfsuite
+from perfsuite.errors import JournalError, PerfsuiteError
+from perfsuite.journal import Header, JournalWriter, read_journal
+from perfsuite.platforms import (
+    Catalog,
+    DeviceModel,
+    Family,
+    Machine,
+    detect_machine,
+    families,
+    fingerprint,
+    load_catalog,
+    read_environment,
+    why_absent,
+)
+from perfsuite.platforms.quiet import HostLoad, read_host_load
+from perfsuite.plugin import launch
+from perfsuite.plugin.options import Settings, runs_tests, settings_key
+from perfsuite.runtime.driver import Driver
+from perfsuite.runtime.local import LocalTransport
+from perfsuite.runtime.transport import Transport
+from perfsuite.session import PerfSession, new_session_id
+
+LOST_AGENT_S = 2.0
+"""torchrun tells everybody to end a tenth of a second after a process died: no news of it may have come by then."""
+
+
+class Suite:
+    """State of one pytest run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.settings: Settings = config.stash[settings_key]
+        self.session: PerfSession | None = None
+        """Made when the first perf test is collected."""
+        self.problem: PerfsuiteError | None = config.stash.get(launch.problem_key, None)
+        """Why no perf case can run; becomes a usage error once collection is done."""
+        self.first_case_at: float | None = None
+        """When the first perf case began, on the monotonic clock."""
+        self.load_before: HostLoad | None = None
+        """What others did on this host before the first case."""
+        self.asked = False
+        """Whether any perf test was collected; until then nothing is done and no problem told."""
+        self.verdicts: dict[str, str] = {}
+        """Word of whoever judged a case, by node id."""
+        self.running = False
+        """Whether ranks are at work on a case, which a signal may interrupt."""
+        self._logs: Path | None = None
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def catalog(self) -> Catalog:
+        """Known platforms, the user's own included."""
+        return load_catalog(self.settings.platform_files)
+
+    @functools.cached_property
+    def machine(self) -> Machine:
+        """The device family of this run and what was found of it."""
+        return detect_machine(self.catalog, self.settings.platform)
+
+    @functools.cached_property
+    def platforms(self) -> tuple[DeviceModel, ...]:
+        """The session's platform, then those that the command line names."""
+        mine = self.machine.model
+        named = named_platforms(self.config, self.catalog.models)
+        return (mine, *(self.catalog.models[name] for name in named if name != mine.name))
+
+    @functools.cached_property
+    def transport(self) -> Transport:
+        """How rank processes are reached: the launcher's, else this host alone."""
+        cluster = self.config.stash.get(launch.transport_key, None)
+        if cluster is not None:
+            return cluster
+        self._logs = Path(tempfile.mkdtemp(prefix="perfsuite-"))
+        return LocalTransport(
+            start_method=self.machine.family.start_method, preload=launch.PRELOAD, log_directory=self._logs
+        )
+
+    @functools.cached_property
+    def _families(self) -> Mapping[str, Family]:
+        return families()
+
+    def why_not(self, model: DeviceModel, world_size: int) -> str:
+        """Why a case for this platform and number of ranks is skipped here; empty when it can run."""
+        absent = why_absent(model.name, machine=self.machine, catalog=self.catalog, families=self._families)
+        if absent or model.name != self.machine.name:
+            return absent
+        cluster = self.config.stash.get(launch.transport_key, None)
+        if cluster is not None and cluster.capacity is not None and world_size > cluster.capacity:
+            return f"{world_size} ranks, but {cluster.name} gave {cluster.capacity}; start at least {world_size}"
+        if self.machine.family.shareable or self.settings.oversubscribe:
+            return ""
+        on_host = min(world_size, cluster.place(0).local_world_size if cluster else world_size)
+        if on_host > self.machine.device_count:
+            devices = f"{self.machine.device_count} device{'s' if self.machine.device_count > 1 else ''}"
+            return f"{on_host} ranks on a host with {devices}; --perf-oversubscribe lets ranks share them"
+        return ""
+
+    # -- the way of a run ----------------------------------------------------------------------------------------
+
+    def prepare(self) -> bool:
+        """Detect the machine and make the session, once; False when that fails, :attr:`problem` then says why."""
+        if self.session is None and self.problem is None:
+            try:
+                self._make_session()
+            except PerfsuiteError as problem:
+                self.problem = problem
+        return self.problem is None
+
+    def _make_session(self) -> None:
+        machine = self.machine
+        _ = self.platforms  # a damaged platform file is found now, not in the middle of collection
+        self.session = PerfSession(
+            id=new_session_id(),
+            machine=machine,
+            fingerprint=fingerprint(machine).key,
+            open_driver=self._open_driver,
+            read_environment=lambda worker: read_environment(
+                machine, declared=self.catalog.declared, worker=worker
+            ).to_json(),
+        )
+
+    def _open_driver(self) -> Driver:
+        return Driver(
+            transport=self.transport,
+            family=self.machine.family,
+            rootpath=self.config.rootpath,
+            device_count=self.machine.device_count,
+        )
+
+    def start_workers(self) -> None:
+        """Have rank processes come up while pytest goes on collecting, unless this run will not use them."""
+        option = self.config.getoption
+        idle = option("benchmark_skip", False) or hasattr(self.config, "workerinput")
+        if self.session is not None and runs_tests(self.config) and not idle:
+            self.session.start()
+
+    def open(self) -> None:
+        """The run has perf cases: read the journal to resume, open the new one.  Raises PerfsuiteError."""
+        if self.problem is not None:
+            raise self.problem
+        session = self.session
+        if session is None or not runs_tests(self.config):
+            return
+        if self.settings.resume:
+            session.resume(read_journal(self.settings.resume))
+        header = Header(
+            session=session.id,
+            fingerprint=session.fingerprint,
+            platform=self.machine.name,
+            started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            versions=versions(),
+        )
+        session.journal = JournalWriter(self.settings.journal or self._default_journal(session), header)
+
+    def _default_journal(self, session: PerfSession) -> Path:
+        directory = self.config.rootpath / ".perfsuite"
+        try:
+            if not directory.exists():
+                directory.mkdir()
+                (directory / ".gitignore").write_text("*\n")  # in other people's repositories too
+        except OSError as error:
+            raise JournalError(
+                f"directory {directory} for the journal cannot be made: {error.strerror}; name a file by --perf-journal"
+            ) from None
+        return directory / f"journal-{session.id}.jsonl"
+
+    @contextlib.contextmanager
+    def running_case(self) -> Iterator[None]:
+        """While ranks work on a case, :attr:`running` is true."""
+        if self.first_case_at is None:
+            self.first_case_at = time.monotonic()
+            self.load_before = read_host_load(self.machine.family.host)
+        self.running = True
+        try:
+            yield
+        finally:
+            self.running = False
+
+    def budget_left_s(self) -> float | None:
+        """What is left of --perf-time-budget; None without one."""
+        if self.settings.time_budget_s is None or self.first_case_at is None:
+            return self.settings.time_budget_s
+        return self.settings.time_budget_s - (time.monotonic() - self.first_case_at)
+
+    def lost_agents(self) -> list[str]:
+        """Agents of a launch that are gone; waits a moment for them to show, because a launcher's signal is faster."""
+        cluster = self.config.stash.get(launch.transport_key, None)
+        until = time.monotonic() + LOST_AGENT_S
+        while cluster is not None and (left_s := until - time.monotonic()) > 0:
+            lost = [event.text for event in cluster.poll(left_s) if event.kind == "agent_lost"]
+            if lost:
+                return lost
+        return []
+
+    def close(self) -> None:
+        """End every process that the run started.  Idempotent."""
+        try:
+            if self.session is not None:
+                self.session.close()
+        finally:
+            if self._logs is not None:
+                shutil.rmtree(self._logs, ignore_errors=True)
+
+    # -- for people ----------------------------------------------------------------------------------------------
+
+    def header(self) -> list[str]:
+        """One line that says what is measured with what, and a line per warning."""
+        machine = self.machine
+        cluster = self.config.stash.get(launch.transport_key, None)
+        ranks = f" with {cluster.capacity} ranks" if cluster else ""
+        transport = f"{cluster.name if cluster else 'local'}{ranks}"
+        hardware = self.session.fingerprint if self.session else "unknown"
+        line = (
+            f"perfsuite: {perfsuite.__version__}, platform {machine}, transport {transport}, "
+            f"torch {versions()['torch']}, hardware {hardware}"
+        )
+        return [line] + [f"perfsuite: warning: {warning}" for warning in self.warnings()]
+
+    def warnings(self) -> list[str]:
+        """What a reader of the numbers must know beforehand."""
+        # A CPU's peaks are measured when needed: that none are published is no news.
+        cpu = self.machine.family.name == "cpu"
+        found = [remark for remark in self.machine.remarks() if not (cpu and remark == self.machine.unknown)]
+        if Path.cwd() != self.config.rootpath:
+            found.append(
+                f"the current directory is not the root {self.config.rootpath}: pytest-benchmark stores its files here"
+            )
+        if self.machine.simulated:
+            found.append("the devices are simulated: no time here is a measurement")
+        if self.settings.budget.smoke:
+            found.append("--benchmark-disable: every case is built, checked and run once; nothing is measured")
+        return found
+
+
+suite_key = pytest.StashKey[Suite]()
+
+
+def suite_of(config: pytest.Config) -> Suite:
+    """The state of this pytest run, made when first asked for."""
+    if suite_key not in config.stash:
+        config.stash[suite_key] = Suite(config)
+    return config.stash[suite_key]
+
+
+def named_platforms(config: pytest.Config, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of ``names`` that -k, -m or a node id of the command line names as a whole word."""
+    node_ids = [part for arg in config.args for part in arg.partition("[")[2:]]
+    text = " ".join([config.getoption("keyword") or "", config.getoption("markexpr") or "", *node_ids])
+    words = set(re.findall(r"[a-z0-9_]+", text.lower()))
+    return tuple(name for name in names if name.lower() in words)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what takes part in a run, read from package metadata: torch is not imported for it."""
+    found = {"python": python_platform.python_version(), "perfsuite": perfsuite.__version__}
+    for package in ("torch", "pytest", "pytest-benchmark"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found

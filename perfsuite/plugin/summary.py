@@ -1,0 +1,64 @@
+"""perfsuite's section at the end of a pytest run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfsuite.platforms.quiet import disturbance, read_host_load, warning
+from perfsuite.plugin.suite import Suite, suite_key
+from perfsuite.records import Result
+from perfsuite.reports.terminal import (
+    Entry,
+    alpha_beta_table,
+    clock_lines,
+    metric_tables,
+    outcome_line,
+    peak_lines,
+)
+from perfsuite.session import PerfSession
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Tables of metrics, fits, peaks, clocks, and what to beware of; nothing when no perf case finished."""
+    suite = config.stash.get(suite_key, None)
+    if suite is None or suite.session is None or not suite.session.results:
+        return
+    session = suite.session
+    results = list(session.results.values())
+    entries = [
+        Entry(result=result, verdict=suite.verdicts.get(case, ""), reused=case in session.reused)
+        for case, result in session.results.items()
+    ]
+    terminalreporter.section(f"perfsuite: {suite.machine}")
+    terminalreporter.write_line(f"{outcome_line(entries)}; hardware {session.fingerprint}")
+    for line in (*metric_tables(entries), *alpha_beta_table(results)):
+        terminalreporter.write_line(line)
+    terminalreporter.write_line("")
+    for line in (*peak_lines(results), *clock_lines(results)):
+        terminalreporter.write_line(line)
+    for line in warnings(suite, session):
+        terminalreporter.write_line(f"warning: {line}", yellow=True)
+    if session.journal is not None:
+        terminalreporter.write_line(f"journal {session.journal.path}")
+
+
+def warnings(suite: Suite, session: PerfSession) -> list[str]:
+    """What makes the numbers less than they look: a busy machine, a journal that could not be kept up."""
+    host = suite.machine.family.host
+    disturbed = [
+        (result.case, disturbance(result.measurement, waits=_waits(result), cores=host.cores()))
+        for result in session.results.values()
+        if result.outcome == "measured" and result.measurement is not None and result.case not in session.reused
+    ]
+    after = read_host_load(host) if suite.load_before else None
+    found = [warning(disturbed, before=suite.load_before, after=after), session.journal_problem]
+    return [line for line in found if line]
+
+
+def _waits(result: Result) -> bool:
+    """Whether ranks wait inside a sample, so that their share of CPU time says nothing."""
+    measurement = result.measurement
+    return measurement is not None and (measurement.world_size > 1 or not measurement.aligned)

@@ -1,0 +1,214 @@
+"""From the decorators of a test function to its cases: sizes checked, ids made, the sweep of world sizes and dtypes.
+
+Nothing here knows the machine: which platform and scale to generate for, and what to skip, is :mod:`.collect`'s part.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from perfsuite.errors import ConfigurationError
+from perfsuite.plugin.decorators import DTYPES, SIZES, WORLD_SIZES
+from perfsuite.units import format_bytes, parse_bytes
+from perfsuite.workload import DTYPES as KNOWN_DTYPES
+
+Scale = Literal["full", "small"]
+
+DEFAULT_DTYPE = "fp32"
+"""The one dtype of a test that takes ``dtype`` and has no ``@dtypes``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """One value of a size parameter."""
+
+    value: Any
+    """What the test gets: bytes, a tuple of integers, an integer or a name."""
+    id: str
+    """How the id of the case names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One combination of a sweep, without the platform."""
+
+    world_size: int | None
+    """None for a test without ``ranks``."""
+    values: tuple[Any, ...]
+    """Values of the arguments after platform and ranks, in the order of :attr:`Sweep.arguments`."""
+    id: str
+    """Tokens after the platform, joined by ``-``; empty when there are none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What the decorators of one test function ask for."""
+
+    world_sizes: tuple[int, ...] = ()
+    """Empty for a test without ``ranks``."""
+    size_param: str = ""
+    """Name of the argument that takes the size; empty without ``@sizes``."""
+    full: tuple[Size, ...] = ()
+    small: tuple[Size, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    only_at: Size | None = None
+    """The one size at which dtypes after the first run."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the arguments after platform and ranks."""
+        return tuple(name for name, there in ((self.size_param, self.size_param), ("dtype", self.dtypes)) if there)
+
+    def points(self, scale: Scale) -> Iterator[Point]:
+        """Every combination at this scale: world sizes outermost, so that equal groups follow each other."""
+        sizes: Sequence[Size | None] = (self.full if scale == "full" else self.small) or (None,)
+        for world_size in self.world_sizes or (None,):
+            for size in sizes:
+                for index, dtype in enumerate(self.dtypes or (None,)):
+                    if index and self.only_at is not None and size != self.only_at:
+                        break
+                    tokens = (f"ws{world_size}" if world_size else "", size.id if size else "", dtype or "")
+                    values = (size.value,) if size else ()
+                    yield Point(
+                        world_size=world_size,
+                        values=(*values, dtype) if dtype else values,
+                        id="-".join(token for token in tokens if token),
+                    )
+
+
+def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized: Collection[str]) -> Sweep:
+    """The sweep that a test function's decorators describe.
+
+    ``arguments`` are the fixtures that the test asks for, ``parametrized`` those that get their values from
+    elsewhere.  Raises ConfigurationError for decorators that contradict each other, the function or themselves.
+    """
+    size_mark = _only_mark(definition, SIZES, "sizes")
+    rank_mark = _only_mark(definition, WORLD_SIZES, "world_sizes")
+    dtype_mark = _only_mark(definition, DTYPES, "dtypes")
+    param, full, small = _read_sizes(size_mark)
+    world_sizes = _read_world_sizes(rank_mark)
+    names: tuple[str, ...] = ()
+    only_at = None
+    if dtype_mark:
+        names, only_at = _read_dtypes(dtype_mark, param, full + small)
+    elif "dtype" in arguments and "dtype" not in parametrized:
+        names = (DEFAULT_DTYPE,)
+    decorated = (
+        ("sizes", param),
+        ("world_sizes", "ranks" if world_sizes else ""),
+        ("dtypes", "dtype" if names else ""),
+    )
+    for decorator, argument in decorated:
+        if argument and argument not in arguments:
+            raise ConfigurationError(
+                f"@{decorator} gives values to {argument!r}, which is no argument; add it to the arguments of the test"
+            )
+        if argument in parametrized:
+            raise ConfigurationError(
+                f"@{decorator} and a parametrization both give values to {argument!r}; keep one of them"
+            )
+    if "ranks" in arguments and not world_sizes and "ranks" not in parametrized:
+        raise ConfigurationError(
+            "takes ranks, but nothing says how many; add for example @world_sizes(2, 4), or drop ranks for one rank"
+        )
+    return Sweep(world_sizes=world_sizes, size_param=param, full=full, small=small, dtypes=names, only_at=only_at)
+
+
+def _only_mark(definition: pytest.Item, name: str, decorator: str) -> pytest.Mark | None:
+    """The mark nearest to the function; a function's own replaces that of its class or module."""
+    found: list[tuple[pytest.Item | pytest.Collector, pytest.Mark]] = []
+    for node, mark in definition.iter_markers_with_node(name=name):
+        if found and node is not found[0][0]:
+            break
+        found.append((node, mark))  # type: ignore[arg-type] # pytest types the node as its base class
+    if len(found) > 1:
+        raise ConfigurationError(f"is decorated with @{decorator} {len(found)} times; decorate once, with all values")
+    return found[0][1] if found else None
+
+
+def _read_sizes(mark: pytest.Mark | None) -> tuple[str, tuple[Size, ...], tuple[Size, ...]]:
+    if mark is None:
+        return "", (), ()
+    param = mark.kwargs["param"]
+    if not isinstance(param, str) or not param.isidentifier():
+        raise ConfigurationError(f"@sizes: param={param!r} is not the name of an argument of the test")
+    scales = []
+    for scale in ("full", "small"):
+        written = mark.kwargs[scale]
+        if isinstance(written, str) or not isinstance(written, Sequence) or not written:
+            raise ConfigurationError(f"@sizes: {scale}={written!r} is not a list of sizes; write {scale}=[...]")
+        read = tuple(_read_size(each, param) for each in written)
+        _refuse_repetition("sizes", [size.id for size in read])
+        scales.append(read)
+    return param, scales[0], scales[1]
+
+
+def _read_size(written: object, param: str) -> Size:
+    """A size as its parameter takes it; see :func:`perfsuite.plugin.decorators.sizes`."""
+    if param.endswith("_bytes"):
+        if isinstance(written, int) and not isinstance(written, bool) and written >= 0:
+            return Size(value=written, id=format_bytes(written))
+        if isinstance(written, str):
+            count = parse_bytes(written)
+            return Size(value=count, id=format_bytes(count))
+    elif isinstance(written, bool):
+        pass
+    elif isinstance(written, int):
+        return Size(value=written, id=str(written))
+    elif isinstance(written, str) and re.fullmatch(r"\d+(x\d+)+", written):
+        return Size(value=tuple(int(part) for part in written.split("x")), id=written)
+    elif isinstance(written, str) and re.fullmatch(r"[A-Za-z][\w.+-]*", written):
+        return Size(value=written, id=written)
+    elif isinstance(written, tuple) and written and all(type(part) is int for part in written):
+        return Size(value=written, id="x".join(str(part) for part in written))
+    raise ConfigurationError(
+        f"@sizes: {written!r} is no size for {param}; "
+        + (
+            "write bytes such as '64MiB'"
+            if param.endswith("_bytes")
+            else "write 1024, '1024x512', (1024, 512) or a name"
+        )
+    )
+
+
+def _read_world_sizes(mark: pytest.Mark | None) -> tuple[int, ...]:
+    if mark is None:
+        return ()
+    counts: tuple[int, ...] = mark.kwargs["counts"]
+    if not counts or any(type(count) is not int or count < 1 for count in counts):
+        raise ConfigurationError(f"@world_sizes{counts!r}: every world size is a whole number of at least 1")
+    _refuse_repetition("world_sizes", [str(count) for count in counts])
+    return counts
+
+
+def _read_dtypes(mark: pytest.Mark, param: str, sizes: tuple[Size, ...]) -> tuple[tuple[str, ...], Size | None]:
+    names: tuple[str, ...] = mark.kwargs["names"]
+    for name in names:
+        if name not in KNOWN_DTYPES:
+            raise ConfigurationError(f"@dtypes: {name!r} is unknown; choose from {', '.join(KNOWN_DTYPES)}")
+    if not names:
+        raise ConfigurationError('@dtypes() names no dtype; write for example @dtypes("fp32", "bf16")')
+    _refuse_repetition("dtypes", list(names))
+    written = mark.kwargs["only_at"]
+    if written is None:
+        return names, None
+    if not param:
+        raise ConfigurationError(f"@dtypes: only_at={written!r} needs @sizes, of which it names one")
+    only_at = _read_size(written, param)
+    if only_at not in sizes:
+        raise ConfigurationError(
+            f"@dtypes: only_at={written!r} is not among the sizes of @sizes; "
+            f"choose from {', '.join(dict.fromkeys(size.id for size in sizes))}"
+        )
+    return names, only_at
+
+
+def _refuse_repetition(decorator: str, ids: list[str]) -> None:
+    twice = sorted({each for each in ids if ids.count(each) > 1})
+    if twice:
+        raise ConfigurationError(f"@{decorator} has {', '.join(twice)} twice; name each once")

@@ -1,0 +1,227 @@
+"""The tables that people read at the end of a run: lines of plain text, nothing of pytest."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfsuite.metrics import find
+from perfsuite.records import ClockFacts, Measurement, Metric, Peak, Result
+from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives
+from perfsuite.units import format_seconds
+
+SAME_AS_MEDIAN = "latency_us"
+"""The median column shows it already."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One case of the report."""
+
+    result: Result
+    verdict: str = ""
+    """Word of the gate; empty when nobody judged."""
+    reused: bool = False
+    """Reported from the journal that the run resumed."""
+
+    @property
+    def file(self) -> str:
+        """Test file of the case."""
+        return self.result.case.partition("::")[0]
+
+    @property
+    def name(self) -> str:
+        """The case without its file."""
+        return self.result.case.partition("::")[2] or self.result.case
+
+
+def metric_tables(entries: Sequence[Entry]) -> list[str]:
+    """A table per test file and family of metrics: the cases, their times, metrics and ranks."""
+    families: dict[tuple[str, tuple[str, ...]], list[Entry]] = {}
+    for entry in entries:
+        names = tuple(metric.name for metric in entry.result.metrics)
+        if entry.result.outcome == "out_of_memory":  # no metrics of its own: beside the cases that have some
+            names = next((key[1] for key in families if key[0] == entry.file), ())
+        if entry.result.outcome != "smoke":
+            families.setdefault((entry.file, names), []).append(entry)
+    lines: list[str] = []
+    above = ""
+    for (file, names), members in families.items():
+        lines += [""] if file == above else ["", file]
+        above = file
+        lines += [*_table(members, [name for name in names if name != SAME_AS_MEDIAN]), *_notes(members)]
+    return lines
+
+
+Cell = Callable[[Entry], str]
+
+
+def _table(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
+    columns: list[tuple[str, Cell]] = [("ranks", lambda entry: str(entry.result.world_size)), ("median", _median)]
+    for name in names:
+        columns.append((_heading(name, entries), functools.partial(_value, name=name)))
+        columns.append(("of\npeak", functools.partial(_share, name=name)))
+    columns += [
+        ("spread\nslowest", lambda entry: _of(entry, _spread)),
+        ("last\nby", lambda entry: _of(entry, _late)),
+        ("samples", lambda entry: _of(entry, _samples)),
+        ("verdict", lambda entry: entry.verdict),
+    ]
+    headings, cells = ["case"], [[entry.name + (" *" if entry.reused else "") for entry in entries]]
+    for heading, cell in columns:
+        column = [cell(entry) for entry in entries]
+        if any(column):
+            headings.append(heading)
+            cells.append(column)
+    return lay_out(headings, [list(row) for row in zip(*cells, strict=True)])
+
+
+def lay_out(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns two spaces apart, the first to the left, the others to the right; a heading may have two lines."""
+    first = [heading.partition("\n")[0] for heading in headings]
+    second = [heading.partition("\n")[2] for heading in headings]
+    table = [first, *([second] if any(second) else []), *rows]
+    widths = [max(len(row[index]) for row in table) for index in range(len(headings))]
+    return [
+        "  ".join(
+            cell.rjust(width) if index else cell.ljust(width) for index, (cell, width) in enumerate(cells)
+        ).rstrip()
+        for cells in (list(zip(row, widths, strict=True)) for row in table)
+    ]
+
+
+def _heading(name: str, entries: Sequence[Entry]) -> str:
+    """What the metric is, and its unit below: ``busbw``, ``GB/s``; the unit alone where the name says no more."""
+    unit = next((metric.unit for entry in entries for metric in entry.result.metrics if metric.name == name), "")
+    quantity = name.removesuffix(unit.lower().replace("/", "_per_")).rstrip("_").replace("_", " ")
+    return f"{quantity}\n{unit}" if quantity else unit
+
+
+def _find(entry: Entry, name: str) -> Metric | None:
+    return next((metric for metric in entry.result.metrics if metric.name == name), None)
+
+
+def _value(entry: Entry, *, name: str) -> str:
+    metric = _find(entry, name)
+    if metric is None:
+        return ""
+    return "-" if metric.value is None else find(name).format(metric.value)
+
+
+def _share(entry: Entry, *, name: str) -> str:
+    metric = _find(entry, name)
+    share = metric.share_of_peak if metric else None
+    return "" if share is None else f"{share:.1%}"
+
+
+def _median(entry: Entry) -> str:
+    return entry.result.detail if entry.result.measurement is None else format_seconds(entry.result.median_s)
+
+
+def _of(entry: Entry, cell: Callable[[Measurement], str]) -> str:
+    return "" if entry.result.measurement is None else cell(entry.result.measurement)
+
+
+def _spread(measurement: Measurement) -> str:
+    return f"{measurement.rank_spread:.1%} r{measurement.slowest_rank}" if measurement.world_size > 1 else ""
+
+
+def _late(measurement: Measurement) -> str:
+    arrival = measurement.arrival
+    return f"r{arrival.late_rank} {format_seconds(float(f'{arrival.lag_s:.2g}'))}" if arrival else ""
+
+
+def _samples(measurement: Measurement) -> str:
+    unsteady = "" if measurement.warmup_steady else " ~"
+    return f"{len(measurement.samples)} x {measurement.iterations}{unsteady}"
+
+
+def _notes(entries: Sequence[Entry]) -> list[str]:
+    """Why values or shares are missing, each reason once."""
+    cases: dict[str, list[str]] = {}
+    for entry in entries:
+        for metric in entry.result.metrics:
+            if metric.note and metric.name != SAME_AS_MEDIAN:
+                cases.setdefault(f"{metric.name}: {metric.note}", []).append(entry.name)
+    lines = [f"  {note}{'' if len(names) == len(entries) else f' ({_some(names)})'}" for note, names in cases.items()]
+    if any(entry.reused for entry in entries):
+        lines.append("  * from the journal of the run that this one resumes")
+    if any(entry.result.measurement and not entry.result.measurement.warmup_steady for entry in entries):
+        lines.append("  ~ the warm-up ended before the time per iteration was steady")
+    return lines
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def alpha_beta_table(results: Iterable[Result]) -> list[str]:
+    """Fits of the collectives, with the standard errors of their parameters."""
+    fits = fit_collectives(results)
+    if not fits:
+        return []
+    headings = [
+        "t(S) = alpha + S / beta",
+        "ranks",
+        "dtype",
+        "alpha\nus",
+        "beta\nGB/s",
+        "busbw\nlimit",
+        "misfit",
+        "sizes",
+    ]
+    rows = [[fit.collective, str(fit.world_size), fit.dtype, *_fit_cells(fit), str(fit.sizes)] for fit in fits]
+    return ["", *lay_out(headings, rows)]
+
+
+def _fit_cells(found: CollectiveFit) -> list[str]:
+    fit, limit = found.fit, found.busbw_limit_gb_per_s
+    if fit is None or limit is None:
+        return ["-", "-", "-", found.reason]
+    doubt = "" if fit.trusted else " not a line"
+    return [
+        f"{fit.alpha_us:.4g} ±{fit.alpha_error_us:.2g}",
+        f"{fit.beta_gb_per_s:.4g} ±{fit.beta_error_gb_per_s:.2g}",
+        f"{limit:.4g}",
+        f"{fit.misfit:.0%}{doubt}",
+    ]
+
+
+def peak_lines(results: Iterable[Result]) -> list[str]:
+    """Each peak that a share was taken of, with its source."""
+    peaks: dict[str, Peak] = {}
+    for result in results:
+        for metric in result.metrics:
+            if metric.peak is not None:
+                what = result.work.dtype if result.work.flops else result.work.memory_path or "link"
+                peaks.setdefault(f"{what.replace('_', ' ')} {metric.peak.value:.4g} {metric.peak.unit}", metric.peak)
+    return [f"peak {text} ({_source(peak)})" for text, peak in peaks.items()]
+
+
+def _source(peak: Peak) -> str:
+    return peak.source if peak.source.startswith(peak.kind) else f"{peak.kind}: {peak.source}"
+
+
+def clock_lines(results: Iterable[Result]) -> list[str]:
+    """Resolution and cost of each clock, as measured by the ranks; the worst seen."""
+    clocks: dict[str, list[ClockFacts]] = {}
+    for result in results:
+        if result.measurement is not None:
+            clocks.setdefault(result.measurement.clock.name, []).append(result.measurement.clock)
+    return [
+        f"clock {name}: resolution {format_seconds(max(each.resolution_s for each in facts))}, "
+        f"reading it adds {format_seconds(max(each.cost_s for each in facts))} to a sample"
+        for name, facts in clocks.items()
+    ]
+
+
+def outcome_line(entries: Sequence[Entry]) -> str:
+    """How many cases were measured, ran out of memory, were smoke runs or come from a journal."""
+    counts: Mapping[str, int] = {
+        "measured": sum(entry.result.outcome == "measured" and not entry.reused for entry in entries),
+        "from the journal": sum(entry.reused for entry in entries),
+        "out of memory": sum(entry.result.outcome == "out_of_memory" for entry in entries),
+        "built, checked and run once, not measured": sum(entry.result.outcome == "smoke" for entry in entries),
+    }
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)

@@ -1,0 +1,327 @@
+"""One run of the suite without pytest: keeps every case's workload and world size, runs it, and can run it again.
+
+A :class:`Case` goes to the driver, comes back as a Measurement, and becomes a :class:`~perfsuite.records.Result`:
+metrics from the work model and the platform's peaks, the hardware's fingerprint, the environment.  The journal has it
+before anybody else does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Protocol
+
+from perfsuite.errors import CaseError, JournalError, OutOfMemory, PerfsuiteError
+from perfsuite.journal import Journal, JournalWriter
+from perfsuite.mesh import MeshShape
+from perfsuite.metrics import derive
+from perfsuite.platforms import Machine
+from perfsuite.records import Measurement, Peak, Peaks, Result, Work, to_json
+from perfsuite.runtime.driver import Job
+from perfsuite.runtime.reference import describe
+from perfsuite.units import MIB, gb_per_s, tflops
+from perfsuite.workload import Budget, Workload
+from perfsuite.workloads.matmul import Matmul
+from perfsuite.workloads.memory_bandwidth import MemoryTriad
+
+
+class Runner(Protocol):
+    """What a session needs of :class:`perfsuite.runtime.driver.Driver`."""
+
+    @property
+    def capacity(self) -> int | None:
+        """Ranks that the launcher gave; None when as many as asked for can be started."""
+
+    def start(self) -> None:
+        """Begin to start workers in the background."""
+
+    def run(self, job: Job) -> Measurement:
+        """Run a job once."""
+
+    def environment(self) -> dict[str, Any]:
+        """torch and library versions as a worker sees them."""
+
+    def log_tails(self) -> dict[int, str]:
+        """Rank -> last lines of its log, of the last failed job."""
+
+    def close(self) -> None:
+        """End every process.  Idempotent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One test's workload and where it runs: all that is needed to run it again."""
+
+    id: str
+    """pytest node id."""
+    workload: Workload
+    world_size: int
+    budget: Budget
+    platform: str
+    fresh: bool = False
+    """Rank processes of its own."""
+    test_module: str = ""
+    """Module of the test, where a decorated function may be held."""
+
+
+class PerfSession:
+    """The cases of one run, in the order in which they ran."""
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        machine: Machine,
+        fingerprint: str,
+        open_driver: Callable[[], Runner],
+        read_environment: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    ) -> None:
+        """``read_environment`` makes the environment of this run from what a worker says of itself."""
+        self.id = id
+        self.machine = machine
+        self.fingerprint = fingerprint
+        self.journal: JournalWriter | None = None
+        """Where finished cases go; none before it is known that there are any."""
+        self.journal_problem = ""
+        """Why the journal could not be kept up; empty while it is."""
+        self.results: dict[str, Result] = {}
+        """The first result of each case, by node id."""
+        self.cases: dict[str, Case] = {}
+        self.reused: set[str] = set()
+        """Cases reported from the journal that this run resumes."""
+        self._resumed: Journal | None = None
+        self._open_driver = open_driver
+        self._read_environment = read_environment
+        self._driver: Runner | None = None
+        self._environment: Mapping[str, Any] | None = None
+        self.cpu_peaks = CpuPeaks(self._run_job)
+
+    def resume(self, journal: Journal) -> None:
+        """Report the cases finished in ``journal`` from it; JournalError when it is of other hardware."""
+        if journal.header.fingerprint != self.fingerprint:
+            raise JournalError(
+                f"journal {journal.path} was measured on {journal.header.fingerprint}, this machine is "
+                f"{self.fingerprint}; a run resumes only on the same hardware: start a new one without --perf-resume"
+            )
+        self._resumed = journal
+
+    def start(self) -> None:
+        """Begin to start rank processes, so that they are up when collection is done."""
+        if self._driver is None:
+            self._driver = self._open_driver()
+            self._driver.start()
+
+    @property
+    def driver(self) -> Runner:
+        """The driver, made at first use."""
+        self.start()
+        assert self._driver is not None
+        return self._driver
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a driver, whose processes have to be ended."""
+        return self._driver is not None
+
+    def run(self, case: Case) -> Result:
+        """Run ``case``, or report it from the journal that this run resumes.
+
+        Raises what :meth:`perfsuite.runtime.driver.Driver.run` raises, except OutOfMemory, which is a result.
+        """
+        self.cases[case.id] = case
+        result = self._from_journal(case)
+        if result is None:
+            try:
+                result = self._measure(case, fresh=case.fresh)
+            except CaseError as error:
+                message = str(error)
+                self._write(lambda journal: journal.failure(case.id, message))
+                raise
+        finished = result
+        self._write(lambda journal: journal.result(finished))
+        self.results[case.id] = result
+        return result
+
+    def rerun(self, case_id: str, *, fresh: bool = True) -> Result:
+        """Run a case of this session once more, by default in new rank processes.
+
+        The result is returned and neither journaled nor kept: it is evidence for whoever asked for it.
+        """
+        return self._measure(self.cases[case_id], fresh=fresh)
+
+    def log_tails(self) -> dict[int, str]:
+        """Rank -> last lines of its log, of the last failed case."""
+        return self._driver.log_tails() if self._driver else {}
+
+    def close(self) -> None:
+        """End every process and close the journal.  Idempotent."""
+        try:
+            if self._driver is not None:
+                self._driver.close()
+        finally:
+            if self.journal is not None:
+                self.journal.close()
+
+    def _run_job(self, job: Job) -> Measurement:
+        return self.driver.run(job)
+
+    # -- the way of one case -------------------------------------------------------------------------------------
+
+    def _from_journal(self, case: Case) -> Result | None:
+        """The result that the resumed journal has of this very case, stamped with this session."""
+        old = self._resumed.results.get(case.id) if self._resumed else None
+        if old is None or case.budget.smoke or old.outcome == "smoke":
+            return None
+        same = (
+            old.workload == describe(case.workload)
+            and to_json(old.parameters) == to_json(case.workload.parameters())
+            and old.world_size == case.world_size
+            and old.platform == case.platform
+        )
+        if not same:
+            return None
+        self.reused.add(case.id)
+        return old
+
+    def _measure(self, case: Case, *, fresh: bool) -> Result:
+        started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        workload, shape = case.workload, MeshShape.of(dp=case.world_size)
+        result = Result(
+            case=case.id,
+            workload=describe(workload),
+            parameters=to_json(workload.parameters()),
+            platform=case.platform,
+            world_size=case.world_size,
+            outcome="smoke" if case.budget.smoke else "measured",
+            work=workload.work(shape),
+            fingerprint=self.fingerprint,
+            simulated=self.machine.simulated,
+            session=self.id,
+            started_at=started_at,
+        )
+        job = Job(
+            workload=workload,
+            world_size=case.world_size,
+            budget=case.budget,
+            shape=shape,
+            fresh=fresh,
+            test_module=case.test_module,
+        )
+        try:
+            measurement = self.driver.run(job)
+        except OutOfMemory as error:
+            return dataclasses.replace(
+                result, outcome="out_of_memory", detail=str(error), environment=self._environment_now()
+            )
+        metrics = derive(
+            workload.metrics, work=result.work, measurement=measurement, peaks=self._peaks(result, measurement)
+        )
+        return dataclasses.replace(
+            result, measurement=measurement, metrics=metrics, environment=self._environment_now()
+        )
+
+    def _peaks(self, result: Result, measurement: Measurement) -> Peaks:
+        peaks = self.machine.peaks()
+        if measurement.smoke or self.machine.family.name != "cpu":
+            return peaks
+        return self.cpu_peaks.complete(peaks, result.work, measurement)
+
+    def _environment_now(self) -> Mapping[str, Any]:
+        """Read once: it cannot change while the workers live.  No case is lost because a worker could not tell."""
+        if self._environment is None:
+            try:
+                worker = self.driver.environment()
+            except PerfsuiteError as error:
+                return self._read_environment({"problem": str(error).partition("\n")[0]})
+            self._environment = self._read_environment(worker)
+        return self._environment
+
+    def _write(self, write: Callable[[JournalWriter], None]) -> None:
+        """Write to the journal; when it fails, say so once and go on: results are still in memory."""
+        if self.journal is None or self.journal_problem:
+            return
+        try:
+            write(self.journal)
+        except JournalError as problem:
+            self.journal_problem = str(problem)
+
+
+class CpuPeaks:
+    """Peaks of the CPU that runs the cases, measured when first needed and kept for the session.
+
+    No data sheet says what a part of a rented machine can do, so a CPU case's share of the peak is a share of what this
+    very machine was seen to do: the fastest sample of a 1024 x 1024 x 1024 product per dtype, and of a triad over
+    buffers well beyond the last-level cache.  One rank with all cores runs them.  It makes no result impossible.
+    """
+
+    BUDGET = Budget(min_rounds=5, max_rounds=50, max_time_s=0.5, warmup_time_s=0.5)
+    SIDE = 1024
+    TRIAD_BYTES = (64 * MIB, 512 * MIB)
+    """Smallest and largest buffer of the triad; between them the cache decides."""
+
+    def __init__(self, run: Callable[[Job], Measurement]) -> None:
+        self._run = run
+        self._tflops: dict[str, Peak] = {}
+        self._memory: Peak | None = None
+        self._problems: dict[str, str] = {}
+
+    def complete(self, peaks: Peaks, work: Work, measurement: Measurement) -> Peaks:
+        """``peaks`` with the measured one that this case's metrics are a share of, or with the reason why not."""
+        if work.flops and work.dtype not in peaks.tflops:
+            self._once(work.dtype, lambda: self._measure_product(work.dtype))
+            peaks = dataclasses.replace(
+                peaks, tflops={**peaks.tflops, **self._tflops}, unknown=self._problems.get(work.dtype, "")
+            )
+        if work.memory_path == "device" and peaks.memory_bandwidth is None:
+            cache_bytes = max(rank.cache_bytes for rank in measurement.ranks)
+            self._once("memory", lambda: self._measure_memory(cache_bytes))
+            peaks = dataclasses.replace(peaks, memory_bandwidth=self._memory, unknown=self._problems.get("memory", ""))
+        return peaks
+
+    def measured(self) -> Mapping[str, Peak]:
+        """What was measured so far, by dtype or ``memory``."""
+        return {**self._tflops, **({"memory": self._memory} if self._memory else {})}
+
+    def _once(self, what: str, measure: Callable[[], None]) -> None:
+        if what in self.measured() or what in self._problems:
+            return
+        try:
+            measure()
+        except PerfsuiteError as error:
+            reason = str(error).partition("\n")[0]
+            self._problems[what] = f"the CPU's {what} peak could not be measured: {reason}"
+
+    def _measure_product(self, dtype: str) -> None:
+        product = Matmul(m=self.SIDE, k=self.SIDE, n=self.SIDE, dtype=dtype)
+        fastest_s, threads = self._fastest(product)
+        operations = product.work(MeshShape.of()).flops["exact"]
+        self._tflops[dtype] = Peak(
+            value=tflops(operations, fastest_s),
+            unit="TOPS" if dtype.startswith("int") else "TFLOPS",
+            source=f"measured here: fastest {self.SIDE}x{self.SIDE}x{self.SIDE} product, {threads} threads",
+            kind="measured",
+        )
+
+    def _measure_memory(self, cache_bytes: int) -> None:
+        least, most = self.TRIAD_BYTES
+        size = min(max(2 * cache_bytes // MIB * MIB, least), most)
+        triad = MemoryTriad(buffer_bytes=size)
+        fastest_s, threads = self._fastest(triad)
+        self._memory = Peak(
+            value=gb_per_s(triad.work(MeshShape.of()).bytes_moved, fastest_s),
+            unit="GB/s",
+            source=f"measured here: fastest triad over 3 buffers of {size // MIB} MiB, {threads} threads",
+            kind="measured",
+        )
+
+    def _fastest(self, workload: Workload) -> tuple[float, int]:
+        measurement = self._run(Job(workload=workload, world_size=1, budget=self.BUDGET))
+        return min(sample.time_s for sample in measurement.samples), measurement.ranks[0].threads
+
+
+def new_session_id() -> str:
+    """UTC time and process: unique among the runs of one host, and sorts by time."""
+    return f"{datetime.now(timezone.utc).strftime('%Y%m%dT%H%M%S.%fZ')}-{os.getpid()}"

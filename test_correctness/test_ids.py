@@ -1,0 +1,49 @@
+"""Ids are API: stored results are matched by them, so a change of any is seen and meant.
+
+After a change that is meant: ``PERFSUITE_UPDATE_IDS=1 pytest test_correctness/test_ids.py``, and the diff of
+``test_correctness/ids`` is reviewed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfsuite.runtime.launchers import launcher_variables
+
+ROOT = Path(__file__).parent.parent
+STORED = Path(__file__).parent / "ids"
+
+
+def collect(*arguments: str) -> str:
+    """Node ids of the suite, a line each."""
+    kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "test_perf", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**kept, "PYTEST_ADDOPTS": ""},
+        check=True,
+    )
+    return "".join(f"{line}\n" for line in done.stdout.splitlines() if "::" in line)
+
+
+@pytest.mark.parametrize("name", ["cpu", "s4000"])
+def test_the_ids_of_the_suite_are_those_that_are_stored(name):
+    arguments = ["--perf-platform=cpu"] + (["-k", name] if name != "cpu" else [])
+    found = collect(*arguments)
+    if os.environ.get("PERFSUITE_UPDATE_IDS"):
+        STORED.mkdir(exist_ok=True)
+        (STORED / f"{name}.txt").write_text(found)
+    assert found == (STORED / f"{name}.txt").read_text()
+    assert found.count("\n") == len(set(found.splitlines()))
+
+
+def test_the_small_suite_stays_small():
+    assert len((STORED / "cpu.txt").read_text().splitlines()) <= 250

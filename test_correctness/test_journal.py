@@ -1,0 +1,185 @@
+"""The journal: every finished case is on disk, a torn end is forgiven, other damage is named."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+import pytest
+
+from perfsuite.errors import JournalError
+from perfsuite.journal import Header, JournalWriter, read_journal
+from perfsuite.metrics import derive
+from perfsuite.records import Peaks, Result, Work
+from perfsuite.runtime.driver import Job
+from perfsuite.workload import Budget, FunctionWorkload
+from test_correctness.scripted_driver import measurement
+
+HEADER = Header(
+    session="s1",
+    fingerprint="cpu-x",
+    platform="cpu",
+    started_at="2024-01-01T00:00:00+00:00",
+    versions={"torch": "2.13"},
+)
+
+
+def result(case: str, median_s: float = 0.5, kernel: str = "5.4") -> Result:
+    job = Job(workload=FunctionWorkload(function=result), world_size=2, budget=Budget())
+    work = Work(collective="all_reduce", message_bytes=1024.0)
+    measured = measurement(job, (median_s,) * 3)
+    names = ("latency_us", "busbw_gb_per_s")
+    return Result(
+        case=case,
+        workload="test_it:step",
+        parameters={"shape": [1, 2], "dtype": "fp32"},
+        platform="cpu",
+        world_size=2,
+        outcome="measured",
+        work=work,
+        metrics=derive(names, work=work, measurement=measured, peaks=Peaks()),
+        measurement=measured,
+        fingerprint="cpu-x",
+        environment={"kernel": kernel},
+    )
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "deep" / "journal.jsonl"
+
+
+def written(path, *results):
+    writer = JournalWriter(path, HEADER)
+    for each in results:
+        writer.result(each)
+    writer.close()
+    return path
+
+
+def test_what_was_written_is_read_back(path):
+    journal = read_journal(written(path, result("a"), result("b", kernel="6.1")))
+    assert journal.header == HEADER
+    assert journal.results == {"a": result("a"), "b": result("b", kernel="6.1")}
+    assert (journal.failures, journal.truncated) == ({}, False)
+
+
+def test_the_environment_is_written_once_for_all_that_share_it(path):
+    text = written(path, *(result(f"case{index}") for index in range(5))).read_text()
+    assert text.count('"kernel"') == 1
+    assert all(each.environment == {"kernel": "5.4"} for each in read_journal(path).results.values())
+
+
+def test_every_line_is_synced_before_the_call_returns(path, monkeypatch):
+    sizes = []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (sync(descriptor), sizes.append(path.stat().st_size)))
+    writer = JournalWriter(path, HEADER)
+    writer.result(result("a"))
+    writer.failure("b", "rank 1 died")
+    assert sizes[-1] == path.stat().st_size
+    assert len(sizes) == path.read_bytes().count(b"\n")
+    writer.close()
+
+
+def test_the_newest_line_of_a_case_counts(path):
+    writer = JournalWriter(path, HEADER)
+    writer.failure("a", "rank 1 died")
+    writer.result(result("a", 0.25))
+    writer.result(result("a", 0.75))
+    writer.failure("b", "rank 0 hung")
+    writer.close()
+    journal = read_journal(path)
+    assert journal.results["a"].median_s == 0.75
+    assert journal.failures == {"b": "rank 0 hung"}
+
+
+def test_a_torn_last_line_is_left_out_wherever_it_ends(path):
+    whole = written(path, result("a"), result("b")).read_bytes()
+    last = whole.rindex(b"\n", 0, -1) + 1
+    for end in range(last + 1, len(whole), 97):
+        path.write_bytes(whole[:end])
+        journal = read_journal(path)
+        assert list(journal.results) == ["a"]
+        assert journal.truncated
+
+
+def break_line(number, text):
+    def apply(lines):
+        lines[number - 1] = text
+        return lines
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (break_line(1, "{}"), "line 1: not an object with one key"),
+        (break_line(1, '{"result": {}}'), "line 1: this is not the header of a perfsuite journal"),
+        (break_line(1, "#!/bin/sh"), "line 1: not JSON"),
+        (break_line(1, '{"header": {"schema": 99}}'), "line 1: schema 99 is newer than 1.*update perfsuite"),
+        (break_line(1, '{"header": {"session": "s"}}'), "line 1: Header: .*missing"),
+        (break_line(3, '{"result": {"case": 7}}'), "line 3: Result.case is 7, not a str"),
+        (break_line(3, '{"result": '), "line 3: not JSON"),
+        (break_line(3, "[]"), "line 3: not an object with one key"),
+        (break_line(3, ""), "line 3: not JSON"),
+        (break_line(3, '{"weather": "fine"}'), "line 3: 'weather' is not what a line of a journal is"),
+        (break_line(3, '{"failure": {"case": "a"}}'), "line 3: 'failure' is not what a line"),
+        (lambda lines: [], "line 1: no complete line"),
+    ],
+)
+def test_any_other_damage_is_named_by_line_and_reason(path, damage, message):
+    lines = written(path, result("a"), result("b")).read_text().splitlines()
+    broken = "".join(f"{line}\n" for line in damage(lines))
+    path.write_text(broken)
+    with pytest.raises(JournalError, match=message) as caught:
+        read_journal(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert path.read_text() == broken
+
+
+def test_a_missing_journal_is_named(path):
+    with pytest.raises(JournalError, match=r"journal .*journal.jsonl cannot be read: No such file"):
+        read_journal(path)
+
+
+def test_a_journal_is_never_overwritten(path):
+    before = written(path, result("a")).read_bytes()
+    with pytest.raises(JournalError, match="cannot be made: File exists; name another file by --perf-journal"):
+        JournalWriter(path, HEADER)
+    assert path.read_bytes() == before
+
+
+def test_a_full_disk_loses_no_earlier_line(path, monkeypatch):
+    writer = JournalWriter(path, HEADER)
+    writer.result(result("a"))
+    write = os.write
+
+    def partial(descriptor, data):
+        if len(data) < 40:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data[:20])
+
+    monkeypatch.setattr(os, "write", partial)
+    with pytest.raises(
+        JournalError, match="cannot be written: No space left on device; the cases before are safe in it"
+    ):
+        writer.result(result("b"))
+    monkeypatch.setattr(os, "write", write)
+    writer.result(result("c"))  # there is room again
+    writer.close()
+    assert list(read_journal(path).results) == ["a", "c"]
+
+
+def test_a_run_in_which_no_case_finished_leaves_no_journal(path):
+    written(path)
+    assert not path.exists()
+
+
+def test_lines_are_plain_json_that_other_tools_read(path):
+    lines = [json.loads(line) for line in written(path, result("a")).read_text().splitlines()]
+    assert [next(iter(line)) for line in lines] == ["header", "environment", "result"]
+    assert lines[2]["result"]["measurement"]["samples"] == [{"time_s": 0.5}] * 3

@@ -1,0 +1,145 @@
+"""Imports go downward only, and the driver's process never imports torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "perfsuite"
+LINES = (
+    ("errors", "units"),
+    ("records", "workload", "mesh"),
+    ("platforms", "metrics", "models", "schedules"),
+    ("strategies", "runtime", "baselines", "projection"),
+    ("workloads",),
+    ("reports", "journal"),
+    ("session", "arms", "gatekeeper"),
+    ("plugin", "cli", "cli_audit", "command", "ab"),
+)
+"""From the ground up, as the design draws them: each may import those of earlier lines, and modules (not packages)
+those of their own.  ``arms`` and ``gatekeeper`` stand beside the session, ``command`` and ``cli_audit`` beside cli.
+"""
+LEVEL = {name: level for level, names in enumerate(LINES) for name in names}
+MODULES = sorted(PACKAGE.glob("**/*.py"))
+RANK_PACKAGES = ("models", "strategies")
+"""Have modules that only ranks load, beside those that describe."""
+DRIVER_RUNTIME = ("driver", "local", "forkserver", "cluster", "agent", "launchers", "reference", "transport")
+"""What of the runtime the driver, the agents and the forkserver load."""
+
+
+def part(name: str) -> str:
+    """``runtime`` of ``perfsuite.runtime.driver``; empty for the package itself."""
+    return name.split(".")[1] if "." in name else ""
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """Every perfsuite module named in an import, also those inside functions and under TYPE_CHECKING."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found.add(node.module)
+            if node.module == "perfsuite":
+                found |= {f"perfsuite.{alias.name}" for alias in node.names}
+    return {name for name in found if name.split(".")[0] == "perfsuite"}
+
+
+def at_import_time(tree: ast.Module) -> set[str]:
+    """Modules that importing this one imports: not those inside functions or under TYPE_CHECKING."""
+    found, pending = set(), list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            pending += node.orelse
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            pending += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_downward_only(path):
+    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if own == "__init__":
+        return  # the front door: it loads nothing before it is asked, see below
+    assert own in LEVEL, f"{own} has no place in the design's layers"
+    for name in imports(ast.parse(path.read_text())):
+        other = part(name)
+        if other and other != own and not name.startswith("perfsuite.__"):
+            package_on_one_line = (PACKAGE / own).is_dir() or (PACKAGE / other).is_dir()
+            allowed = LEVEL[other] < LEVEL[own] or (LEVEL[other] == LEVEL[own] and not package_on_one_line)
+            assert allowed, f"{own} imports {name}"
+
+
+def name_of(path: Path) -> str:
+    relative = path.relative_to(PACKAGE.parent).with_suffix("")
+    return ".".join(relative.parts).removesuffix(".__init__")
+
+
+HEADS = {name_of(path): at_import_time(ast.parse(path.read_text())) for path in MODULES}
+
+
+def loaded_with(name: str) -> set[str]:
+    """All that importing a module imports, its parents and what they import included."""
+    found, pending = set(), [name]
+    while pending:
+        each = pending.pop()
+        if each not in found:
+            found.add(each)
+            pending += [".".join(each.split(".")[:depth]) for depth in range(1, each.count(".") + 1)]
+            pending += HEADS.get(each, ())
+    return found
+
+
+def is_of_the_driver(name: str) -> bool:
+    if part(name) in RANK_PACKAGES:
+        return False
+    return part(name) != "runtime" or name.rpartition(".")[2] in ("runtime", *DRIVER_RUNTIME)
+
+
+@pytest.mark.parametrize("name", [name for name in HEADS if is_of_the_driver(name)])
+def test_loading_a_module_of_the_driver_does_not_load_torch(name):
+    assert {"torch", "torch.distributed"}.isdisjoint(loaded_with(name))
+
+
+def test_the_rank_side_is_what_loads_torch():
+    assert "torch" in loaded_with("perfsuite.runtime.worker")
+
+
+def run(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=120, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_the_package_itself_loads_nothing():
+    program = (
+        "import sys, perfsuite; print([name for name in sys.modules if name.startswith(('perfsuite.', 'pytest'))])"
+    )
+    assert run(program) == "[]"
+
+
+def test_every_name_of_the_package_is_there():
+    run("import perfsuite; assert all(hasattr(perfsuite, name) for name in perfsuite.__all__)\nfrom perfsuite import *")
+
+
+def test_the_whole_plugin_and_the_command_line_load_without_torch():
+    program = """
+import importlib, sys
+import perfsuite.plugin, perfsuite.cli
+for name in perfsuite.plugin.pytest_plugins:
+    importlib.import_module(name)
+import perfsuite.runtime.cluster, perfsuite.runtime.agent
+print(sorted(name for name in sys.modules if name.partition(".")[0] in ("torch", "numpy")))
+"""
+    assert run(program) == "[]"

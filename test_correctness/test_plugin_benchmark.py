@@ -1,0 +1,166 @@
+"""pytest-benchmark gets exactly what the ranks measured, and all it offers works on it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+
+import pytest
+
+from test_correctness.scripted_driver import ROOT, measurement, repository
+
+pytest_plugins = ["pytester"]
+
+TESTS = """
+import pytest
+
+@sizes(full=["1GiB"], small=["1KiB", "1MiB"])
+@world_sizes(2)
+@pytest.mark.benchmark(group="sums")
+def test_sum(perf, ranks, message_bytes):
+    perf(Sum(message_bytes=message_bytes), on=ranks)
+
+def test_step(perf):
+    perf(step)
+
+def test_plain(benchmark):
+    benchmark.pedantic(lambda: None, rounds=2)
+
+def test_no_benchmark():
+    pass
+"""
+
+
+@pytest.fixture
+def repo(pytester, monkeypatch):
+    return repository(pytester, monkeypatch, TESTS)
+
+
+def benchmarks(path):
+    return {each["name"]: each for each in json.loads(path.read_text())["benchmarks"]}
+
+
+def test_samples_and_metrics_enter_the_record_unchanged(repo, pytester):
+    repo.run("--benchmark-json=out.json").assert_outcomes(passed=5)
+    stored = json.loads(pytester.path.joinpath("out.json").read_text())
+    entry = benchmarks(pytester.path / "out.json")["test_sum[cpu-ws2-1MiB]"]
+    assert entry["stats"]["data"] == [0.5, 0.25, 1.0]
+    assert (entry["stats"]["median"], entry["stats"]["rounds"], entry["stats"]["iterations"]) == (0.5, 3, 1)
+    assert entry["group"] == "sums"
+    assert entry["params"] == {"platform": "cpu", "ranks": 2, "message_bytes": 1 << 20}
+    assert entry["options"]["timer"] == "worker_clock"
+    info = entry["extra_info"]
+    assert info["algbw_gb_per_s"] == (1 << 20) / 0.5 / 1e9
+    assert (info["world_size"], info["iterations_per_sample"], info["slowest_rank"]) == (2, 7, 1)
+    assert (info["backend"], info["process"], info["transport"]) == ("gloo", "reused", "local")
+    hardware = stored["machine_info"]["perfsuite"]
+    assert hardware == {"platform": "cpu", "devices": 1, "fingerprint": info["fingerprint"]}
+    assert stored["perfsuite"]["schema"] == 1
+    plain = benchmarks(pytester.path / "out.json")["test_plain"]
+    assert plain["options"]["timer"] == "perf_counter"
+
+
+def test_awkward_numbers_survive_to_the_bit(pytester, monkeypatch):
+    times = [0.1, 1 / 3, 5e-324, 1e-9, 123456.789, 0.1 + 0.2] * 60
+    repo = repository(pytester, monkeypatch, TESTS, lambda job: measurement(job, times))
+    repo.run("--benchmark-json=out.json", "-k", "step").assert_outcomes(passed=1, deselected=4)
+    assert benchmarks(pytester.path / "out.json")["test_step[cpu]"]["stats"]["data"] == times
+
+
+def test_save_and_compare(repo, pytester, monkeypatch):
+    repo.run("--benchmark-save=first", "-k", "sum").assert_outcomes(passed=2, deselected=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # pytest-benchmark warns when the hardware differs
+        found = repo.run("--benchmark-compare", "-k", "sum")
+    found.assert_outcomes(passed=2, deselected=3)
+    found.stdout.fnmatch_lines(["*benchmark 'sums': 4 tests*", "test_sum*1KiB* (0001_first)*", "test_sum*1KiB* (NOW)*"])
+    (saved,) = pytester.path.glob(".benchmarks/*/0001_first.json")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = pytester.run(sys.executable, "-m", "pytest_benchmark", "compare", str(saved))
+    assert command.ret == 0
+    command.stdout.fnmatch_lines(["test_sum[[]cpu-ws2-1KiB[]]*", "test_sum[[]cpu-ws2-1MiB[]]*"])
+
+
+SCRIPTED = """
+import os
+from perfsuite.plugin.suite import Suite
+from test_correctness.scripted_driver import ScriptedDriver, measurement
+
+pytest_plugins = ["perfsuite.plugin"]
+times = tuple(float(time) for time in os.environ.get("TIMES", "0.5 0.25 1.0").split())
+Suite._open_driver = lambda suite: ScriptedDriver(lambda job: measurement(job, times))
+"""
+
+
+@pytest.fixture
+def in_a_process(repo, pytester, monkeypatch):
+    """pytest in the repository in a process of its own, for what does not bear to share one."""
+    pytester.makeconftest(SCRIPTED)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return lambda *arguments: pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
+
+
+def test_compare_fail(in_a_process, monkeypatch):
+    monkeypatch.setenv("TIMES", "0.5 0.5 1.0")
+    assert in_a_process("-k", "1KiB", "--benchmark-save=first").ret == 0
+    monkeypatch.setenv("TIMES", "0.5 0.5 2.0")
+    found = in_a_process("-k", "1KiB", "--benchmark-compare", "--benchmark-compare-fail=max:50%")
+    assert found.ret != 0
+    found.stderr.fnmatch_lines(["*Performance has regressed:*", "*test_sum[[]cpu-ws2-1KiB[]]*"])
+
+
+def test_autosave_histogram_and_group_by(in_a_process, pytester):
+    # pygal looks for its plugins with importlib_metadata, which changes how this process would find pytest's
+    found = in_a_process(
+        "-k", "sum", "--benchmark-autosave", "--benchmark-histogram=plot", "--benchmark-group-by=param:ranks"
+    )
+    found.assert_outcomes(passed=2, deselected=3)
+    found.stdout.fnmatch_lines(["*benchmark 'ranks=2': 2 tests*"])
+    assert len(list(pytester.path.glob(".benchmarks/*/0001_*.json"))) == 1
+    assert "test_sum" in pytester.path.joinpath("plot-ranks=2.svg").read_text()
+
+
+def test_a_file_of_other_hardware_is_told_apart(repo, pytester):
+    repo.run("--benchmark-save=other", "-k", "sum")
+    (saved,) = pytester.path.glob(".benchmarks/*/0001_other.json")
+    stored = json.loads(saved.read_text())
+    stored["machine_info"]["perfsuite"]["fingerprint"] = "cpu-elsewhere"
+    saved.write_text(json.dumps(stored))
+    with pytest.warns(UserWarning, match="machine_info is different.*cpu-elsewhere"):
+        repo.run("--benchmark-compare", "-k", "sum").assert_outcomes(passed=2, deselected=3)
+
+
+def test_only_and_skip(repo):
+    repo.run("--benchmark-only").assert_outcomes(passed=4, skipped=1)
+    repo.driver.jobs.clear()
+    repo.run("--benchmark-skip").assert_outcomes(passed=1, skipped=4)
+    assert repo.driver.jobs == []
+
+
+def test_disabled_runs_every_case_once_and_records_nothing(repo, pytester):
+    found = repo.run("--benchmark-disable", "--benchmark-json=out.json", "-W", "error")
+    found.assert_outcomes(passed=5)
+    assert [job.budget.smoke for job in repo.driver.jobs] == [True] * 3
+    found.stdout.fnmatch_lines(
+        ["perfsuite: warning: --benchmark-disable: *", "3 built, checked and run once, not measured*"]
+    )
+    assert not pytester.path.joinpath("out.json").exists()
+
+
+def test_a_profile_of_the_feeding_does_not_spoil_the_record(repo, pytester):
+    repo.run("--benchmark-cprofile=tottime", "--benchmark-json=out.json", "-k", "step").assert_outcomes(
+        passed=1, deselected=4
+    )
+    assert benchmarks(pytester.path / "out.json")["test_step[cpu]"]["stats"]["data"] == [0.5, 0.25, 1.0]
+
+
+def test_a_case_that_fails_after_it_was_measured_is_in_no_file(pytester, monkeypatch):
+    tests = "def test_slow(perf):\n    assert perf(step).median_s < 0.1\ndef test_fine(perf):\n    perf(step)\n"
+    repository(pytester, monkeypatch, tests).run("--benchmark-json=out.json").assert_outcomes(passed=1, failed=1)
+    assert list(benchmarks(pytester.path / "out.json")) == ["test_fine[cpu]"]
+
+
+def test_without_pytest_benchmark_other_tests_still_run(repo):
+    found = repo.run("-p", "no:benchmark", "-k", "no_benchmark")
+    found.assert_outcomes(passed=1, deselected=4)

@@ -1,0 +1,142 @@
+"""What ``perf``, ``ranks`` and ``platform`` do for a test, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsuite.workload import FunctionWorkload
+from test_correctness.scripted_driver import repository
+
+pytest_plugins = ["pytester"]
+
+
+def test_perf_returns_the_result(pytester, monkeypatch):
+    tests = """
+@world_sizes(2)
+def test_sum(perf, ranks, platform):
+    result = perf(Sum(message_bytes=1 << 20), on=ranks)
+    assert (result.median_s, result.world_size, result.outcome) == (0.5, 2, "measured")
+    assert result.metric("algbw_gb_per_s").value == (1 << 20) / 0.5 / 1e9
+    assert result.parameters == {"message_bytes": 1 << 20, "dtype": "fp32"}
+    assert (result.platform, platform.name, platform.family) == ("cpu", "cpu", "cpu")
+    assert result.environment["kernel"]
+    assert result.environment["worker"] == {"torch": "scripted"}
+    assert result.fingerprint.startswith("cpu-")
+"""
+    repository(pytester, monkeypatch, tests).run().assert_outcomes(passed=1)
+
+
+def test_a_function_gets_the_parameters_of_perf(pytester, monkeypatch):
+    tests = """
+@world_sizes(2)
+def test_function(perf, ranks):
+    assert perf(step, on=ranks, message_bytes=7, way="up").parameters == {"message_bytes": 7, "way": "up"}
+"""
+    repo = repository(pytester, monkeypatch, tests)
+    repo.run().assert_outcomes(passed=1)
+    (job,) = repo.driver.jobs
+    assert isinstance(job.workload, FunctionWorkload)
+    assert (job.workload.function.__name__, job.workload.arguments) == ("step", {"message_bytes": 7, "way": "up"})
+    assert (job.world_size, job.test_module) == (2, "test_it")
+
+
+def test_a_class_gets_its_fields_from_perf_and_one_rank_by_default(pytester, monkeypatch):
+    tests = """
+def test_class(perf):
+    assert perf(Product, side=8).parameters == {"side": 8, "dtype": "fp32"}
+
+def test_number(perf):
+    assert perf(Product(side=8), on=3).world_size == 3
+"""
+    repo = repository(pytester, monkeypatch, tests)
+    repo.run().assert_outcomes(passed=2)
+    assert [job.world_size for job in repo.driver.timed()] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("perf(step); perf(step)", "perf was called twice in one test; one test is one case: parametrize it instead"),
+        ("perf(42)", "perf was given 42, which is neither a workload nor a function at module level*"),
+        (
+            "perf(Sum(), side=3)",
+            "perf got side beside a finished Sum; give it to the workload: perf(Sum(side=...), ...)",
+        ),
+        ("perf(step, on=0)", "perf was called with on=0; give the fixture ranks or a number of at least 1"),
+        ("perf(step, on='two')", "perf was called with on='two'; give the fixture ranks or a number of at least 1"),
+        ("perf(step, on=True)", "perf was called with on=True; give the fixture ranks or a number of at least 1"),
+    ],
+)
+def test_what_perf_refuses(pytester, monkeypatch, body, message):
+    found = repository(pytester, monkeypatch, f"def test_bad(perf):\n    {body}\n").run("--benchmark-disable")
+    found.assert_outcomes(failed=1)
+    found.stdout.fnmatch_lines([f"{message}"])
+    assert "Traceback" not in found.stdout.str()
+
+
+@pytest.mark.parametrize("on", ["", ", on=1", ", on=None"])
+def test_a_case_for_several_ranks_must_run_on_them(pytester, monkeypatch, on):
+    tests = f"@world_sizes(2)\ndef test_forgot(perf, ranks):\n    perf(step{on})\n"
+    found = repository(pytester, monkeypatch, tests).run()
+    found.assert_outcomes(failed=1)
+    found.stdout.fnmatch_lines(["the case is one of 2 ranks, but perf was called with on=*; call it with on=ranks"])
+
+
+def test_a_test_that_never_calls_perf_has_no_case(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, "def test_idle(perf):\n    pass\n")
+    found = repo.run()
+    found.assert_outcomes(passed=1, warnings=1)  # pytest-benchmark's own, about its unused fixture
+    assert repo.driver.jobs == []
+    assert "perfsuite: cpu" not in found.stdout.str()
+
+
+def test_perf_must_be_an_argument(pytester, monkeypatch):
+    tests = """
+def test_dynamic(request):
+    request.getfixturevalue("perf")(step)
+
+import pytest
+
+@pytest.fixture
+def timed(perf):
+    return lambda: perf(step)
+
+def test_through_a_fixture(timed):
+    assert timed().median_s == 0.5
+"""
+    found = repository(pytester, monkeypatch, tests).run()
+    found.assert_outcomes(failed=1, passed=1)
+    found.stdout.fnmatch_lines(["*perf was asked for by getfixturevalue; name it among the arguments of the test"])
+
+
+def test_a_fixture_of_the_same_name_in_another_repository_is_left_alone(pytester, monkeypatch):
+    tests = """
+import pytest
+
+@pytest.fixture
+def perf():
+    return 7
+
+@pytest.fixture
+def platform():
+    return "mine"
+
+def test_theirs(perf, platform):
+    assert (perf, platform) == (7, "mine")
+"""
+    repo = repository(pytester, monkeypatch, tests)
+    found = repo.run("--collect-only", "-q")
+    found.stdout.fnmatch_lines(["test_it.py::test_theirs"])
+    repo.run().assert_outcomes(passed=1)
+
+
+def test_an_error_of_perf_can_be_expected(pytester, monkeypatch):
+    tests = """
+import pytest
+from perfsuite import PerfsuiteError
+
+def test_expected(perf):
+    with pytest.raises(PerfsuiteError, match="neither a workload"):
+        perf(42)
+"""
+    repository(pytester, monkeypatch, tests).run().assert_outcomes(passed=1, warnings=1)

@@ -1,0 +1,165 @@
+"""Options: what each does to a case, and one line for each wrong value."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from perfsuite.plugin.options import positive_duration
+from perfsuite.workload import Budget
+from test_correctness.scripted_driver import repository
+
+pytest_plugins = ["pytester"]
+
+ONE = "def test_one(perf):\n    perf(step)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--perf-scale=huge"], "--perf-scale: 'huge' is no scale; choose full or small"),
+        (["--perf-timeout=soon"], "--perf-timeout: duration 'soon' is not a number followed by us, ms, s, min or h*"),
+        (["--perf-timeout=0"], "--perf-timeout: 0 is no time at all; give more than 0s"),
+        (["-o", "perf_timeout=never"], "ini perf_timeout: duration 'never' is not a number*"),
+        (["--perf-time-budget=-5s"], "--perf-time-budget: duration '-5s' is not a number*"),
+        (["--perf-resume=missing.jsonl"], "--perf-resume: */missing.jsonl is no file; give the journal*"),
+        (["--perf-journal=test_it.py"], "--perf-journal: */test_it.py exists and is not overwritten; choose another*"),
+        (["--perf-journal=test_it.py/j"], "journal */test_it.py/j cannot be made: *; name another file by --perf-*"),
+        (["--perf-platform=h20"], "platform 'h20' is unknown, did you mean 'h200'? choose from *"),
+        (["-o", "perf_platforms=mine.toml"], "platform file */mine.toml is not TOML: *; correct that line"),
+        (["-o", "perf_platforms=nowhere.toml"], "platform file */nowhere.toml cannot be read: *; correct the path*"),
+    ],
+)
+def test_a_wrong_value_is_one_line_and_exit_4(pytester, monkeypatch, arguments, message):
+    repo = repository(pytester, monkeypatch, ONE)
+    pytester.path.joinpath("mine.toml").write_text("[platform.mine\n")
+    found = repo.run(*arguments)
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    errors = [line for line in found.errlines if line]
+    assert len(errors) == 1
+    found.stderr.fnmatch_lines([f"ERROR: {message}"])
+    assert repo.driver.jobs == []
+
+
+def test_a_wrong_set_up_is_told_also_when_nothing_is_selected(pytester, monkeypatch):
+    found = repository(pytester, monkeypatch, ONE).run("--perf-platform=h20", "-k", "nothing")
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, ONE)
+    pytester.path.joinpath(".perfsuite").write_text("a file in the way")
+    found = repo.run()
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.fnmatch_lines(["ERROR: journal */.perfsuite/journal-*.jsonl cannot be made: *name another file*"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes"),
+    [
+        ([], {}),
+        (["--benchmark-min-rounds=9"], {"min_rounds": 9}),
+        (["--benchmark-min-rounds=5000"], {"min_rounds": 5000, "max_rounds": 5000}),
+        (["--benchmark-max-time=2.5"], {"max_time_s": 2.5, "warmup_time_s": 2.5}),
+        (["--benchmark-disable"], {"smoke": True}),
+        (["--benchmark-disable", "--benchmark-enable"], {}),
+        (["--perf-timeout=3min"], {"timeout_s": 180.0}),
+        (["-o", "perf_timeout=7"], {"timeout_s": 7.0}),
+        (["-o", "perf_timeout=7", "--perf-timeout=500ms"], {"timeout_s": 0.5}),
+        (["--perf-cache-flush", "--perf-yardstick"], {"cache_flush": True, "yardstick": True}),
+    ],
+)
+def test_the_budget_of_a_case(pytester, monkeypatch, arguments, changes):
+    repo = repository(pytester, monkeypatch, ONE)
+    assert repo.run(*arguments).ret == 0
+    assert repo.driver.jobs[0].budget == dataclasses.replace(Budget(), **changes)
+
+
+def test_markers_change_the_budget_of_their_case(pytester, monkeypatch):
+    tests = """
+import pytest
+
+@pytest.mark.perf_timeout(90)
+@pytest.mark.benchmark(min_rounds=2, max_time=0.5, group="mine")
+def test_marked(perf):
+    perf(step)
+
+@pytest.mark.perf_timeout(seconds="2min")
+def test_text(perf):
+    perf(step)
+"""
+    repo = repository(pytester, monkeypatch, tests)
+    assert repo.run().ret == 0
+    marked, text = (job.budget for job in repo.driver.jobs)
+    assert marked == Budget(min_rounds=2, max_time_s=0.5, warmup_time_s=0.5, timeout_s=90.0)
+    assert text == Budget(timeout_s=120.0)
+
+
+@pytest.mark.parametrize("marker", ["perf_timeout(0)", "perf_timeout()", "perf_timeout(1, 2)", "perf_timeout(x=1)"])
+def test_a_malformed_timeout_marker_names_the_case(pytester, monkeypatch, marker):
+    tests = f"import pytest\n@pytest.mark.{marker}\n{ONE}"
+    repo = repository(pytester, monkeypatch, tests)
+    found = repo.run()
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.fnmatch_lines(["ERROR: test_it.py::test_one[[]cpu[]]: marker perf_timeout*"])
+
+
+def test_fresh_processes_for_every_case(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, ONE)
+    repo.run()
+    repo.run("--perf-fresh")
+    assert [job.fresh for job in repo.driver.jobs] == [False, True]
+
+
+def test_a_platform_of_the_users_own(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, ONE)
+    pytester.path.joinpath("mine.toml").write_text(
+        '[platform.npu9]\ntitle = "NPU 9"\nfamily = "cuda"\nmatch = ["NPU 9"]\n'
+    )
+    found = repo.run("-o", "perf_platforms=mine.toml", "-k", "npu9", "-rs")
+    found.assert_outcomes(skipped=1, deselected=1)
+    found.stdout.fnmatch_lines(["SKIPPED * NPU 9 not found*"])
+
+
+def test_a_repository_without_perf_cases_sees_nothing_of_the_plugin(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, "def test_plain(benchmark):\n    benchmark(lambda: None)\n")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")  # an allocation without a step: refused where there are perf cases
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    found = repo.run("--perf-platform=nonsense", "-o", "perf_platforms=nowhere.toml", "--benchmark-json=out.json")
+    found.assert_outcomes(passed=1)
+    assert not re.search("perfsuite|journal", found.stdout.str().replace(str(pytester.path), ""))
+    assert "perfsuite" not in pytester.path.joinpath("out.json").read_text()
+    assert not pytester.path.joinpath(".perfsuite").exists()
+    assert repo.driver.started == 0
+
+
+def test_a_launcher_that_contradicts_itself_is_a_usage_error_where_there_are_perf_cases(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, ONE)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    found = repo.run()
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.fnmatch_lines(["ERROR: RANK=0 WORLD_SIZE=2 without LOCAL_RANK*"])
+
+
+@pytest.mark.parametrize("arguments", [["--collect-only"], ["--benchmark-skip"], ["--fixtures"], ["--markers"]])
+def test_nothing_is_started_where_nothing_will_run(pytester, monkeypatch, arguments):
+    repo = repository(pytester, monkeypatch, ONE)
+    assert repo.run(*arguments).ret == 0
+    assert (repo.driver.started, repo.driver.jobs) == (0, [])
+    assert not list(pytester.path.glob("**/journal-*"))
+
+
+def test_workers_start_during_collection_and_are_closed_at_the_end(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, ONE)
+    assert repo.run("-k", "nothing").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert repo.driver.started == 1
+    assert repo.driver.closed >= 1
+
+
+def test_a_duration_is_positive():
+    assert positive_duration("1.5min", "here") == 90.0
+    with pytest.raises(pytest.UsageError, match=r"here: 0s is no time at all; give more than 0s"):
+        positive_duration("0s", "here")

@@ -1,0 +1,242 @@
+"""Failures, skips, judgements, budgets and signals, as pytest and its reports show them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from xml.etree import ElementTree
+
+import pytest
+
+from perfsuite.errors import AgentLost, OutOfMemory, RanksFailed, UnsupportedCase
+from perfsuite.plugin import launch
+from perfsuite.runtime.transport import Event
+from test_correctness.scripted_driver import measurement, repository
+
+pytest_plugins = ["pytester"]
+
+THREE = "".join(f"def test_{name}(perf):\n    perf(step, name={name!r})\n" for name in ("first", "second", "third"))
+
+
+def failing(error, name="second"):
+    """A script in which the case of this name raises ``error``."""
+
+    def script(job):
+        if job.workload.parameters().get("name") == name:
+            raise error
+        return measurement(job)
+
+    return script
+
+
+def junit(pytester):
+    cases = ElementTree.parse(pytester.path / "junit.xml").iter("testcase")
+    return {case.attrib["name"].partition("[")[0]: case for case in cases}
+
+
+def test_a_failed_case_shows_its_message_and_the_logs_of_its_ranks(pytester, monkeypatch):
+    error = RanksFailed("rank 1 on here died: killed by SIGKILL (2 ranks)\n--- rank 1 on here died")
+    repo = repository(pytester, monkeypatch, THREE, failing(error))
+    found = repo.run("--junitxml=junit.xml")
+    found.assert_outcomes(passed=2, failed=1)
+    found.stdout.fnmatch_lines(
+        [
+            "rank 1 on here died: killed by SIGKILL (2 ranks)",
+            "--- rank 1 on here died",
+            "*- log of rank 0 -*",
+            "log line of rank 0",
+            "*- log of rank 1 -*",
+            "log line of rank 1",
+        ]
+    )
+    found.stdout.fnmatch_lines(["FAILED test_it.py::test_second[[]cpu] - Failed: rank 1 on here died: killed by *"])
+    assert "perfsuite/plugin" not in found.stdout.str()
+    assert "direct cause" not in found.stdout.str()
+    (failure,) = junit(pytester)["test_second"].findall("failure")
+    assert failure.attrib["message"].startswith("Failed: rank 1 on here died: killed by SIGKILL (2 ranks)")
+
+
+def test_a_case_that_this_machine_cannot_run_is_skipped_at_its_own_place(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, THREE, failing(UnsupportedCase("torch has no such thing here")))
+    found = repo.run("-rs")
+    found.assert_outcomes(passed=2, skipped=1)
+    found.stdout.fnmatch_lines(["SKIPPED [[]1] test_it.py:28: torch has no such thing here"])
+
+
+def test_out_of_memory_is_a_result(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, THREE, failing(OutOfMemory("OOM at 44.2 GiB of 48 GiB")))
+    found = repo.run("--junitxml=junit.xml", "-W", "error")
+    found.assert_outcomes(passed=3)
+    found.stdout.fnmatch_lines(["2 measured, 1 out of memory*", "test_second*OOM at 44.2 GiB of 48 GiB*"])
+    properties = junit(pytester)["test_second"].findall("properties/property")
+    assert [each.attrib for each in properties] == [{"name": "outcome", "value": "out_of_memory"}]
+
+
+def test_a_lost_agent_fails_its_case_and_ends_the_run(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, THREE, failing(AgentLost("the agent of rank 3 on node7 is lost")))
+    found = repo.run("--junitxml=junit.xml")
+    found.assert_outcomes(passed=1, failed=1)
+    assert found.ret != 0
+    found.stdout.fnmatch_lines(["1 measured*", "*perfsuite: the agent of rank 3 on node7 is lost*"])
+    assert set(junit(pytester)) == {"test_first", "test_second"}
+    assert repo.driver.closed >= 1
+
+
+def test_an_expected_failure_is_one(pytester, monkeypatch):
+    tests = "import pytest\npytestmark = pytest.mark.xfail(strict=True)\n" + THREE
+    error = RanksFailed("rank 0 on here hung")
+    found = repository(pytester, monkeypatch, tests, failing(error)).run("-k", "second")
+    assert found.parseoutcomes() == {"xfailed": 1, "deselected": 2}
+
+
+def test_metrics_are_junit_properties(pytester, monkeypatch):
+    tests = "@world_sizes(2)\ndef test_sum(perf, ranks):\n    perf(Sum(message_bytes=1 << 30), on=ranks)\n"
+    repository(pytester, monkeypatch, tests).run("--junitxml=junit.xml").assert_outcomes(passed=1)
+    properties = {each.attrib["name"]: each.attrib["value"] for each in junit(pytester)["test_sum"].iter("property")}
+    assert properties == {
+        "latency_us": "500000.0",
+        "algbw_gb_per_s": str((1 << 30) / 0.5 / 1e9),
+        "busbw_gb_per_s": str((1 << 30) / 0.5 / 1e9),
+    }
+
+
+JUDGE = """
+pytest_plugins = ["perfsuite.plugin"]
+from perfsuite.plugin.hooks import Judgement
+
+def pytest_perfsuite_judge(item, result):
+    if "third" in result.case:
+        return None
+    slow = "second" in result.case
+    return Judgement(verdict="slow" if slow else "fine", failure="0.5 s is too slow" if slow else "")
+"""
+
+
+def test_whoever_judges_a_case_can_fail_it(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, THREE)
+    pytester.makeconftest(JUDGE)
+    found = repo.run("--junitxml=junit.xml", "--benchmark-json=out.json")
+    found.assert_outcomes(passed=2, failed=1)
+    found.stdout.fnmatch_lines(
+        [
+            "0.5 s is too slow",
+            "case * verdict",
+            "test_first[[]cpu] * fine",
+            "test_second[[]cpu] * slow",
+            "test_third[[]cpu] * 3 x 7",
+        ]
+    )
+    verdicts = [each.attrib["value"] for each in junit(pytester)["test_second"].iter("property")]
+    assert "slow" in verdicts
+    assert "test_second" not in pytester.path.joinpath("out.json").read_text()
+
+
+def test_a_judged_case_that_is_expected_to_fail_does(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, "import pytest\npytestmark = pytest.mark.xfail\n" + THREE)
+    pytester.makeconftest(JUDGE)
+    assert repo.run().parseoutcomes() == {"xfailed": 1, "xpassed": 2}
+
+
+def test_smoke_runs_are_not_judged(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, THREE)
+    pytester.makeconftest(JUDGE)
+    repo.run("--benchmark-disable").assert_outcomes(passed=3)
+
+
+def test_the_time_budget_skips_what_remains(pytester, monkeypatch):
+    def script(job):
+        if job.workload.parameters()["name"] == "second":
+            clock[0] += 100.0
+        return measurement(job)
+
+    clock = [1000.0]
+    monkeypatch.setattr("perfsuite.plugin.suite.time.monotonic", lambda: clock[0])
+    found = repository(pytester, monkeypatch, THREE, script).run("-rs", "--perf-time-budget=90s")
+    found.assert_outcomes(passed=2, skipped=1)
+    assert found.ret == 0
+    found.stdout.fnmatch_lines(
+        ["SKIPPED * test_it.py:*: --perf-time-budget of 90 s is used up; go on by --perf-resume=*.jsonl"]
+    )
+
+
+def test_under_xdist_measured_cases_are_refused_and_smoke_runs_are_not(pytester, monkeypatch):
+    class Worker:
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_configure(self, config):
+            config.workerinput = {"workerid": "gw0"}
+
+    repo = repository(pytester, monkeypatch, THREE)
+    run = pytester.inline_run("-k", "first", plugins=[Worker()])
+    (error,) = run.getfailures()
+    assert "pytest-xdist runs this one in its worker gw0; switch it off by -n0 or -p no:xdist" in str(error.longrepr)
+    assert repo.driver.jobs == []
+    pytester.inline_run("-k", "first", "--benchmark-disable", plugins=[Worker()]).assertoutcome(passed=1)
+
+
+def test_sigterm_fails_the_running_case_and_finishes_the_reports(pytester, monkeypatch):
+    def script(job):
+        if job.workload.parameters()["name"] == "second":
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+        return measurement(job)
+
+    before = signal.getsignal(signal.SIGTERM)
+    repo = repository(pytester, monkeypatch, THREE, script)
+    found = repo.run("--junitxml=junit.xml", "--benchmark-json=out.json")
+    found.assert_outcomes(passed=1, failed=1)
+    assert found.ret == pytest.ExitCode.INTERRUPTED
+    found.stdout.fnmatch_lines(["stopped by SIGTERM while this case was running", "*perfsuite: stopped by SIGTERM*"])
+    assert set(junit(pytester)) == {"test_first", "test_second"}
+    assert "test_first" in pytester.path.joinpath("out.json").read_text()
+    assert repo.driver.closed >= 1
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_launchers_sigterm_does_not_hide_the_agent_whose_loss_it_follows(pytester, monkeypatch):
+    class Launched:
+        name, capacity = "torchrun", 2
+
+        def poll(self, timeout_s):
+            return [Event(slot=1, kind="agent_lost", text="the agent of rank 1 on node7 is lost")]
+
+    class Launching:
+        def pytest_configure(self, config):
+            config.stash[launch.transport_key] = Launched()
+
+    def script(job):
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+
+    repository(pytester, monkeypatch, THREE, script)
+    run = pytester.inline_run("-k", "first", plugins=[Launching()])
+    (report,) = run.getfailures()
+    message = "stopped by SIGTERM while this case was running; the agent of rank 1 on node7 is lost"
+    assert str(report.longrepr) == message
+
+
+def test_sigterm_while_the_reports_are_written_waits_for_them(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, THREE)
+    pytester.makeconftest(
+        """
+import os, pytest, signal
+pytest_plugins = ["perfsuite.plugin"]
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish():
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+    )
+    found = repo.run("--junitxml=junit.xml", "--benchmark-json=out.json")
+    found.assert_outcomes(passed=3)
+    assert len(junit(pytester)) == 3
+    assert "test_third" in pytester.path.joinpath("out.json").read_text()
+
+
+def test_ctrl_c_closes_the_driver_and_keeps_the_journal(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, THREE, failing(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        pytester.inline_run("--benchmark-json=out.json")
+    assert repo.driver.closed >= 1
+    (journal,) = pytester.path.glob(".perfsuite/journal-*.jsonl")
+    assert journal.read_text().count('"result"') == 1
+    assert "test_first" in pytester.path.joinpath("out.json").read_text()

@@ -1,0 +1,153 @@
+"""The installed plugin in somebody else's repository, with real ranks: both ways to start pytest, and signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from perfsuite.runtime.launchers import launcher_variables
+from test_correctness.processes import gone, processes_with
+from test_correctness.scripted_driver import ROOT
+
+SIBLING = """
+import functools
+
+ELEMENTS = 1000
+
+def traced(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+    return wrapper
+"""
+TESTS = """
+import pathlib, time
+from dataclasses import dataclass
+
+import sibling
+from perfsuite import CallableStep, Work, Workload, sizes, world_sizes
+
+@sibling.traced
+def step(rank, message_bytes):
+    import torch
+    import torch.distributed as dist
+    buffer = torch.ones(message_bytes // 4)
+    return lambda: dist.all_reduce(buffer)
+
+@sizes(full=["1MiB"], small=["4KiB"])
+@world_sizes(2)
+def test_decorated(perf, ranks, message_bytes):
+    result = perf(step, on=ranks, message_bytes=message_bytes)
+    assert result.world_size == len(result.measurement.ranks) == 2
+
+@dataclass(frozen=True, kw_only=True)
+class Ones(Workload):
+    elements: int
+    metrics = ("gb_per_s",)
+    def work(self, shape):
+        return Work(bytes_moved=4.0 * self.elements, memory_path="device")
+    def build(self, rank):
+        import torch
+        buffer = torch.empty(self.elements)
+        return CallableStep(lambda: buffer.fill_(1.0))
+    def check(self, rank, step):
+        assert float(step.run().sum()) == self.elements
+
+def test_workload_of_this_file(perf):
+    assert perf(Ones(elements=sibling.ELEMENTS)).metric("gb_per_s").value > 0
+
+def stuck(rank, file):
+    pathlib.Path(f"{file}{rank.rank}").touch()
+    return lambda: time.sleep(3600)
+
+@world_sizes(2)
+def test_stuck(perf, ranks):
+    perf(stuck, on=ranks, file=str(pathlib.Path(__file__).with_name("stuck")))
+"""
+
+
+@pytest.fixture
+def theirs(tmp_path) -> Path:
+    """A repository that knows perfsuite only as an installed package."""
+    repository, installed = tmp_path / "theirs", tmp_path / "site"
+    tests = repository / "tests"
+    tests.mkdir(parents=True)
+    (tests / "sibling.py").write_text(SIBLING)
+    (tests / "test_theirs.py").write_text(TESTS)
+    (repository / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider --benchmark-max-time=0.05\n")
+    # What pip leaves of an installation, beside the code itself.
+    info = installed / "perfsuite-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: perfsuite\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[pytest11]\nperfsuite.plugin = perfsuite.plugin\n")
+    return repository
+
+
+@contextlib.contextmanager
+def running(theirs: Path, *command: str):
+    """A process in the repository, of which nothing may be left at the end."""
+    token = f"PERFSUITE_TEST_TOKEN={theirs}"
+    kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
+    environment = {
+        **kept,
+        "PERFSUITE_TEST_TOKEN": str(theirs),
+        "PYTHONPATH": os.pathsep.join([str(theirs.parent / "site"), str(ROOT)]),
+        "PYTEST_ADDOPTS": "",
+    }
+    process = subprocess.Popen(
+        command, cwd=theirs, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield process
+        assert gone(processes_with(token))
+    finally:
+        for pid in {*processes_with(token), process.pid}:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+COMMANDS = {
+    "console": (str(Path(sys.executable).with_name("pytest")),),
+    "module": (sys.executable, "-m", "pytest"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_an_installed_perfsuite_serves_another_repository(theirs, command):
+    with running(theirs, *command, "-k", "not stuck", "--benchmark-json=out.json") as process:
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "2 passed, 1 deselected" in output
+    stored = {each["name"]: each for each in json.loads((theirs / "out.json").read_text())["benchmarks"]}
+    assert set(stored) == {"test_decorated[cpu-ws2-4KiB]", "test_workload_of_this_file[cpu]"}
+    assert stored["test_workload_of_this_file[cpu]"]["extra_info"]["gb_per_s"] > 0
+    assert not list(theirs.glob("perfsuite-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_stuck_run_with_its_reports_and_nothing_left(theirs, number):
+    arguments = ("-k", "decorated or stuck", "--junitxml=junit.xml", "--benchmark-json=out.json")
+    with running(theirs, *COMMANDS["module"], *arguments) as process:
+        until = time.monotonic() + 90
+        while not all((theirs / f"tests/stuck{rank}").exists() for rank in (0, 1)):
+            assert time.monotonic() < until, "the case did not start"
+            time.sleep(0.05)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    cases = {case.get("name"): case for case in ElementTree.parse(theirs / "junit.xml").iter("testcase")}
+    assert cases["test_decorated[cpu-ws2-4KiB]"].find("failure") is None
+    if number == signal.SIGTERM:
+        assert cases["test_stuck[cpu-ws2]"].find("failure").attrib["message"].startswith("Failed: stopped by SIGTERM")
+    assert "test_decorated" in (theirs / "out.json").read_text()
+    assert list(theirs.glob(".perfsuite/journal-*.jsonl"))

@@ -1,0 +1,262 @@
+"""What people see: the header, the section at the end, progress, reports as pure functions of results."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from perfsuite.metrics import derive
+from perfsuite.plugin.progress import LOG_EVERY_S, Progress
+from perfsuite.records import Arrival, Metric, Peak, Peaks, Result, Work
+from perfsuite.reports.alpha_beta import fit_collectives
+from perfsuite.reports.terminal import Entry, alpha_beta_table, metric_tables, outcome_line, peak_lines
+from perfsuite.runtime.driver import Job
+from perfsuite.units import format_bytes
+from perfsuite.workload import Budget, FunctionWorkload
+from test_correctness.scripted_driver import measurement, repository
+
+pytest_plugins = ["pytester"]
+
+LINK = Peak(value=400.0, unit="GB/s", source="data sheet")
+
+
+def collective(size: int, time_s: float, *, name: str = "all_reduce", ranks: int = 4, dtype: str = "fp32") -> Result:
+    job = Job(workload=FunctionWorkload(function=collective), world_size=ranks, budget=Budget())
+    work = Work(collective=name, message_bytes=float(size), dtype=dtype)
+    measured = measurement(job, (time_s,) * 5, arrival=Arrival(late_rank=2, lag_s=3e-6, iterations=20))
+    names = ("latency_us", "algbw_gb_per_s", "busbw_gb_per_s")
+    return Result(
+        case=f"test_perf/test_collectives.py::test_{name}[s4000-ws{ranks}-{format_bytes(size)}-{dtype}]",
+        workload="perfsuite.workloads.collective:AllReduce",
+        parameters={"message_bytes": size, "dtype": dtype},
+        platform="s4000",
+        world_size=ranks,
+        outcome="measured",
+        work=work,
+        metrics=derive(names, work=work, measurement=measured, peaks=Peaks(link=LINK)),
+        measurement=measured,
+    )
+
+
+def swept(**changes):
+    """Sizes of a collective that takes 20 us plus one second per 10 GB."""
+    return [collective(size, 20e-6 + size / 10e9, **changes) for size in (1 << 10, 1 << 20, 1 << 30)]
+
+
+def test_a_table_shows_time_metrics_share_and_ranks_in_120_columns():
+    lines = metric_tables([Entry(result=result, verdict="pass") for result in swept()])
+    assert lines[:2] == ["", "test_perf/test_collectives.py"]
+    assert lines[2].split() == [
+        "case",
+        "ranks",
+        "median",
+        "algbw",
+        "busbw",
+        "of",
+        "spread",
+        "last",
+        "samples",
+        "verdict",
+    ]
+    assert lines[3].split() == ["GB/s", "GB/s", "peak", "slowest", "by"]
+    assert re.split(r"\s{2,}", lines[5]) == [
+        "test_all_reduce[s4000-ws4-1MiB-fp32]",
+        "4",
+        "124.9 us",
+        "8.398",
+        "12.6",
+        "3.1%",
+        "3.0% r3",
+        "r2 3 us",
+        "5 x 7",
+        "pass",
+    ]
+    assert max(len(line) for line in lines) <= 120
+
+
+def test_what_no_case_has_is_no_column():
+    plain = [
+        dataclasses.replace(
+            result,
+            metrics=(),
+            world_size=1,
+            measurement=dataclasses.replace(result.measurement, arrival=None, ranks=()),
+        )
+        for result in swept()
+    ]
+    assert metric_tables([Entry(result=result) for result in plain])[2].split() == [
+        "case",
+        "ranks",
+        "median",
+        "samples",
+    ]
+
+
+def test_missing_shares_have_their_reason_once():
+    results = [
+        dataclasses.replace(result, metrics=(dataclasses.replace(result.metrics[2], peak=None, note="unknown device"),))
+        for result in swept()
+    ]
+    lines = metric_tables([Entry(result=result) for result in results])
+    assert [line for line in lines if "unknown device" in line] == ["  busbw_gb_per_s: unknown device"]
+    assert "of peak" not in lines[2]
+
+
+def test_out_of_memory_stands_among_the_measured_cases():
+    gone = dataclasses.replace(
+        swept()[0], outcome="out_of_memory", detail="OOM at 44 GiB of 48 GiB", metrics=(), measurement=None
+    )
+    lines = metric_tables([Entry(result=swept()[1]), Entry(result=gone)])
+    assert len([line for line in lines if line.startswith("case")]) == 1
+    assert any("OOM at 44 GiB of 48 GiB" in line for line in lines)
+    assert outcome_line([Entry(result=swept()[1]), Entry(result=gone)]) == "1 measured, 1 out of memory"
+
+
+def test_a_peak_is_named_with_its_source():
+    measured = Peak(value=0.18, unit="TFLOPS", source="measured here: fastest product", kind="measured")
+    product = dataclasses.replace(
+        swept()[0],
+        work=Work(flops={"exact": 1.0}, dtype="bf16"),
+        metrics=(Metric(name="tflops", value=0.1, unit="TFLOPS", better="higher", peak=measured),),
+    )
+    assert peak_lines([*swept(), product, product]) == [
+        "peak link 400 GB/s (published: data sheet)",
+        "peak bf16 0.18 TFLOPS (measured here: fastest product)",
+    ]
+
+
+def test_alpha_and_beta_are_fitted_per_collective_ranks_and_dtype():
+    results = [*swept(), *swept(ranks=8), *swept(dtype="bf16"), *swept(name="broadcast")[:2]]
+    fits = fit_collectives(results)
+    assert [(fit.collective, fit.world_size, fit.dtype, fit.sizes) for fit in fits] == [
+        ("all_reduce", 4, "fp32", 3),
+        ("all_reduce", 8, "fp32", 3),
+        ("all_reduce", 4, "bf16", 3),
+    ]
+    assert fits[0].fit.alpha_us == pytest.approx(20.0)
+    assert fits[0].fit.beta_gb_per_s == pytest.approx(10.0)
+    assert fits[0].busbw_limit_gb_per_s == pytest.approx(15.0)
+    assert fits[1].busbw_limit_gb_per_s == pytest.approx(17.5)
+    table = alpha_beta_table(results)
+    assert len(table) == 3 + 3
+    assert table[3].split()[:3] == ["all_reduce", "4", "fp32"]
+    assert max(len(line) for line in table) <= 120
+
+
+def test_sizes_that_fit_no_line_say_why():
+    results = [collective(size, 1e-3 / size) for size in (1, 2, 4)]
+    (fit,) = fit_collectives(results)
+    assert (fit.fit, fit.reason) == (None, "time does not grow with size, so there is no bandwidth to fit")
+    assert fit.reason in alpha_beta_table(results)[3]
+
+
+def test_too_few_sizes_give_no_fit():
+    assert alpha_beta_table(swept()[:2]) == []
+
+
+SWEPT = """
+@sizes(full=["1GiB"], small=["1KiB", "1MiB", "16MiB"])
+@world_sizes(2)
+def test_sum(perf, ranks, message_bytes, dtype):
+    perf(Sum(message_bytes=message_bytes, dtype=dtype), on=ranks)
+
+def test_product(perf):
+    perf(Product(side=64))
+"""
+
+
+def test_the_section_of_a_run(pytester, monkeypatch):
+    def script(job):
+        size = job.workload.parameters().get("message_bytes", 0)
+        return measurement(job, (1e-4 + size / 1e9,) * 5)
+
+    found = repository(pytester, monkeypatch, SWEPT, script).run()
+    found.assert_outcomes(passed=4)
+    found.stdout.fnmatch_lines(
+        [
+            "perfsuite: 0.1.0, platform cpu (*), transport local, torch *, hardware cpu-*",
+            "*= perfsuite: cpu (*) =*",
+            "4 measured; hardware cpu-*",
+            "test_it.py",
+            "case * ranks * median * algbw * busbw * spread * samples",
+            "* GB/s * GB/s * slowest",
+            "test_sum[[]cpu-ws2-1KiB-fp32[]] *",
+            "  busbw_gb_per_s: no peak is published for a CPU*",
+            "case * ranks * median * TFLOPS * of * samples",
+            "test_product[[]cpu[]] *",
+            "t(S) = alpha + S / beta * ranks * dtype * alpha * beta * busbw * misfit * sizes",
+            "* us * GB/s * limit",
+            "all_reduce * 2 * fp32 * 100 * 1 * 3",
+            "peak fp32 * TFLOPS (measured here: fastest 1024x1024x1024 product, 1 threads)",
+            "clock perf_counter: resolution 0.05 us, reading it adds 0.1 us to a sample",
+            "journal */.perfsuite/journal-*.jsonl",
+        ]
+    )
+
+
+def test_a_machine_that_is_not_quiet_is_told(pytester, monkeypatch):
+    def script(job):
+        measured = measurement(job)
+        shared = dataclasses.replace(measured.ranks[0], cpu_share=0.81)
+        return dataclasses.replace(measured, ranks=(shared,))
+
+    found = repository(pytester, monkeypatch, SWEPT, script).run("-k", "product")
+    found.stdout.fnmatch_lines(
+        ["warning: the machine is not quiet: 1 of 1 cases disturbed, e.g. *rank 0 got 81% of its*"]
+    )
+
+
+def test_a_directory_that_is_not_the_root_is_told(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, SWEPT)
+    monkeypatch.chdir(pytester.mkdir("below"))
+    found = repo.run("--rootdir=..", "..", "-k", "product")
+    found.assert_outcomes(passed=1, deselected=3)
+    found.stdout.fnmatch_lines(["perfsuite: warning: the current directory is not the root *"])
+
+
+def test_progress_is_foretold_from_the_cases_that_ran():
+    progress = Progress(total=80, started_at=100.0)
+    assert progress.describe("test_it.py::test_x", 100.0) == "case 1 of 80, 0 s: test_it.py::test_x"
+    assert not progress.worth_telling(105.0)
+    progress.done = 20
+    assert progress.left_s(140.0) == 120.0
+    assert progress.describe("x", 140.0) == "case 21 of 80, 40 s, about 2 min 0 s left: x"
+    assert progress.worth_telling(140.0)
+
+
+def test_a_log_gets_a_line_now_and_then():
+    progress = Progress(total=8, started_at=0.0)
+    due = []
+    for now in range(200):
+        if progress.log_is_due(now):
+            progress.said_at = now
+            due.append(now)
+    assert due == [30, 60, 90, 120, 150, 180]
+    assert LOG_EVERY_S == 30
+
+
+def test_a_long_run_writes_few_lines_to_a_log_and_a_short_one_none(pytester, monkeypatch):
+    tests = "".join(f"def test_{number}(perf):\n    perf(step, n={number})\n" for number in range(6))
+    clock = [0.0]
+
+    def script(job):
+        clock[0] += 20.0
+        return measurement(job)
+
+    repo = repository(pytester, monkeypatch, tests, script)
+    assert "case " not in repo.run().stdout.str().partition("= perfsuite: cpu")[0]
+    monkeypatch.setattr("perfsuite.plugin.progress.time.monotonic", lambda: clock[0])
+    found = repo.run()
+    found.assert_outcomes(passed=6)
+    found.stdout.fnmatch_lines(
+        [
+            "test_it.py ..",
+            "perfsuite: case 3 of 6, 40 s, about 1 min 20 s left: test_it.py::test_2[[]cpu[]]",
+            "test_it.py ..",
+            "perfsuite: case 5 of 6, 1 min 20 s, about 40 s left: test_it.py::test_4[[]cpu[]]",
+            "test_it.py ..*",
+        ]
+    )
+    assert "case " not in repo.run("-q").stdout.str().partition("= perfsuite: cpu")[0]

@@ -1,0 +1,116 @@
+"""Journals of real runs of pytest: resumed, damaged, without room."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+import pytest
+
+from perfsuite.errors import RanksFailed
+from perfsuite.journal import read_journal
+from test_correctness.scripted_driver import measurement, repository
+
+pytest_plugins = ["pytester"]
+
+THREE = "".join(f"def test_{name}(perf):\n    perf(step, name={name!r})\n" for name in ("first", "second", "third"))
+
+
+@pytest.fixture
+def repo(pytester, monkeypatch):
+    return repository(pytester, monkeypatch, THREE)
+
+
+def names(repo):
+    return [job.workload.parameters()["name"] for job in repo.driver.jobs]
+
+
+def test_a_run_leaves_a_journal_and_says_where(repo, pytester):
+    found = repo.run()
+    (path,) = pytester.path.glob(".perfsuite/journal-*.jsonl")
+    found.stdout.fnmatch_lines([f"journal {path}"])
+    journal = read_journal(path)
+    assert list(journal.results) == [f"test_it.py::test_{name}[cpu]" for name in ("first", "second", "third")]
+    assert set(journal.header.versions) == {"python", "perfsuite", "torch", "pytest", "pytest-benchmark"}
+    assert pytester.path.joinpath(".perfsuite/.gitignore").read_text() == "*\n"
+
+
+def test_a_resumed_run_reports_finished_cases_and_runs_the_others(repo, pytester):
+    def script(job):
+        if job.workload.parameters()["name"] == "second":
+            raise RanksFailed("rank 0 died")
+        return measurement(job, (3.0, 3.0))
+
+    repo.driver.script = script
+    repo.run("--perf-journal=one.jsonl").assert_outcomes(passed=2, failed=1)
+    repo.driver.jobs.clear()
+    repo.driver.script = measurement
+    arguments = ["--perf-resume=one.jsonl", "--perf-journal=two.jsonl", "--benchmark-json=out.json"]
+    found = repo.run(*arguments)
+    found.assert_outcomes(passed=3)
+    assert names(repo) == ["second"]
+    found.stdout.fnmatch_lines(
+        [
+            "1 measured, 2 from the journal*",
+            "test_first[[]cpu[]] [*] * 3 s *",
+            "test_second[[]cpu[]] * 500 ms *",
+            "* from the journal of the run that this one resumes",
+        ]
+    )
+    stored = json.loads(pytester.path.joinpath("out.json").read_text())
+    assert {each["name"]: each["stats"]["median"] for each in stored["benchmarks"]} == {
+        "test_first[cpu]": 3.0,
+        "test_second[cpu]": 0.5,
+        "test_third[cpu]": 3.0,
+    }
+    assert len(read_journal(pytester.path / "two.jsonl").results) == 3
+
+
+def test_a_case_whose_parameters_changed_is_run_again(repo, pytester):
+    repo.run("--perf-journal=one.jsonl")
+    repo.driver.jobs.clear()
+    test_file = pytester.path / "test_it.py"
+    test_file.write_text(test_file.read_text().replace("name='second'", "name='other'"))
+    repo.run("--perf-resume=one.jsonl").assert_outcomes(passed=3)
+    assert names(repo) == ["other"]
+
+
+def test_a_smoke_run_is_no_measurement_to_resume_from(repo):
+    repo.run("--perf-journal=one.jsonl", "--benchmark-disable")
+    repo.run("--perf-resume=one.jsonl", "-k", "first").assert_outcomes(passed=1, deselected=2)
+    assert names(repo) == ["first", "second", "third", "first"]
+
+
+def test_other_hardware_and_damage_are_one_line(repo, pytester):
+    repo.run("--perf-journal=one.jsonl")
+    path = pytester.path / "one.jsonl"
+    text = path.read_text()
+    header = json.loads(text.partition("\n")[0])
+    header["header"]["fingerprint"] = "cpu-elsewhere"
+    path.write_text(json.dumps(header) + "\n")
+    found = repo.run("--perf-resume=one.jsonl")
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.fnmatch_lines(["ERROR: journal */one.jsonl was measured on cpu-elsewhere, this machine is cpu-*"])
+    path.write_text(text.replace('"result"', '"resul"'))
+    found = repo.run("--perf-resume=one.jsonl")
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.fnmatch_lines(["ERROR: journal */one.jsonl, line 3: 'resul' is not what a line of a journal is*"])
+
+
+def test_a_full_disk_is_one_warning_and_the_run_goes_on(repo, pytester, monkeypatch):
+    synced = []
+
+    def full(descriptor):
+        synced.append(descriptor)
+        if len(synced) > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    found = repo.run("--benchmark-json=out.json")
+    found.assert_outcomes(passed=3)
+    lines = [line for line in found.outlines if "No space left" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("warning: journal ")
+    assert "Traceback" not in found.stdout.str()
+    assert len(json.loads(pytester.path.joinpath("out.json").read_text())["benchmarks"]) == 3

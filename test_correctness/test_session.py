@@ -1,0 +1,181 @@
+"""The session without pytest: results, peaks measured on a CPU, runs once more."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+
+from perfsuite.errors import JournalError, RanksFailed
+from perfsuite.journal import Header, JournalWriter, read_journal
+from perfsuite.platforms import detect_machine, load_catalog
+from perfsuite.records import Work
+from perfsuite.session import Case, CpuPeaks, PerfSession
+from perfsuite.workload import Budget, Workload
+from test_correctness.scripted_driver import ScriptedDriver, measurement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product(Workload):
+    """A kernel with operations."""
+
+    side: int = 64
+    metrics = ("tflops",)
+
+    def work(self, shape):
+        return Work(flops={"exact": 2.0 * self.side**3}, dtype="fp32")
+
+    def build(self, rank):
+        raise AssertionError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy(Workload):
+    """A kernel that moves bytes."""
+
+    metrics = ("gb_per_s",)
+
+    def work(self, shape):
+        return Work(bytes_moved=1e9, memory_path="device")
+
+    def build(self, rank):
+        raise AssertionError
+
+
+def session(script=measurement, name="cpu") -> tuple[PerfSession, ScriptedDriver]:
+    driver = ScriptedDriver(script)
+    made = PerfSession(
+        id="s1",
+        machine=detect_machine(load_catalog(), name),
+        fingerprint="cpu-x",
+        open_driver=lambda: driver,
+        read_environment=lambda worker: {"kernel": "5.4", "worker": worker},
+    )
+    return made, driver
+
+
+def case(workload: Workload, name: str = "test_it.py::test_it[cpu]", **changes) -> Case:
+    return Case(id=name, workload=workload, world_size=1, budget=Budget(), platform="cpu", **changes)
+
+
+def test_a_result_has_all_that_is_known():
+    made, _ = session()
+    result = made.run(case(Product()))
+    assert (result.case, result.workload) == ("test_it.py::test_it[cpu]", f"{__name__}:Product")
+    assert (result.outcome, result.median_s, result.parameters) == ("measured", 0.5, {"side": 64})
+    assert (result.fingerprint, result.session, result.simulated) == ("cpu-x", "s1", False)
+    assert result.environment == {"kernel": "5.4", "worker": {"torch": "scripted"}}
+    assert result.started_at.endswith("+00:00")
+    assert made.results == {result.case: result}
+
+
+def test_the_peak_of_a_cpu_is_measured_once_per_dtype():
+    made, driver = session()
+    first, second = made.run(case(Product())), made.run(case(Product(side=8), "other"))
+    peak = first.metric("tflops").peak
+    # the fastest of the samples 0.5, 0.25 and 1 s of a 1024^3 product
+    assert peak.value == pytest.approx(2 * 1024**3 / 0.25 / 1e12)
+    assert (peak.kind, peak.unit) == ("measured", "TFLOPS")
+    assert "measured here: fastest 1024x1024x1024 product, 1 threads" in peak.source
+    assert second.metric("tflops").peak == peak
+    assert [type(job.workload).__name__ for job in driver.jobs] == ["Product", "Matmul", "Product"]
+
+
+def test_the_bandwidth_of_a_cpu_is_measured_beyond_its_cache():
+    def script(job):
+        measured = measurement(job)
+        return dataclasses.replace(
+            measured, ranks=tuple(dataclasses.replace(rank, cache_bytes=100 << 20) for rank in measured.ranks)
+        )
+
+    made, driver = session(script)
+    peak = made.run(case(Copy())).metric("gb_per_s").peak
+    assert driver.jobs[1].workload.buffer_bytes == 200 << 20
+    assert peak.value == pytest.approx(3 * (200 << 20) / 0.25 / 1e9)
+    assert list(made.cpu_peaks.measured()) == ["memory"]
+
+
+def test_a_peak_that_cannot_be_measured_leaves_the_share_out_and_says_why():
+    def script(job):
+        if job.budget == CpuPeaks.BUDGET:
+            raise RanksFailed("rank 0 on here died\nwith a stack")
+        return measurement(job)
+
+    made, driver = session(script)
+    for name in ("first", "second"):
+        metric = made.run(case(Product(), name)).metric("tflops")
+        assert (metric.peak, metric.value) == (None, 2 * 64**3 / 0.5 / 1e12)
+        assert metric.note == "the CPU's fp32 peak could not be measured: rank 0 on here died"
+    assert len(driver.jobs) == 3  # tried once
+
+
+def test_a_smoke_run_measures_no_peaks():
+    made, driver = session()
+    result = made.run(dataclasses.replace(case(Product()), budget=Budget(smoke=True)))
+    assert (result.outcome, len(driver.jobs)) == ("smoke", 1)
+
+
+def test_a_case_can_be_run_again_in_fresh_processes(tmp_path):
+    made, driver = session()
+    made.journal = JournalWriter(
+        tmp_path / "j", Header(session="s1", fingerprint="cpu-x", platform="cpu", started_at="")
+    )
+    first = made.run(case(Product()))
+    driver.script = lambda job: measurement(job, (2.0,) * 3)
+    again, reused = made.rerun(first.case), made.rerun(first.case, fresh=False)
+    assert (again.median_s, again.measurement.process) == (2.0, "fresh")
+    assert reused.measurement.process == "reused"
+    assert made.results[first.case] is first
+    made.close()
+    assert list(read_journal(tmp_path / "j").results.values()) == [first]
+
+
+def test_a_failed_case_is_in_the_journal(tmp_path):
+    def script(job):
+        raise RanksFailed("rank 0 died")
+
+    made, _ = session(script)
+    made.journal = JournalWriter(
+        tmp_path / "j", Header(session="s1", fingerprint="cpu-x", platform="cpu", started_at="")
+    )
+    with pytest.raises(RanksFailed):
+        made.run(case(Product()))
+    made.close()
+    assert read_journal(tmp_path / "j").failures == {"test_it.py::test_it[cpu]": "rank 0 died"}
+    assert made.results == {}
+
+
+def test_a_measured_case_is_not_lost_because_the_environment_is_unknown(monkeypatch):
+    made, driver = session()
+
+    def fail():
+        raise RanksFailed("rank 0 did not start\nwith a log")
+
+    monkeypatch.setattr(driver, "environment", fail)
+    result = made.run(case(Product()))
+    assert result.environment == {"kernel": "5.4", "worker": {"problem": "rank 0 did not start"}}
+    assert result.median_s == 0.5
+
+
+def test_a_journal_of_other_hardware_is_refused(tmp_path):
+    writer = JournalWriter(tmp_path / "j", Header(session="s0", fingerprint="cpu-y", platform="cpu", started_at=""))
+    writer.failure("a", "rank 1 died")
+    writer.close()
+    made, _ = session()
+    with pytest.raises(
+        JournalError, match="was measured on cpu-y, this machine is cpu-x; a run resumes only on the same"
+    ):
+        made.resume(read_journal(tmp_path / "j"))
+
+
+def test_nothing_is_started_before_the_first_case_and_close_is_idempotent():
+    made, driver = session()
+    assert not made.started
+    made.close()
+    assert driver.closed == 0
+    made.start()
+    made.start()
+    made.close()
+    made.close()
+    assert (driver.started, made.started) == (1, True)
