@@ -206,12 +206,7 @@ COMMANDS: tuple[Command, ...] = (
         arguments=_platforms_arguments,
         run=_platforms,
     ),
-    Command(
-        name="audit",
-        help="check tables for what arithmetic, peaks and bounds do not allow: the published ones, or your own",
-        arguments=cli_audit.arguments,
-        run=cli_audit.run,
-    ),
+    cli_audit.COMMAND,
     ab.COMMAND,
 )
 

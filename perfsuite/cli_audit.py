@@ -18,11 +18,8 @@ from perfsuite.baselines.audit_table import Table
 from perfsuite.baselines.published import shipped
 from perfsuite.baselines.published_read import read_report
 from perfsuite.baselines.published_tables import Judgement, PublishedReport, PublishedTable
+from perfsuite.command import EXIT_FOUND, EXIT_OK, Command
 from perfsuite.errors import ConfigurationError
-
-EXIT_OK = 0
-EXIT_FOUND = 1
-"""A contradiction in a user's file, or a shipped label that its own rules do not give."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +55,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Audit; 0 or 1, and PerfsuiteError for wrong usage."""
+    """Audit; EXIT_FOUND for a contradiction in a user's file or a shipped label that its own rules do not give.
+
+    Raises PerfsuiteError for wrong usage.
+    """
     if options.list_roles:
         print("\n".join(role_lines()))
         return EXIT_OK
@@ -144,10 +144,9 @@ def _lines(audited: _Audited) -> Iterator[str]:
         label = _shown_label(judged.get(table.name), derived_label(audited.findings, table.name))
         if mine or rules:
             yield f"  {table.name} {label}, {rules} of {len(RULES)} rules apply, {_count(mine)}"
-        for rule in dict.fromkeys(each.rule for each in mine):
-            hits = [each for each in mine if each.rule == rule]
-            yield f"    {hits[0].severity}: {rule}{f' -> {hits[0].label}' if hits[0].label else ''}"
-            yield from (f"      {each.message}" for each in hits)
+        for severity, rule, implied in dict.fromkeys((each.severity, each.rule, each.label) for each in mine):
+            yield f"    {severity}: {rule}{f' -> {implied}' if implied else ''}"
+            yield from (f"      {each.message}" for each in mine if (each.severity, each.rule) == (severity, rule))
     yield from (f"  LABEL {line}" for line in audited.disagreements)
     yield f"  {len(audited.tables)} tables, {_count(audited.findings)}"
 
@@ -236,3 +235,11 @@ def role_lines() -> Iterator[str]:
     for name, role in ROLES.items():
         units = ", ".join(unit for unit in SCALES.get(role.dimension, {}) if unit)
         yield f"{name:26} {role.about}{f' [{units}]' if units else ''}"
+
+
+COMMAND = Command(
+    name="audit",
+    help="check tables for what arithmetic, peaks and bounds do not allow: the published ones, or your own",
+    arguments=arguments,
+    run=run,
+)

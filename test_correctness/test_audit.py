@@ -1,0 +1,249 @@
+"""The plausibility rules: numbers as intervals, what each rule must flag and must not, tables of a consistent model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsuite.baselines.audit import RULES, applicable, audit, derived_label
+from perfsuite.baselines.audit_numbers import Interval, printed
+from perfsuite.baselines.audit_roles import ROLES
+from perfsuite.baselines.audit_table import Fact, Row
+from test_correctness.audit_cases import CASES
+from test_correctness.audit_tables import (
+    pipeline_tables,
+    rules_of,
+    scaled,
+    scaling_tables,
+    significant,
+    table,
+    text,
+    with_cell,
+)
+
+BY_NAME = {rule.name: rule for rule in RULES}
+
+# ---- numbers ------------------------------------------------------------------------------------------------------
+
+
+@given(st.decimals("1e-6", "1e9", places=8), st.integers(2, 9))
+def test_a_printed_number_contains_what_was_rounded(value, digits):
+    shown = significant(float(value), digits)
+    interval = printed(shown).numbers[0].rounded
+    # float() itself is off by a share of 2**-53
+    assert interval.low <= Fraction(float(value)) * (1 + Fraction(1, 2**50))
+    assert interval.high >= Fraction(float(value)) * (1 - Fraction(1, 2**50))
+
+
+@given(st.floats(0.01, 1e6), st.floats(0.01, 1e6), st.integers(2, 8))
+def test_rounded_quotients_and_products_meet_the_true_ones(a, b, digits):
+    x, y = (printed(significant(value, digits)).numbers[0].rounded for value in (a, b))
+    slack = Fraction(1, 2**45)
+    quotient, true = x.over(y), Fraction(a) / Fraction(b)
+    assert quotient.low * (1 - slack) <= true <= quotient.high * (1 + slack)
+    product, true = x * y, Fraction(a) * Fraction(b)
+    assert product.low * (1 - slack) <= true <= product.high * (1 + slack)
+
+
+def test_division_by_what_may_be_zero_says_nothing():
+    assert Interval.exactly(1).over(printed("0").interval()) is None
+    assert Interval.exactly(1).over(printed("0.4").interval()) is not None
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("245 s/s", 245),
+        ("1,812 s/s", 1812),
+        ("1.95×", 1.95),
+        ("18.9G", 18.9),
+        ("406.16 (ms)", 406.16),
+        ("1.05(环比)", 1.05),
+        ("2.30e13", 2.3e13),
+        ("-3.5", -3.5),
+        ("0.000104736167192", 0.000104736167192),
+        ("> 80 GB", None),
+        ("OOM", None),
+        ("-", None),
+        ("", None),
+        ("H100", None),
+    ],
+)
+def test_numbers_in_cells(cell, expected):
+    number = printed(cell).number()
+    assert expected == (number and float(number.value))
+
+
+def test_out_of_memory_is_read():
+    assert [
+        printed(cell).out_of_memory for cell in ("OOM", "OOM (TP)", "无法运行", "out of memory", "room", "45 GB")
+    ] == [
+        True,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+# ---- each rule ----------------------------------------------------------------------------------------------------
+
+
+def test_every_rule_has_its_cases():
+    assert list(BY_NAME) == [rule.name for rule in RULES], "two rules have one name"
+    assert set(BY_NAME) == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rule_flags_what_it_must(name):
+    rule, (flagged, _) = BY_NAME[name], CASES[name]
+    groups = [flagged] if rule.across else [[each] for each in flagged]
+    for tables in groups:
+        found = [finding for finding in audit(tables) if finding.rule == name]
+        assert found
+        assert all((rule.severity, rule.label) == (finding.severity, finding.label) for finding in found)
+        assert all(finding.message and finding.places for finding in found)
+        if rule.label:
+            places = [(place.table, place.row, place.column) for finding in found for place in finding.places]
+            assert any(
+                derived_label(found, table, row=row, column=column) == rule.label for table, row, column in places
+            )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rule_reads_and_leaves_alone_what_it_must(name):
+    rule, (_, silent) = BY_NAME[name], CASES[name]
+    assert any(applicable(rule, each) for each in silent)
+    for tables in [silent] if rule.across else [[each] for each in silent]:
+        assert name not in rules_of(*tables)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rule_says_what_it_needs(name):
+    rule, (flagged, _) = BY_NAME[name], CASES[name]
+    assert all(role in ROLES for need in rule.roles for role in need.split("|"))
+    assert any(applicable(rule, each) for each in flagged)
+    assert not applicable(rule, table("case", "x"))
+    assert rule.checks
+    assert rule.source
+
+
+def test_a_missed_last_digit_is_a_note_and_costs_no_label():
+    careless = table("devices speedup efficiency:%", "1 1.000 100.0", "4 3.200 80.1")
+    (finding,) = audit([careless])
+    assert ("efficiency-ratio", "note", None) == (finding.rule, finding.severity, finding.label)
+    assert "the last digit" in finding.message
+    assert "M" == derived_label([finding], "t")
+
+
+# ---- tables of a consistent model ---------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(scaling_tables())
+def test_nothing_is_found_in_a_consistent_scaling_table(valid):
+    assert [] == [f"{finding.rule}: {finding.message}" for finding in audit([valid])]
+    assert 15 <= sum(applicable(rule, valid) for rule in RULES)
+
+
+@settings(max_examples=60, deadline=None)
+@given(pipeline_tables())
+def test_nothing_is_found_in_a_consistent_pipeline_table(valid):
+    assert [] == [f"{finding.rule}: {finding.message}" for finding in audit([valid])]
+
+
+PERTURBATIONS = {
+    "speedup-ratio": ("speedup", scaled(1.3)),
+    "efficiency-ratio": ("efficiency", scaled(0.7)),
+    "throughput-time": ("throughput", scaled(1.37)),
+    "mfu-throughput": ("mfu", scaled(0.8)),
+    "mfu-peak": ("mfu", scaled(0.2)),
+    "flops-above-peak": ("tflops", lambda old: "400.0"),
+    "implied-parameters": ("tflops", scaled(0.002)),
+    "share-out-of-range": ("mfu", lambda old: "152.0"),
+    "weights-above-memory": ("memory", scaled(0.0001)),
+    "memory-above-capacity": ("memory", lambda old: "2000000"),
+    "rate-of-out-of-memory": ("memory", lambda old: "OOM"),
+    "blank-metric": ("loss", lambda old: "-"),
+}
+
+
+@settings(max_examples=8, deadline=None)
+@pytest.mark.parametrize("rule", PERTURBATIONS)
+@given(valid=scaling_tables(), data=st.data())
+def test_a_changed_cell_is_found_by_its_rule(rule, valid, data):
+    column, change = PERTURBATIONS[rule]
+    row = data.draw(st.integers(1, len(valid.rows) - 1))
+    assert rule in rules_of(with_cell(valid, row, column, change(text(valid, row, column))))
+
+
+@settings(max_examples=8, deadline=None)
+@given(valid=scaling_tables(), data=st.data())
+def test_a_step_shorter_than_its_parts_is_found(valid, data):
+    row = data.draw(st.integers(0, len(valid.rows) - 1))
+    changed = with_cell(valid, row, "latency", scaled(0.5)(text(valid, row, "latency")))
+    assert rules_of(changed) & {"parts-above-whole", "nested-part"}
+    assert "throughput-time" in rules_of(changed)
+
+
+@settings(max_examples=8, deadline=None)
+@given(valid=scaling_tables())
+def test_aggregates_called_per_device_are_found(valid):
+    changed = valid
+    for row in range(len(valid.rows)):
+        changed = with_cell(changed, row, "tokens_per_s_per_device", text(valid, row, "tokens_per_s"))
+    assert "aggregate-as-per-device" in rules_of(changed)
+
+
+@settings(max_examples=8, deadline=None)
+@given(valid=scaling_tables())
+def test_a_loss_repeated_to_the_last_digit_is_found(valid):
+    changed = with_cell(with_cell(valid, 0, "loss", "2.718281828"), 1, "loss", "2.718281828")
+    assert "equal-digits" in rules_of(changed)
+
+
+@settings(max_examples=8, deadline=None)
+@given(valid=pipeline_tables(), data=st.data())
+def test_a_bubble_below_its_bound_is_found(valid, data):
+    row = data.draw(st.integers(0, len(valid.rows) - 1))
+    assert "bubble-below-bound" in rules_of(with_cell(valid, row, "bubble", "0.5"))
+
+
+CELL = st.one_of(
+    st.sampled_from(
+        ["", "0", "0.0", "-1", "1", "2", "64", "OOM", "-", "> 80 GB", "44.2/48.0", "100 %", "1F1B", "naive", "total"]
+    ),
+    st.sampled_from(["1e999999999", "9" * 400, "1.5e30", "1e-30", "٣", "１２", "１"]),
+    st.decimals(-(10**6), 10**6, places=3).map(str),
+    st.text(max_size=8),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_table_can_be_audited(data):
+    """Zeros, negative numbers, nonsense and missing cells in any roles: findings or none, never an exception."""
+    needs = data.draw(st.sampled_from(RULES)).roles
+    chosen = [data.draw(st.sampled_from(need.split("|"))) for need in needs]
+    extra = data.draw(st.lists(st.sampled_from(list(ROLES)), max_size=5))
+    roles = list(dict.fromkeys([*chosen, *extra]))
+    facts = data.draw(st.dictionaries(st.sampled_from(list(ROLES)), CELL, max_size=5))
+    rows = data.draw(st.lists(st.lists(CELL, min_size=len(roles), max_size=len(roles)), max_size=5))
+    made = table(" ".join(roles))
+    body = [
+        Row(
+            name=f"row {index}",
+            index={"t": index},
+            cells={role: printed(cell) for role, cell in zip(roles, row, strict=True)},
+        )
+        for index, row in enumerate(rows)
+    ]
+    made = replace(made, rows=tuple(body), facts={role: Fact(text=text) for role, text in facts.items()}, run_set="r")
+    for finding in audit([made, replace(made, name="u")]):
+        assert finding.message
+        assert finding.places

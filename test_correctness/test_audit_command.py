@@ -1,0 +1,188 @@
+"""``perfsuite audit``: the shipped tables, and a user's own as CSV, Markdown or JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from perfsuite.baselines.audit import audit
+from perfsuite.baselines.audit_read import read_tables
+from perfsuite.baselines.published_read import directory
+from perfsuite.cli import main
+from test_correctness.audit_tables import scaling_tables
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    try:
+        code = main(["audit", *map(str, arguments)])
+    except SystemExit as end:
+        code = end.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+CSV = 'gpus,batch,"step (ms)",samples/s,remark\n1,2,406.16,4.92,\n8,16,417.952,38.28,fine\n'
+ROLES_OF_CSV = ["gpus=devices", "batch=global_batch_size", "step (ms)=latency", "samples/s=throughput"]
+
+
+@pytest.mark.parametrize("change", [("", 0), ("38.28", 1)])
+def test_csv_of_a_user(tmp_path, capsys, change):
+    path = tmp_path / "results.csv"
+    wrong, expected = change
+    path.write_text(CSV.replace(wrong, "83.28") if wrong else CSV, encoding="utf-8")
+    code, out, err = run(capsys, path, "--roles", *ROLES_OF_CSV)
+    assert (expected, "") == (code, err)
+    assert ("throughput-time" in out) == bool(expected)
+    assert "rules apply" in out
+    if wrong:
+        assert "row 2 (8): samples/s is printed 83.28, the row gives 38.28" in out
+
+
+MARKDOWN = """
+# Notes
+
+| GPUs | time (ms) | speed-up |
+|-----:|:---------:|----------|
+| 1 | 100.0 | 1.00x |
+| 4 | 50.0 | **3.90x** |
+
+GPUs | memory
+-- | --
+1 | 78
+8 | 9.8
+"""
+
+
+def test_markdown_tables_of_a_user(tmp_path, capsys):
+    path = tmp_path / "notes.md"
+    path.write_text(MARKDOWN, encoding="utf-8")
+    roles = ["GPUs=devices", "time (ms)=latency", "speed-up=speedup", "memory=memory:GB"]
+    code, out, _ = run(capsys, path, "--roles", *roles, "--fact", "local_batch_size=4")
+    assert 1 == code
+    assert "notes.md:4" in out
+    assert "notes.md:9" in out
+    assert "memory-exactly-inverse" in out
+    code, out, _ = run(capsys, path, "--json", "--roles", *roles)
+    found = {each["rule"]: each for one in json.loads(out) for t in one["tables"] for each in t["findings"]}
+    assert 1 == code
+    assert ["row 2 (4)"] == found["speedup-ratio"]["rows"]
+    assert "contradiction" == found["speedup-ratio"]["severity"]
+
+
+def test_json_of_a_user(tmp_path, capsys):
+    plain = {
+        "schema": 1,
+        "report": "mine",
+        "file": "",
+        "title": "my runs",
+        "tables": [
+            {
+                "id": "scaling",
+                "title": "scaling",
+                "columns": [
+                    {"name": "n", "role": "devices"},
+                    {"name": "rate", "role": "throughput"},
+                    {"name": "gain", "role": "speedup"},
+                ],
+                "rows": [{"line": 1, "cells": ["1", "100", "1.0"]}, {"line": 2, "cells": [["4", 4], "380", "3.8"]}],
+            }
+        ],
+    }
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(plain), encoding="utf-8")
+    assert 0 == run(capsys, path)[0]
+    plain["tables"][0]["rows"][1]["cells"][2] = "4.9"
+    path.write_text(json.dumps(plain), encoding="utf-8")
+    code, out, _ = run(capsys, path)
+    assert 1 == code
+    assert "gain is printed 4.9, the row gives 3.8" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{csv}"], "say what its columns mean"),
+        (["{csv}", "--roles", "gpus"], "is not COLUMN=ROLE[:UNIT]"),
+        (["{csv}", "--roles", "gpus=cards"], "'cards' is no role; choose from case, "),
+        (["{csv}", "--roles", "time=latency:hours"], "'hours' is no unit of latency; choose from us, ms, s, min"),
+        (["{csv}", "--roles", "gpus=devices:ms"], "'ms' is no unit of devices; leave the unit out"),
+        (["{csv}", "--roles", "cards=devices"], "no column 'cards'; its columns are batch, gpus"),
+        (["{csv}", "--roles", "gpus=devices"], "no rule applies"),
+        (["{csv}", "--roles", *ROLES_OF_CSV, "--fact", "peak_tflops=much"], "peak_tflops is a number"),
+        (["{csv}", "--roles", *ROLES_OF_CSV, "--fact", "peak_tflops"], "is not ROLE=VALUE"),
+        (["{none}", "--roles", "gpus=devices"], "cannot be read"),
+        (["{empty}", "--roles", "gpus=devices"], "no table found"),
+        (["{long}", "--roles", "a=devices"], "3 cells for 2 columns"),
+        (["{twins}", "--roles", "a=devices"], "two columns have one name"),
+        (["{json}", "--roles", "a=devices"], "names its own roles"),
+        (["{json}"], "no file of published tables"),
+        (["--roles", "a=devices"], "name the file before them"),
+        (["--fact", "tp=8"], "name the file before them"),
+        (["--labels", "--list-rules"], "not allowed with"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_4(tmp_path, capsys, arguments, message):
+    texts = {"csv": CSV, "empty": "nothing here\n", "long": "a,b\n1,2,3\n", "twins": "a,a\n1,2\n", "json": "{}"}
+    files = {"none": tmp_path / "none.csv"}
+    for name, content in texts.items():
+        files[name] = tmp_path / f"{name}{'.json' if name == 'json' else '.md' if name == 'empty' else '.csv'}"
+        files[name].write_text(content, encoding="utf-8")
+    code, out, err = run(capsys, *(each.format(**files) for each in arguments))
+    assert (4, "") == (code, out)
+    assert message in err
+
+
+def test_shipped_tables_exit_0_as_they_are_labelled(capsys):
+    code, out, err = run(capsys)
+    assert (0, "") == (code, err)
+    for part in ("004/router [R, by outside knowledge]", "004/ddp [R]", "contradiction: flops-above-peak -> R"):
+        assert part in out
+    assert "LABEL" not in out
+
+
+def test_shipped_tables_as_json(capsys):
+    code, out, _ = run(capsys, "--json")
+    tables = {table["table"]: table for report in json.loads(out) for table in report["tables"]}
+    assert 0 == code
+    assert ("X", "X") == (tables["004/fsdp"]["label"], tables["004/fsdp"]["derived_label"])
+    assert "flops-above-peak" in tables["003/results"]["rules_applied"]
+
+
+def test_a_wrong_label_is_found(tmp_path, capsys):
+    plain = json.loads((directory() / "004.json").read_text(encoding="utf-8"))
+    next(each for each in plain["tables"] if each["id"] == "ddp")["judgement"]["label"] = "M"
+    path = tmp_path / "004.json"
+    path.write_text(json.dumps(plain), encoding="utf-8")
+    code, out, _ = run(capsys, path)
+    assert 1 == code
+    assert "LABEL 004/ddp: labelled M, the rules give R" in out
+
+
+@pytest.mark.parametrize("listing", ["--labels", "--list-rules", "--list-roles"])
+def test_listings(capsys, listing):
+    code, out, _ = run(capsys, listing)
+    assert 0 == code
+    expected = {"--labels": "| 004/ddp |", "--list-rules": "| flops-above-peak |", "--list-roles": "latency  "}
+    assert expected[listing] in out
+    if listing != "--list-roles":
+        assert {line.count("|") for line in out.splitlines()} == {6}
+
+
+@settings(max_examples=8, deadline=None)
+@given(valid=scaling_tables())
+def test_a_table_survives_the_way_through_a_file(tmp_path_factory, valid):
+    path: Path = tmp_path_factory.mktemp("csv") / "t.csv"
+    text_of = io.StringIO()
+    writer = csv.writer(text_of)
+    names = [column.name for column in valid.columns]
+    writer.writerow(names)
+    writer.writerows([[row.cells[name].text for name in names] for row in valid.rows])
+    path.write_text(text_of.getvalue(), encoding="utf-8")
+    (read,) = read_tables(path, {column.name: column for column in valid.columns}, valid.facts)
+    assert [row.cells for row in valid.rows] == [row.cells for row in read.rows]
+    assert [] == audit([read])

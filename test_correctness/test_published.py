@@ -1,0 +1,345 @@
+"""The published reference tables: complete, undamaged, consistently labelled, found by the case that they belong to."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from perfsuite.baselines.audit import audit, derived_label
+from perfsuite.baselines.audit_numbers import printed
+from perfsuite.baselines.audit_read import tables_of
+from perfsuite.baselines.audit_rule import LABELS
+from perfsuite.baselines.published import shipped
+from perfsuite.baselines.published_read import digest, directory, read_all, read_report
+from perfsuite.baselines.published_tables import PublishedReport, PublishedTable
+from perfsuite.cli_audit import label_disagreements, label_lines, rule_lines
+from perfsuite.errors import BaselineError
+
+REPORTS = {report.report: report for report in shipped()}
+TABLES = {f"{report.report}/{table.id}": table for report in shipped() for table in report.tables}
+ROOT = Path(__file__).parents[1]
+
+
+# ---- completeness --------------------------------------------------------------------------------------------------
+
+SIZES = {
+    "000": {"configuration": (1, 2), "overview": (4, 20), "compute": (4, 24), "time": (4, 24), "memory": (4, 36)},
+    "001": {
+        "peaks": (3, 9),
+        "model-sizes": (4, 8),
+        "claims": (5, 10),
+        "latte-l": (13, 73),
+        "latte-xl": (5, 20),
+        "deepspeed": (0, 0),
+    },
+    "002": {"environment": (13, 26), "batch": (4, 11), "common": (9, 18), "tokens": (1, 2), "performance": (1, 4)},
+    "003": {"environment": (17, 34), "topology": (9, 98), "cases": (22, 238), "logs": (22, 58), "results": (22, 94)},
+}
+
+
+@pytest.mark.parametrize("report", SIZES)
+def test_no_row_and_no_cell_is_lost(report):
+    ours = {
+        table.id: (len(table.rows), sum(raw is not None for row in table.rows for raw in row.cells))
+        for table in REPORTS[report].tables
+    }
+    assert SIZES[report] == ours
+
+
+def test_report_004_has_every_table():
+    counts = {table.id: len(table.rows) for table in REPORTS["004"].tables if table.kind == "result"}
+    assert counts == {
+        "ddp": 4,
+        "fsdp": 4,
+        "multi-node": 3,
+        "schedules": 5,
+        "stages": 4,
+        "tensor": 4,
+        "column-row": 3,
+        "long-sequences": 5,
+        "ring-attention": 3,
+        "moe": 3,
+        "router": 4,
+        "3d": 5,
+        "5d": 6,
+        "weak": 7,
+        "strong": 5,
+    }
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_has_a_digest_a_label_and_a_reason(name):
+    table = TABLES[name]
+    assert table.digest == digest(table)
+    judgements = [table.judge(row, column) for row in table.rows for column in table.columns] or [table.judgement]
+    for judgement in judgements:
+        assert judgement.label in LABELS
+        assert judgement.reason
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_outside_knowledge_names_its_source(name):
+    table = TABLES[name]
+    for known in (*table.known, *(each for row in table.rows for each in row.known)):
+        assert known.source
+
+
+# ---- labels --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_labels_follow_from_the_rules_where_they_say_so(name):
+    report = REPORTS[name]
+    findings = audit(tables_of(report))
+    assert [] == [line for table in report.tables for line in label_disagreements(report, table, findings)]
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_outside_knowledge_is_used_only_where_the_rules_are_silent(name):
+    report = REPORTS[name]
+    findings = audit(tables_of(report))
+    for table in report.tables:
+        if table.judgement.basis == "outside":
+            derived = derived_label(findings, f"{name}/{table.id}")
+            assert LABELS.index(derived) < LABELS.index(table.judgement.label), table.id
+
+
+def test_labels_are_those_of_the_audit():
+    labels = {name: table.judgement.label for name, table in TABLES.items() if table.kind == "result"}
+    assert labels == {
+        "000/overview": "M?",
+        "000/compute": "M?",
+        "000/time": "M?",
+        "000/memory": "M?",
+        "001/latte-l": "M",
+        "001/latte-xl": "M",
+        "001/deepspeed": "M",
+        "002/performance": "M?",
+        "003/results": "M",
+        "004/ddp": "R",
+        "004/fsdp": "X",
+        "004/multi-node": "R",
+        "004/schedules": "X",
+        "004/stages": "X",
+        "004/tensor": "X",
+        "004/column-row": "X",
+        "004/long-sequences": "X",
+        "004/ring-attention": "R",
+        "004/moe": "X",
+        "004/router": "R",
+        "004/3d": "X",
+        "004/5d": "X",
+        "004/weak": "R",
+        "004/strong": "R",
+    }
+
+
+def label(name: str, line: int, column: str) -> str:
+    table = TABLES[name]
+    row = next(row for row in table.rows if row.line == line)
+    return table.judge(row, next(each for each in table.columns if each.name == column)).label
+
+
+def test_labels_of_single_figures():
+    assert ["M?", "X", "X", "M?"] == [label("000/overview", line, "final_loss") for line in (8, 9, 10, 11)]
+    assert (
+        "X" == label("000/compute", 18, "tflops_per_device") == label("000/compute", 21, "tflops_per_device_megatron")
+    )
+    assert "M?" == label("001/latte-l", 25, "iterations_per_s") == label("001/latte-l", 32, "samples_per_s")
+    assert "M" == label("001/latte-l", 24, "iterations_per_s")
+    assert "M?" == label("001/peaks", 7, "fp16_tensor")
+
+
+# ---- what the reasons claim ----------------------------------------------------------------------------------------
+
+
+def number(name: str, line: int, column: str) -> Fraction:
+    table = TABLES[name]
+    row = next(row for row in table.rows if row.line == line)
+    cell = table.cell(row, next(each for each in table.columns if each.name == column))
+    return cell.number(0).value
+
+
+def test_efficiencies_of_report_000():
+    steps = [number("000/time", line, "step") for line in (26, 27, 28, 29)]
+    assert ["64.5", "66.5", "39.2"] == [f"{float(steps[0] / step * 100):.1f}" for step in steps[1:]]
+
+
+def test_backward_of_report_000_holds_the_optimizer():
+    own = [number("000/time", line, "backward") - number("000/time", line, "optimizer") for line in range(26, 30)]
+    assert [182, 275, 508, 506] == [round(each) for each in own]
+
+
+def test_ring_overhead_of_report_004():
+    flash, ring = number("004/ring-attention", 370, "throughput"), number("004/ring-attention", 371, "throughput")
+    assert "17.1" == f"{float(flash / ring - 1) * 100:.1f}"
+
+
+def test_topology_of_report_003_is_symmetric():
+    table = TABLES["003/topology"]
+    matrix = [list(row.cells[1:10]) for row in table.rows]
+    assert matrix == [list(column) for column in zip(*matrix, strict=True)]
+    links = [sum(int(cell[2:]) for cell in row[:8] if cell.startswith("NV")) for row in matrix[:8]]
+    assert [6] * 8 == links
+
+
+def test_results_of_report_003_carry_their_configuration():
+    cases = {row.cells[1]: row for row in TABLES["003/cases"].rows if row.cells[1]}
+    names = [column.name for column in TABLES["003/cases"].columns]
+    results = [row for row in TABLES["003/results"].rows if row.cells[1]]
+    assert 18 == len(results) == len(cases)
+    for row in results:
+        stated = dict(zip(names, cases[row.cells[1]].cells, strict=True))
+        for name in ("dp", "tp", "pp", "micro_batch_size", "num_micro_batches", "global_batch_size", "hidden_size"):
+            assert stated[name][1] == row.parameters[name]
+        assert row.parameters["devices"] == stated["num_nodes"][1] * stated["devices_per_node"][1]
+        assert (stated["num_heads"][1], stated["num_layers"][1]) == (
+            row.parameters["num_heads"],
+            row.parameters["num_layers"],
+        )
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def copy(tmp_path: Path, change) -> Path:
+    plain = json.loads((directory() / "000.json").read_text(encoding="utf-8"))
+    change(plain)
+    path = tmp_path / "000.json"
+    path.write_text(json.dumps(plain), encoding="utf-8")
+    return path
+
+
+def test_an_unchanged_copy_reads_the_same(tmp_path):
+    assert REPORTS["000"] == read_report(copy(tmp_path, lambda plain: None))
+
+
+DAMAGES = {
+    "newer": (lambda p: p.update(schema=99), "schema 99 is newer than 1; update perfsuite"),
+    "foreign": (lambda p: p.pop("tables"), "no file of published tables"),
+    "boolean schema": (lambda p: p.update(schema=True), "no file of published tables"),
+    "unknown field": (lambda p: p["tables"][0].update(colour=1), "unknown fields colour"),
+    "unknown label": (lambda p: p["tables"][1]["judgement"].update(label="good"), "'good', not one of"),
+    "unknown role": (
+        lambda p: p["tables"][1]["columns"][2].update(role="speed"),
+        "images_per_s has the unknown role 'speed'",
+    ),
+    "changed cell": (
+        lambda p: p["tables"][1]["rows"][0]["cells"].__setitem__(2, ["0.654", 0.654]),
+        "do not match their digest",
+    ),
+    "changed number": (
+        lambda p: p["tables"][1]["rows"][0]["cells"].__setitem__(2, ["0.645", 0.654]),
+        "which is not 0.654",
+    ),
+    "changed shape": (
+        lambda p: p["tables"][1]["rows"][0]["cells"].__setitem__(2, 0.645),
+        "not null, text or [text, number]",
+    ),
+    "short row": (lambda p: p["tables"][1]["rows"][0]["cells"].pop(), "row of line 8: 4 cells for 5 columns"),
+    "twin columns": (lambda p: p["tables"][1]["columns"][1].update(name="configuration"), "two columns have one name"),
+    "lost part": (lambda p: p["tables"][1]["columns"][1].update(of="nothing"), "part of 'nothing'"),
+    "stray label": (
+        lambda p: p["tables"][1]["rows"][0].update(cell_judgements={"x": {"label": "M", "reason": "r"}}),
+        "a label for 'x', which is no column",
+    ),
+    "bad cell label": (
+        lambda p: p["tables"][1]["rows"][0].update(cell_judgements={"final_loss": {"label": "Q", "reason": "r"}}),
+        "'Q', not one of",
+    ),
+    "unknown fact": (
+        lambda p: p["tables"][2]["known"][0].update(role="weight"),
+        "stated for the unknown role 'weight'",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_named(tmp_path, damage):
+    change, message = DAMAGES[damage]
+    path = copy(tmp_path, change)
+    with pytest.raises(BaselineError) as error:
+        read_report(path)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_damaged_text_is_named_with_its_line(tmp_path):
+    text = (directory() / "000.json").read_text(encoding="utf-8")
+    path = tmp_path / "000.json"
+    path.write_text(text[: len(text) // 2], encoding="utf-8")
+    with pytest.raises(BaselineError, match=r"000\.json:\d+: not JSON"):
+        read_report(path)
+    path.write_bytes(b"\xff\xfe" + text.encode())
+    with pytest.raises(BaselineError, match="byte 0 is not UTF-8"):
+        read_report(path)
+    with pytest.raises(BaselineError, match="cannot be read"):
+        read_report(tmp_path / "none.json")
+
+
+def report_or_error(path: Path) -> PublishedReport | str:
+    try:
+        return read_report(path)
+    except BaselineError as error:
+        return str(error)
+
+
+def test_a_damaged_byte_is_an_error_or_harmless(tmp_path):
+    """One changed byte anywhere: a BaselineError, or a file whose cells are what they were."""
+    data = (directory() / "002.json").read_bytes()
+    path = tmp_path / "002.json"
+    chance = random.Random(2)
+    cells = [[row.cells for row in table.rows] for table in REPORTS["002"].tables]
+    for _ in range(300):
+        at = chance.randrange(len(data))
+        path.write_bytes(data[:at] + bytes([chance.randrange(256)]) + data[at + 1 :])
+        outcome = report_or_error(path)
+        if isinstance(outcome, str):
+            assert str(path) in outcome
+        else:
+            assert cells == [[row.cells for row in table.rows] for table in outcome.tables]
+
+
+def test_no_files_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("perfsuite.baselines.published_read.__file__", str(tmp_path / "a" / "b" / "c.py"))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(BaselineError, match="reinstall perfsuite"):
+        directory()
+    assert () == read_all(tmp_path)
+
+
+# ---- documentation -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "lines"), [("labels", lambda: label_lines(shipped())), ("rules", rule_lines)])
+def test_docs_hold_what_the_command_prints(name, lines):
+    text = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
+    begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+    assert "\n".join(lines()) == text[text.index(begin) + len(begin) : text.index(end)]
+
+
+def test_numbers_are_read_as_printed():
+    assert [82.6, 330.3] == [float(each.value) for each in printed("82.6 /  330.3").numbers]
+    assert [32.0, 704.0, 32.0, 22.0] == [
+        float(each.value) for each in printed("32<br/><br/>704/32 = 22<br/>steps/epoch").numbers
+    ]
+
+
+def test_a_table_without_rows_has_a_judgement():
+    assert PublishedTable(id="t", title="", columns=(), rows=()).judge().label == "M"
+
+
+def test_the_example_of_the_docs_runs():
+    text = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    *setup, one, two = [line for line in block.splitlines() if line]
+    names: dict[str, object] = {}
+    exec("\n".join(setup), names)
+    found = [eval(line, names) for line in (one, two)]
+    assert {8} == {figure.world_size for figure in found[0]}
+    assert 18 == len(found[1])
