@@ -191,3 +191,19 @@ def test_the_warning_names_steal_and_pressure(tmp_path: Path) -> None:
     assert "the hypervisor took 4.0% of the core time" in line
     nothing = quiet.read_host_load(machines.host(tmp_path / "none", {}))
     assert "" == quiet.warning([("test_a", "")], before=nothing, after=nothing)
+
+
+def test_descendants_are_no_strangers():
+    import os
+    import subprocess
+    import sys
+
+    from perfsuite.platforms.telemetry import family_of_processes
+
+    code = "import subprocess,sys; c=subprocess.Popen(['sleep','30']); print(c.pid, flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as child:
+        grandchild = int(child.stdout.readline())
+        assert {os.getpid(), child.pid, grandchild} <= family_of_processes(os.getpid())
+        assert os.getppid() not in family_of_processes(os.getpid())
+        os.kill(grandchild, 9)
+        child.kill()

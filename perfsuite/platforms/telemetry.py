@@ -9,6 +9,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -84,6 +85,23 @@ def attempt(read: Callable[[], T]) -> T | None:
     with contextlib.suppress(Exception):
         return read()
     return None
+
+
+def family_of_processes(root: int) -> frozenset[int]:
+    """``root`` and all its descendants on this host: processes that are no strangers on a device."""
+    children: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            after_name = status.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended meanwhile
+            continue
+        children.setdefault(int(after_name[1]), []).append(int(status.parent.name))
+    found, waiting = set(), [root]
+    while waiting:
+        pid = waiting.pop()
+        found.add(pid)
+        waiting += children.get(pid, ())
+    return frozenset(found)
 
 
 def disturbance(readings: tuple[Reading, ...]) -> str:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 pytest_plugins = (
     "perfsuite.plugin.options",
+    "perfsuite.plugin.gate_options",
     "perfsuite.plugin.launch",
     "perfsuite.plugin.collect",
     "perfsuite.plugin.fixtures",
     "perfsuite.plugin.benchmark",
     "perfsuite.plugin.outcome",
     "perfsuite.plugin.progress",
+    "perfsuite.plugin.gating",
     "perfsuite.plugin.summary",
 )

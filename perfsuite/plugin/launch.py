@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -68,3 +68,13 @@ def _start_method(config: pytest.Config) -> Literal["fork", "exec"]:
         return detect_machine(catalog, config.getoption("perf_platform")).family.start_method
     except ConfigurationError:
         return "fork"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Under a launcher, say what this process exits with: torchrun turns every code but 0 into 1."""
+    transport = config.stash.get(transport_key, None)
+    if transport is not None:
+        terminalreporter.write_line(
+            f"perfsuite: the driver exits with {int(exitstatus)}, whatever {transport.name} says"
+        )

@@ -1,0 +1,174 @@
+"""The text of a baseline file: one line per run, sorted keys, and where in it something stands.
+
+The layout is JSON that pytest-benchmark loads.  It is written so that a git diff shows added and dropped runs as whole
+lines, and so that every change made by hand is noticed: each case carries a check over its own content, the rest of the
+file another one.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+CASE_LISTS = ("benchmarks", "unmeasured")
+"""Keys of the lists of cases: those with a time, which pytest-benchmark reads, and those that never fitted."""
+CONFLICT_MARKERS = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
+_SPACE = " \t\r\n"
+
+Where = tuple[str | int, ...]
+"""Path to a value inside a document: keys and indices from the top."""
+
+
+class Fault(ValueError):
+    """A document is not what it should be; ``line`` counts from 1."""
+
+    def __init__(self, reason: str, *, line: int = 0, where: Where = ()) -> None:
+        """``where`` stands in for a line that is not known yet."""
+        super().__init__(reason)
+        self.line = line
+        self.where = where
+
+
+def canonical(value: Any) -> str:
+    """The one way a value is written in a line: sorted keys, no spaces; ValueError for NaN and infinity."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def check_of(plain: Mapping[str, Any]) -> str:
+    """Check over a case or a header: CRC-32 of its canonical form without the field ``check``, eight hex digits."""
+    content = canonical({name: value for name, value in plain.items() if name != "check"})
+    return f"{zlib.crc32(content.encode()):08x}"
+
+
+def header_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """All of a document that is not a case, flattened so that its check can be left out."""
+    outside = {name: value for name, value in document.items() if name not in (*CASE_LISTS, "perfsuite")}
+    return {**dict(document["perfsuite"]), "outside": outside}
+
+
+def dump(document: Mapping[str, Any]) -> str:
+    """The text of a document: a line per top-level value, environment, case field and run."""
+    parts = []
+    for name in sorted(document):
+        value = document[name]
+        if name in CASE_LISTS:
+            text = _block("[", [_case(case) for case in value], "]", 0)
+        elif name == "environments":
+            lines = [f"{json.dumps(key)}: {canonical(value[key])}" for key in sorted(value)]
+            text = _block("{", lines, "}", 0)
+        else:
+            text = canonical(value)
+        parts.append(f"{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _block(opening: str, lines: Sequence[str], closing: str, indent: int) -> str:
+    if not lines:
+        return opening + closing
+    margin = " " * (indent + 1)
+    body = ",\n".join(margin + line for line in lines)
+    return f"{opening}\n{body}\n{' ' * indent}{closing}"
+
+
+def _case(case: Mapping[str, Any]) -> str:
+    lines = []
+    for name in sorted(case):
+        value = case[name]
+        text = _block("[", [canonical(run) for run in value], "]", 2) if name == "runs" else canonical(value)
+        lines.append(f"{json.dumps(name)}: {text}")
+    return _block("{", lines, "}", 1)
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """The document of a file's bytes; Fault with line and reason when they are not a JSON object."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise Fault(f"byte 0x{data[error.start]:02x} is not UTF-8: the file is damaged or binary", line=line) from None
+    if not text.strip():
+        raise Fault("the file is empty", line=1)
+    try:
+        document = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise Fault(_syntax_reason(text, error), line=error.lineno) from None
+    except RecursionError:
+        raise Fault("brackets are nested too deep for a baseline", line=1) from None
+    except Fault as fault:
+        raise Fault(str(fault), line=_line_of_constant(text)) from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise Fault(str(error), line=1) from None
+    if not isinstance(document, dict):
+        raise Fault(f"the file holds a JSON {_kind(document)}, not an object", line=1)
+    return document
+
+
+def _refuse_constant(name: str) -> float:
+    raise Fault(f"{name} is not a number that a baseline may hold")
+
+
+def _line_of_constant(text: str) -> int:
+    places = [text.find(name) for name in ("NaN", "Infinity")]
+    return text.count("\n", 0, min(place for place in places if place >= 0)) + 1
+
+
+def _syntax_reason(text: str, error: json.JSONDecodeError) -> str:
+    for line in text.splitlines():
+        if line.startswith(CONFLICT_MARKERS):
+            return "a git conflict marker; restore both sides to files and use perfsuite baselines merge"
+    if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated"):
+        return f"the file ends inside a value ({error.msg}): it is truncated"
+    return f"not JSON ({error.msg}, column {error.colno})"
+
+
+def _kind(value: object) -> str:
+    names = {list: "array", str: "string", int: "number", float: "number", bool: "truth value", type(None): "null"}
+    return names.get(type(value), "value")
+
+
+def line_of(text: str, where: Where) -> int:
+    r"""The line, counted from 1, on which the value at ``where`` starts; of its nearest parent where there is none.
+
+    The text must be valid JSON.
+
+    >>> line_of('{\n "a": 1,\n "b": [\n  10,\n  20]}', ("b", 1))
+    5
+    """
+    decoder = json.JSONDecoder()
+    position = _skip(text, 0)
+    for step in where:
+        inner = _descend(text, position, step, decoder)
+        if inner is None:
+            break
+        position = inner
+    return text.count("\n", 0, position) + 1
+
+
+def _skip(text: str, position: int) -> int:
+    while position < len(text) and text[position] in _SPACE:
+        position += 1
+    return position
+
+
+def _descend(text: str, position: int, step: str | int, decoder: json.JSONDecoder) -> int | None:
+    """Where the value of a key, or the item of an index, starts inside the container at ``position``."""
+    opening = text[position]
+    if opening != ("{" if isinstance(step, str) else "["):
+        return None
+    position = _skip(text, position + 1)
+    index = 0
+    while text[position] not in "]}":
+        found: str | int = index
+        if opening == "{":
+            found, position = decoder.raw_decode(text, position)
+            position = _skip(text, _skip(text, position) + 1)
+        if found == step:
+            return position
+        _, position = decoder.raw_decode(text, position)
+        position = _skip(text, position)
+        if text[position] == ",":
+            position = _skip(text, position + 1)
+        index += 1
+    return None

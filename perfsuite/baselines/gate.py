@@ -1,0 +1,267 @@
+"""The gate: what the cases of a session are worth against their stored runs.  It decides and never measures.
+
+A session gives it the gated cases and every fresh run; the gate answers with requests for more runs until it can say a
+verdict for each case::
+
+    gate = Gate(cases, GateSettings(can_run_base=True))
+    ...                                   # run every case once: gate.add(node, run)
+    while requests := gate.next_requests():
+        for request in requests:          # in this order
+            ...                           # gate.add(node, run) or gate.add_pair(node, base=run, new=run)
+    verdicts = gate.verdicts()
+
+Equal inputs give equal requests and verdicts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from perfsuite.baselines import findings, stages
+from perfsuite.baselines.casework import CaseWork, GateCase
+from perfsuite.baselines.judge import Today
+from perfsuite.baselines.noise import Level, levels
+from perfsuite.baselines.quantity import Quantity, quantities
+from perfsuite.baselines.runs import Run
+from perfsuite.baselines.suite import Replicates, look, shares, yardstick_shift
+from perfsuite.baselines.verdict import TIME, GateSettings, Request, Verdict, percent
+from perfsuite.baselines.view import View
+
+PROBES = 3
+"""Cases whose A/B tells whether a shift of the whole suite is the host's or the code's."""
+
+
+class Gate:
+    """Collects the runs of a session's gated cases, asks for more and says verdicts."""
+
+    def __init__(self, cases: Iterable[GateCase], settings: GateSettings | None = None) -> None:
+        """``cases`` are all gated cases of the session, those without a baseline included."""
+        self.settings = settings or GateSettings()
+        self._works = {given.case.node: self._work(given) for given in cases}
+        self._set_levels()
+        self._tests = sum(len(work.levels) for work in self._works.values())
+        self._frozen: Today | None = None
+        self._suspects = 0
+        self._confirming = 0
+        self._probes: list[CaseWork] | None = None
+        self._probed = False
+        self._view: View | None = None
+
+    def _work(self, given: GateCase) -> CaseWork:
+        if given.refusal or not given.stored:
+            return CaseWork(given)
+        tolerance = self.settings.tolerance if given.tolerance is None else given.tolerance
+        judged, flags = quantities(
+            given.case, given.stored, tolerance=tolerance, metric_tolerances=given.metric_tolerances
+        )
+        enough = [each for each in judged if len(each.history.points) >= self.settings.min_stored]
+        if any(each.name == TIME for each in enough):
+            return CaseWork(given, enough, flags)
+        known = max((len(each.history.points) for each in judged if each.name == TIME), default=0)
+        return CaseWork(given, (), flags, learnt=known)
+
+    def _set_levels(self) -> None:
+        rows: list[tuple[CaseWork, Quantity]] = [(work, each) for work in self._works.values() for each in work.judged]
+        if not rows:
+            return
+        enough = math.inf if self.settings.in_place else self.settings.min_suite
+        found = levels([each.history for _, each in rows], min_suite=enough, use_yardstick=self.settings.yardstick)
+        by_node: dict[str, list[Level]] = {}
+        for (work, _), level in zip(rows, found, strict=True):
+            by_node.setdefault(work.node, []).append(level)
+        for node, own in by_node.items():
+            self._works[node].levels = tuple(own)
+
+    @property
+    def covered(self) -> tuple[str, ...]:
+        """Node ids of the cases that have enough stored runs to be compared with."""
+        return tuple(node for node, work in self._works.items() if work.levels)
+
+    @property
+    def view(self) -> View:
+        """What decisions depend on at this moment."""
+        if self._view is None:
+            self._view = self._look()
+        return self._view
+
+    def add(self, node: str, run: Run, *, violations: Iterable[str] = ()) -> None:
+        """Take in a fresh run of the new code.  ``violations`` of physics make the case impossible."""
+        work = self._works[node]
+        work.impossible.extend(violations)
+        work.add(run)
+        self._view = None
+
+    def add_impossible(self, node: str, violations: Iterable[str]) -> None:
+        """Take in a result that breaks physics so badly that no run can be made of it."""
+        self._works[node].impossible.extend(violations)
+        self._view = None
+
+    def add_pair(self, node: str, *, base: Run, new: Run) -> None:
+        """Take in an A/B pair: neighbouring fresh runs of the base and of the new code."""
+        self._works[node].pairs.append((base, new))
+        self._view = None
+
+    def withdraw(self, node: str, reason: str) -> None:
+        """Ask nothing more for a case that cannot be run any more; undecided, it stays inconclusive."""
+        self._works[node].withdrawn = reason
+        self._view = None
+
+    def without_base(self, node: str, reason: str) -> None:
+        """The base revision cannot run this case: it is judged as if there were no base.  The reason is shown."""
+        self._works[node].no_base = reason
+        self._view = None
+
+    def verdict(self, node: str) -> Verdict:
+        """The verdict on what has come in so far; cases that still need runs are inconclusive."""
+        return findings.verdict(self._works[node], self.view)
+
+    def verdicts(self) -> dict[str, Verdict]:
+        """The verdict of every case by node id."""
+        return {node: self.verdict(node) for node in self._works}
+
+    def banner(self) -> tuple[str, ...]:
+        """What a reader must know about the session as a whole."""
+        return findings.banner(self.view)
+
+    def next_requests(self, node: str | None = None) -> list[Request]:
+        """What to run next, in this order; empty when every verdict stands.
+
+        Call it when every case of the suite has run, or with a node id to settle that case in place.
+        """
+        if not self.settings.remeasure:
+            return []
+        works = [self._works[node]] if node is not None else list(self._works.values())
+        open_works = [work for work in works if work.is_open]
+        requests = self._screening_requests(open_works)
+        if requests:
+            return requests
+        self._freeze(open_works)
+        return self._probe_requests(open_works) or self._deciding_requests(open_works)
+
+    def _screening_requests(self, works: Sequence[CaseWork]) -> list[Request]:
+        wanted = {}
+        for work in works:
+            if work.suspects:
+                continue
+            wanted[work.node] = work.lacking(work.screening, stages.screening_runs(work, self.view))
+        return _round_robin(wanted, "run", "screening")
+
+    def _freeze(self, works: Sequence[CaseWork]) -> None:
+        """Screening is over: fix the shift, and who is suspected."""
+        if self._frozen is None and not self.settings.in_place:
+            self._frozen = self.view.today
+            self._view = None
+        if self._needs_probes():
+            return
+        for work in works:
+            if not work.suspects:
+                work.suspects = stages.suspects(work, self.view)
+        found = sum(bool(work.suspects) for work in self._works.values())
+        if found != self._suspects:
+            self._suspects = found
+            self._view = None
+
+    def _needs_probes(self) -> bool:
+        if self._frozen is None or self._probed or not self.settings.can_run_base:
+            return False
+        return self._frozen.unexplained > math.log1p(self.settings.tolerance)
+
+    def _probe_requests(self, works: Sequence[CaseWork]) -> list[Request]:
+        """A/B of a few typical cases when the whole suite is slower and nothing else tells why."""
+        frozen = self._frozen
+        if frozen is None or not self._needs_probes():
+            return []
+        if self._probes is None:
+            seen = [work for work in works if work.values(0, work.screening)]
+            seen.sort(key=lambda work: abs(stages.screened(work).difference - frozen.shift))
+            self._probes = seen[:PROBES]
+        wanted = {work.node: work.lacking_pairs(self.settings.pairs) for work in self._probes if work.is_open}
+        requests = _round_robin(wanted, "ab_pair", f"is the suite's shift of {percent(frozen.shift)} the host's?")
+        if not requests:
+            self._probed = True
+            self._frozen = self._after_probes(frozen, self._probes)
+            self._view = None
+            self._freeze(works)
+        return requests
+
+    def _after_probes(self, frozen: Today, probes: Sequence[CaseWork]) -> Today:
+        """Leave the part of the shift that the A/B shows in the code itself where it is: in the cases."""
+        found = [
+            self.view.judge(work, 0).paired(pairs)
+            for work in probes
+            if work.levels and len(pairs := work.pair_values(0)) >= stages.MIN_PAIRS
+        ]
+        if not found:
+            return frozen
+        effect = statistics.median([each.effect for each in found])
+        error = statistics.median([each.error for each in found])
+        code = effect if effect > 2 * error else 0.0
+        return dataclasses.replace(frozen, shift=frozen.shift - code, unexplained=0.0)
+
+    def _deciding_requests(self, works: Sequence[CaseWork]) -> list[Request]:
+        runs: dict[str, int] = {}
+        pairs: dict[str, int] = {}
+        for work in works:
+            if not work.suspects:
+                continue
+            need = stages.need(work, self.view)
+            runs[work.node] = work.lacking(work.fresh, need.runs)
+            if need.pairs and not runs[work.node]:
+                pairs[work.node] = work.lacking_pairs(need.pairs)
+        requests = _round_robin(runs, "run", "re-measurement")
+        if requests:
+            return requests
+        confirming = sum(bool(work.pairs) or bool(pairs.get(work.node)) for work in works)
+        if confirming > self._confirming:
+            self._confirming = confirming
+            self._view = None
+        done = {work.node: len(work.pairs) for work in works}
+        return _round_robin(pairs, "ab_pair", "confirmation", done)
+
+    def _look(self) -> View:
+        works = [work for work in self._works.values() if work.is_open]
+        if self._frozen is None:
+            moved = [each for work in works if (each := stages.yardstick_moved(work)) is not None]
+            common = yardstick_shift(moved, self.settings)
+            for work in self._works.values():
+                work.yardstick_shift = common
+        found = shares(
+            Replicates(kind=work.judged[index].history.kind, level=work.levels[index], values=values)
+            for work in works
+            for runs in (work.screening, work.fresh)
+            if len(runs) > 1
+            for index in range(len(work.levels))
+            if len(values := work.values(index, runs)) > 1
+        )
+        seen = [stages.screened(work) for work in works if work.values(0, work.screening)]
+        today, corrected = look(seen, found, self.settings)
+        return View(
+            settings=self.settings,
+            today=self._frozen or today,
+            shares=corrected,
+            tests=max(self._tests, self.settings.planned_cases),
+            suspects=self._suspects,
+            confirming=self._confirming,
+        )
+
+
+def _round_robin(
+    wanted: Mapping[str, int], kind: Literal["run", "ab_pair"], why: str, done: Mapping[str, int] | None = None
+) -> list[Request]:
+    """One of each, then a second of each, and so on: a bad minute of the host then hits no case twice."""
+    return [
+        Request(
+            case=node, kind=kind, first="base" if _is_even(turn + place + (done or {}).get(node, 0)) else "new", why=why
+        )
+        for turn in range(max(wanted.values(), default=0))
+        for place, (node, count) in enumerate(wanted.items())
+        if turn < count
+    ]
+
+
+def _is_even(number: int) -> bool:
+    return number % 2 == 0

@@ -1,0 +1,184 @@
+"""What the fields of a baseline file may be."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from perfsuite.baselines.baseline import moment
+from perfsuite.baselines.document import Fault, Where
+from perfsuite.baselines.runs import QUANTILES
+
+Rule = Callable[[Any], str]
+"""Says what a value should be; empty when it is."""
+Rules = Mapping[str, Rule]
+
+NONE: Rules = MappingProxyType({})
+
+
+def check_fields(plain: Mapping[str, Any], required: Rules, optional: Rules, where: Where) -> None:
+    """Raise Fault unless ``plain`` has all required fields, only known ones, and each is what its rule says."""
+    for name, value in plain.items():
+        rule = required.get(name) or optional.get(name)
+        if rule is None:
+            raise Fault(f"{name} is not a field that belongs here", where=(*where, name))
+        said = rule(value)
+        if said:
+            raise Fault(f"{name}={json.dumps(value):.60} {said}", where=(*where, name))
+    if not required.keys() <= plain.keys():
+        missing = ", ".join(sorted(required.keys() - plain.keys()))
+        raise Fault(f"{missing} is missing", where=where)
+
+
+def as_object(value: Any, where: Where) -> Mapping[str, Any]:
+    """``value`` when it is a JSON object, else Fault."""
+    if not isinstance(value, dict):
+        raise Fault(f"{where[-1]} should be an object", where=where)
+    return value
+
+
+def _text(value: Any) -> str:
+    return "" if isinstance(value, str) and value else "should be a text that is not empty"
+
+
+def _any_text(value: Any) -> str:
+    return "" if isinstance(value, str) else "should be a text"
+
+
+def _text_or_null(value: Any) -> str:
+    return "" if value is None else _text(value)
+
+
+def _flag(value: Any) -> str:
+    return "" if isinstance(value, bool) else "should be true or false"
+
+
+def _object(value: Any) -> str:
+    return "" if isinstance(value, dict) else "should be an object"
+
+
+def _runs(value: Any) -> str:
+    return "" if isinstance(value, list) and value else "should be a list of runs, not an empty one"
+
+
+def _count(value: Any) -> str:
+    return "" if type(value) is int and value >= 0 else "should be a whole number, 0 or more"
+
+
+def _positive(value: Any) -> str:
+    return "" if type(value) is int and value >= 1 else "should be a whole number, 1 or more"
+
+
+def _share(value: Any) -> str:
+    return "" if _is_number(value) and 0 <= value <= 1 else "should be a number from 0 to 1"
+
+
+def _log_seconds(value: Any) -> str:
+    fits = value is None or (_is_number(value) and -40 < value < 40)
+    return "" if fits else "should be the natural logarithm of seconds, or null"
+
+
+def _time(value: Any) -> str:
+    try:
+        moment(value)
+    except (ValueError, TypeError, AttributeError):
+        return "should be a UTC time such as 2025-11-21T02:44:12Z"
+    return ""
+
+
+def _hex(value: Any) -> str:
+    fits = isinstance(value, str) and re.fullmatch(r"[0-9a-f]{8}", value)
+    return "" if fits else "should be eight hex digits"
+
+
+def _quantiles(value: Any) -> str:
+    fits = (
+        isinstance(value, list)
+        and len(value) == len(QUANTILES)
+        and all(_is_number(each) and each > 0 for each in value)
+        and sorted(value) == value
+    )
+    return "" if fits else f"should be {len(QUANTILES)} positive ascending numbers"
+
+
+def _numbers(value: Any) -> str:
+    fits = isinstance(value, dict) and all(_is_number(each) for each in value.values())
+    return "" if fits else "should be an object of numbers"
+
+
+def _one_of(*choices: str) -> Rule:
+    said = f"should be {' or '.join(choices)}"
+    return lambda value: "" if value in choices else said
+
+
+def _is_number(value: Any) -> bool:
+    return (type(value) is float and math.isfinite(value)) or type(value) is int
+
+
+DOCUMENT: Rules = MappingProxyType(
+    {
+        "benchmarks": lambda value: "" if isinstance(value, list) else "should be a list",
+        "commit_info": _object,
+        "datetime": _any_text,
+        "environments": _object,
+        "machine_info": _object,
+        "perfsuite": _object,
+        "unmeasured": lambda value: "" if isinstance(value, list) else "should be a list",
+        "version": _text,
+    }
+)
+HEADER: Rules = MappingProxyType(
+    {
+        "cases": _count,
+        "check": _hex,
+        "fingerprint": _text,
+        "hardware": _object,
+        "platform": _text,
+        "schema": _positive,
+        "simulated": _flag,
+    }
+)
+UNMEASURED_CASE: Rules = MappingProxyType(
+    {
+        "check": _hex,
+        "extra_info": _object,
+        "fullname": _text,
+        "group": _text_or_null,
+        "name": _text,
+        "options": _object,
+        "param": _text_or_null,
+        "params": _object,
+        "runs": _runs,
+    }
+)
+MEASURED_CASE: Rules = MappingProxyType({**UNMEASURED_CASE, "stats": _object})
+EXTRA: Rules = MappingProxyType({"backend": _any_text, "metrics": _object, "workload": _text, "world_size": _positive})
+EXTRA_OPTIONAL: Rules = MappingProxyType({"accepted": _object})
+ACCEPTED: Rules = MappingProxyType({"reason": _text, "session": _text, "time": _time})
+MEANING: Rules = MappingProxyType({"better": _one_of("higher", "lower", "neither"), "unit": _any_text})
+UNMEASURED_RUN: Rules = MappingProxyType({"environment": _hex, "run": _count, "session": _text, "time": _time})
+MEASURED_RUN: Rules = MappingProxyType(
+    {
+        **UNMEASURED_RUN,
+        "clean": _count,
+        "cpu_share": _share,
+        "iterations": _positive,
+        "location": _log_seconds,
+        "metrics": _numbers,
+        "quantiles_s": _quantiles,
+        "samples": _positive,
+    }
+)
+RUN_OPTIONAL: Rules = MappingProxyType(
+    {
+        "commit": _text,
+        "disturbance": _text,
+        "outcome": _one_of("out_of_memory"),
+        "process": _one_of("reused"),
+        "yardstick": _log_seconds,
+    }
+)

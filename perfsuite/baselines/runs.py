@@ -1,0 +1,243 @@
+"""What a baseline keeps of a run, and the identity of the case that it ran."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from perfsuite.records import Better, Measurement, Result, Sample, to_json
+
+QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)
+"""Which quantiles of the samples a run keeps."""
+MIN_CLEAN = 10
+"""A run with fewer clean samples is unstable, unless it has few samples and at least half of them are clean."""
+DISTURBED_CPU_SHARE = 0.98
+"""CPU time over wall time below which a core was shared; seen in 38 % of bad runs and in no good one."""
+TELEMETRY_UNKNOWN = "unknown"
+"""What a run's ``disturbance`` says on an accelerator whose telemetry cannot be read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meaning:
+    """What a stored metric value means."""
+
+    unit: str
+    """As printed: ``GB/s``."""
+    better: Better
+    """Which direction is an improvement."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What must be equal for two runs to be comparable, and how pytest-benchmark names the case."""
+
+    node: str
+    """pytest node id, relative to the root directory."""
+    world_size: int
+    """Number of ranks."""
+    backend: str
+    """Process-group backend; empty when the case ran out of memory before anybody could say."""
+    parameters: Mapping[str, Any]
+    """Fields of the workload as plain JSON values."""
+    workload: str
+    """``module:Class`` or ``module:function``; shown, not compared: a module may move."""
+    group: str | None = None
+    """pytest-benchmark's group."""
+    metrics: Mapping[str, Meaning] = field(default_factory=dict)
+    """Unit and direction of each metric by name."""
+
+    @functools.cached_property
+    def key(self) -> tuple[str, int, str, str]:
+        """What identifies the case in a file; runs of equal keys belong together."""
+        return (self.node, self.world_size, self.backend, json.dumps(self.parameters, sort_keys=True))
+
+    @property
+    def kind(self) -> str:
+        """Cases of one kind share what is known about noise: the test function and the number of ranks."""
+        return f"{self.node.partition('[')[0]} on {self.world_size} rank{'s' if self.world_size > 1 else ''}"
+
+    def differences(self, other: Case) -> tuple[str, ...]:
+        """What keeps two cases of one node id from being comparable, one phrase each; empty when they are.
+
+        >>> small = Case(node="t.py::t", world_size=2, backend="gloo", parameters={"layers": 2}, workload="m:W")
+        >>> large = Case(node="t.py::t", world_size=4, backend="gloo", parameters={"layers": 8}, workload="m:W")
+        >>> large.differences(small)
+        ('world size 4, stored 2', 'layers=8, stored 2')
+        """
+        found = []
+        if self.world_size != other.world_size:
+            found.append(f"world size {self.world_size}, stored {other.world_size}")
+        if self.backend != other.backend and self.backend and other.backend:
+            found.append(f"backend {self.backend}, stored {other.backend}")
+        for name in sorted(set(self.parameters) | set(other.parameters)):
+            now, then = self.parameters.get(name, "absent"), other.parameters.get(name, "absent")
+            if now != then:
+                found.append(f"{name}={now}, stored {then}")
+        return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One run of one case: one set of fresh rank processes, all its samples summarised."""
+
+    session: str
+    """Identifier of the session; runs of one session are replicates within it."""
+    time: str
+    """When the run started, UTC, ISO 8601."""
+    ordinal: int = 0
+    """How many runs of this case its session had before this one; above 0 the run is a within-session replicate."""
+    outcome: Literal["measured", "out_of_memory"] = "measured"
+    """Whether the case fitted into memory; without it there are no samples."""
+    quantiles_s: tuple[float, ...] = ()
+    """Seconds per iteration at QUANTILES of all samples, four significant digits."""
+    location: float | None = None
+    """ln of the median of the clean samples in seconds; None without a clean sample."""
+    yardstick: float | None = None
+    """ln of the median yardstick time beside the clean samples in seconds; None when it was not timed."""
+    samples: int = 0
+    """Number of samples."""
+    clean: int = 0
+    """Samples during which no rank was switched out against its will."""
+    iterations: int = 1
+    """Iterations per sample."""
+    cpu_share: float = 1.0
+    """Smallest CPU time over wall time of any rank."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metric values, six significant digits; a metric that could not be known is left out."""
+    process: Literal["fresh", "reused"] = "fresh"
+    """Whether the rank processes were started for this run alone."""
+    disturbance: str = ""
+    """What vendor telemetry saw (throttling, other processes), or ``unknown``; empty when it saw a quiet device."""
+    commit: str = ""
+    """Revision of the code that ran."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """The soft key: driver, torch and library versions, kernel, device ids, power cap, governor."""
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What identifies the run within its case."""
+        return (self.session, self.time, self.ordinal)
+
+    @property
+    def median_s(self) -> float:
+        """Median seconds per iteration over all samples; a case that ran out of memory has none."""
+        assert self.quantiles_s, "a run without samples has no median"
+        return self.quantiles_s[2]
+
+    @property
+    def has_clean(self) -> bool:
+        """Whether enough samples are clean: MIN_CLEAN, or half of them when there are few."""
+        return self.location is not None and self.clean >= min(MIN_CLEAN, (self.samples + 1) // 2)
+
+
+def usually_clean(runs: Sequence[Run]) -> bool:
+    """Whether at least half of the measured runs have enough clean samples to be compared by these alone.
+
+    Ranks that share cores switch each other out all the time: their cases have no clean samples, all are compared.
+    """
+    measured = [run for run in runs if run.outcome == "measured"]
+    return 2 * sum(run.has_clean for run in measured) >= len(measured)
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def rounded(value: float, digits: int) -> float:
+    """``value`` to ``digits`` significant digits.
+
+    >>> rounded(0.00123456, 4), rounded(123456.0, 4), rounded(0.0, 4)
+    (0.001235, 123500.0, 0.0)
+    """
+    return float(f"{value:.{digits - 1}e}")
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Quantile of ascending values, linear between neighbours.
+
+    >>> quantile([1.0, 2.0, 4.0], 0.75)
+    3.0
+    """
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def case_of(result: Result, *, backend: str = "", group: str | None = None) -> Case:
+    """The identity of a result's case; ``backend`` stands in where the result has no measurement."""
+    return Case(
+        node=result.case,
+        world_size=result.world_size,
+        backend=result.measurement.backend if result.measurement else backend,
+        parameters=json.loads(json.dumps(to_json(result.parameters), default=str)),
+        workload=result.workload,
+        group=group,
+        metrics={metric.name: Meaning(unit=metric.unit, better=metric.better) for metric in result.metrics},
+    )
+
+
+def summarise(result: Result, *, ordinal: int = 0, commit: str = "", disturbance: str = "") -> Run:
+    """What a baseline keeps of a result.
+
+    A sample is clean when no rank was switched out against its will.  ``disturbance`` is what telemetry says of the
+    whole run.  Raises ValueError for a smoke run, whose time is no measurement, and for times that are not positive.
+    """
+    if result.outcome == "smoke" or (result.measurement is not None and result.measurement.smoke):
+        raise ValueError(f"{result.case} was a smoke run (--benchmark-disable); its time is no measurement")
+    plain_environment = json.loads(json.dumps(to_json(result.environment), default=str))
+    if result.measurement is None:
+        return Run(
+            session=result.session,
+            time=result.started_at,
+            ordinal=ordinal,
+            outcome="out_of_memory",
+            commit=commit,
+            disturbance=disturbance,
+            environment=plain_environment,
+        )
+    measurement = result.measurement
+    times = sorted(sample.time_s for sample in measurement.samples)
+    if not times or times[0] <= 0:
+        raise ValueError(f"{result.case} has a sample of {times[0] if times else 'no'} seconds; a baseline needs times")
+    clean = [sample for sample in measurement.samples if not sample.involuntary_switches]
+    return Run(
+        session=result.session,
+        time=result.started_at,
+        ordinal=ordinal,
+        quantiles_s=tuple(rounded(quantile(times, share), 4) for share in QUANTILES),
+        location=_log_median([sample.time_s for sample in clean]),
+        yardstick=_yardstick(clean or measurement.samples),
+        samples=len(times),
+        clean=len(clean),
+        iterations=measurement.iterations,
+        cpu_share=_cpu_share(measurement),
+        metrics={
+            metric.name: rounded(metric.value, 6)
+            for metric in result.metrics
+            if metric.value is not None and math.isfinite(metric.value)
+        },
+        process=measurement.process,
+        disturbance=disturbance,
+        commit=commit,
+        environment=plain_environment,
+    )
+
+
+def _log_median(times_s: Sequence[float]) -> float | None:
+    return round(math.log(statistics.median(times_s)), 5) if times_s else None
+
+
+def _yardstick(samples: Sequence[Sample]) -> float | None:
+    times_s = [sample.yardstick_s for sample in samples if sample.yardstick_s]
+    return _log_median(times_s) if len(times_s) == len(samples) else None
+
+
+def _cpu_share(measurement: Measurement) -> float:
+    return round(min([1.0, *(rank.cpu_share for rank in measurement.ranks)]), 3)

@@ -1,0 +1,253 @@
+"""Baseline files: read, update and merge them.  Nothing else writes them.
+
+``<folder>/<platform>/<fingerprint>.json`` holds the runs of every case on one kind of hardware.  A file that cannot be
+read as it should is named with line and reason and never touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from perfsuite.baselines.baseline import (
+    KEPT_RUNS,
+    SESSION_RUNS,
+    Acceptance,
+    Baseline,
+    CaseKey,
+    Entry,
+    Hardware,
+    joined,
+    merge,
+    newest,
+)
+from perfsuite.baselines.document import Fault, dump, line_of, parse
+from perfsuite.baselines.encoding import encode
+from perfsuite.baselines.lock import locked, replace
+from perfsuite.baselines.runs import Case, Run, usually_clean
+from perfsuite.baselines.schema import decode
+from perfsuite.baselines.verdict import VerdictName
+from perfsuite.errors import BaselineError, ConfigurationError
+
+UpdateMode = Literal["append", "improved", "accept"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRuns:
+    """Runs of one case that a session offers to the baseline."""
+
+    case: Case
+    """The case as it ran."""
+    runs: tuple[Run, ...]
+    """All its fresh runs of the session, without those of an A/B's base."""
+    verdict: VerdictName | None = None
+    """What the gate said; None where it was not asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateReport:
+    """What an update did."""
+
+    path: Path
+    """The file."""
+    written: bool
+    """Whether the file changed."""
+    added: Mapping[str, int] = field(default_factory=dict)
+    """Runs added, by node id."""
+    replaced: tuple[str, ...] = ()
+    """Node ids whose older runs were dropped for the new ones."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Why nothing of a case was stored, by node id."""
+
+
+def path_of(folder: Path, hardware: Hardware) -> Path:
+    """The file of this hardware in a baselines folder."""
+    return folder / hardware.platform / f"{hardware.fingerprint}.json"
+
+
+def read(path: Path) -> Baseline:
+    """The baseline in a file; BaselineError names file, line and reason."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BaselineError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        return decode(parse(data))
+    except Fault as fault:
+        line = fault.line or line_of(data.decode(), fault.where)
+        raise BaselineError(
+            f"{path}:{line}: {fault}; the file is left as it is: repair it, restore it from version control or move it"
+        ) from None
+
+
+def load(folder: Path, hardware: Hardware) -> Baseline | None:
+    """The baseline of this hardware, None when there is none yet; BaselineError when its file is another machine's."""
+    path = path_of(folder, hardware)
+    if not path.exists():
+        return None
+    found = read(path)
+    _require_same(path, found, hardware)
+    return found
+
+
+def _require_same(path: Path, found: Baseline, hardware: Hardware) -> None:
+    stored = found.hardware
+    if (stored.platform, stored.fingerprint) != (hardware.platform, hardware.fingerprint):
+        raise BaselineError(
+            f"{path}:1: holds runs of {stored.platform}/{stored.fingerprint}, its name says "
+            f"{hardware.platform}/{hardware.fingerprint}; give the file its own name back"
+        )
+    if stored.simulated != hardware.simulated:
+        raise BaselineError(
+            f"{path}:1: holds {_reality(stored)} runs and this session's are {_reality(hardware)}; "
+            "the two never meet: keep simulated baselines in a folder of their own"
+        )
+
+
+def _reality(hardware: Hardware) -> str:
+    return "simulated" if hardware.simulated else "real"
+
+
+def update(
+    folder: Path,
+    hardware: Hardware,
+    offered: Sequence[NewRuns],
+    *,
+    mode: UpdateMode,
+    reason: str = "",
+    session_runs: int = SESSION_RUNS,
+    commit_info: Mapping[str, Any] | None = None,
+    machine_info: Mapping[str, Any] | None = None,
+) -> UpdateReport:
+    """Add a session's runs to the file of this hardware, under its lock.
+
+    ``append`` adds runs and refuses regressed cases; ``improved`` replaces the runs of improved cases and touches no
+    other; ``accept`` replaces the runs of regressed and improved cases, adds those of the others and notes ``reason``.
+    Impossible results and reused processes are never stored.  ``session_runs`` is how many runs of the session join
+    older ones (``--perf-runs N`` asks for N).  Raises ConfigurationError for accept without a reason.
+    """
+    if mode == "accept" and not reason.strip():
+        raise ConfigurationError("--perf-update=accept was given without a reason; say why with --perf-reason=TEXT")
+    path = path_of(folder, hardware)
+    draft = _Draft(mode=mode, reason=reason.strip(), session_runs=max(session_runs, 1))
+
+    def change(before: Baseline | None) -> Baseline:
+        entries = draft.apply(before.entries if before else {}, offered)
+        old = before or Baseline(hardware=hardware, entries={})
+        return dataclasses.replace(
+            old,
+            entries=entries,
+            commit_info=dict(commit_info or old.commit_info),
+            machine_info=dict(machine_info or old.machine_info),
+        )
+
+    written = _change(path, hardware, change, lambda: bool(draft.added))
+    return UpdateReport(
+        path=path, written=written, added=draft.added, replaced=tuple(draft.replaced), refused=draft.refused
+    )
+
+
+def _change(
+    path: Path, hardware: Hardware, change: Callable[[Baseline | None], Baseline], wanted: Callable[[], bool]
+) -> bool:
+    """Read, change and replace a file under its lock; True when it was replaced."""
+    with locked(path):
+        before = read(path) if path.exists() else None
+        if before is not None:
+            _require_same(path, before, hardware)
+        after = change(before)
+        if not wanted():
+            return False
+        _write(path, after)
+        return True
+
+
+def _write(path: Path, baseline: Baseline) -> None:
+    try:
+        text = dump(encode(baseline))
+    except (TypeError, ValueError) as error:
+        raise BaselineError(
+            f"{path}: a run has a value that JSON cannot hold ({error}); the file is as it was"
+        ) from None
+    replace(path, text)
+
+
+class _Draft:
+    """What an update makes of the entries of a file, and the account of it."""
+
+    def __init__(self, *, mode: UpdateMode, reason: str, session_runs: int) -> None:
+        self.mode = mode
+        self.reason = reason
+        self.session_runs = session_runs
+        self.added: dict[str, int] = {}
+        self.replaced: list[str] = []
+        self.refused: dict[str, str] = {}
+
+    def apply(self, before: Mapping[CaseKey, Entry], offered: Sequence[NewRuns]) -> dict[CaseKey, Entry]:
+        """The entries afterwards."""
+        entries = dict(before)
+        for new in offered:
+            why_not = self._refusal(new)
+            if why_not:
+                self.refused[new.case.node] = why_not
+                continue
+            entries[new.case.key] = self._entry(entries.get(new.case.key), new)
+        return entries
+
+    def _refusal(self, new: NewRuns) -> str:
+        if not new.runs:
+            return "it has no run"
+        if any(run.process == "reused" for run in new.runs):
+            return "its processes were reused; a baseline takes fresh ones"
+        if new.verdict in ("impossible", "unstable-host"):
+            return f"its verdict is {new.verdict}"
+        if new.verdict == "regressed" and self.mode == "append":
+            return "it has regressed; if that is meant, use --perf-update=accept with --perf-reason"
+        if new.verdict != "improved" and self.mode == "improved":
+            return f"its verdict is {new.verdict or 'unknown'}; --perf-update=improved stores improved cases only"
+        return ""
+
+    def _entry(self, old: Entry | None, new: NewRuns) -> Entry:
+        node = new.case.node
+        if (
+            old is None
+            or self.mode == "improved"
+            or (self.mode == "accept" and new.verdict in ("regressed", "improved"))
+        ):
+            runs = newest(new.runs)[:KEPT_RUNS]
+            self.added[node] = len(runs)
+            if old is not None:
+                self.replaced.append(node)
+            accepted = None
+            if self.mode == "accept":
+                accepted = Acceptance(reason=self.reason, session=runs[0].session, time=runs[0].time)
+            elif old is not None:
+                accepted = Acceptance(reason="improved", session=runs[0].session, time=runs[0].time)
+            return Entry(case=new.case, runs=runs, accepted=accepted)
+        there = {each.key for each in old.runs}
+        fresh = [run for run in newest(new.runs) if run.key not in there]
+        steady = [run for run in fresh if run.has_clean or not usually_clean(old.runs)]
+        if not steady:
+            self.refused[node] = "its runs are unstable" if fresh else "its runs are stored already"
+            return old
+        runs = tuple(steady[: self.session_runs])
+        self.added[node] = len(runs)
+        return joined(old, Entry(case=new.case, runs=runs))
+
+
+def merge_files(target: Path, sources: Sequence[Path]) -> Baseline:
+    """Make ``target`` the union of itself, when it exists, and the sources; BaselineError leaves it as it was."""
+    parts = [read(source) for source in sources]
+    with locked(target):
+        if target.exists():
+            parts.insert(0, read(target))
+        if not parts:
+            raise BaselineError(f"{target}: nothing to merge was given; name at least one file")
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = merge(whole, part)
+        _write(target, whole)
+    return whole

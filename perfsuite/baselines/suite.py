@@ -1,0 +1,172 @@
+"""What the whole suite says about this session: the host's shift, and how noise divides inside and between sessions.
+
+Unchanged cases are taken to be the majority.  Variances are in units of the variance of a stored run.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from perfsuite.baselines.judge import SESSION_SHARE, Today
+from perfsuite.baselines.noise import Level, clipped_variance
+from perfsuite.baselines.verdict import GateSettings
+
+PRIOR_INSIDE = 1 - SESSION_SHARE
+SUITE_PRIOR_DOF = 30
+KIND_PRIOR_DOF = 8
+"""Weight of the expectation that nearly all noise lies between runs and little between sessions."""
+MOST_BETWEEN = 2.0
+"""Most variance between sessions that is believed."""
+EXCESS = 1.3
+"""Variance of the cases around the suite's shift, over the expected, from which on it is believed to be larger."""
+UNLIKE_RESPONSE = 0.3
+"""Standard deviation of how much of a host's shift a case really feels: memory-bound and compute-bound cases differ."""
+EXPLAINED = 0.5
+"""Share of the suite's shift that the yardsticks must show before it is put down to the host."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Screened:
+    """One case as the screening saw it."""
+
+    level: Level
+    """The stored level."""
+    values: tuple[float, ...]
+    """This session's values, adjusted by the yardstick where the level is."""
+    yardstick_moved: float | None = None
+    """By how much its yardstick moved from the stored one; None where either is missing."""
+
+    @property
+    def difference(self) -> float:
+        """Median of this session's values minus the stored level."""
+        return statistics.median(self.values) - self.level.centre
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replicates:
+    """Values of one quantity of one case that were measured in this session."""
+
+    kind: str
+    """Cases of one kind share what is known about noise."""
+    level: Level
+    """The stored level."""
+    values: Sequence[float]
+    """At least two."""
+
+    @property
+    def dof(self) -> int:
+        """Degrees of freedom of their variance."""
+        return len(self.values) - 1
+
+    @property
+    def ratio(self) -> float:
+        """Their variance over that of stored runs."""
+        return clipped_variance(self.values, self.level.sigma) / self.level.sigma**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """How noise divides, in units of the variance of a stored run."""
+
+    between: float = SESSION_SHARE
+    """Variance between sessions, one figure for the suite."""
+    usual: float = PRIOR_INSIDE
+    """Variance inside today's session, over all kinds."""
+    inside: Mapping[str, float] = field(default_factory=dict)
+    """The same by kind, where runs of the kind were replicated."""
+
+    def of(self, kind: str) -> float:
+        """Variance inside today's session for cases of this kind."""
+        return self.inside.get(kind, self.usual)
+
+
+def shares(replicates: Iterable[Replicates]) -> Shares:
+    """What replicated runs say; the expectation weighs more than a few of them."""
+    sums: dict[str, tuple[float, int]] = {}
+    for each in replicates:
+        total, dof = sums.get(each.kind, (0.0, 0))
+        sums[each.kind] = (total + each.ratio * each.dof, dof + each.dof)
+    total, dof = sum(total for total, _ in sums.values()), sum(dof for _, dof in sums.values())
+    pooled = (SUITE_PRIOR_DOF * PRIOR_INSIDE + total) / (SUITE_PRIOR_DOF + dof)
+    between = max(SESSION_SHARE, 1 - pooled)
+    usual = max(pooled, 1 - between)
+    return Shares(
+        between=between,
+        usual=usual,
+        inside={
+            kind: max(1 - between, (KIND_PRIOR_DOF * usual + total) / (KIND_PRIOR_DOF + dof))
+            for kind, (total, dof) in sums.items()
+        },
+    )
+
+
+def own_inside(share: float, replicates: Replicates) -> float:
+    """The share of a case whose own runs are known: never below that of its kind, larger when its runs scatter more."""
+    dof = replicates.dof
+    return max(share, (KIND_PRIOR_DOF * share + dof * replicates.ratio) / (KIND_PRIOR_DOF + dof))
+
+
+def look(screened: Sequence[Screened], found: Shares, settings: GateSettings) -> tuple[Today, Shares]:
+    """Shift of the session, and the shares as the scatter of the cases around it corrects them.
+
+    Fewer than ``settings.min_suite`` cases, or cases settled in place, say nothing.  Where the cases scatter more than
+    their replicates and levels explain, they differ between sessions; where there are no replicates, today is noisier.
+    """
+    if settings.in_place or len(screened) < settings.min_suite:
+        return Today(), found
+    differences = [each.difference for each in screened]
+    shift = statistics.median(differences)
+    feels = (UNLIKE_RESPONSE * shift) ** 2
+    expected = [_variance(each, found) * each.level.sigma**2 + feels for each in screened]
+    scatter = _scatter(differences, expected, shift)
+    error = math.pi / 2 * statistics.median(expected) * max(1.0, scatter) / len(screened)
+    today = Today(
+        shift=shift,
+        shift_variance=error + feels,
+        unexplained=0.0 if _host_did_it(screened, shift) else shift,
+    )
+    return today, _corrected(screened, found, scatter)
+
+
+def _variance(screened: Screened, found: Shares) -> float:
+    """Variance of the difference of an unchanged case, in units of that of a stored run."""
+    level = screened.level
+    inside = found.usual / len(screened.values)
+    return found.between * (1 + 1 / level.sessions) + max(0.0, 1 - found.between) / level.runs + inside
+
+
+def _scatter(differences: Sequence[float], expected: Sequence[float], shift: float) -> float:
+    """Variance of the cases around the shift over the expected one; 1 on a host like that of the baseline."""
+    away = [
+        abs(difference - shift) / math.sqrt(variance)
+        for difference, variance in zip(differences, expected, strict=True)
+    ]
+    return (1.4826 * statistics.median(away)) ** 2
+
+
+def _corrected(screened: Sequence[Screened], found: Shares, scatter: float) -> Shares:
+    if scatter < EXCESS:
+        return found
+    missing = (scatter - 1) * statistics.median([_variance(each, found) for each in screened])
+    replicated = sum(len(each.values) > 1 for each in screened)
+    if 2 * replicated > len(screened):
+        sessions = statistics.median([each.level.sessions for each in screened])
+        return replace(found, between=min(MOST_BETWEEN, found.between + missing / (1 + 1 / sessions)))
+    usual = found.usual + missing
+    return replace(found, usual=usual, inside={kind: max(usual, share) for kind, share in found.inside.items()})
+
+
+def yardstick_shift(moved: Sequence[float], settings: GateSettings) -> float:
+    """What all yardsticks of the session have in common; ``moved`` is by how much each case's moved from its level."""
+    if settings.in_place or len(moved) < settings.min_suite:
+        return 0.0
+    return statistics.median(moved)
+
+
+def _host_did_it(screened: Sequence[Screened], shift: float) -> bool:
+    """Whether yardsticks, which do not run the code under test, moved along with the cases."""
+    moved = [each.yardstick_moved for each in screened if each.yardstick_moved is not None]
+    return 2 * len(moved) > len(screened) and statistics.median(moved) / shift >= EXPLAINED if shift else True

@@ -1,0 +1,278 @@
+"""Carries out what the gate asks for: fresh runs of a case, and A/B pairs with a base revision.
+
+The gate decides and never measures, the session measures and never decides; this is what stands between them, without
+pytest.  Stored runs come from the baseline file of this hardware.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from perfsuite.arms import Arm, ArmFailed, run_arm
+from perfsuite.baselines import store
+from perfsuite.baselines.a_a import AaReport, a_a
+from perfsuite.baselines.baseline import Baseline, Hardware
+from perfsuite.baselines.comparable import gate_case
+from perfsuite.baselines.gate import Gate
+from perfsuite.baselines.physics import violations
+from perfsuite.baselines.runs import Case, Run, case_of, summarise
+from perfsuite.baselines.verdict import GateSettings, Request, Verdict
+from perfsuite.errors import CaseError
+from perfsuite.records import Result
+
+_ARM_SPARE_S = 120.0
+"""What an arm may take beyond its cases: starting pytest, importing torch."""
+
+
+class Rerunner(Protocol):
+    """What the keeper needs of :class:`perfsuite.session.PerfSession`."""
+
+    def rerun(self, case_id: str, *, fresh: bool = True) -> Result:
+        """Run a case of this session once more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """How to run the base and the new code side by side."""
+
+    base: Arm
+    new: Arm
+    arguments: tuple[str, ...] = ()
+    """Options of this run that the arms share: scale, platform, time per case."""
+    case_deadline_s: float = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    """What a case's own marker accepts."""
+
+    time: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Gatekeeper:
+    """One session's gate: takes every result, settles the verdicts, offers the runs to the baseline."""
+
+    def __init__(
+        self,
+        *,
+        session: Rerunner,
+        settings: GateSettings,
+        hardware: Hardware,
+        folder: Path,
+        backend: str = "",
+        base: Base | None = None,
+        commit: str = "",
+        disturbance: Callable[[], str] = str,
+    ) -> None:
+        """``backend`` is that of cases which ran out of memory before anybody could say.
+
+        ``disturbance`` is asked after every run what telemetry saw on the devices; empty when nothing.
+
+        Raises BaselineError when the file of this hardware is damaged.
+        """
+        self.settings = dataclasses.replace(settings, can_run_base=base is not None)
+        self.hardware = hardware
+        self.folder = folder
+        self.baseline: Baseline | None = store.load(folder, hardware)
+        self._session = session
+        self._base = base
+        self._backend = backend
+        self._disturbance = disturbance
+        self._commit = commit
+        self._results: dict[str, Result] = {}
+        self._tolerances: dict[str, Tolerances] = {}
+        self._runs: dict[str, list[Run]] = {}
+        self._broken: dict[str, list[str]] = {}
+        self.verdicts: dict[str, Verdict] = {}
+        self.covered: set[str] = set()
+        """Cases with enough stored runs to be compared with."""
+        self.banner: tuple[str, ...] = ()
+        """What a reader must know about the session as a whole."""
+
+    def knows(self, nodes: Iterable[str]) -> int:
+        """How many of these node ids have stored runs on this hardware, before anything is measured."""
+        stored = self.baseline.by_node if self.baseline else {}
+        return sum(any(len(entry.runs) >= self.settings.min_stored for entry in stored.get(node, ())) for node in nodes)
+
+    def take(self, result: Result, tolerances: Tolerances) -> None:
+        """Take in the first run of a case."""
+        self._tolerances[result.case] = tolerances
+        self._results.setdefault(result.case, result)
+        self._add_run(result)
+
+    @property
+    def taken(self) -> Mapping[str, Result]:
+        """First results by node id."""
+        return self._results
+
+    def take_again(self, result: Result) -> None:
+        """Take in one more run of a case that was taken in before."""
+        self._add_run(result)
+
+    def settle(self, say: Callable[[str], None]) -> Mapping[str, Verdict]:
+        """Run what the gate asks for until every verdict stands; ``say`` is told what is being run."""
+        gate = self._gate(list(self._results), self.settings)
+        self._carry_out(gate, None, say)
+        self.verdicts = gate.verdicts()
+        self.covered = set(gate.covered)
+        self.banner = gate.banner()
+        return self.verdicts
+
+    def settle_one(self, node: str, planned: int, say: Callable[[str], None]) -> Verdict:
+        """Settle one case right after it ran, without what the rest of the suite would tell (-x, --maxfail, --pdb)."""
+        gate = self._gate([node], dataclasses.replace(self.settings, in_place=True, planned_cases=planned))
+        self._carry_out(gate, node, say)
+        self.verdicts[node] = gate.verdict(node)
+        self.covered |= set(gate.covered)
+        return self.verdicts[node]
+
+    def a_a(self) -> AaReport:
+        """What the gate says of this session's own equal runs."""
+        return a_a([self._case(node) for node in self._results], self._runs, self.settings)
+
+    def offered(self) -> list[store.NewRuns]:
+        """Every fresh run of this session, for :func:`perfsuite.baselines.store.update`."""
+        return [
+            store.NewRuns(
+                case=self._case(node),
+                runs=tuple(runs),
+                verdict=self.verdicts[node].name if node in self.verdicts else None,
+            )
+            for node, runs in self._runs.items()
+            if node not in self._broken
+        ]
+
+    def update(self, mode: store.UpdateMode, reason: str, session_runs: int) -> store.UpdateReport:
+        """Add this session's runs to the baseline file."""
+        return store.update(
+            self.folder,
+            self.hardware,
+            self.offered(),
+            mode=mode,
+            reason=reason,
+            session_runs=session_runs,
+            commit_info={"id": self._commit} if self._commit else None,
+        )
+
+    def _case(self, node: str) -> Case:
+        return case_of(self._results[node], backend=self._backend)
+
+    # -- between gate and session --------------------------------------------------------------------------------
+
+    def _gate(self, nodes: Sequence[str], settings: GateSettings) -> Gate:
+        cases = []
+        for node in nodes:
+            tolerances = self._tolerances[node]
+            cases.append(
+                gate_case(
+                    self._case(node),
+                    environment=self._results[node].environment,
+                    baseline=self.baseline,
+                    hardware=self.hardware,
+                    folder=self.folder,
+                    tolerance=tolerances.time,
+                    metric_tolerances=tolerances.metrics,
+                )
+            )
+        gate = Gate(cases, settings)
+        for node in nodes:
+            for run in self._runs.get(node, ()):
+                gate.add(node, run)
+            if node in self._broken:
+                gate.add_impossible(node, self._broken[node])
+        return gate
+
+    def _add_run(self, result: Result) -> Run | None:
+        broken = [str(violation) for violation in violations(result)]
+        if broken:
+            self._broken.setdefault(result.case, []).extend(broken)
+        ordinal = len(self._runs.get(result.case, ()))
+        try:
+            run = summarise(result, ordinal=ordinal, commit=self._commit, disturbance=self._disturbance())
+        except ValueError as unusable:
+            self._broken.setdefault(result.case, []).append(str(unusable))
+            return None
+        self._runs.setdefault(result.case, []).append(run)
+        return run
+
+    def _carry_out(self, gate: Gate, node: str | None, say: Callable[[str], None]) -> None:
+        while requests := gate.next_requests(node):
+            rest = list(requests)
+            while rest:
+                kind = rest[0].kind
+                same = [request for request in rest if request.kind == kind]
+                rest = [request for request in rest if request.kind != kind]
+                if kind == "run":
+                    self._run_again(gate, same, say)
+                else:
+                    self._run_pairs(gate, same, say)
+
+    def _run_again(self, gate: Gate, requests: Sequence[Request], say: Callable[[str], None]) -> None:
+        for number, request in enumerate(requests, start=1):
+            say(f"{request.why}: run {number} of {len(requests)}: {request.case}")
+            try:
+                result = self._session.rerun(request.case, fresh=True)
+            except CaseError as error:
+                gate.withdraw(request.case, f"it failed when it was run again: {str(error).splitlines()[0]}")
+                continue
+            run = self._add_run(result)
+            if request.case in self._broken:
+                gate.add_impossible(request.case, self._broken[request.case])
+            elif run is not None:
+                gate.add(request.case, run)
+
+    def _run_pairs(self, gate: Gate, requests: Sequence[Request], say: Callable[[str], None]) -> None:
+        assert self._base is not None, "the gate asks for pairs only where a base can run"
+        for number, turn in enumerate(rounds(requests), start=1):
+            say(f"{turn[0].why}: pair {number}: {len(turn)} case{'s' if len(turn) > 1 else ''} on base and new code")
+            first = [request.case for request in turn if request.first == "base"]
+            last = [request.case for request in turn if request.first == "new"]
+            base = self._arm(gate, self._base.base, first)
+            new = self._arm(gate, self._base.new, [*first, *last])
+            base.update(self._arm(gate, self._base.base, last))
+            for case in [*first, *last]:
+                if case in base and case in new:
+                    gate.add_pair(case, base=summarise(base[case]), new=summarise(new[case]))
+
+    def _arm(self, gate: Gate, arm: Arm, cases: Sequence[str]) -> dict[str, Result]:
+        """What an arm measured; cases that it cannot run are withdrawn with the reason."""
+        assert self._base is not None
+        if not cases:
+            return {}
+        deadline_s = _ARM_SPARE_S + self._base.case_deadline_s * len(cases)
+        try:
+            found = dict(run_arm(arm, [*self._base.arguments, "--perf-yardstick", *cases], deadline_s))
+        except ArmFailed as failure:
+            if len(cases) > 1:  # one case that the base does not have makes pytest refuse them all
+                parts = [self._arm(gate, arm, [case]) for case in cases]
+                return {case: result for part in parts for case, result in part.items()}
+            gate.withdraw(cases[0], str(failure).splitlines()[0])
+            return {}
+        for case in cases:
+            if case not in found:
+                gate.withdraw(case, f"{arm.name} did not measure it")
+        return found
+
+
+def rounds(requests: Sequence[Request]) -> list[list[Request]]:
+    """Successive requests cut where a case would come a second time, so that each round runs a case at most once.
+
+    >>> [[each.case for each in turn] for turn in rounds([Request(case=c, kind="ab_pair") for c in "abab"])]
+    [['a', 'b'], ['a', 'b']]
+    """
+    found: list[list[Request]] = []
+    for request in requests:
+        if not found or any(each.case == request.case for each in found[-1]):
+            found.append([])
+        found[-1].append(request)
+    return found
+
+
+def hardware_of(fingerprint: Any, platform: str, simulated: bool) -> Hardware:
+    """The hard key as a baseline file keeps it."""
+    return Hardware(platform=platform, fingerprint=fingerprint.key, key=dict(fingerprint.parts), simulated=simulated)

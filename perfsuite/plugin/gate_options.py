@@ -1,0 +1,155 @@
+"""Options of the gate and of the baselines: declared, checked and read once into frozen :class:`GateOptions`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from perfsuite.baselines.store import UpdateMode
+from perfsuite.baselines.verdict import GateSettings
+from perfsuite.errors import ConfigurationError
+from perfsuite.gatekeeper import Tolerances
+from perfsuite.plugin.options import settings_key
+
+UPDATE_MODES = ("append", "improved", "accept")
+MARKER = "perf_tolerance"
+LEAST_AA_RUNS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateOptions:
+    """How this run uses baselines."""
+
+    gate: bool
+    """Regressions fail their case."""
+    base: str | None
+    """Revision, or interpreter, that suspects are confirmed against by A/B."""
+    require_baseline: bool
+    allow_ungated: bool
+    update: UpdateMode | None
+    reason: str
+    runs: int
+    """Fresh runs of each case in this session."""
+    aa_runs: int
+    """Fresh runs of each case for the A/A report; 0 without one."""
+    folder: Path
+    summary: Path | None
+    """Where the Markdown summary goes."""
+    settings: GateSettings
+
+    @property
+    def fresh(self) -> bool:
+        """Whether every run must be one of processes of its own: evidence, not exploration."""
+        return self.gate or self.update is not None or self.runs > 1 or self.aa_runs > 0
+
+
+gate_options_key = pytest.StashKey[GateOptions]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare options and ini keys."""
+    group = parser.getgroup("perfsuite", "performance of distributed training")
+    add = group.addoption
+    add("--perf-gate", action="store_true", help="fail a case that regressed against its baseline or breaks physics")
+    add("--perf-base", metavar="REV", help="confirm suspects by an A/B with this git revision, or with this Python")
+    add("--perf-require-baseline", action="store_true", help="with --perf-gate: a case without a baseline fails")
+    add("--perf-allow-ungated", action="store_true", help="with --perf-gate: it is no error that nothing is gated")
+    add("--perf-update", metavar="|".join(UPDATE_MODES), help="store this session's runs in the baseline")
+    add("--perf-reason", metavar="TEXT", default="", help="why --perf-update=accept replaces what was stored")
+    add("--perf-runs", metavar="N", type=int, default=1, help="record N runs of each case, each in fresh processes")
+    add("--perf-aa", metavar="N", type=int, default=0, help="show the gate's own error rates here from N equal runs")
+    add("--perf-baselines", metavar="DIR", help="folder of the baselines (ini: perf_baselines)")
+    add("--perf-summary", metavar="FILE", help="write a Markdown summary; $GITHUB_STEP_SUMMARY gets it too")
+    parser.addini("perf_baselines", "folder of the baselines, relative to the root", default="baselines")
+    parser.addini("perf_tolerance", "relative slowdown that is accepted, e.g. 0.03", default="0.03")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the options and keep them; after perfsuite's own options, which runs that count as evidence tighten."""
+    config.addinivalue_line(
+        "markers", f"{MARKER}(time, **metrics): slowdown that is accepted, e.g. {MARKER}(0.05, busbw_gb_per_s=0.1)"
+    )
+    options = config.stash[gate_options_key] = _read(config)
+    if options.fresh:
+        settings = config.stash[settings_key]
+        budget = replace(settings.budget, yardstick=True)
+        config.stash[settings_key] = replace(settings, fresh=True, budget=budget)
+
+
+def _read(config: pytest.Config) -> GateOptions:
+    option = config.getoption
+    mode, reason, directory = option("perf_update"), option("perf_reason"), config.invocation_params.dir
+    if mode not in (None, *UPDATE_MODES):
+        raise pytest.UsageError(f"--perf-update: {mode!r} is no mode; choose {', '.join(UPDATE_MODES)}")
+    if mode == "accept" and not reason.strip():
+        raise pytest.UsageError("--perf-update=accept replaces stored runs; say why with --perf-reason=TEXT")
+    if reason and mode != "accept":
+        raise pytest.UsageError("--perf-reason goes with --perf-update=accept; leave it out or accept")
+    if option("perf_runs") < 1:
+        raise pytest.UsageError(f"--perf-runs: {option('perf_runs')} is no number of runs; give at least 1")
+    if option("perf_aa") and option("perf_aa") < LEAST_AA_RUNS:
+        raise pytest.UsageError(
+            f"--perf-aa: {option('perf_aa')} runs are too few to show an error rate; give at least {LEAST_AA_RUNS}"
+        )
+    for name in ("perf_base", "perf_require_baseline", "perf_allow_ungated"):
+        if option(name) and not option("perf_gate"):
+            raise pytest.UsageError(f"--{name.replace('_', '-')} says how the gate works; give --perf-gate with it")
+    _refuse_smoke(config, mode)
+    summary = option("perf_summary")
+    return GateOptions(
+        gate=option("perf_gate"),
+        base=option("perf_base"),
+        require_baseline=option("perf_require_baseline"),
+        allow_ungated=option("perf_allow_ungated"),
+        update=cast("UpdateMode | None", mode),
+        reason=reason,
+        runs=option("perf_runs"),
+        aa_runs=option("perf_aa"),
+        folder=config.rootpath / (option("perf_baselines") or config.getini("perf_baselines")),
+        summary=directory / summary if summary else None,
+        settings=GateSettings(
+            tolerance=_tolerance(config.getini("perf_tolerance"), "ini perf_tolerance"),
+            remeasure=option("perf_gate"),
+        ),
+    )
+
+
+def _refuse_smoke(config: pytest.Config, mode: str | None) -> None:
+    option = config.getoption
+    measures = option("perf_gate") or mode or option("perf_aa")
+    if measures and option("benchmark_disable", False) and not option("benchmark_enable", False):
+        raise pytest.UsageError("--benchmark-disable measures nothing; a gate, an update or an A/A needs measurements")
+
+
+def tolerances_of(item: pytest.Item) -> Tolerances:
+    """What the ``perf_tolerance`` marker of a case accepts."""
+    mark = item.get_closest_marker(MARKER)
+    if mark is None:
+        return Tolerances()
+    if len(mark.args) > 1:
+        raise pytest.UsageError(f"{item.nodeid}: marker {MARKER} takes one number for the time and metrics by name")
+    where = f"{item.nodeid}: marker {MARKER}"
+    metrics: Mapping[str, Any] = mark.kwargs
+    return Tolerances(
+        time=_tolerance(mark.args[0], where) if mark.args else None,
+        metrics={name: _tolerance(value, f"{where}, {name}") for name, value in metrics.items()},
+    )
+
+
+def _tolerance(written: object, where: str) -> float:
+    try:
+        value = float(str(written))
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise pytest.UsageError(f"{where}: {written!r} is not between 0 and 1; write 0.03 for 3 %")
+    try:
+        GateSettings(tolerance=value)
+    except ConfigurationError as error:
+        raise pytest.UsageError(f"{where}: {error}") from None
+    return value

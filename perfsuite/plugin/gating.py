@@ -1,0 +1,364 @@
+"""The gate in a pytest run: verdicts become ordinary test failures, baselines are read and written.
+
+Under ``--perf-gate`` the reports of measured cases are held to the end of the loop: a slow case may be a slow host,
+which only the whole suite can tell, and a suspect is run again among the others.  Under -x, --maxfail and --pdb each
+case is settled in place instead.  Without ``--perf-gate`` the verdicts are only shown.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from perfsuite.arms import Arm, work_tree
+from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
+from perfsuite.baselines.verdict import Verdict
+from perfsuite.errors import PerfsuiteError
+from perfsuite.gatekeeper import Base, Gatekeeper, hardware_of
+from perfsuite.platforms import fingerprint
+from perfsuite.platforms.telemetry import Telemetry, disturbance, family_of_processes
+from perfsuite.plugin.collect import is_perf
+from perfsuite.plugin.fixtures import CaseState, state_key
+from perfsuite.plugin.gate_options import GateOptions, gate_options_key, tolerances_of
+from perfsuite.plugin.hooks import Judgement
+from perfsuite.plugin.options import runs_tests
+from perfsuite.plugin.outcome import CaseStopped
+from perfsuite.plugin.suite import Suite, suite_of
+from perfsuite.records import Result
+from perfsuite.reports.summary import markdown_summary
+from perfsuite.reports.verdicts import aa_lines, gate_lines, word
+
+UNCOVERED = ("no-baseline", "not-comparable", "learning")
+
+
+class Gating:
+    """State of the gate in one pytest run; registered as a plugin when there are perf cases to run."""
+
+    def __init__(self, config: pytest.Config, suite: Suite, options: GateOptions, cases: Sequence[pytest.Item]) -> None:
+        """Raises PerfsuiteError when the baseline file is damaged or the base cannot be checked out."""
+        self.config = config
+        self.suite = suite
+        self.options = options
+        self.cases = cases
+        self.in_place = bool(config.getoption("maxfail", 0) or config.getoption("usepdb", False))
+        self.problem = ""
+        self.held: list[tuple[pytest.Item, list[pytest.TestReport]]] = []
+        self._trees = ExitStack()
+        self.update_lines: list[str] = []
+        assert suite.session is not None
+        self.keeper = Gatekeeper(
+            session=suite.session,
+            settings=options.settings,
+            hardware=hardware_of(fingerprint(suite.machine), suite.machine.name, suite.machine.simulated),
+            folder=options.folder,
+            backend=suite.machine.family.backend,
+            base=self._base() if options.base else None,
+            commit=commit_of(config.rootpath),
+            disturbance=functools.partial(telemetry_word, suite.machine.family.telemetry(), suite.machine.family.name),
+        )
+
+    # -- before the loop -----------------------------------------------------------------------------------------
+
+    def _base(self) -> Base:
+        assert self.options.base is not None
+        root, given = self.config.rootpath, self.options.base
+        python = shutil.which(given) if "/" in given else None
+        if python:
+            base = Arm(name=f"base ({given})", root=root, interpreter=python)
+        else:
+            base = Arm(name=f"base ({given})", root=self._trees.enter_context(work_tree(root, given)))
+        return Base(
+            base=base,
+            new=Arm(name="new code", root=root),
+            arguments=shared_arguments(self.config),
+            case_deadline_s=self.suite.settings.budget.timeout_s,
+        )
+
+    def refuse_nothing_gated(self) -> None:
+        """A gate that would compare nothing is a usage error, told before anything is measured."""
+        if not self.options.gate or self.options.allow_ungated:
+            return
+        if self.keeper.knows(item.nodeid for item in self.cases) == 0:
+            raise pytest.UsageError(self._nothing_gated())
+
+    def _nothing_gated(self) -> str:
+        hardware = self.keeper.hardware
+        return (
+            f"--perf-gate: none of {len(self.cases)} cases has {self.options.settings.min_stored} stored runs in "
+            f"{self.options.folder / hardware.platform / (hardware.fingerprint + '.json')}; "
+            "store some with --perf-update=append, or say --perf-allow-ungated"
+        )
+
+    # -- one case ------------------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Hold the reports of a gated case until its verdict stands."""
+        if not self.options.gate or self.in_place or not is_perf(getattr(item, "fixturenames", ())):
+            return None
+        hook = item.ihook
+        hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        if self._result(item) is None:
+            for report in reports:
+                hook.pytest_runtest_logreport(report=report)
+        else:
+            self.held.append((item, reports))
+        hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_perfsuite_judge(self, item: pytest.Item, result: Result) -> Judgement | None:
+        """Take in every measured case; settle it at once where its report cannot wait."""
+        assert self.suite.session is not None
+        if result.case in self.suite.session.reused:
+            return None
+        self.keeper.take(result, tolerances_of(item))
+        if not (self.options.gate and self.in_place):
+            return None
+        verdict = self.keeper.settle_one(result.case, len(self.cases), self._say)
+        return Judgement(verdict=word(verdict), failure=self._failure(verdict))
+
+    def _result(self, item: pytest.Item) -> Result | None:
+        state: CaseState | None = item.stash.get(state_key, None)
+        result = state.result if state else None
+        return result if result is not None and result.case in self.keeper.taken else None
+
+    def _failure(self, verdict: Verdict) -> str:
+        """Why the case fails; empty when it passes."""
+        if not self.options.gate:
+            return ""
+        if verdict.fails or (self.options.require_baseline and verdict.name in UNCOVERED):
+            return verdict.describe()
+        return ""
+
+    # -- after the last case -------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[Any]:
+        """Settle what is open while the ranks still live, then hand out the reports that were held."""
+        try:
+            returned = yield
+        except BaseException:
+            self._release(settled=False)  # interrupted: what was measured is reported, unjudged
+            self._trees.close()
+            raise
+        try:
+            self._settle(session)
+            self._release(settled=True)
+            self._update()
+        except CaseStopped:  # SIGTERM while something was run again
+            raise session.Interrupted(session.shouldstop) from None
+        except Exception:  # whatever is wrong with the gate itself, what was measured is reported; the run fails
+            self.problem = f"the gate could not judge: {traceback.format_exc()}"
+        finally:
+            self._release(settled=False)
+            self._trees.close()
+        return returned
+
+    def _settle(self, session: pytest.Session) -> None:
+        self._more_runs(session)
+        if self.options.gate and self.in_place:
+            return
+        with self.suite.running_case():
+            self.keeper.settle(self._say)
+        for node, verdict in self.keeper.verdicts.items():
+            self.suite.verdicts[node] = word(verdict)
+
+    def _more_runs(self, session: pytest.Session) -> None:
+        """The further runs of --perf-runs and --perf-aa, a round of all cases after the other."""
+        assert self.suite.session is not None
+        wanted = max(self.options.runs, self.options.aa_runs)
+        for number in range(2, wanted + 1):
+            for node in list(self.keeper.taken):
+                if session.shouldstop:
+                    return
+                self._say(f"run {number} of {wanted}: {node}")
+                try:
+                    with self.suite.running_case():
+                        self.keeper.take_again(self.suite.session.rerun(node))
+                except PerfsuiteError as error:
+                    self.update_lines.append(f"{node}: run {number} failed: {str(error).splitlines()[0]}")
+
+    def _release(self, *, settled: bool) -> None:
+        held, self.held = self.held, []
+        for item, reports in held:
+            verdict = self.keeper.verdicts.get(item.nodeid) if settled else None
+            failure = self._failure(verdict) if verdict else ""
+            for report in reports:
+                final = remade(item, report, failure) if failure and report.when == "call" else report
+                if verdict and final.when in ("call", "teardown"):
+                    final.user_properties = with_verdict(final.user_properties, verdict)
+                item.ihook.pytest_runtest_logreport(report=final)
+
+    def _update(self) -> None:
+        if self.options.update is None:
+            return
+        try:
+            done = self.keeper.update(self.options.update, self.options.reason, self.options.runs)
+        except PerfsuiteError as error:
+            self.problem = str(error)
+            return
+        count = sum(done.added.values())
+        self.update_lines.append(f"baseline {done.path}: {count} runs of {len(done.added)} cases added")
+        self.update_lines += [f"{node}: its older runs were replaced" for node in done.replaced]
+        self.update_lines += [f"{node}: not stored, {why}" for node, why in done.refused.items()]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """What went wrong with the baselines makes the run fail even when every case passed."""
+        if self.problem and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        nothing = self.options.gate and not self.options.allow_ungated and not self.keeper.covered
+        if nothing and self.keeper.taken and session.exitstatus == pytest.ExitCode.OK:
+            self.problem = self._nothing_gated()
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+        self._write_summary()
+
+    def _write_summary(self) -> None:
+        """To the file asked for and to the page of the CI service; a file that cannot be written costs no result."""
+        assert self.suite.session is not None
+        targets = [(self.options.summary, "w"), (os.environ.get("GITHUB_STEP_SUMMARY"), "a")]
+        text = markdown_summary(
+            self.suite.session.results,
+            self.keeper.verdicts,
+            hardware=self.keeper.hardware.fingerprint,
+            banner=self.keeper.banner,
+            gate=self.options.gate,
+        )
+        for path, mode in targets:
+            if path:
+                try:
+                    with open(path, mode, encoding="utf-8") as file:
+                        file.write(text)
+                except OSError as error:
+                    self.update_lines.append(f"summary {path} was not written: {error.strerror}")
+
+    def _say(self, text: str) -> None:
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None and self.config.getoption("verbose") >= 0:
+            reporter.ensure_newline()
+            reporter.write_line(f"perfsuite: {text}")
+
+
+gating_key = pytest.StashKey[Gating]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Set the gate up once it is known which cases there are."""
+    config = session.config
+    cases = [item for item in session.items if is_perf(getattr(item, "fixturenames", ()))]
+    if not cases or not runs_tests(config) or hasattr(config, "workerinput"):
+        return
+    options, suite = config.stash[gate_options_key], suite_of(config)
+    if suite.session is None or suite.settings.budget.smoke:
+        return
+    try:
+        gating = Gating(config, suite, options, cases)
+        gating.refuse_nothing_gated()
+    except PerfsuiteError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.stash[gating_key] = gating
+    config.pluginmanager.register(gating, "perfsuite.gating")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """What the gate found, what it stored, and the A/A where one was asked for."""
+    gating = config.stash.get(gating_key, None)
+    if gating is None or not gating.keeper.taken:
+        return
+    lines = [*gate_lines(gating.keeper.verdicts, gating.keeper.banner, gating.options.gate), *gating.update_lines]
+    if gating.options.aa_runs:
+        lines += aa_lines(gating.keeper.a_a())
+    if lines or gating.problem:
+        terminalreporter.section("perfsuite gate" if gating.options.gate else "perfsuite baselines")
+    for line in lines:
+        terminalreporter.write_line(line)
+    if gating.problem:
+        terminalreporter.write_line(f"error: {gating.problem}", red=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: Any, config: pytest.Config) -> tuple[str, str, str] | None:
+    """A failed verdict has its own word in verbose output."""
+    if getattr(report, "perf_failure", "") and report.when == "call" and report.failed:
+        return "failed", "F", str(report.perf_failure)
+    return None
+
+
+def telemetry_word(telemetry: Telemetry, family: str) -> str:
+    """What the devices' telemetry says of the last run; ``unknown`` where an accelerator's cannot be read."""
+    own = family_of_processes(os.getppid() if "LOCAL_RANK" in os.environ else os.getpid())
+    readings = telemetry.read(own)
+    said = disturbance(readings)
+    unread = family != "cpu" and all(reading.throttle is None for reading in readings)
+    return said or (TELEMETRY_UNKNOWN if unread else "")
+
+
+def remade(item: pytest.Item, report: pytest.TestReport, failure: str) -> pytest.TestReport:
+    """The call report of a case that passed by itself and fails by its verdict.
+
+    It goes through the same hooks as any failure, so that xfail and reports of other plugins work.
+    """
+
+    def fail() -> None:
+        raise pytest.fail.Exception(failure, pytrace=False)
+
+    call = pytest.CallInfo.from_call(fail, when="call")
+    call.duration, call.start, call.stop = report.duration, report.start, report.stop
+    if isinstance(item, pytest.Function):
+        item.funcargs = {}  # the fixtures are gone; other plugins' hooks would use them
+    before = list(item.user_properties)
+    new: pytest.TestReport = item.ihook.pytest_runtest_makereport(item=item, call=call)
+    item.user_properties[:] = before
+    new.user_properties = list(report.user_properties)
+    new.sections = list(report.sections)
+    new.perf_failure = failure.partition(" ")[0].rstrip(";:").upper()  # type: ignore[attr-defined]  # reports carry what plugins put on them
+    return new
+
+
+def with_verdict(properties: Sequence[tuple[str, object]], verdict: Verdict) -> list[tuple[str, object]]:
+    """JUnit properties with the verdict in them."""
+    kept = [(name, value) for name, value in properties if name != "verdict"]
+    return [*kept, ("verdict", verdict.name), ("verdict_detail", verdict.describe())]
+
+
+def commit_of(root: Path) -> str:
+    """The revision of the root directory; empty outside a git repository."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def shared_arguments(config: pytest.Config) -> tuple[str, ...]:
+    """Options of this run that decide what and how long is measured; the arms of an A/B get the same."""
+    option = config.getoption
+    given = [
+        f"{flag}={option(name)}"
+        for flag, name in (
+            ("--perf-platform", "perf_platform"),
+            ("--perf-scale", "perf_scale"),
+            ("--perf-timeout", "perf_timeout"),
+            ("--benchmark-max-time", "benchmark_max_time"),
+            ("--benchmark-min-rounds", "benchmark_min_rounds"),
+        )
+        if option(name, None) is not None
+    ]
+    flags = (("--perf-oversubscribe", "perf_oversubscribe"), ("--perf-cache-flush", "perf_cache_flush"))
+    return (*given, *(flag for flag, name in flags if option(name)))

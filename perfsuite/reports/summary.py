@@ -1,0 +1,84 @@
+"""A Markdown summary of a run, for a file and for the page that a CI service shows beside the build."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from perfsuite.baselines.verdict import Verdict
+from perfsuite.metrics import find
+from perfsuite.records import Result
+from perfsuite.units import format_seconds
+
+_ATTENTION = ("impossible", "regressed", "inconclusive", "unstable-host", "not-comparable", "improved")
+
+
+def markdown_summary(
+    results: Mapping[str, Result],
+    verdicts: Mapping[str, Verdict],
+    *,
+    hardware: str,
+    banner: Sequence[str] = (),
+    gate: bool = False,
+) -> str:
+    """The whole summary: what was measured on what, verdicts that need a reader, a table of all cases."""
+    return "\n".join(_lines(results, verdicts, hardware, banner, gate)) + "\n"
+
+
+def _lines(
+    results: Mapping[str, Result], verdicts: Mapping[str, Verdict], hardware: str, banner: Sequence[str], gate: bool
+) -> Iterator[str]:
+    yield "## perfsuite"
+    yield ""
+    gated = sum(verdict.gated for verdict in verdicts.values())
+    yield f"{len(results)} cases on `{hardware}`; {'gated' if gate else 'compared'} {gated} of {len(verdicts)}."
+    counts = Counter(verdict.name for verdict in verdicts.values())
+    if counts:
+        yield ""
+        yield ", ".join(f"{count} {name}" for name, count in counts.most_common()) + "."
+    for line in banner:
+        yield ""
+        yield f"> {line}"
+    needing = [verdict for name in _ATTENTION for verdict in verdicts.values() if verdict.name == name]
+    if needing:
+        yield ""
+        yield "| verdict | case | what was found |"
+        yield "| --- | --- | --- |"
+        for verdict in needing:
+            yield f"| {verdict.name} | {_code(verdict.case)} | {_cell(verdict.describe())} |"
+    if results:
+        yield ""
+        yield "<details><summary>all cases</summary>"
+        yield ""
+        yield from _table(results, verdicts)
+        yield ""
+        yield "</details>"
+
+
+def _table(results: Mapping[str, Result], verdicts: Mapping[str, Verdict]) -> Iterator[str]:
+    yield "| case | ranks | median | metrics | verdict |"
+    yield "| --- | ---: | ---: | --- | --- |"
+    for case, result in results.items():
+        median = result.detail or "no samples"
+        if result.measurement is not None:
+            median = format_seconds(result.measurement.median_s)
+        metrics = ", ".join(_metric(metric.name, metric.value, metric.unit) for metric in result.metrics)
+        verdict = verdicts[case].name if case in verdicts else ""
+        yield f"| {_code(case)} | {result.world_size} | {median} | {_cell(metrics)} | {verdict} |"
+
+
+def _metric(name: str, value: float | None, unit: str) -> str:
+    return f"{name} unknown" if value is None else f"{name} {find(name).format(value)} {unit}".strip()
+
+
+def _code(text: str) -> str:
+    return f"`{_cell(text)}`"
+
+
+def _cell(text: str) -> str:
+    r"""Text for one cell of a table.
+
+    >>> print(_cell("a | b"))
+    a \| b
+    """
+    return text.replace("|", "\\|").replace("\n", " ")

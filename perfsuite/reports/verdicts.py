@@ -1,0 +1,55 @@
+"""The gate's findings for a terminal: what failed and why, what could not be told, what was compared at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from perfsuite.baselines.a_a import AaReport
+from perfsuite.baselines.verdict import Verdict
+
+_QUIET = ("pass", "no-baseline", "learning")
+_MOST_QUIET = 10
+
+
+def word(verdict: Verdict) -> str:
+    """The verdict for a table, with its effect."""
+    finding = verdict.decisive
+    if finding is None or finding.effect is None:
+        return verdict.name
+    return f"{verdict.name} {finding.effect:+.1%}"
+
+
+def gate_lines(verdicts: Mapping[str, Verdict], banner: Sequence[str], gate: bool) -> Iterator[str]:
+    """``gated k of n``, the count of each verdict, and a line for every case that is not simply as it was."""
+    if not verdicts:
+        return
+    gated = sum(verdict.gated for verdict in verdicts.values())
+    if not gated and not gate and not any(verdict.fails for verdict in verdicts.values()):
+        yield f"compared 0 of {len(verdicts)} cases with a baseline; --perf-update=append stores one"
+        return
+    counts = Counter(verdict.name for verdict in verdicts.values())
+    told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    yield f"{'gated' if gate else 'compared'} {gated} of {len(verdicts)} cases: {told}"
+    yield from banner
+    yield from (f"{verdict.case}: {verdict.describe()}" for verdict in verdicts.values() if verdict.name not in _QUIET)
+    flagged = [verdict for verdict in verdicts.values() if verdict.name in _QUIET and verdict.flags]
+    for verdict in flagged[:_MOST_QUIET]:
+        yield f"{verdict.case}: {verdict.describe()}"
+    if len(flagged) > _MOST_QUIET:
+        yield f"and {len(flagged) - _MOST_QUIET} more cases with remarks (JUnit's verdict_detail has them)"
+
+
+def aa_lines(report: AaReport) -> Iterator[str]:
+    """What the gate does on this machine when nothing changed."""
+    yield ""
+    yield (
+        f"A/A: {report.runs} equal runs of {report.cases} cases, {report.splits} random splits into stored and new runs"
+    )
+    yield (
+        f"  false alarms {report.false_alarms:.2%} of verdicts ({report.per_suite:.2f} per suite run), "
+        f"false improvements {report.false_improvements:.2%}, inconclusive {report.inconclusive:.1%}"
+    )
+    yield f"  smallest slowdown found with 95 %: median {report.median_mde:.1%}, worst {report.worst_mde:.1%}"
+    for case, share in report.worst_cases:
+        yield f"  most alarms: {case}: {share:.1%}"

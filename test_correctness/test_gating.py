@@ -1,0 +1,348 @@
+"""The gate in pytest runs: a slowed case fails and no other, and every way around it.
+
+Most runs have a scripted driver whose times are known; one has real rank processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from perfsuite import gatekeeper
+from perfsuite.arms import ArmFailed
+from perfsuite.errors import OutOfMemory, RanksFailed
+from perfsuite.records import Sample
+from test_correctness.scripted_driver import measurement, repository
+
+pytest_plugins = ["pytester"]
+
+CASES = """
+import pytest
+
+@pytest.mark.parametrize("number", range(3))
+def test_case(perf, number):
+    perf(step, number=number)
+"""
+
+
+class Machine:
+    """Times of the scripted cases: 10 ms with 0.3 % of noise between runs, times what a test says."""
+
+    def __init__(self):
+        self.factors = {}
+        self.draw = random.Random(1)
+        self.errors = {}
+
+    def __call__(self, job):
+        number = job.workload.parameters().get("number")
+        if number in self.errors:
+            raise self.errors[number]
+        run_s = 0.01 * self.factors.get(number, 1.0) * self.draw.gauss(1, 0.003)
+        samples = tuple(
+            Sample(time_s=run_s * self.draw.gauss(1, 0.002), yardstick_s=0.001 * self.draw.gauss(1, 0.002))
+            for _ in range(30)
+        )
+        return dataclasses.replace(measurement(job), samples=samples)
+
+
+@pytest.fixture
+def machine():
+    return Machine()
+
+
+@pytest.fixture
+def repo(pytester, monkeypatch, machine):
+    return repository(pytester, monkeypatch, CASES, machine)
+
+
+@pytest.fixture
+def stored(repo):
+    """The repository with eight stored runs of each case."""
+    done = repo.run("--perf-update=append", "--perf-runs=8")
+    done.stdout.fnmatch_lines(["*24 runs of 3 cases added"])
+    return repo
+
+
+def baseline_file():
+    (file,) = Path("baselines/cpu").glob("*.json")
+    return file
+
+
+def junit(name):
+    return {case.attrib["name"]: case for case in ElementTree.parse(name).iter("testcase")}
+
+
+def verdict(case):
+    return {each.attrib["name"]: each.attrib["value"] for each in case.findall("properties/property")}.get("verdict")
+
+
+def failures(name):
+    return [case for case, element in junit(name).items() if element.find("failure") is not None]
+
+
+def test_nothing_changed_nothing_fails(stored):
+    done = stored.run("--perf-gate", "--junitxml=j.xml", "--perf-summary=summary.md")
+    done.assert_outcomes(passed=3)
+    done.stdout.fnmatch_lines(["gated 3 of 3 cases: 3 pass"])
+    assert [verdict(case) for case in junit("j.xml").values()] == ["pass"] * 3
+    assert "3 cases on" in Path("summary.md").read_text()
+    assert "| `test_it.py::test_case[cpu-1]` | 1 | " in Path("summary.md").read_text()
+
+
+def test_a_slowed_case_fails_alone_after_fresh_runs(stored, machine):
+    machine.factors[1] = 1.1
+    before = len(stored.driver.jobs)
+    done = stored.run("--perf-gate", "--junitxml=j.xml", "-v")
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+    done.assert_outcomes(passed=2, failed=1)
+    assert failures("j.xml") == ["test_case[cpu-1]"]
+    assert verdict(junit("j.xml")["test_case[cpu-1]"]) == "regressed"
+    done.stdout.fnmatch_lines(["*test_case[[]cpu-1[]] REGRESSED*", "*unconfirmed*", "REGRESSED *test_case[[]cpu-1[]]*"])
+    jobs = stored.driver.jobs[before:]
+    assert all(job.fresh and job.budget.yardstick for job in jobs)
+    assert sum(job.workload.parameters()["number"] == 1 for job in jobs) >= 5  # judged on runs after the suspicion
+
+
+def test_without_the_gate_a_verdict_is_shown_and_nothing_fails(stored, machine):
+    machine.factors[1] = 1.1
+    done = stored.run()
+    done.assert_outcomes(passed=3)
+    done.stdout.fnmatch_lines(["compared 3 of 3 cases: *", "*test_case[[]cpu-1[]]: inconclusive*"])
+
+
+def test_a_faster_case_never_fails_and_says_that_the_baseline_is_stale(stored, machine):
+    machine.factors[2] = 0.8
+    done = stored.run("--perf-gate")
+    done.assert_outcomes(passed=3)
+    done.stdout.fnmatch_lines(["*test_case[[]cpu-2[]]: improved*"])
+    stored.run("--perf-gate", "--perf-update=improved").stdout.fnmatch_lines(
+        ["*cpu-2*: its older runs were replaced", "*cpu-0*: not stored, its verdict is pass;*"]
+    )
+
+
+@pytest.mark.parametrize("option", ["-x", "--maxfail=2"])
+def test_settled_in_place_where_a_report_cannot_wait(stored, machine, option):
+    machine.factors[0] = 1.2
+    done = stored.run("--perf-gate", option)
+    done.assert_outcomes(failed=1, passed=0 if option == "-x" else 2)
+    done.stdout.fnmatch_lines(["*REGRESSED*"])
+
+
+def test_xfail_covers_a_regression(pytester, monkeypatch, machine):
+    repo = repository(pytester, monkeypatch, CASES.replace("\n@pytest", "\n@pytest.mark.xfail\n@pytest"), machine)
+    repo.run("--perf-update=append", "--perf-runs=8")
+    machine.factors[1] = 1.2
+    repo.run("--perf-gate").assert_outcomes(xfailed=1, xpassed=2)
+
+
+def test_a_case_that_fails_by_itself_is_reported_at_once_and_not_gated(stored, machine):
+    machine.errors[1] = RanksFailed("rank 0 on here died")
+    done = stored.run("--perf-gate", "--junitxml=j.xml")
+    done.assert_outcomes(passed=2, failed=1)
+    done.stdout.fnmatch_lines(["rank 0 on here died", "gated 2 of 2 cases: 2 pass"])
+
+
+def test_out_of_memory_where_the_baseline_fitted_is_a_regression(stored, machine):
+    machine.errors[2] = OutOfMemory("OOM at 44.2 GiB of 48 GiB")
+    done = stored.run("--perf-gate", "--junitxml=j.xml")
+    assert failures("j.xml") == ["test_case[cpu-2]"]
+    done.stdout.fnmatch_lines(["*cpu-2*REGRESSED*memory*"])
+
+
+def test_an_impossible_result_fails_without_any_baseline(repo):
+    equal = (Sample(time_s=0.01),) * 8
+    repo.driver.script = lambda job: dataclasses.replace(measurement(job), samples=equal)
+    done = repo.run("--perf-gate", "--perf-allow-ungated")
+    done.assert_outcomes(failed=3)
+    done.stdout.fnmatch_lines(["*IMPOSSIBLE*constant: all 8 samples are 0.01 s to the bit*"])
+
+
+def test_a_gate_that_compares_nothing_is_a_usage_error(repo):
+    nothing = repo.run("--perf-gate")
+    assert nothing.ret == pytest.ExitCode.USAGE_ERROR
+    nothing.stderr.fnmatch_lines(["*--perf-gate: none of 3 cases has 5 stored runs in *cpu*.json; store some with*"])
+    assert repo.driver.jobs == []  # told before anything was measured
+    allowed = repo.run("--perf-gate", "--perf-allow-ungated")
+    allowed.assert_outcomes(passed=3)
+    allowed.stdout.fnmatch_lines(["gated 0 of 3 cases: 3 no-baseline"])
+    required = repo.run("--perf-gate", "--perf-allow-ungated", "--perf-require-baseline")
+    required.assert_outcomes(failed=3)
+
+
+def test_a_regressed_case_is_not_appended_but_accepted_with_a_reason(stored, machine):
+    machine.factors[1] = 1.2
+    before = baseline_file().read_bytes()
+    refused = stored.run("--perf-gate", "--perf-update=append", "-k", "cpu-1")
+    refused.stdout.fnmatch_lines(["*cpu-1*: not stored, it has regressed*"])
+    assert baseline_file().read_bytes() == before
+    accepted = stored.run("--perf-gate", "--perf-update=accept", "--perf-reason=new disk", "-k", "cpu-1")
+    accepted.stdout.fnmatch_lines(["*cpu-1*: its older runs were replaced"])
+    assert "new disk" in baseline_file().read_text()
+
+
+def test_a_damaged_baseline_stops_the_run_before_it_measures(stored):
+    damaged = baseline_file().read_text()[:-200]
+    baseline_file().write_text(damaged)
+    before = len(stored.driver.jobs)
+    done = stored.run("--perf-gate")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines([f"*{baseline_file().name}:*"])
+    assert baseline_file().read_text() == damaged
+    assert len(stored.driver.jobs) == before
+
+
+def test_markers_say_what_a_case_accepts(stored, machine):
+    Path("test_it.py").write_text(
+        Path("test_it.py").read_text().replace("\n@pytest", "\n@pytest.mark.perf_tolerance(0.2)\n@pytest")
+    )
+    machine.factors[1] = 1.1
+    stored.run("--perf-gate").assert_outcomes(passed=3)
+
+
+def test_an_a_a_shows_the_gates_own_rates(repo):
+    done = repo.run("--perf-aa=16")
+    done.assert_outcomes(passed=3)
+    done.stdout.fnmatch_lines(
+        ["A/A: 16 equal runs of 3 cases, 50 random splits into stored and new runs", "*false alarms 0.00%*"]
+    )
+
+
+def test_stored_files_load_in_pytest_benchmarks_own_comparison(stored, monkeypatch, pytestconfig):
+    monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
+    done = stored.run(f"--benchmark-compare={baseline_file()}")
+    done.assert_outcomes(passed=3)
+    done.stdout.fnmatch_lines(["*benchmark: 6 tests*"])
+    command = [sys.executable, "-m", "pytest_benchmark", "compare", str(baseline_file())]
+    alone = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "test_case[cpu-1]" in alone.stdout
+
+
+class TestBase:
+    """Confirmation by an A/B with a base revision; its arms are scripted."""
+
+    @pytest.fixture(autouse=True)
+    def git(self, stored, machine, monkeypatch):
+        Path(".gitignore").write_text("*\n!test_it.py\n")
+        for arguments in (["init", "-q"], ["add", "test_it.py"], ["commit", "-q", "-m", "base"]):
+            subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e", *arguments], check=True)
+        self.base_factor = 1.0
+        self.arms = []
+
+        def run_arm(arm, arguments, deadline_s):
+            self.arms.append(arm.name)
+            if self.base_factor is None and arm.name.startswith("base"):
+                raise ArmFailed("base was not measured: its pytest ended with exit code 4")
+            here = machine.factors.get(1, 1.0) if arm.name == "new code" else self.base_factor
+            result = next(iter(stored_results(arguments)))
+            base = measurement_of(machine, here)
+            return {result: base}
+
+        def stored_results(arguments):
+            return [argument for argument in arguments if "::" in argument]
+
+        def measurement_of(script, factor):
+            from perfsuite.session import PerfSession
+
+            session = next(iter(self.sessions))
+            assert isinstance(session, PerfSession)
+            script.factors[1], kept = factor, script.factors.get(1, 1.0)
+            try:
+                return session.rerun("test_it.py::test_case[cpu-1]")
+            finally:
+                script.factors[1] = kept
+
+        self.sessions = []
+        original = gatekeeper.Gatekeeper.__init__
+
+        def remember(keeper, *, session, **others):
+            self.sessions[:] = [session]
+            original(keeper, session=session, **others)
+
+        monkeypatch.setattr(gatekeeper.Gatekeeper, "__init__", remember)
+        monkeypatch.setattr(gatekeeper, "run_arm", run_arm)
+
+    def test_a_regression_is_confirmed(self, stored, machine):
+        machine.factors[1] = 1.1
+        done = stored.run("--perf-gate", "--perf-base=HEAD", "--junitxml=j.xml")
+        assert failures("j.xml") == ["test_case[cpu-1]"]
+        assert "unconfirmed" not in done.stdout.str()
+        assert {name.split(" (")[0] for name in self.arms} == {"base", "new code"}
+
+    def test_a_host_that_became_slower_clears_the_code(self, stored, machine):
+        machine.factors[1] = self.base_factor = 1.1
+        done = stored.run("--perf-gate", "--perf-base=HEAD")
+        done.assert_outcomes(passed=3)
+        done.stdout.fnmatch_lines(["gated 3 of 3 cases*"])
+        assert self.arms
+
+    def test_a_base_that_cannot_run_the_case_is_named(self, stored, machine):
+        machine.factors[1] = 1.1
+        self.base_factor = None
+        done = stored.run("--perf-gate", "--perf-base=HEAD")
+        done.stdout.fnmatch_lines(["*test_case[[]cpu-1[]]*base was not measured: its pytest ended with exit code 4*"])
+
+    def test_the_work_tree_is_gone_afterwards(self, stored):
+        stored.run("--perf-gate", "--perf-base=HEAD")
+        left = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
+        assert len(left.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--perf-update=maybe"], "*--perf-update: 'maybe' is no mode; choose append, improved, accept"),
+        (["--perf-update=accept"], "*--perf-update=accept replaces stored runs; say why with --perf-reason=TEXT"),
+        (["--perf-reason=x"], "*--perf-reason goes with --perf-update=accept*"),
+        (["--perf-runs=0"], "*--perf-runs: 0 is no number of runs*"),
+        (["--perf-aa=3"], "*--perf-aa: 3 runs are too few*"),
+        (["--perf-base=HEAD"], "*--perf-base says how the gate works; give --perf-gate with it"),
+        (["--perf-gate", "--benchmark-disable"], "*--benchmark-disable measures nothing*"),
+        (["-o", "perf_tolerance=7"], "*ini perf_tolerance: '7' is not between 0 and 1*"),
+        (["--perf-gate", "--perf-base=nowhere"], "*not a git repository*"),
+    ],
+)
+def test_wrong_options_are_one_line(repo, arguments, message):
+    done = repo.run(*arguments)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines([message])
+
+
+def test_the_summary_goes_to_the_ci_service_too(repo, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "step.md")
+    repo.run()
+    assert "3 cases on" in Path("step.md").read_text()
+
+
+REAL = """
+    import os
+    import time
+    import pytest
+
+    def sleeping(rank, number=0):
+        slow = float(os.environ.get("SLOW", "1")) if number == 1 else 1.0
+        return lambda: time.sleep(0.02 * slow)
+
+    @pytest.mark.parametrize("number", range(2))
+    def test_sleep(perf, number):
+        perf(sleeping, number=number)
+"""
+
+
+def test_a_real_case_slowed_twofold_is_caught(pytester, pytestconfig, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
+    pytester.makeini("[pytest]\naddopts = --benchmark-max-time=0.5\n")
+    pytester.makeconftest('pytest_plugins = ["perfsuite.plugin"]')
+    pytester.makepyfile(test_suite=textwrap.dedent(REAL))
+    pytester.runpytest_subprocess("--perf-update=append", "--perf-runs=6").assert_outcomes(passed=2)
+    pytester.runpytest_subprocess("--perf-gate", "--junitxml=same.xml")
+    assert failures("same.xml") == []
+    monkeypatch.setenv("SLOW", "2")
+    pytester.runpytest_subprocess("--perf-gate", "--junitxml=slow.xml").assert_outcomes(passed=1, failed=1)
+    assert failures("slow.xml") == ["test_sleep[cpu-1]"]
