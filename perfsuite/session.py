@@ -188,7 +188,8 @@ class PerfSession:
 
     def _measure(self, case: Case, *, fresh: bool) -> Result:
         started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        workload, shape = case.workload, MeshShape.of(dp=case.world_size)
+        workload = case.workload
+        shape = MeshShape.parse(workload.layout()) if workload.layout() else MeshShape.of(dp=case.world_size)
         result = Result(
             case=case.id,
             workload=describe(workload),
@@ -211,7 +212,7 @@ class PerfSession:
             test_module=case.test_module,
         )
         try:
-            measurement = self.driver.run(job)
+            measurement = self._with_untimed(self.driver.run(job), job)
         except OutOfMemory as error:
             return dataclasses.replace(
                 result, outcome="out_of_memory", detail=str(error), environment=self._environment_now()
@@ -222,6 +223,18 @@ class PerfSession:
         return dataclasses.replace(
             result, measurement=measurement, metrics=metrics, environment=self._environment_now()
         )
+
+    def _with_untimed(self, measurement: Measurement, job: Job) -> Measurement:
+        """The measurement with the records of the builds that are never timed: memory, FLOPs, losses, ..."""
+        if measurement.smoke:
+            return measurement
+        records = list(measurement.records)
+        for purpose in job.workload.untimed():
+            budget = dataclasses.replace(job.budget, smoke=True)
+            build = self.driver.run(dataclasses.replace(job, purpose=purpose, budget=budget))
+            known = {record.name for record in records}
+            records += [record for record in build.records if record.name not in known]
+        return dataclasses.replace(measurement, records=tuple(records))
 
     def _peaks(self, result: Result, measurement: Measurement) -> Peaks:
         peaks = self.machine.peaks()

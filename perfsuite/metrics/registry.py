@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.metrics import collective, compute, memory, pipeline
+from perfsuite.metrics import collective, compute, memory, pipeline, training
 from perfsuite.metrics.spec import MetricSpec
 from perfsuite.records import Measurement, Metric, Peaks, Work
 
@@ -19,7 +19,9 @@ def _by_name(families: Iterable[tuple[MetricSpec, ...]]) -> Mapping[str, MetricS
     return MappingProxyType(names)
 
 
-REGISTRY: Mapping[str, MetricSpec] = _by_name((compute.METRICS, memory.METRICS, collective.METRICS, pipeline.METRICS))
+REGISTRY: Mapping[str, MetricSpec] = _by_name(
+    (compute.METRICS, memory.METRICS, collective.METRICS, pipeline.METRICS, training.METRICS)
+)
 """Immutable; a new metric is one entry in its family's METRICS."""
 
 

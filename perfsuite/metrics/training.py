@@ -70,9 +70,16 @@ def _recorded(record: str, convert: Callable[[float], float], build: str) -> Com
         for each in measurement.records:
             if each.name == record:
                 return Reading(value=convert(each.value))
-        return Reading(value=None, note=f"recorded by the {build} build, which was not asked for")
+        return Reading(value=None, note=f"no {build} build was run")
 
     return compute
+
+
+def _time_to_target(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    steps = _recorded("steps_to_target", _same, "loss")(work, measurement, peaks).value
+    if steps is None:
+        return Reading(value=None, note="no target loss was given, or the loss build did not reach it")
+    return Reading(value=steps * measurement.median_s)
 
 
 def _percent(share: float) -> float:
@@ -84,7 +91,7 @@ def _same(value: float) -> float:
 
 
 _RATES = (
-    (conventions.SIX_N, "6n"),
+    (conventions.SIX_N, "six_n"),
     (conventions.PALM, "palm"),
     (conventions.MEGATRON, "megatron"),
     (conventions.COLOSSALAI, "colossalai"),
@@ -133,7 +140,7 @@ METRICS = (
     ),
     *(
         MetricSpec(
-            name=f"tflops_{short}_per_device",
+            name=f"{short}_tflops_per_device",
             unit="TFLOPS",
             better="higher",
             convention=convention,
@@ -144,7 +151,7 @@ METRICS = (
     ),
     MetricSpec(
         name="mfu_percent",
-        unit="%",
+        unit="percent",
         better="higher",
         convention=conventions.EXACT,
         doc="Model FLOPs utilisation: the model's operations, every product counted, over the device's peak.",
@@ -152,7 +159,7 @@ METRICS = (
     ),
     MetricSpec(
         name="hfu_percent",
-        unit="%",
+        unit="percent",
         better="higher",
         convention=conventions.EXECUTED,
         doc="Hardware FLOPs utilisation: as MFU, and what is computed again in the backward.",
@@ -185,7 +192,7 @@ METRICS = (
     ),
     MetricSpec(
         name="exposed_communication_percent",
-        unit="%",
+        unit="percent",
         better="lower",
         convention="fake-group difference",
         doc="Share of the step that goes when its collectives do nothing; its interval is recorded beside it.",
@@ -209,6 +216,15 @@ METRICS = (
         convention="seeded run",
         doc="Mean loss of the last of a fixed number of steps from seeded values.",
         compute=_recorded("final_loss", _same, "loss"),
+        observed=True,
+    ),
+    MetricSpec(
+        name="time_to_target_s",
+        unit="s",
+        better="lower",
+        convention="steps of the loss build x step time",
+        doc="Time of the steps that it takes from seeded values to the target loss.",
+        compute=_time_to_target,
         observed=True,
     ),
 )

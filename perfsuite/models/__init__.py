@@ -1,0 +1,43 @@
+"""What is trained: torch-free configurations by name, and the torch modules that they build.
+
+>>> find("llama2-7b").parameters
+6738415616
+>>> find("llama2-7b", {"layers": 2, "sequence_length": 1024}).tokens_per_sample
+1024
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.models import dit, gpt, llama
+from perfsuite.models.base import Model, Part
+
+__all__ = ["MODELS", "Model", "Part", "find"]
+
+MODELS: Mapping[str, Model] = MappingProxyType(
+    {model.name: model for model in (*gpt.MODELS, *llama.MODELS, *dit.MODELS)}
+)
+"""Every model by name, in its published or small size."""
+
+
+def find(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
+    """The configuration of this name with some of its fields replaced.
+
+    Raises InvalidParameter for a name or field that there is not, and for sizes that do not fit each other.
+    """
+    if name not in MODELS:
+        near = difflib.get_close_matches(name, MODELS, n=3, cutoff=0.4) or sorted(MODELS)
+        raise InvalidParameter(f"model {name!r} is unknown; did you mean {' or '.join(near)}?")
+    if not overrides:
+        return MODELS[name]
+    known = [each.name for each in dataclasses.fields(MODELS[name]) if each.name != "name"]
+    unknown = sorted(set(overrides) - set(known))
+    if unknown:
+        raise InvalidParameter(f"model {name} has no field {', '.join(unknown)}; it has {', '.join(known)}")
+    return dataclasses.replace(MODELS[name], **overrides)

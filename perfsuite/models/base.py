@@ -1,0 +1,114 @@
+"""What every model configuration offers without torch: its inputs, its size, its work, and how to build it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from perfsuite.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from perfsuite.models.layers import TrainingModule
+
+Checkpointing = Literal["none", "full", "selective"]
+"""none: all activations are kept; full: every block runs again in the backward; selective: only what is not a matrix
+product or attention runs again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One tensor of a training sample, without the batch dimension."""
+
+    name: str
+    """Keyword of the module's ``forward``."""
+    shape: tuple[int, ...]
+    below: int = 0
+    """Whole numbers from 0 to below - 1; 0: fp32 numbers from the standard normal distribution."""
+    stored: bool = True
+    """Comes from the data set; otherwise drawn anew for every sample (noise and time of a diffusion model)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(ABC):
+    """A configuration: plain numbers."""
+
+    name: str
+    """As in MODELS: llama2-7b."""
+    layers: int
+    """Blocks."""
+    width: int
+    """Features of a token between blocks (D)."""
+    heads: int
+    """Attention heads; divide ``width``."""
+
+    def __post_init__(self) -> None:
+        for field in ("layers", "width", "heads"):
+            value = getattr(self, field)
+            if not isinstance(value, int) or value < 1:
+                raise InvalidParameter(
+                    f"{field}={value!r} of model {self.name} is no size; choose a whole number from 1"
+                )
+        if self.width % self.heads:
+            legal = [heads for heads in range(1, self.width + 1) if self.width % heads == 0]
+            near = sorted(legal, key=lambda heads: abs(heads - self.heads))[:4]
+            raise InvalidParameter(
+                f"heads={self.heads} does not divide width={self.width} of model {self.name}; "
+                f"choose {', '.join(map(str, sorted(near)))}"
+            )
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[Part, ...]:
+        """The tensors of one sample."""
+
+    @property
+    @abstractmethod
+    def tokens_per_sample(self) -> int:
+        """Tokens that go through the blocks for one sample: S."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the output projection of a language model; 0 for other models."""
+        return 0
+
+    @property
+    @abstractmethod
+    def parameters(self) -> int:
+        """Numbers in all parameters, fixed embeddings that are stored as parameters included."""
+
+    @property
+    @abstractmethod
+    def block_flops(self) -> float:
+        """Operations of one sample in the forward of all blocks: what full checkpointing runs twice.
+
+        2mkn for every product of m x k by k x n, attention counted in full even where a causal kernel skips half of
+        it; nothing else (norms, activations, the loss) counts.
+        """
+
+    @property
+    @abstractmethod
+    def forward_flops(self) -> float:
+        """Operations of one sample in the whole forward, counted as in :attr:`block_flops`."""
+
+    @abstractmethod
+    def twin(self) -> Model:
+        """A sibling of the same architecture that takes milliseconds on one core, for checks against one process."""
+
+    @abstractmethod
+    def build(self, checkpointing: Checkpointing = "none") -> TrainingModule:
+        """The torch module, on the default device, with torch's own initial values; imports torch."""
+
+
+def require_checkpointing(checkpointing: str) -> None:
+    """Raise InvalidParameter unless ``checkpointing`` is one of the three kinds."""
+    kinds = get_args(Checkpointing)
+    if checkpointing not in kinds:
+        raise InvalidParameter(f"checkpointing={checkpointing!r} is unknown; choose {', '.join(kinds)}")
+
+
+def require_sizes(owner: str, **sizes: int) -> None:
+    """Raise InvalidParameter unless every size is a whole number of at least 1."""
+    for name, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise InvalidParameter(f"{name}={value!r} of model {owner} is no size; choose a whole number from 1")

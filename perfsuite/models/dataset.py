@@ -1,0 +1,168 @@
+"""Data sets on disk: flat files of equally long rows, one per tensor of a sample, described by ``dataset.json``.
+
+::
+
+    {"samples": 704, "parts": [{"name": "latents", "file": "latents.bin", "dtype": "float16",
+                                "shape": [4, 16, 32, 32], "rows": 704}]}
+
+Sample i is row i modulo ``rows`` of every part, so that large tensors that need no variety (captions) may have fewer
+rows than there are samples.  perfsuite writes such a folder by itself; a user's own has the same form.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.models.base import Model, Part
+
+INDEX = "dataset.json"
+_DTYPES = ("uint16", "int32", "int64", "float16", "float32")
+_FEW_ROWS = 16
+"""Rows of generated captions: a megabyte each at the published size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One part's file."""
+
+    name: str
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    """Of one row."""
+    rows: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """A folder that was read and found whole."""
+
+    directory: Path
+    samples: int
+    tables: tuple[Table, ...]
+
+    def open(self) -> Mapping[str, Any]:
+        """Memory-mapped arrays by part: nothing is read before a row is asked for."""
+        return {
+            table.name: np.memmap(self.directory / table.file, dtype=table.dtype, mode="r").reshape(-1, *table.shape)
+            for table in self.tables
+        }
+
+
+def generate(model: Model, directory: Path, samples: int) -> Dataset:
+    """The folder with ``samples`` random samples for ``model``, written unless it is there already.
+
+    It appears under its name only once it is whole: whoever else writes the same meanwhile loses nothing.
+    """
+    with contextlib.suppress(InvalidParameter):
+        found = read(directory, model)
+        if found.samples == samples:
+            return found
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=directory.name, dir=directory.parent))
+    tables = [_write(part, draft, samples, seed) for seed, part in enumerate(_stored(model))]
+    parts = [{**vars(table), "shape": list(table.shape)} for table in tables]
+    (draft / INDEX).write_text(json.dumps({"samples": samples, "parts": parts}, indent=1))
+    draft.chmod(0o755)
+    try:
+        os.replace(draft, directory)
+    except OSError:  # another process was faster, or an older and different one is in the way
+        if directory.exists() and _holds(directory, model, samples):
+            shutil.rmtree(draft)
+        else:
+            shutil.rmtree(directory)
+            os.replace(draft, directory)
+    return read(directory, model)
+
+
+def _holds(directory: Path, model: Model, samples: int) -> bool:
+    try:
+        return read(directory, model).samples == samples
+    except InvalidParameter:
+        return False
+
+
+def _stored(model: Model) -> list[Part]:
+    return [part for part in model.parts if part.stored]
+
+
+def _write(part: Part, directory: Path, samples: int, seed: int) -> Table:
+    rows = min(samples, _FEW_ROWS) if part.name == "caption" else samples
+    dtype = ("uint16" if part.below <= 1 << 16 else "int32") if part.below else "float16"
+    table = Table(name=part.name, file=f"{part.name}.bin", dtype=dtype, shape=part.shape, rows=rows)
+    random = np.random.default_rng(seed)
+    with open(directory / table.file, "wb") as file:
+        for _ in range(rows):
+            row = random.integers(0, part.below, part.shape) if part.below else random.standard_normal(part.shape)
+            file.write(row.astype(dtype).tobytes())
+    return table
+
+
+def read(directory: Path, model: Model) -> Dataset:
+    """The data set in ``directory``, checked against what ``model`` needs.
+
+    Raises InvalidParameter for a folder that is missing, not described, cut short, or of another shape.
+    """
+    if not directory.is_dir():
+        raise InvalidParameter(f"data={str(directory)!r} is no folder; give one that has {INDEX}, or 'synthetic'")
+    index = directory / INDEX
+    try:
+        described = json.loads(index.read_text())
+        tables = tuple(Table(**{**each, "shape": tuple(each["shape"])}) for each in described["parts"])
+        samples = int(described["samples"])
+    except OSError as error:
+        raise InvalidParameter(f"{index} cannot be read: {error.strerror}; a data set needs it") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidParameter(
+            f'{index} is damaged ({error!r:.80}); it is {{"samples": n, "parts": [...]}}, each part with '
+            "name, file, dtype, shape and rows"
+        ) from None
+    if samples < 1:
+        raise InvalidParameter(f"{index}: samples={samples} leaves nothing to train on; it is at least 1")
+    for part in _stored(model):
+        _check(part, tables, directory, model)
+    names = {part.name for part in _stored(model)}
+    return Dataset(directory=directory, samples=samples, tables=tuple(table for table in tables if table.name in names))
+
+
+def _check(part: Part, tables: tuple[Table, ...], directory: Path, model: Model) -> None:
+    table = next((each for each in tables if each.name == part.name), None)
+    if table is None:
+        there = ", ".join(each.name for each in tables) or "none"
+        raise InvalidParameter(
+            f"data set {directory} has no part {part.name!r}, which model {model.name} needs; it has {there}"
+        )
+    if table.dtype not in _DTYPES or table.rows < 1:
+        raise InvalidParameter(
+            f"{directory / INDEX}: part {part.name} has dtype {table.dtype!r} and {table.rows} rows; "
+            f"choose one of {', '.join(_DTYPES)} and at least 1 row"
+        )
+    if table.shape != part.shape:
+        raise InvalidParameter(
+            f"data set {directory}: rows of {part.name} have shape {list(table.shape)}, "
+            f"model {model.name} needs {list(part.shape)}; prepare the data for this size"
+        )
+    file = directory / table.file
+    size = file.stat().st_size if file.exists() else -1
+    needed = table.row_bytes * table.rows
+    if size < needed:
+        state = f"has {size} bytes" if size >= 0 else "is missing"
+        raise InvalidParameter(
+            f"{file} {state}, but {table.rows} rows of {table.row_bytes} bytes are {needed}; copy it again"
+        )

@@ -1,0 +1,102 @@
+"""GPT-2 and GPT-3 shapes: learned positions, layer norms before attention and MLP, tied embeddings.
+
+Sources: GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, table 2.1), OneFlow's published GPT benchmark (hidden
+size x layers; vocabulary padded to a multiple of 128).  GPT-3 13B is printed with a width of 5140, which its 40 heads
+do not divide; 5120 is what everybody builds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.models.base import Checkpointing, Model, Part, require_sizes
+
+if TYPE_CHECKING:
+    from perfsuite.models.layers import TrainingModule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpt(Model):
+    """A GPT configuration.
+
+    >>> Gpt(name="gpt2", layers=12, width=768, heads=12).parameters
+    124439808
+    """
+
+    words: int = 50257
+    """Rows of the token embedding, which is also the output projection (V)."""
+    context: int = 1024
+    """Learned positions."""
+    sequence_length: int = 0
+    """Tokens of a sample (S), at most ``context``; 0: all of it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sizes(self.name, words=self.words, context=self.context)
+        if not isinstance(self.sequence_length, int) or not 0 <= self.sequence_length <= self.context:
+            raise InvalidParameter(
+                f"sequence_length={self.sequence_length!r} does not fit context={self.context} of model {self.name}; "
+                f"choose 1 to {self.context}, or 0 for all of it"
+            )
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """S + 1 tokens: inputs and, one later, targets."""
+        return (Part(name="tokens", shape=(self.tokens_per_sample + 1,), below=self.words),)
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """S."""
+        return self.sequence_length or self.context
+
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+        return self.words
+
+    @property
+    def parameters(self) -> int:
+        """12 D^2 + 13 D in each block, the embeddings, and the last norm's 2 D."""
+        block = 12 * self.width**2 + 13 * self.width
+        return self.layers * block + (self.words + self.context + 2) * self.width
+
+    @property
+    def block_flops(self) -> float:
+        """24 S D^2 for the projections and 4 S^2 D for attention, in each block."""
+        tokens = self.tokens_per_sample
+        return self.layers * (24.0 * tokens * self.width**2 + 4.0 * tokens**2 * self.width)
+
+    @property
+    def forward_flops(self) -> float:
+        """The blocks and 2 S D V for the logits."""
+        return self.block_flops + 2.0 * self.tokens_per_sample * self.width * self.words
+
+    def twin(self) -> Gpt:
+        """Two blocks of 48 features."""
+        return dataclasses.replace(self, layers=2, width=48, heads=4, words=64, context=16, sequence_length=0)
+
+    def build(self, checkpointing: Checkpointing = "none") -> TrainingModule:
+        """The torch module."""
+        from perfsuite.models.gpt_module import GptModule
+
+        return GptModule(self, checkpointing)
+
+
+_PADDED = 50304
+"""50257 padded to a multiple of 128."""
+
+MODELS = (
+    Gpt(name="gpt2", layers=12, width=768, heads=12),
+    Gpt(name="gpt2-xl", layers=48, width=1600, heads=25),
+    Gpt(name="gpt3-13b", layers=40, width=5120, heads=40, context=2048),
+    Gpt(name="gpt3-175b", layers=96, width=12288, heads=96, context=2048),
+    Gpt(name="gpt-768x12", layers=12, width=768, heads=12, words=_PADDED),
+    Gpt(name="gpt-1536x16", layers=16, width=1536, heads=16, words=_PADDED),
+    Gpt(name="gpt-2304x24", layers=24, width=2304, heads=24, words=_PADDED),
+    Gpt(name="gpt-3072x16", layers=16, width=3072, heads=32, words=_PADDED),
+    Gpt(name="gpt-3072x32", layers=32, width=3072, heads=32, words=_PADDED),
+    Gpt(name="gpt2-tiny", layers=2, width=128, heads=4, words=512, context=64),
+)

@@ -1,0 +1,116 @@
+"""Torch building blocks that the models share: blocks that may be checkpointed, and values that no strategy changes.
+
+Shapes: B batch, S tokens, H heads, E features of a head, D = H x E features of a token.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from abc import abstractmethod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from perfsuite.models.base import Checkpointing
+
+
+class Block(nn.Module):
+    """A repeated layer: what is checkpointed, compiled and sharded as one."""
+
+    def __init__(self, checkpointing: Checkpointing) -> None:
+        super().__init__()
+        self.checkpointing = checkpointing
+        self.reentrant = False
+        """torch's older way of checkpointing, for strategies that reshape parameters between the two forwards."""
+
+    @abstractmethod
+    def compute(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The layer itself."""
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The layer, its activations kept or computed again in the backward."""
+        if self.checkpointing == "none" or not torch.is_grad_enabled():
+            return self.compute(*inputs)
+        # There is no dropout, so there is no random state to keep.
+        chosen: dict[str, Any] = {"use_reentrant": self.reentrant, "preserve_rng_state": False}
+        if self.checkpointing == "selective":
+            chosen["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_products)
+        output = checkpoint(self.compute, *inputs, **chosen)
+        assert isinstance(output, torch.Tensor)
+        return output
+
+
+_PRODUCTS = ("mm", "addmm", "bmm")
+
+
+def _keep_products(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+    """Keep what costs arithmetic; everything else only costs memory bandwidth to compute again."""
+    name = operation.__name__.partition(".")[0]
+    kept = name in _PRODUCTS or name.startswith("_scaled_dot_product")
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class TrainingModule(nn.Module):
+    """A model with its loss: ``forward(**batch)`` returns the mean loss of a batch: a wrapper sees all of it."""
+
+    blocks: nn.ModuleList
+    """The repeated layers, first to last."""
+
+
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, heads: int, causal: bool = False
+) -> torch.Tensor:
+    """Scaled dot-product attention of (B, S, D) tensors with ``heads`` heads; returns (B, S, D).
+
+    ``key`` and ``value`` may be narrower: then several heads of the query share one of theirs (grouped queries).
+    """
+    features = query.shape[-1] // heads
+    q, k, v = (_split(each, features).transpose(1, 2) for each in (query, key, value))
+    if k.shape[1] != heads:
+        # Repeated instead of enable_gqa=True: several backends of torch's attention know only equal numbers of heads.
+        k, v = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
+
+
+def _split(x: torch.Tensor, features: int) -> torch.Tensor:
+    """(B, S, H x E) as (B, S, H, E)."""
+    return x.view(*x.shape[:-1], -1, features)
+
+
+def materialize(module: nn.Module, device: torch.device, *, seed: int, prefix: str = "") -> None:
+    """Give every parameter of ``module`` that is on the meta device storage on ``device`` and its initial value.
+
+    The value depends on the seed and on the parameter's full name (``prefix`` + its name in ``module``) and on nothing
+    else: a strategy may fill a model block by block, so that no rank ever holds it whole, and all of them start alike.
+    Matrices are normal with a deviation of 0.02; gains are 1 and biases 0.  Gates that are published as zero at the
+    start (adaLN-Zero) are not zero here: behind a closed gate all gradients are zero, and checking them shows nothing.
+    """
+    for name, parameter in list(module.named_parameters()):
+        if not parameter.is_meta:
+            continue
+        path, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(path)
+        full = torch.empty_like(parameter, device=device)
+        with torch.no_grad():
+            fill(full, prefix + name, seed)
+        setattr(owner, leaf, nn.Parameter(full, requires_grad=parameter.requires_grad))
+
+
+def fill(values: torch.Tensor, name: str, seed: int) -> None:
+    """The initial value of the parameter called ``name``, written into ``values``."""
+    if values.dim() > 1:
+        # One 32-bit number: a CPU's generator ignores what of a seed is above that.
+        mixed = zlib.crc32(f"{seed} {name}".encode())
+        generator = torch.Generator(device=values.device).manual_seed(mixed)
+        values.normal_(std=0.02, generator=generator)
+    else:
+        values.fill_(1.0 if name.endswith("weight") else 0.0)
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean over all tokens of (B, S, V) logits against (B, S) targets, in fp32."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

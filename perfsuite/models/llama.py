@@ -1,0 +1,110 @@
+"""LLaMA 2 shapes: rotary positions, RMS norms, SwiGLU, grouped queries in the largest, untied embeddings, no biases.
+
+Source: Touvron et al. 2023 (LLaMA 2) and the published configurations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.models.base import Checkpointing, Model, Part, require_sizes
+
+if TYPE_CHECKING:
+    from perfsuite.models.layers import TrainingModule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama(Model):
+    """A LLaMA configuration.
+
+    >>> Llama(name="llama2-7b", layers=32, width=4096, heads=32, kv_heads=32, hidden=11008).parameters
+    6738415616
+    """
+
+    kv_heads: int
+    """Heads of keys and values; divide ``heads``."""
+    hidden: int
+    """Features between the MLP's matrices (F)."""
+    words: int = 32000
+    """Rows of the embedding and of the output projection (V)."""
+    sequence_length: int = 4096
+    """Tokens of a sample (S); the published context is 4096."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = {"hidden": self.hidden, "words": self.words, "sequence_length": self.sequence_length}
+        require_sizes(self.name, kv_heads=self.kv_heads, **sizes)
+        if self.heads % self.kv_heads:
+            raise InvalidParameter(
+                f"kv_heads={self.kv_heads} does not divide heads={self.heads} of model {self.name}; choose a divisor"
+            )
+        if self.width // self.heads % 2:
+            raise InvalidParameter(
+                f"width={self.width} over heads={self.heads} of model {self.name} is odd; "
+                "rotary positions turn pairs of features, so choose an even number per head"
+            )
+
+    @property
+    def kv_width(self) -> int:
+        """Features of all keys of a token."""
+        return self.width // self.heads * self.kv_heads
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """S + 1 tokens: inputs and, one later, targets."""
+        return (Part(name="tokens", shape=(self.sequence_length + 1,), below=self.words),)
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """S."""
+        return self.sequence_length
+
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+        return self.words
+
+    @property
+    def _block_weights(self) -> int:
+        """Numbers in the matrices of one block: 2 D^2 + 2 D K + 3 D F."""
+        return self.width * (2 * self.width + 2 * self.kv_width + 3 * self.hidden)
+
+    @property
+    def parameters(self) -> int:
+        """Matrices and two gains in each block, embedding, output projection and the last gain."""
+        return self.layers * (self._block_weights + 2 * self.width) + (2 * self.words + 1) * self.width
+
+    @property
+    def block_flops(self) -> float:
+        """2 S per number in a matrix, and 4 S^2 D for attention: grouped queries share keys, not scores."""
+        tokens = self.sequence_length
+        return self.layers * (2.0 * tokens * self._block_weights + 4.0 * tokens**2 * self.width)
+
+    @property
+    def forward_flops(self) -> float:
+        """The blocks and 2 S D V for the logits."""
+        return self.block_flops + 2.0 * self.sequence_length * self.width * self.words
+
+    def twin(self) -> Llama:
+        """Two blocks of 48 features; keys are shared in pairs where the model shares them."""
+        kv_heads = 4 if self.kv_heads == self.heads else 2
+        return dataclasses.replace(
+            self, layers=2, width=48, heads=4, kv_heads=kv_heads, hidden=80, words=64, sequence_length=16
+        )
+
+    def build(self, checkpointing: Checkpointing = "none") -> TrainingModule:
+        """The torch module."""
+        from perfsuite.models.llama_module import LlamaModule
+
+        return LlamaModule(self, checkpointing)
+
+
+MODELS = (
+    Llama(name="llama2-7b", layers=32, width=4096, heads=32, kv_heads=32, hidden=11008),
+    Llama(name="llama2-13b", layers=40, width=5120, heads=40, kv_heads=40, hidden=13824),
+    Llama(name="llama2-70b", layers=80, width=8192, heads=64, kv_heads=8, hidden=28672),
+    Llama(name="llama2-tiny", layers=2, width=128, heads=4, kv_heads=2, hidden=344, words=512, sequence_length=64),
+)

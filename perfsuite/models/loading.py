@@ -1,0 +1,144 @@
+"""Batches on the rank: drawn on the spot, or read from a data set by torch's DataLoader.
+
+A sample is chosen by its number in the whole run, never by a rank's seed: step s, micro-batch m, rank r and place b
+give number ((s x accumulation + m) x ranks + r) x micro_batch_size + b, taken modulo the samples there are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from perfsuite.models.base import Model, Part
+from perfsuite.models.dataset import Dataset
+
+_PR_SET_PDEATHSIG = 1
+_DIFFERENT_BATCHES = 4
+"""Synthetic batches that are made before the first step and used in turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Which samples one rank sees."""
+
+    rank: int
+    ranks: int
+    micro_batch_size: int
+
+    def numbers(self) -> Iterator[list[int]]:
+        """Numbers of the samples of this rank's micro-batches, without end.
+
+        >>> numbers = Share(rank=1, ranks=2, micro_batch_size=2).numbers()
+        >>> next(numbers), next(numbers)
+        ([2, 3], [6, 7])
+        """
+        first = self.rank * self.micro_batch_size
+        while True:
+            yield list(range(first, first + self.micro_batch_size))
+            first += self.ranks * self.micro_batch_size
+
+
+def draw(part: Part, number: int) -> torch.Tensor:
+    """The random value of ``part`` in sample ``number``."""
+    generator = torch.Generator().manual_seed(number * 31 + len(part.name))
+    if part.below:
+        return torch.randint(0, part.below, part.shape, generator=generator)
+    return torch.randn(part.shape, generator=generator)
+
+
+def synthetic_batch(model: Model, numbers: list[int]) -> dict[str, torch.Tensor]:
+    """Samples of these numbers, all of them random, stacked."""
+    return {part.name: torch.stack([draw(part, number) for number in numbers]) for part in model.parts}
+
+
+class Synthetic:
+    """A few batches on the device, over and over: data cost nothing."""
+
+    def __init__(self, model: Model, share: Share, device: torch.device) -> None:
+        numbers = share.numbers()
+        self._batches = [
+            {name: values.to(device) for name, values in synthetic_batch(model, next(numbers)).items()}
+            for _ in range(_DIFFERENT_BATCHES)
+        ]
+        self._next = 0
+
+    def __next__(self) -> Mapping[str, torch.Tensor]:
+        batch = self._batches[self._next % len(self._batches)]
+        self._next += 1
+        return batch
+
+    def close(self) -> None:
+        """Free the batches."""
+        self._batches = []
+
+
+class Rows(TorchDataset[dict[str, torch.Tensor]]):
+    """Samples of a data set; noise and noise level of a sample are drawn when it is read."""
+
+    def __init__(self, model: Model, dataset: Dataset) -> None:
+        self._drawn = [part for part in model.parts if not part.stored]
+        self._integers = {part.name for part in model.parts if part.below}
+        self._dataset = dataset
+        self._arrays: Mapping[str, Any] | None = None
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        if self._arrays is None:  # each loader process maps the files for itself
+            self._arrays = self._dataset.open()
+        index = number % self._dataset.samples
+        sample = {}
+        for name, array in self._arrays.items():
+            row = torch.from_numpy(array[index % len(array)].astype("int64" if name in self._integers else "float32"))
+            sample[name] = row
+        return {**sample, **{part.name: draw(part, number) for part in self._drawn}}
+
+
+class Files:
+    """Batches read from disk by ``num_workers`` loader processes (0: by the rank itself) and copied to the device."""
+
+    def __init__(self, model: Model, dataset: Dataset, share: Share, device: torch.device, *, num_workers: int) -> None:
+        self._device = device
+        # fork whatever the rank's own start method was: with another one the loaders would start a server of their own,
+        # which outlives a rank that is killed.  They touch no device, so a fork is safe.
+        self._batches = iter(
+            DataLoader(
+                Rows(model, dataset),
+                batch_sampler=_Endless(share),
+                num_workers=num_workers,
+                multiprocessing_context="fork" if num_workers else None,
+                worker_init_fn=_end_with_rank,
+                pin_memory=device.type != "cpu",
+            )
+        )
+
+    def __next__(self) -> Mapping[str, torch.Tensor]:
+        batch: Mapping[str, torch.Tensor] = next(self._batches)
+        return {name: values.to(self._device, non_blocking=True) for name, values in batch.items()}
+
+    def close(self) -> None:
+        """End the loader processes."""
+        del self._batches
+
+
+class _Endless:
+    """A batch sampler without end."""
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._share.numbers()
+
+
+def _end_with_rank(_: int) -> None:
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the rank died before the line above
+        os._exit(1)

@@ -1,0 +1,115 @@
+"""torch's DistributedDataParallel: every rank holds the whole model, gradients are averaged in buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.strategies.base import Plan, Strategy, require_choice
+from perfsuite.workload import Rank
+
+if TYPE_CHECKING:
+    import torch
+
+    from perfsuite.strategies.trainer import Trainer
+
+_ONE_BUCKET_MIB = 1 << 20
+"""Larger than any model: all gradients travel together once the last one is ready."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ddp(Strategy):
+    """Options of DistributedDataParallel."""
+
+    bucket_mib: float = 25.0
+    """Gradients that travel together, MiB."""
+    overlap: bool = True
+    """Buckets travel while the backward goes on; False: one bucket after it."""
+    static_graph: bool = False
+    """Promise that every step uses the same parameters in the same order."""
+    compression: Literal["none", "fp16", "bf16"] = "none"
+    """dtype in which gradients travel."""
+
+    name: ClassVar[str] = "ddp"
+
+    def __post_init__(self) -> None:
+        require_choice("ddp", "compression", self.compression, ("none", "fp16", "bf16"))
+        if not self.bucket_mib > 0:
+            raise InvalidParameter(f"bucket_mib={self.bucket_mib!r} of strategy ddp is no size; choose more than 0")
+
+    def tolerance(self, plan: Plan) -> float:
+        """Compressed gradients are rounded."""
+        return super().tolerance(plan) if self.compression == "none" else 2e-2
+
+    def build(self, rank: Rank, plan: Plan) -> Trainer:
+        """The wrapped model and AdamW."""
+        from perfsuite.strategies.trainer import Trainer, make_optimizer, new_whole_module
+
+        module = new_whole_module(rank, plan)
+        unit = wrap(module, rank, self)
+        optimizer = make_optimizer(module, plan)
+        return Trainer(
+            rank,
+            plan,
+            module=module,
+            unit=unit,
+            optimizer=optimizer,
+            hold=hold(unit),
+            sends_fp16=self.compression == "fp16",
+        )
+
+
+def wrap(module: torch.nn.Module, rank: Rank, options: Ddp) -> Any:
+    """DistributedDataParallel around ``module`` over all ranks."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    group = rank.group()
+    wrapper = DistributedDataParallel(
+        module,
+        process_group=group,
+        bucket_cap_mb=options.bucket_mib if options.overlap else _ONE_BUCKET_MIB,
+        gradient_as_bucket_view=True,
+        static_graph=options.static_graph,
+    )
+    if dist.get_backend(group) == "fake":  # its calls return nothing that the reducer could wait for
+        _register(wrapper, None, _keep)
+    elif options.compression != "none":
+        _register(wrapper, group, _compressing(options.compression))
+    return wrapper
+
+
+def hold(wrapper: Any) -> Callable[[bool], AbstractContextManager[None]]:
+    """Gradients are averaged in the last micro-batch of a step and only added up in the others."""
+    return lambda last: nullcontext() if last else wrapper.no_sync()
+
+
+def _register(wrapper: Any, state: object, hook: Callable[[Any, Any], Any]) -> None:
+    hook.__annotations__ = {}  # DDP compares annotations with its classes; here they are text
+    wrapper.register_comm_hook(state, hook)
+
+
+def _keep(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    import torch
+
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def _compressing(dtype: str) -> Callable[[Any, Any], Any]:
+    """A hook that sends a bucket in a narrower dtype.
+
+    torch's own are called from one of another name: DDP refuses its bf16 hook by name on backends that do know bf16.
+    """
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    compress = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}[dtype]
+
+    def send_narrow(state: Any, bucket: Any) -> Any:
+        return compress(state, bucket)
+
+    return send_narrow

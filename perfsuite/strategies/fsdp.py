@@ -1,0 +1,90 @@
+"""torch's FSDP2 (fully_shard): parameters, gradients and optimizer state are spread; blocks are gathered when used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.mesh import MeshShape
+from perfsuite.strategies.base import Plan, Strategy
+from perfsuite.workload import DTYPES, Rank
+
+if TYPE_CHECKING:
+    from perfsuite.strategies.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fsdp(Strategy):
+    """Options of fully_shard.  On a mesh with dp_replicate and dp_shard it is HSDP: copies of what is spread."""
+
+    reshard: bool = True
+    """Gathered parameters are freed after a block's forward and gathered again for its backward (ZeRO-3); False keeps
+    them (ZeRO-2)."""
+    mixed_precision: bool = False
+    """In bf16 and fp16: parameters are gathered in that dtype and gradients reduced in fp32; False: autocast."""
+    offload: bool = False
+    """Parameters, gradients and optimizer state live in host memory."""
+
+    name: ClassVar[str] = "fsdp"
+    replicates: ClassVar[bool] = False
+
+    def require(self, shape: MeshShape) -> None:
+        """Raise InvalidParameter unless dp_replicate and dp_shard come together."""
+        super().require(shape)
+        if ("dp_replicate" in shape.names) != ("dp_shard" in shape.names):
+            raise InvalidParameter(
+                f"mesh {shape} has one of dp_replicate and dp_shard; strategy fsdp needs both, or dp alone"
+            )
+
+    def check_plan(self, plan: Plan, ranks: int) -> None:
+        """Raise InvalidParameter for mixed precision without a narrower dtype."""
+        if self.mixed_precision and not plan.half:
+            raise InvalidParameter(
+                f"mixed_precision of strategy fsdp with dtype={plan.dtype!r} mixes nothing; choose bf16 or fp16"
+            )
+
+    def narrows(self, plan: Plan) -> bool:
+        """With mixed precision."""
+        return self.mixed_precision
+
+    def build(self, rank: Rank, plan: Plan) -> Trainer:
+        """Blocks get their values one at a time and are spread at once: no rank ever holds the whole model."""
+        import torch
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+        from perfsuite.models.layers import materialize
+        from perfsuite.strategies.trainer import Trainer, make_optimizer, new_module
+
+        spread: dict[str, Any] = {"mesh": rank.mesh}
+        if self.mixed_precision:
+            narrow = getattr(torch, DTYPES[plan.dtype])
+            spread["mp_policy"] = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32)
+        if self.offload:
+            spread["offload_policy"] = CPUOffloadPolicy(pin_memory=rank.device.type != "cpu")
+        module = new_module(rank, plan)
+        for index, block in enumerate(module.blocks):
+            materialize(block, rank.device, seed=plan.seed, prefix=f"blocks.{index}.")
+            fully_shard(block, reshard_after_forward=self.reshard, **spread)
+        materialize(module, rank.device, seed=plan.seed)
+        fully_shard(module, **spread)
+        return Trainer(
+            rank,
+            plan,
+            module=module,
+            unit=module,
+            optimizer=make_optimizer(module, plan),
+            hold=_hold(module) if plan.accumulation > 1 else None,
+            casts=not self.mixed_precision,
+        )
+
+
+def _hold(module: Any) -> Callable[[bool], AbstractContextManager[None]]:
+    @contextmanager
+    def reduce_in_last(last: bool) -> Iterator[None]:
+        module.set_requires_gradient_sync(last)
+        yield
+
+    return reduce_in_last

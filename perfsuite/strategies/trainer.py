@@ -1,0 +1,193 @@
+"""Rank side of every strategy: a model, an optimizer, and one way to step them and to look inside.
+
+Imported on ranks only.  A micro-batch is a dict of tensors with the samples in the first dimension; a global batch
+holds those of all ranks and all micro-batches, and belongs to rank r in micro-batch m from sample
+(m x ranks + r) x micro_batch_size on.  So every strategy sees every sample once, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from perfsuite.errors import UnsupportedCase
+from perfsuite.models.layers import Block, TrainingModule, materialize
+from perfsuite.strategies.base import Plan
+from perfsuite.workload import DTYPES, Rank
+
+Batch = Mapping[str, torch.Tensor]
+
+
+class Trainer:
+    """One rank's part of a training step."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        plan: Plan,
+        *,
+        module: TrainingModule,
+        unit: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        hold: Callable[[bool], AbstractContextManager[None]] | None = None,
+        casts: bool = True,
+        sends_fp16: bool = False,
+    ) -> None:
+        """``unit`` is what is called: the wrapper around ``module``, or ``module`` itself.
+
+        ``hold`` is :meth:`micro_batch` of a strategy that communicates; ``casts`` is False where the strategy casts
+        parameters by itself, so that autocast would have nothing to do.  ``sends_fp16``: gradients travel in fp16.
+        """
+        self.rank = rank
+        self._hold = hold
+        self._casts = casts
+        self.plan = plan
+        self.module = module
+        self.unit: Any = unit
+        self.optimizer: Any = optimizer
+        self.group = rank.group()
+        # The dynamic loss scale without which small gradients vanish in fp16; it passes everything through elsewhere.
+        # Gradients that travel in fp16 start lower: the sum of a parameter's overflows before an activation's does.
+        self.scaler: Any = torch.amp.GradScaler(
+            rank.device.type,
+            init_scale=2.0**10 if sends_fp16 else 2.0**16,
+            enabled=sends_fp16 or plan.dtype == "fp16",
+        )
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        """Round the forward and backward of one micro-batch; only the last one of a step communicates gradients."""
+        return nullcontext() if self._hold is None else self._hold(last)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Mean loss of a micro-batch."""
+        with self.autocast():
+            loss: torch.Tensor = self.unit(**batch)
+        return loss
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add this micro-batch's share of the gradients."""
+        self.scaler.scale(loss / self.plan.accumulation).backward()
+
+    def step(self) -> None:
+        """Let the optimizer step and clear the gradients."""
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Matrix products in the plan's dtype."""
+        if not (self.plan.half and self._casts):
+            return nullcontext()
+        return torch.autocast(self.rank.device.type, dtype=getattr(torch, DTYPES[self.plan.dtype]))
+
+    # -- looking inside ------------------------------------------------------------------------------------------
+
+    def loss_and_gradients(self, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
+        """Mean loss of a global batch and its gradients: whole tensors in fp32 under the names of the unsplit model.
+
+        A collective.  The gradients stay in place until :meth:`step`, which must follow.
+        """
+        plan, total = self.plan, torch.zeros((), device=self.rank.device)
+        ranks, mine = dist.get_world_size(self.group), dist.get_rank(self.group)
+        for micro in range(plan.accumulation):
+            start = (micro * ranks + mine) * plan.micro_batch_size
+            part = {name: values[start : start + plan.micro_batch_size] for name, values in batch.items()}
+            with self.micro_batch(last=micro == plan.accumulation - 1):
+                loss = self.forward(part)
+                self.backward(loss)
+            total += loss.detach().float() / plan.accumulation / ranks
+        dist.all_reduce(total, group=self.group)
+        return float(total), {name: value for name, value in self.gradients() if value is not None}
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """Name and whole fp32 gradient of every parameter that is trained; a collective."""
+        scale = self.scaler.get_scale()
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad:
+                gradient = parameter.grad
+                yield name, None if gradient is None else whole(gradient).float() / scale
+
+    def tensors(self) -> dict[str, list[torch.Tensor]]:
+        """What this rank keeps between steps: its parts of ``weights``, ``gradients`` and ``optimizer``."""
+        parameters = list(self.module.parameters())
+        states = self.states().values()
+        return {
+            "weights": [local(each) for each in (*parameters, *self.module.buffers())],
+            "gradients": [local(each.grad) for each in parameters if each.grad is not None],
+            "optimizer": [local(each) for state in states for each in state.values() if torch.is_tensor(each)],
+        }
+
+    def states(self) -> Mapping[Any, Mapping[str, Any]]:
+        """The state that this rank's optimizer keeps, by parameter."""
+        # ZeroRedundancyOptimizer is one around the optimizer that has the state.
+        optimizer = getattr(self.optimizer, "optim", self.optimizer)
+        states: Mapping[Any, Mapping[str, Any]] = optimizer.state
+        return states
+
+    def checksum(self) -> torch.Tensor:
+        """Sum of all parameters in fp64: equal on ranks that hold the same."""
+        return torch.stack([local(each).detach().double().sum() for each in self.module.parameters()]).sum()
+
+    def close(self) -> None:
+        """Let go of everything, so that its memory is free."""
+        del self.unit, self.module, self.optimizer
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that may be spread over a mesh."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor that may be spread over a mesh; then a collective."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def new_module(rank: Rank, plan: Plan) -> TrainingModule:
+    """The plan's model on the meta device, compiled where asked.
+
+    Raises UnsupportedCase where torch.compile has no compiler to work with.
+    """
+    rank.dtype(plan.dtype)  # fp32 and tf32 differ by a switch
+    with torch.device("meta"):
+        module = plan.model.build(plan.checkpointing)
+    if plan.compiled:
+        _require_compiler(rank.device)
+        for block in module.blocks:
+            block.compile()
+    return module
+
+
+def new_whole_module(rank: Rank, plan: Plan) -> TrainingModule:
+    """The plan's model with its values, all of it on this rank's device."""
+    module = new_module(rank, plan)
+    materialize(module, rank.device, seed=plan.seed)
+    return module
+
+
+def make_optimizer(module: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+    """AdamW over what is trained."""
+    trained = [each for each in module.parameters() if each.requires_grad]
+    return torch.optim.AdamW(trained, lr=plan.learning_rate)
+
+
+def use_reentrant_checkpoints(module: TrainingModule) -> None:
+    """For strategies whose parameters have no values, and another shape, outside of a module's own forward."""
+    for block in module.blocks:
+        assert isinstance(block, Block)
+        block.reentrant = True
+
+
+def _require_compiler(device: torch.device) -> None:
+    named = os.environ.get("CXX", "")
+    if device.type == "cpu" and not any(shutil.which(each) for each in (named, "g++", "clang++") if each):
+        raise UnsupportedCase("torch.compile for cpu needs a C++ compiler (CXX, g++ or clang++); none was found")

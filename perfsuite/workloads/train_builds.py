@@ -1,0 +1,209 @@
+"""What a training step is looked at for beside its time, each in a build of its own that is never timed.
+
+memory (:mod:`.train_memory`): exact bytes by kind; exposed: the share of the step that communication costs; flops:
+operations as torch counts them; loss: a fixed number of seeded steps.  One iteration does all of it and records what it
+found.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from perfsuite.baselines.student import t_quantile
+from perfsuite.errors import WrongResult
+from perfsuite.workload import Rank, Step
+from perfsuite.workloads.train_memory import MemoryStep, Observed
+from perfsuite.workloads.training_step import TrainingStep
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from perfsuite.workloads.train_step import TrainStep
+
+_PAIRS = 12
+"""Steps with communication, and as many without, between which the difference is taken."""
+_WARM_STEPS = 2
+
+
+# -- exposed communication ---------------------------------------------------------------------------------------
+
+
+class ExposedStep(Observed):
+    """1 - T_silent / T: the same training step in the same ranks, its collectives real and doing nothing, in turn.
+
+    With overlap the cost of communication is not the time spent in it; it is the time that goes when it goes.  The
+    interval is Student's for the mean of the logarithms of the paired ratios; on a busy machine it reaches below zero.
+    """
+
+    def run(self) -> None:
+        """Build both, step them in turn, record the share and its 95 % interval."""
+        import torch
+        import torch.distributed as dist
+
+        with _silent(self.rank) as silent, self.training() as real, self.training(silent) as quiet:
+            for _ in range(_WARM_STEPS):
+                real.run()
+                quiet.run()
+            pairs = [self._pair(real, quiet, real_first=index % 2 == 0) for index in range(_PAIRS)]
+        worst = torch.tensor(pairs, dtype=torch.float64, device=self.rank.device)
+        dist.all_reduce(worst, dist.ReduceOp.MAX, group=self.rank.group())
+        share, low, high = exposed_share([(float(a), float(b)) for a, b in worst.tolist()])
+        self.rank.record("exposed_share", share, reduce="equal")
+        self.rank.record("exposed_share_low", low, reduce="equal")
+        self.rank.record("exposed_share_high", high, reduce="equal")
+
+    def _pair(self, real: TrainingStep, quiet: TrainingStep, *, real_first: bool) -> tuple[float, float]:
+        if real_first:
+            first, second = self._seconds(real.run), self._seconds(quiet.run)
+            return first, second
+        second, first = self._seconds(quiet.run), self._seconds(real.run)
+        return first, second
+
+    def _seconds(self, run: Callable[[], None]) -> float:
+        import torch.distributed as dist
+
+        dist.barrier(group=self.rank.group())
+        self._synchronize()
+        start = time.perf_counter()
+        run()
+        self._synchronize()
+        return time.perf_counter() - start
+
+    def _synchronize(self) -> None:
+        if self.rank.device.type != "cpu":
+            import torch
+
+            torch.get_device_module(self.rank.device).synchronize(self.rank.device)
+
+
+def exposed_share(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
+    """Share of the first time that the second lacks, with its 95 % interval, from at least two pairs.
+
+    >>> [round(value, 6) for value in exposed_share([(2.0, 1.5), (4.0, 3.0), (1.0, 0.75)])]
+    [0.25, 0.25, 0.25]
+    """
+    logs = [math.log(without / with_it) for with_it, without in pairs]
+    mean = statistics.fmean(logs)
+    half = t_quantile(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return 1 - math.exp(mean), 1 - math.exp(mean + half), 1 - math.exp(mean - half)
+
+
+class _SilentRank:
+    """A rank whose collectives return at once and move nothing; everything else is the real rank's."""
+
+    def __init__(self, rank: Rank, group: dist.ProcessGroup) -> None:
+        self._rank = rank
+        self._group = group
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rank, name)
+
+    def group(self, *axes: str) -> dist.ProcessGroup:
+        return self._group
+
+    @property
+    def mesh(self) -> Any:
+        from torch.distributed.device_mesh import DeviceMesh
+
+        names = self._rank.shape.names or ("dp",)
+        return DeviceMesh.from_group(self._group, self._rank.device.type, mesh_dim_names=names)
+
+    def record(self, name: str, value: Any, **meaning: Any) -> None:
+        """Nothing: its losses mean nothing."""
+
+
+@contextmanager
+def _silent(rank: Rank) -> Iterator[Any]:
+    import torch
+    import torch.distributed as dist
+    import torch.testing._internal.distributed.fake_pg  # importing it registers the backend "fake"
+
+    group = dist.new_group(backend="fake")
+    assert isinstance(group, dist.ProcessGroup)
+    # What is gathered from nobody is whatever memory held: denormal numbers would make a CPU's products slow.
+    torch.set_flush_denormal(True)
+    try:
+        yield _SilentRank(rank, group)
+    finally:
+        torch.set_flush_denormal(False)
+        dist.destroy_process_group(group)
+
+
+# -- operations --------------------------------------------------------------------------------------------------
+
+
+class FlopsStep(Observed):
+    """Operations of one step of all ranks, counted by torch while they run.
+
+    Attention's backward counts five products, as kernels that keep no scores do them; the work model counts four.
+    """
+
+    def run(self) -> None:
+        """Build, one step under the counter, and the record."""
+        import torch
+        import torch.distributed as dist
+        from torch.utils.flop_counter import FlopCounterMode
+
+        counter = FlopCounterMode(display=False, custom_mapping=_cpu_attention())
+        with self.training() as step, counter:
+            step.run()
+        total = torch.tensor([float(counter.get_total_flops())], dtype=torch.float64, device=self.rank.device)
+        dist.all_reduce(total, group=self.rank.group())
+        self.rank.record("counted_flops", float(total), reduce="equal")
+
+
+def _cpu_attention() -> dict[Any, Any]:
+    """torch's counter knows every attention kernel but the CPU's."""
+    import torch
+    from torch.utils import flop_counter
+
+    counts: Any = flop_counter
+
+    def forward(query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> int:
+        return int(counts.sdpa_flop_count(query, key, value))
+
+    def backward(gradient: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> int:
+        return int(counts.sdpa_backward_flop_count(gradient, query, key, value))
+
+    kernel = "_scaled_dot_product_flash_attention_for_cpu"
+    return {getattr(torch.ops.aten, kernel): forward, getattr(torch.ops.aten, f"{kernel}_backward"): backward}
+
+
+# -- loss --------------------------------------------------------------------------------------------------------
+
+
+class LossStep(Observed):
+    """A fixed number of steps from seeded values on the data from their beginning."""
+
+    def run(self) -> None:
+        """Build, train, and the records: first and final loss, and the step that reached the target."""
+        steps, target = self.workload.loss_steps, self.workload.target_loss
+        with self.training() as step:
+            losses = []
+            for _ in range(steps):
+                step.run()
+                losses.append(step.mean_loss())
+        broken = next((index for index, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        if broken is not None:
+            raise WrongResult(
+                f"loss of step {broken + 1} of {steps} of {self.workload.model} in {self.workload.dtype}",
+                expected="a finite number",
+                got=losses[broken],
+            )
+        self.rank.record("first_loss", losses[0], reduce="equal")
+        self.rank.record("final_loss", losses[-1], reduce="equal")
+        reached = [index for index, loss in enumerate(losses, 1) if target is not None and loss <= target]
+        if reached:
+            self.rank.record("steps_to_target", float(reached[0]), unit="steps", reduce="equal")
+
+
+STEPS: Mapping[str, Callable[[TrainStep, Rank], Step]] = MappingProxyType(
+    {"memory": MemoryStep, "exposed": ExposedStep, "flops": FlopsStep, "loss": LossStep}
+)
+"""What looks at a training step, by purpose of the build."""

@@ -1,0 +1,191 @@
+"""Is a strategy the same training as one process?  Loss, gradients and next loss, on a model of milliseconds.
+
+Every rank trains the whole global batch by itself as well, in plain torch, and compares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from perfsuite import models, strategies
+from perfsuite.errors import WrongResult
+from perfsuite.mesh import MeshShape
+from perfsuite.models.base import Checkpointing
+from perfsuite.records import Work
+from perfsuite.strategies import Plan, Strategy
+from perfsuite.strategies.base import data_parallel_size
+from perfsuite.workload import DTYPES, Process, Rank, Step, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+    from perfsuite.strategies.trainer import Trainer
+
+_MICRO_BATCH_SIZE = 2
+_LEARNING_RATE = 1e-3
+_FLOOR = 1e-4
+"""Gradients smaller than this share of all together are compared by that share: near zero only noise is left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainParity(Workload):
+    """The twin of a training step."""
+
+    model: str
+    """Name of the configuration whose twin is trained."""
+    strategy: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    accumulation: int = 1
+    dtype: str = "fp32"
+    checkpointing: Checkpointing = "none"
+    compiled: bool = False
+    seed: int = 0
+    process: ClassVar[Process | None] = None
+
+    def __post_init__(self) -> None:
+        # A class variable of Workload that depends on the case here: a frozen instance keeps its own.
+        object.__setattr__(self, "process", self.find_strategy().process)
+
+    def find_strategy(self) -> Strategy:
+        """The strategy with its options."""
+        return strategies.find(self.strategy, self.options)
+
+    def plan(self) -> Plan:
+        """What each rank trains."""
+        return Plan(
+            model=models.find(self.model).twin(),
+            dtype=self.dtype,
+            micro_batch_size=_MICRO_BATCH_SIZE,
+            accumulation=self.accumulation,
+            checkpointing=self.checkpointing,
+            compiled=self.compiled,
+            learning_rate=_LEARNING_RATE,
+            seed=self.seed,
+        )
+
+    def work(self, shape: MeshShape) -> Work:
+        """Nothing that anybody would rate."""
+        self.find_strategy().require(shape)
+        return Work(dtype=self.dtype)
+
+    def build(self, rank: Rank) -> ParityStep:
+        """The small model under the strategy."""
+        return ParityStep(self, rank)
+
+    def check(self, rank: Rank, step: Step) -> None:
+        """Raise WrongResult unless loss, gradients and the next loss are those of one process within the tolerance."""
+        assert isinstance(step, ParityStep)
+        plan, strategy = self.plan(), self.find_strategy()
+        expected = one_process(rank, plan, step.batch, narrow=strategy.narrows(plan))
+        error = step.outcome.compare(expected, f"{strategy.name} on {rank.world_size} ranks", strategy.tolerance(plan))
+        rank.record("parity_error", error, reduce="max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a training of two steps gives."""
+
+    loss: float
+    gradients: Mapping[str, torch.Tensor]
+    """Of the first step, whole, in fp32, by the names of the unsplit model."""
+    next_loss: float
+    """Of the same batch after one step of the optimizer."""
+
+    def compare(self, expected: Outcome, who: str, tolerance: float) -> float:
+        """Largest relative error; raises WrongResult where one is above ``tolerance``.
+
+        A gradient's error is the L2 norm of its difference over the norm of what is expected.
+        """
+        if set(self.gradients) != set(expected.gradients):
+            raise WrongResult(
+                f"parameters with a gradient under {who}",
+                expected=sorted(set(expected.gradients) - set(self.gradients)),
+                got=sorted(set(self.gradients) - set(expected.gradients)),
+            )
+        norms = {name: float(each.norm()) for name, each in expected.gradients.items()}
+        floor = _FLOOR * sum(norm**2 for norm in norms.values()) ** 0.5
+        errors = {
+            f"gradient of {name}": float((self.gradients[name] - each).norm()) / max(norms[name], floor)
+            for name, each in expected.gradients.items()
+        }
+        errors["loss"] = abs(self.loss - expected.loss) / abs(expected.loss)
+        errors["loss after a step"] = abs(self.next_loss - expected.next_loss) / abs(expected.next_loss)
+        # A NaN is the largest error of all.
+        worst = max(errors, key=lambda name: errors[name] if errors[name] == errors[name] else float("inf"))
+        if not errors[worst] <= tolerance:
+            raise WrongResult(
+                f"{worst} under {who} against one process, relative error",
+                expected=f"at most {tolerance:g}",
+                got=errors[worst],
+            )
+        return float(errors[worst])
+
+
+class ParityStep(Step):
+    """Two steps of the optimizer on one global batch."""
+
+    def __init__(self, workload: TrainParity, rank: Rank) -> None:
+        from perfsuite.models.loading import synthetic_batch
+
+        plan = workload.plan()
+        self._trainer: Trainer = workload.find_strategy().build(rank, plan)
+        samples = plan.micro_batch_size * plan.accumulation * data_parallel_size(rank.shape)
+        batch = synthetic_batch(plan.model, list(range(samples)))
+        self.batch = {name: values.to(rank.device) for name, values in batch.items()}
+
+    def run(self) -> None:
+        """Loss and gradients, a step, and the loss again."""
+        loss, gradients = self._trainer.loss_and_gradients(self.batch)
+        self._trainer.step()
+        next_loss, _ = self._trainer.loss_and_gradients(self.batch)
+        self._trainer.step()
+        self.outcome = Outcome(loss=loss, gradients=gradients, next_loss=next_loss)
+
+    def close(self) -> None:
+        """Free the model."""
+        self._trainer.close()
+        self.__dict__.pop("outcome", None)
+
+
+def one_process(rank: Rank, plan: Plan, batch: Mapping[str, torch.Tensor], *, narrow: bool) -> Outcome:
+    """The same training in plain torch: no strategy, no checkpointing, no micro-batches, no communication.
+
+    ``narrow``: parameters are cast to the plan's dtype, as strategies do that keep a wide copy for the optimizer.
+    """
+    import torch
+
+    from perfsuite.strategies.trainer import make_optimizer, new_whole_module
+
+    plain = dataclasses.replace(plan, checkpointing="none", compiled=False)
+    wide = new_whole_module(rank, plain)
+    optimizer = make_optimizer(wide, plain)
+    dtype = getattr(torch, DTYPES[plan.dtype])
+    casts = nullcontext() if narrow or not plan.half else torch.autocast(rank.device.type, dtype=dtype)
+    scale = 2.0**16 if plan.dtype == "fp16" else 1.0  # what GradScaler starts with: small gradients survive fp16
+
+    def train() -> tuple[float, dict[str, torch.Tensor]]:
+        module, inputs = wide, dict(batch)
+        if narrow:
+            module = new_whole_module(rank, plain)
+            module.load_state_dict(wide.state_dict())
+            module.to(dtype)
+            inputs = {name: x.to(dtype) if x.is_floating_point() else x for name, x in batch.items()}
+        with casts:
+            loss: Any = module(**inputs)
+        (loss * scale).backward()
+        used = dict(module.named_parameters())
+        for name, parameter in wide.named_parameters():
+            gradient = used[name].grad
+            parameter.grad = None if gradient is None else gradient.float() / scale
+        value = float(loss.detach())
+        return value, {n: p.grad.clone() for n, p in wide.named_parameters() if p.grad is not None}
+
+    loss, gradients = train()
+    optimizer.step()
+    optimizer.zero_grad()
+    next_loss, _ = train()
+    return Outcome(loss=loss, gradients=gradients, next_loss=next_loss)

@@ -1,0 +1,150 @@
+"""Models: published sizes, work as torch counts it, gradients that no checkpointing changes, wrong names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.models import MODELS, find
+from perfsuite.models.layers import materialize
+from perfsuite.models.loading import synthetic_batch
+
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2-xl": 1_557_611_200,
+    "gpt3-13b": 12_853_386_240,
+    "gpt3-175b": 174_604_259_328,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "latte-l": 457_094_176,
+    "latte-xl": 673_994_912,
+    "opensora": 759_620_768,
+}
+SMALL = [name for name in MODELS if name.endswith("tiny")]
+
+
+def build(model, checkpointing="none", seed=0):
+    with torch.device("meta"):
+        module = model.build(checkpointing)
+    materialize(module, torch.device("cpu"), seed=seed)
+    return module
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_formula_counts_the_parameters_that_torch_holds(name):
+    with torch.device("meta"):
+        module = MODELS[name].build()
+    assert sum(parameter.numel() for parameter in module.parameters()) == MODELS[name].parameters
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes(name):
+    assert find(name).parameters == PUBLISHED[name]
+
+
+def test_a_longer_context_has_more_positions():
+    assert find("gpt2-xl", {"context": 2048}).parameters == 1_559_249_600
+
+
+def test_the_report_s_video_is_4096_tokens():
+    assert find("latte-l").tokens_per_sample == find("opensora").tokens_per_sample == 4096
+
+
+@pytest.mark.parametrize("twin", [False, True], ids=["small", "twin"])
+@pytest.mark.parametrize("name", SMALL)
+def test_the_work_model_is_what_torch_counts(name, twin):
+    model = find(name).twin() if twin else find(name)
+    module = build(model)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    mapping = {kernel: lambda q, k, v, *rest, **named: sdpa_flop_count(q, k, v)}
+    with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+        module(**synthetic_batch(model, [0, 1, 2]))
+    assert counter.get_total_flops() == 3 * model.forward_flops
+    inside = sum(
+        count for where, counts in counter.get_flop_counts().items() for count in counts.values() if is_block(where)
+    )
+    assert inside == 3 * model.block_flops
+
+
+def is_block(where):
+    return where.partition(".blocks.")[2].isdigit()
+
+
+@pytest.mark.parametrize("checkpointing", ["full", "selective"])
+@pytest.mark.parametrize("name", SMALL)
+def test_checkpointing_changes_no_gradient(name, checkpointing):
+    model = find(name).twin()
+    batch = synthetic_batch(model, [0, 1])
+    gradients = []
+    for kind in ("none", checkpointing):
+        module = build(model, kind)
+        module(**batch).backward()
+        gradients.append({n: p.grad for n, p in module.named_parameters() if p.requires_grad})
+    assert gradients[0].keys() == gradients[1].keys()
+    for parameter, gradient in gradients[0].items():
+        assert gradient is not None
+        assert gradient.norm() > 0, parameter
+        assert torch.equal(gradient, gradients[1][parameter]), parameter
+
+
+def test_initial_values_depend_on_the_name_alone():
+    model = find("llama2-tiny")
+    whole = build(model)
+    with torch.device("meta"):
+        parts = model.build()
+    materialize(parts.blocks[1], torch.device("cpu"), seed=0, prefix="blocks.1.")
+    materialize(parts, torch.device("cpu"), seed=0)
+    for (name, one), (_, other) in zip(whole.named_parameters(), parts.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
+    assert not torch.equal(build(model, seed=1).output.weight, whole.output.weight)
+
+
+def test_rotary_positions_see_distances_only():
+    from perfsuite.models.llama_module import _turn, rotary_angles
+
+    cosines, sines = rotary_angles(12, 8, torch.device("cpu"))
+    query, key = torch.randn(1, 1, 8), torch.randn(1, 1, 8)
+
+    def score(i, j):
+        turned = [_turn(x, cosines[at : at + 1], sines[at : at + 1]) for x, at in ((query, i), (key, j))]
+        return float((turned[0] * turned[1]).sum())
+
+    assert score(3, 1) == pytest.approx(score(9, 7), rel=1e-4, abs=1e-5)
+    assert score(3, 1) != pytest.approx(score(3, 2), rel=1e-4, abs=1e-5)
+
+
+def test_a_causal_model_does_not_see_the_future():
+    model = find("llama2-tiny").twin()
+    module = build(model)
+    hidden = []
+    module.norm.register_forward_hook(lambda *_: hidden.append(_[2].detach()))
+    tokens = synthetic_batch(model, [0])["tokens"]
+    changed = tokens.clone()
+    changed[0, 10] = (changed[0, 10] + 1) % model.words
+    module(tokens)
+    module(changed)
+    assert torch.equal(hidden[0][0, :10], hidden[1][0, :10])
+    assert not torch.equal(hidden[0][0, 10:], hidden[1][0, 10:])
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("gpt3", None, "model 'gpt3' is unknown; did you mean .*gpt3-13b"),
+        ("gpt2", {"depth": 3}, "model gpt2 has no field depth; it has .*layers"),
+        ("gpt2", {"heads": 7}, "heads=7 does not divide width=768 of model gpt2; choose 3, 4, 6, 8"),
+        ("gpt2", {"layers": 0}, "layers=0 of model gpt2 is no size"),
+        ("gpt2", {"sequence_length": 2048}, "sequence_length=2048 does not fit context=1024"),
+        ("llama2-7b", {"kv_heads": 5}, "kv_heads=5 does not divide heads=32"),
+        ("llama2-7b", {"width": 96}, "width=96 over heads=32 of model llama2-7b is odd"),
+        ("latte-l", {"side": 31}, "side=31 of model latte-l is not a multiple of the patch, 2; choose 30 or 32"),
+        ("latte-tiny", {"width": 6, "heads": 3}, "width=6 of model latte-tiny is not a multiple of 4"),
+        ("opensora", {"caption_length": 0}, "caption_length=0 of model opensora is no size"),
+    ],
+)
+def test_bad_sizes_name_the_rule(name, overrides, message):
+    with pytest.raises(InvalidParameter, match=message):
+        find(name, overrides)

@@ -1,0 +1,132 @@
+"""Strategies without processes: options, meshes, a user's ds_config.json, and the rule that each breaks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.mesh import MeshShape
+from perfsuite.models import find as find_model
+from perfsuite.strategies import STRATEGIES, Plan, ds_config, find
+from perfsuite.strategies.base import data_parallel_size
+
+
+def plan(**changes):
+    return Plan(**{"model": find_model("gpt2-tiny"), "dtype": "fp32", "micro_batch_size": 2, **changes})
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_carries_its_name(name):
+    assert find(name).name == name
+
+
+def test_deepspeed_alone_needs_processes_of_its_own():
+    assert {name for name in STRATEGIES if find(name).process} == {"zero0", "zero1", "zero2", "zero3"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("dpp", None, "strategy 'dpp' is unknown; did you mean ddp"),
+        ("ddp", {"bucket": 3}, "strategy ddp has no option bucket; it has bucket_mib, overlap"),
+        ("single", {"overlap": True}, "strategy single has no option overlap; it has none"),
+        ("zero1", {"stage": 2}, "strategy zero1 has no option stage"),
+        ("ddp", {"compression": "fp8"}, "compression='fp8' of strategy ddp is unknown; choose 'none', 'fp16', 'bf16'"),
+        ("ddp", {"bucket_mib": 0}, "bucket_mib=0 of strategy ddp is no size"),
+        ("zero_redundancy", {"bucket_mib": -1}, "bucket_mib=-1 of strategy zero_redundancy is no size"),
+        ("zero0", {"offload_optimizer": True}, "offload_optimizer needs spread optimizer state"),
+        ("zero2", {"offload_parameters": True}, "offload_parameters needs spread parameters, which zero2 has not"),
+    ],
+)
+def test_bad_options_name_the_rule(name, options, message):
+    with pytest.raises(InvalidParameter, match=message):
+        find(name, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "message"),
+    [
+        ("single", "dp2", "strategy single runs on 1 rank, the case has 2; choose ddp"),
+        ("ddp", "dp2-tp2", "mesh dp2-tp2 has axis tp, but strategy ddp splits the data alone"),
+        ("zero3", "pp2-dp2", "mesh pp2-dp2 has axis pp, but strategy zero3"),
+        ("fsdp", "dp_shard4", "mesh dp_shard4 has one of dp_replicate and dp_shard; strategy fsdp needs both"),
+    ],
+)
+def test_meshes_that_do_not_fit_are_refused(name, mesh, message):
+    with pytest.raises(InvalidParameter, match=message):
+        find(name).require(MeshShape.parse(mesh))
+
+
+def test_data_axes_multiply():
+    find("fsdp").require(MeshShape.parse("dp_replicate2-dp_shard4"))
+    assert data_parallel_size(MeshShape.parse("dp_replicate2-dp_shard4")) == 8
+    assert data_parallel_size(MeshShape.of()) == 1
+
+
+def test_mixed_precision_in_full_precision_is_refused():
+    with pytest.raises(InvalidParameter, match="mixed_precision of strategy fsdp with dtype='fp32' mixes nothing"):
+        find("fsdp", {"mixed_precision": True}).check_plan(plan(), 2)
+    find("fsdp", {"mixed_precision": True}).check_plan(plan(dtype="bf16"), 2)
+
+
+def check_config(tmp_path, config, *, stage=2, ranks=2, **changes):
+    path = tmp_path / "ds_config.json"
+    path.write_text(config if isinstance(config, str) else json.dumps(config))
+    strategy = find(f"zero{stage}", {"config": str(path)})
+    strategy.check_plan(plan(**changes), ranks)
+    return strategy.settings(plan(**changes))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"train_batch_size": 64}, "train_batch_size=64 is not micro_batch_size 2 x accumulation 1 x 2 ranks = 4"),
+        ({"train_micro_batch_size_per_gpu": 3}, "train_micro_batch_size_per_gpu=3 is not the case's 2"),
+        ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps=4 is not the case's 1"),
+        ({"train_batch_size": "many"}, "train_batch_size='many' is no batch size"),
+        ({"zero_optimization": {"stage": 3}}, "stage=3 is not the stage of strategy zero2; run it with strategy zero3"),
+        ({"bf16": {"enabled": True}}, "bf16 is enabled, but the case has dtype='fp32'"),
+        ({"optimizer": {"type": "Lamb"}}, "optimizer.type='Lamb' is not one that the case can step"),
+        ("[1]", "holds list, not an object"),
+        ("{", "is no JSON"),
+    ],
+)
+def test_a_config_that_contradicts_the_case_is_refused(tmp_path, config, message):
+    with pytest.raises(InvalidParameter, match=message):
+        check_config(tmp_path, config)
+
+
+def test_a_missing_config_is_named(tmp_path):
+    with pytest.raises(InvalidParameter, match="cannot be read: No such file"):
+        find("zero1", {"config": str(tmp_path / "none.json")}).check_plan(plan(), 1)
+
+
+def test_a_config_that_agrees_is_honoured_and_completed(tmp_path):
+    config = {
+        "train_batch_size": 4,
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": "auto", "reduce_bucket_size": 777, "overlap_comm": True},
+    }
+    settings = check_config(tmp_path, config)
+    assert settings["train_micro_batch_size_per_gpu"] == 2
+    assert settings["gradient_accumulation_steps"] == 1
+    assert settings["gradient_clipping"] == 1.0
+    zero = settings["zero_optimization"]
+    assert (zero["stage"], zero["reduce_bucket_size"], zero["overlap_comm"]) == (2, 777, True)
+    assert zero["allgather_bucket_size"] == find_model("gpt2-tiny").parameters
+    assert settings["zero_force_ds_cpu_optimizer"] is False
+
+
+def test_a_config_s_optimizer_settings_are_used():
+    config = {"optimizer": {"type": "AdamW", "params": {"lr": 2e-4, "betas": [0.9, 0.95], "torch_adam": True}}}
+    assert ds_config.adam_settings(config, 1e-4) == {"lr": 2e-4, "betas": (0.9, 0.95)}
+    assert ds_config.adam_settings({}, 1e-4) == {"lr": 1e-4}
+
+
+def test_offload_is_written_where_deepspeed_reads_it():
+    strategy = find("zero3", {"offload_optimizer": True, "offload_parameters": True})
+    zero = strategy.settings(plan())["zero_optimization"]
+    assert zero["offload_optimizer"] == zero["offload_param"] == {"device": "cpu"}

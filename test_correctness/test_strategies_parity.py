@@ -1,0 +1,138 @@
+"""Every strategy and its options against one process: loss, gradients, and the loss after a step, on real ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from perfsuite.mesh import MeshShape
+from perfsuite.platforms import families
+from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.local import LocalTransport
+from perfsuite.workload import Budget
+from perfsuite.workloads.train_parity import TrainParity
+
+ROOT = Path(__file__).parent.parent
+ONCE = Budget(smoke=True, timeout_s=120.0)
+MODELS = ("gpt2", "llama2-70b", "latte-l", "opensora")
+DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
+PRELOAD = ("torch", "torch.distributed.fsdp", "torch._dynamo", "perfsuite.runtime.worker")
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    transport = LocalTransport(
+        start_method="fork",
+        preload=(*PRELOAD, "deepspeed") if DEEPSPEED else PRELOAD,
+        log_directory=tmp_path_factory.mktemp("logs"),
+    )
+    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
+    yield driver
+    driver.close()
+
+
+def parity(driver, world_size, mesh="", **case):
+    shape = MeshShape.parse(mesh) if mesh else None
+    job = Job(workload=TrainParity(**case), world_size=world_size, shape=shape, budget=ONCE)
+    return {record.name: record.value for record in driver.run(job).records}["parity_error"]
+
+
+def needs_deepspeed(strategy):
+    if strategy.startswith("zero") and strategy[-1].isdigit() and not DEEPSPEED:
+        pytest.skip("needs deepspeed")
+
+
+FAST = [
+    (2, "ddp", {"options": {"overlap": False}}),
+    (2, "ddp", {"options": {"bucket_mib": 0.01, "static_graph": True}, "model": "opensora"}),
+    (3, "ddp", {"options": {"compression": "bf16"}}),
+    (2, "fsdp", {"options": {"reshard": False}, "accumulation": 2, "model": "latte-l"}),
+    (2, "fsdp", {"options": {"offload": True}}),
+    (2, "fsdp", {"options": {"mixed_precision": True}, "dtype": "bf16", "model": "llama2-70b"}),
+    (2, "ddp", {"dtype": "bf16", "checkpointing": "selective"}),
+]
+
+
+@pytest.mark.parametrize(("world_size", "strategy", "case"), FAST, ids=[f"{c[1]}-{n}" for n, c in enumerate(FAST)])
+def test_options_change_no_result(driver, world_size, strategy, case):
+    error = parity(driver, world_size, **{"model": "gpt2", "strategy": strategy, **case})
+    loose = case.get("dtype") == "bf16" or case["options"].get("compression")
+    assert error <= (2e-2 if loose else 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero_redundancy", "zero0", "zero1", "zero2", "zero3"])
+def test_the_grid_in_full_precision(driver, strategy, model, world_size, accumulation):
+    needs_deepspeed(strategy)
+    assert parity(driver, world_size, model=model, strategy=strategy, accumulation=accumulation) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "zero_redundancy", "zero0", "zero1", "zero2", "zero3"])
+def test_the_grid_in_half_precision(driver, strategy, model):
+    needs_deepspeed(strategy)
+    ranks = 1 if strategy == "single" else 2
+    assert parity(driver, ranks, model=model, strategy=strategy, dtype="bf16") <= 2e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", ["full", "selective"])
+@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "zero_redundancy", "zero1", "zero2"])
+def test_the_grid_of_checkpointing(driver, strategy, checkpointing):
+    needs_deepspeed(strategy)
+    ranks = 1 if strategy == "single" else 2
+    assert parity(driver, ranks, model="llama2-70b", strategy=strategy, checkpointing=checkpointing) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_spread_parameters_and_full_checkpointing(driver, model):
+    needs_deepspeed("zero3")
+    assert parity(driver, 2, model=model, strategy="zero3", checkpointing="full") <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("zero1", {"offload_optimizer": True}),
+        ("zero2", {"offload_optimizer": True}),
+        ("zero3", {"offload_optimizer": True, "offload_parameters": True}),
+    ],
+)
+def test_offload(driver, strategy, options):
+    needs_deepspeed(strategy)
+    assert parity(driver, 2, model="gpt2", strategy=strategy, options=options) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_compressed_gradients(driver, model, compression):
+    options = {"compression": compression}
+    assert 1e-6 < parity(driver, 2, model=model, strategy="ddp", options=options) <= 2e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_narrow_parameters(driver, model):
+    options = {"mixed_precision": True}
+    assert parity(driver, 2, model=model, strategy="fsdp", options=options, dtype="bf16") <= 2e-2
+
+
+@pytest.mark.slow
+def test_copies_of_what_is_spread(driver):
+    mesh = "dp_replicate2-dp_shard2"
+    assert parity(driver, 4, mesh, model="opensora", strategy="fsdp", accumulation=2) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world_size", "strategy"), [(1, "single"), (2, "ddp"), (2, "fsdp")])
+def test_compiled_blocks(driver, world_size, strategy):
+    assert parity(driver, world_size, model="gpt2", strategy=strategy, compiled=True) <= 1e-5

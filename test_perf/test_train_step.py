@@ -1,0 +1,127 @@
+"""Training steps of the reference reports: Open-Sora (000), Latte (001), LLaMA 2 (002), data-parallel GPT (004).
+
+A user's own data sets are read from ``--perf-data DIR``, which has a folder per model (``DIR/latte-l/dataset.json``);
+losses on them are not comparable with anybody else's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsuite import dtypes, sizes, world_sizes
+from perfsuite.workloads.train_step import TrainStep
+
+
+@pytest.fixture
+def data_for(request):
+    """Where the samples of a model come from: the user's folder for it, else files that perfsuite generates."""
+    directory = request.config.getoption("perf_data")
+
+    def find(model):
+        own = Path(directory).resolve() / model if directory else None
+        return str(own) if own is not None and own.exists() else "generated"
+
+    return find
+
+
+@sizes(param="model", full=["opensora"], small=["opensora-tiny"])
+@world_sizes(1, 2, 4, 8)
+def test_opensora(perf, ranks, model, data_for):
+    """Report 000: one video per card; optimizer state and gradients spread."""
+    workload = TrainStep(
+        model=model, strategy="fsdp", options={"reshard": False}, data=data_for(model), builds=("memory",)
+    )
+    perf(workload, on=ranks)
+
+
+@sizes(param="model", full=["latte-l", "latte-xl"], small=["latte-tiny"])
+@world_sizes(1, 2, 4, 8)
+def test_latte(perf, ranks, model, data_for):
+    """Report 001: DDP, one video per card."""
+    perf(TrainStep(model=model, strategy="ddp", data=data_for(model), num_workers=1, builds=("memory",)), on=ranks)
+
+
+@sizes(param="model", full=["latte-l"], small=["latte-tiny"])
+@pytest.mark.parametrize("num_workers", [0, 2, 8, 16], ids="workers{}".format)
+def test_latte_loaders(perf, model, num_workers, data_for, platform):
+    """Report 001: does it matter how many processes load the data?"""
+    if platform.family == "cpu" and num_workers > 2:
+        pytest.skip(f"{num_workers} loader processes and the step would share the cores of one CPU")
+    perf(TrainStep(model=model, data=data_for(model), num_workers=num_workers))
+
+
+@sizes(param="model", full=["llama2-7b"], small=["llama2-tiny"])
+@dtypes("bf16", "fp32")
+@world_sizes(2, 4, 8)
+def test_llama2(perf, ranks, model, dtype, data_for):
+    """Report 002: three sequences per card, mixed precision, full checkpointing, state spread over all cards."""
+    workload = TrainStep(
+        model=model,
+        strategy="fsdp",
+        options={"mixed_precision": dtype != "fp32"},
+        micro_batch_size=3,
+        dtype=dtype,
+        checkpointing="full",
+        data=data_for(model),
+        builds=("memory", "loss"),
+    )
+    perf(workload, on=ranks)
+
+
+@sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
+@world_sizes(1, 2, 4, 8)
+def test_ddp(perf, ranks, model):
+    """Report 004: weak scaling of the 1.5B GPT, and what its communication costs."""
+    perf(TrainStep(model=model, strategy="ddp", micro_batch_size=4, builds=("exposed",)), on=ranks)
+
+
+@sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
+@world_sizes(1, 2, 4, 8)
+def test_ddp_strong(perf, ranks, model):
+    """Report 004: the same batch on more and more cards."""
+    perf(TrainStep(model=model, strategy="ddp", global_batch_size=32), on=ranks)
+
+
+@sizes(param="model", full=["gpt2-xl", "gpt3-13b"], small=["gpt2-tiny"])
+@world_sizes(2, 4, 8)
+def test_fsdp(perf, ranks, model):
+    """Report 004: everything spread."""
+    perf(TrainStep(model=model, strategy="fsdp", micro_batch_size=4, builds=("memory", "exposed")), on=ranks)
+
+
+@sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
+@world_sizes(2, 4)
+def test_zero_redundancy(perf, ranks, model):
+    """Optimizer state spread by torch alone."""
+    perf(TrainStep(model=model, strategy="zero_redundancy", micro_batch_size=4, builds=("memory",)), on=ranks)
+
+
+@sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
+@world_sizes(2)
+@pytest.mark.parametrize("strategy", ["zero0", "zero1", "zero2", "zero3"])
+def test_deepspeed(perf, ranks, model, strategy):
+    """What each stage of ZeRO spreads."""
+    perf(TrainStep(model=model, strategy=strategy, micro_batch_size=4, builds=("memory",)), on=ranks)
+
+
+@sizes(param="model", full=["gpt2"], small=["gpt2-tiny"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_checkpointing(perf, model, checkpointing):
+    """What computing activations again costs and saves on one card."""
+    perf(TrainStep(model=model, micro_batch_size=4, checkpointing=checkpointing, builds=("memory",)))
+
+
+@sizes(param="model", full=["llama2-7b"], small=["llama2-tiny"])
+@world_sizes(2)
+@pytest.mark.parametrize("accumulation", [1, 4], ids="gas{}".format)
+def test_accumulation(perf, ranks, model, accumulation):
+    """Gradients are exchanged once per step, however many micro-batches it has."""
+    perf(TrainStep(model=model, strategy="fsdp", accumulation=accumulation), on=ranks)
+
+
+@sizes(param="model", full=["gpt2"], small=["gpt2-tiny"])
+def test_compiled(perf, model):
+    """What torch.compile on every block buys on one card."""
+    perf(TrainStep(model=model, micro_batch_size=4, compiled=True))
