@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from perfsuite.baselines import findings, stages
@@ -27,7 +27,7 @@ from perfsuite.baselines.judge import Today
 from perfsuite.baselines.noise import Level, levels
 from perfsuite.baselines.quantity import Quantity, quantities
 from perfsuite.baselines.runs import Run
-from perfsuite.baselines.suite import Replicates, look, shares, yardstick_shift
+from perfsuite.baselines.suite import Replicates, knows_shift, look, shares, yardstick_shift
 from perfsuite.baselines.verdict import TIME, GateSettings, Request, Verdict, percent
 from perfsuite.baselines.view import View
 
@@ -229,15 +229,8 @@ class Gate:
             common = yardstick_shift(moved, self.settings)
             for work in self._works.values():
                 work.yardstick_shift = common
-        found = shares(
-            Replicates(kind=work.judged[index].history.kind, level=work.levels[index], values=values)
-            for work in works
-            for runs in (work.screening, work.fresh)
-            if len(runs) > 1
-            for index in range(len(work.levels))
-            if len(values := work.values(index, runs)) > 1
-        )
         seen = [stages.screened(work) for work in works if work.values(0, work.screening)]
+        found = shares(_replicates_of(works), with_shift=knows_shift(len(seen), self.settings))
         today, corrected = look(seen, found, self.settings)
         return View(
             settings=self.settings,
@@ -247,6 +240,17 @@ class Gate:
             suspects=self._suspects,
             confirming=self._confirming,
         )
+
+
+def _replicates_of(works: Sequence[CaseWork]) -> Iterator[Replicates]:
+    """Every set of runs of one case that this session measured more than once."""
+    for work in works:
+        for runs in (work.screening, work.fresh):
+            for index in range(len(work.levels) if len(runs) > 1 else 0):
+                values = work.values(index, runs)
+                if len(values) > 1:
+                    kind = work.judged[index].history.kind
+                    yield Replicates(kind=kind, level=work.levels[index], values=values)
 
 
 def _round_robin(

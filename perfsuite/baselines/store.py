@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from perfsuite.baselines.baseline import (
     joined,
     merge,
     newest,
+    prune,
 )
 from perfsuite.baselines.document import Fault, dump, line_of, parse
 from perfsuite.baselines.encoding import encode
@@ -251,3 +253,20 @@ def merge_files(target: Path, sources: Sequence[Path]) -> Baseline:
             whole = merge(whole, part)
         _write(target, whole)
     return whole
+
+
+def prune_file(
+    path: Path,
+    *,
+    now: datetime,
+    older_than_days: float | None = None,
+    case: str = "",
+    superseded: bool = False,
+    dry_run: bool = False,
+) -> tuple[str, ...]:
+    """Drop from a file what :func:`perfsuite.baselines.baseline.prune` says; one line per case that lost something."""
+    with locked(path):
+        kept, said = prune(read(path), now=now, older_than_days=older_than_days, case=case, superseded=superseded)
+        if said and not dry_run:
+            _write(path, kept)
+    return said

@@ -18,6 +18,9 @@ PRIOR_INSIDE = 1 - SESSION_SHARE
 SUITE_PRIOR_DOF = 30
 KIND_PRIOR_DOF = 8
 """Weight of the expectation that nearly all noise lies between runs and little between sessions."""
+SHIFTLESS_INSIDE = 0.5
+SHIFTLESS_PRIOR_DOF = 6
+"""The same where a host's drift cannot be told from a case's own noise."""
 MOST_BETWEEN = 2.0
 """Most variance between sessions that is believed."""
 EXCESS = 1.3
@@ -83,24 +86,32 @@ class Shares:
         return self.inside.get(kind, self.usual)
 
 
-def shares(replicates: Iterable[Replicates]) -> Shares:
-    """What replicated runs say; the expectation weighs more than a few of them."""
+def shares(replicates: Iterable[Replicates], *, with_shift: bool) -> Shares:
+    """What replicated runs say; the expectation weighs more than a few of them.
+
+    ``with_shift``: the sessions' common shifts are known and taken off.  Where they are not, they are part of what lies
+    between sessions, which then is taken to be half of everything until replicates say otherwise.
+    """
     sums: dict[str, tuple[float, int]] = {}
     for each in replicates:
         total, dof = sums.get(each.kind, (0.0, 0))
         sums[each.kind] = (total + each.ratio * each.dof, dof + each.dof)
-    total, dof = sum(total for total, _ in sums.values()), sum(dof for _, dof in sums.values())
-    pooled = (SUITE_PRIOR_DOF * PRIOR_INSIDE + total) / (SUITE_PRIOR_DOF + dof)
-    between = max(SESSION_SHARE, 1 - pooled)
-    usual = max(pooled, 1 - between)
+    whole = sum(total for total, _ in sums.values()), sum(dof for _, dof in sums.values())
+    usual = _pooled(whole, PRIOR_INSIDE, SUITE_PRIOR_DOF)
+    inside = usual if with_shift else _pooled(whole, SHIFTLESS_INSIDE, SHIFTLESS_PRIOR_DOF)
+    between = max(SESSION_SHARE, 1 - inside)
+    usual = max(usual, 1 - between)
     return Shares(
         between=between,
         usual=usual,
-        inside={
-            kind: max(1 - between, (KIND_PRIOR_DOF * usual + total) / (KIND_PRIOR_DOF + dof))
-            for kind, (total, dof) in sums.items()
-        },
+        inside={kind: max(1 - between, _pooled(found, usual, KIND_PRIOR_DOF)) for kind, found in sums.items()},
     )
+
+
+def _pooled(found: tuple[float, int], expected: float, weight: int) -> float:
+    """A ratio of variances, given as (sum of ratio x dof, dof), with ``expected`` counted for ``weight`` dof."""
+    total, dof = found
+    return (weight * expected + total) / (weight + dof)
 
 
 def own_inside(share: float, replicates: Replicates) -> float:
@@ -109,13 +120,18 @@ def own_inside(share: float, replicates: Replicates) -> float:
     return max(share, (KIND_PRIOR_DOF * share + dof * replicates.ratio) / (KIND_PRIOR_DOF + dof))
 
 
+def knows_shift(cases: int, settings: GateSettings) -> bool:
+    """Whether so many cases tell what a session did to all of them."""
+    return not settings.in_place and cases >= settings.min_suite
+
+
 def look(screened: Sequence[Screened], found: Shares, settings: GateSettings) -> tuple[Today, Shares]:
     """Shift of the session, and the shares as the scatter of the cases around it corrects them.
 
     Fewer than ``settings.min_suite`` cases, or cases settled in place, say nothing.  Where the cases scatter more than
     their replicates and levels explain, they differ between sessions; where there are no replicates, today is noisier.
     """
-    if settings.in_place or len(screened) < settings.min_suite:
+    if not knows_shift(len(screened), settings):
         return Today(), found
     differences = [each.difference for each in screened]
     shift = statistics.median(differences)
@@ -161,9 +177,7 @@ def _corrected(screened: Sequence[Screened], found: Shares, scatter: float) -> S
 
 def yardstick_shift(moved: Sequence[float], settings: GateSettings) -> float:
     """What all yardsticks of the session have in common; ``moved`` is by how much each case's moved from its level."""
-    if settings.in_place or len(moved) < settings.min_suite:
-        return 0.0
-    return statistics.median(moved)
+    return statistics.median(moved) if knows_shift(len(moved), settings) else 0.0
 
 
 def _host_did_it(screened: Sequence[Screened], shift: float) -> bool:

@@ -12,6 +12,7 @@ pytest_plugins = (
     "perfsuite.plugin.collect",
     "perfsuite.plugin.fixtures",
     "perfsuite.plugin.benchmark",
+    "perfsuite.plugin.compare",
     "perfsuite.plugin.outcome",
     "perfsuite.plugin.progress",
     "perfsuite.plugin.gating",

@@ -1,0 +1,47 @@
+"""A bare ``--benchmark-compare`` means this machine's baseline, where the session has perf cases and nothing else.
+
+pytest-benchmark loads what it compares with before collection, when nobody knows which tests there are.  So a bare
+option is taken from it and given back, with the file where there is one, once collection is done.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsuite.baselines.baseline import Hardware
+from perfsuite.baselines.store import path_of
+from perfsuite.plugin.collect import is_perf
+from perfsuite.plugin.gate_options import gate_options_key
+from perfsuite.plugin.suite import suite_of
+
+bare_key = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Take a bare option from pytest-benchmark for now."""
+    config.stash[bare_key] = config.getoption("benchmark_compare", None) is True
+    if config.stash[bare_key]:
+        config.option.benchmark_compare = None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Give it back: with this machine's file, or as it was."""
+    config = session.config
+    # pytest-benchmark has no public way to say later what to compare with.
+    benchmarks = getattr(config, "_benchmarksession", None)
+    if not config.stash.get(bare_key, False) or benchmarks is None:
+        return
+    fixtures = [getattr(item, "fixturenames", ()) for item in session.items]
+    perf = any(is_perf(names) for names in fixtures)
+    plain = any("benchmark" in names and not is_perf(names) for names in fixtures)
+    suite = suite_of(config)
+    config.option.benchmark_compare = True
+    if perf and not plain and suite.session is not None:
+        hardware = Hardware(platform=suite.machine.name, fingerprint=suite.session.fingerprint, key={})
+        file = path_of(config.stash[gate_options_key].folder, hardware)
+        if file.exists():
+            config.option.benchmark_compare = str(file)
+    benchmarks.compare = config.option.benchmark_compare
+    benchmarks.handle_loading()
