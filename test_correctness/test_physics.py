@@ -100,7 +100,7 @@ def test_the_link_bound_is_never_below_the_link(ranks_per_host, hosts, link):
 def test_utilisation_is_at_most_whole():
     assert rules(result(metric("mfu_palm", 0.62, unit=""), metric("hfu", 0.7, unit=""))) == []
     assert rules(result(metric("mfu_palm", 1.52, unit=""))) == ["utilisation"]
-    assert rules(result(metric("mfu_palm", 152.0, unit="%"))) == ["utilisation"]
+    assert rules(result(metric("mfu_palm", 152.0, unit="percent"))) == ["utilisation"]
 
 
 @given(st.floats(1, 1e6), st.floats(0.5, 2.0))

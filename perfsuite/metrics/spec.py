@@ -48,6 +48,8 @@ class MetricSpec:
     """A change smaller than this, in the metric's unit, is never a regression."""
     observed: bool = False
     """Shown and stored, never judged."""
+    headline: bool = True
+    """Has a column in the terminal's table; JSON, JUnit and the summary have every metric."""
 
     def format(self, value: float) -> str:
         """The value as printed, four significant digits, without its unit."""

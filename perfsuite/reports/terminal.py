@@ -40,7 +40,7 @@ def metric_tables(entries: Sequence[Entry]) -> list[str]:
     """A table per test file and family of metrics: the cases, their times, metrics and ranks."""
     families: dict[tuple[str, tuple[str, ...]], list[Entry]] = {}
     for entry in entries:
-        names = tuple(metric.name for metric in entry.result.metrics)
+        names = tuple(metric.name for metric in entry.result.metrics if find(metric.name).headline)
         if entry.result.outcome == "out_of_memory":  # no metrics of its own: beside the cases that have some
             names = next((key[1] for key in families if key[0] == entry.file), ())
         if entry.result.outcome != "smoke":
@@ -142,9 +142,14 @@ def _notes(entries: Sequence[Entry]) -> list[str]:
     cases: dict[str, list[str]] = {}
     for entry in entries:
         for metric in entry.result.metrics:
-            if metric.note and metric.name != SAME_AS_MEDIAN:
+            if metric.note and metric.name != SAME_AS_MEDIAN and find(metric.name).headline:
                 cases.setdefault(f"{metric.name}: {metric.note}", []).append(entry.name)
     lines = [f"  {note}{'' if len(names) == len(entries) else f' ({_some(names)})'}" for note, names in cases.items()]
+    hidden = {metric.name for entry in entries for metric in entry.result.metrics if not find(metric.name).headline}
+    if hidden:
+        lines.append(
+            f"  {len(hidden)} more metrics per case: --benchmark-json, --junitxml and --perf-summary have them"
+        )
     if any(entry.reused for entry in entries):
         lines.append("  * from the journal of the run that this one resumes")
     if any(entry.result.measurement and not entry.result.measurement.warmup_steady for entry in entries):

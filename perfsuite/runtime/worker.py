@@ -200,11 +200,12 @@ class Worker:
         self._enter("checking before timing")
         first_s = self._check(workload, step, rank)
         if budget.smoke:
-            return self._report(rank, _smoke(first_s), spans, [])
+            return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
         timer = Timer(member, budget, spans, aligned=workload.aligned)
         self._enter("timing")
         with rank.recording():
             samples = timer.take(step.run, workload.yardstick)
+        records = rank.read_records()  # of the timed iterations: those that follow are checked and watched
         self._enter("checking after timing")
         self._check(workload, step, rank)
         arrivals: list[float] = []
@@ -212,9 +213,11 @@ class Worker:
             self._enter("watching arrivals")
             arrivals = arrival_times(step.run, timer.align, _ARRIVAL_ITERATIONS)
             timer.align()
-        return self._report(rank, samples, spans, arrivals)
+        return self._report(rank, samples, spans, arrivals, records)
 
-    def _report(self, rank: WorkerRank, samples: Samples, spans: SpanRecorder, arrivals: list[float]) -> Message:
+    def _report(
+        self, rank: WorkerRank, samples: Samples, spans: SpanRecorder, arrivals: list[float], records: dict[str, Any]
+    ) -> Message:
         member = self._in_group()
         facts: ClockFacts = member.code.clock.facts()
         return {
@@ -239,7 +242,7 @@ class Worker:
             "clock": to_json(facts),
             "arrivals": arrivals,
             "spans": spans.report(),
-            "records": rank.read_records(),
+            "records": records,
             "peak_memory_bytes": member.code.peak_memory_bytes(),
             "made_groups": rank.made_groups,
         }
