@@ -9,6 +9,7 @@ import pytest
 from perfsuite.platforms.quiet import disturbance, read_host_load, warning
 from perfsuite.plugin.suite import Suite, suite_key
 from perfsuite.records import Result
+from perfsuite.reports.beside import published_lines
 from perfsuite.reports.terminal import (
     Entry,
     alpha_beta_table,
@@ -37,7 +38,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for line in (*metric_tables(entries), *alpha_beta_table(results)):
         terminalreporter.write_line(line)
     terminalreporter.write_line("")
-    for line in (*peak_lines(results), *clock_lines(results)):
+    for line in (*published_lines(results), *peak_lines(results), *clock_lines(results)):
         terminalreporter.write_line(line)
     for line in warnings(suite, session):
         terminalreporter.write_line(f"warning: {line}", yellow=True)
