@@ -133,6 +133,10 @@ def pytest_benchmark_compare_machine_info(
     A file of a session with perf cases names its hardware, so this machine's is put beside it; other files do not.
     """
     machine_info.pop("perfsuite", None)
+    if "perfsuite" in compared_benchmark and not compared_benchmark.get("machine_info"):
+        # A baseline of this hardware, found by its fingerprint; it keeps no readings that could differ.
+        machine_info.clear()
+        return
     if "perfsuite" in compared_benchmark.get("machine_info", {}):
         suite = Suite(config)  # of its own: whether this session has perf cases is not known yet
         if suite.prepare():

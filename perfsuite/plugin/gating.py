@@ -173,7 +173,8 @@ class Gating:
         with self.suite.running_case():
             self.keeper.settle(self._say)
         for node, verdict in self.keeper.verdicts.items():
-            self.suite.verdicts[node] = word(verdict)
+            if self.options.gate or verdict.name != "no-baseline":  # said once below the table, not in every row
+                self.suite.verdicts[node] = word(verdict)
 
     def _more_runs(self, session: pytest.Session) -> None:
         """The further runs of --perf-runs and --perf-aa, a round of all cases after the other."""
