@@ -1,0 +1,1 @@
+"""Driver, workers and transports: how a workload gets onto the ranks and its figures back."""
