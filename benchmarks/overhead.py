@@ -57,12 +57,12 @@ SCRIPT = """
 """
 
 
-def suite_overheads(folder: Path, cases: int) -> tuple[list[float], list[float]]:
+def suite_overheads(folder: Path, cases: int, name: str) -> tuple[list[float], list[float]]:
     """(seconds per case beyond samples and warm-up, whole seconds per case) of one pytest session."""
     (folder / "test_overhead.py").write_text(textwrap.dedent(CASES.format(cases=cases)))
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --benchmark-max-time=0.1\n")
     (folder / "conftest.py").write_text('pytest_plugins = ["perfsuite.plugin"]\n')
-    journal, report = folder / "journal.jsonl", folder / "report.xml"
+    journal, report = folder / f"{name}.jsonl", folder / f"{name}.xml"
     command = [sys.executable, "-m", "pytest", "-q", f"--perf-journal={journal}", f"--junitxml={report}"]
     done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -106,9 +106,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        overheads, whole = suite_overheads(folder, arguments.cases)
+        overheads, whole = suite_overheads(folder, arguments.cases, "before")
         launches = [torchrun_case(folder) for _ in range(arguments.launches)]
-        overheads_again, whole_again = suite_overheads(folder, arguments.cases)
+        overheads_again, whole_again = suite_overheads(folder, arguments.cases, "after")
     overheads += overheads_again
     whole += whole_again
     overhead_s, whole_s, launch_s = map(statistics.median, (overheads, whole, launches))
