@@ -64,10 +64,14 @@ def repo(pytester, monkeypatch, machine):
 
 @pytest.fixture
 def stored(repo):
-    """The repository with eight stored runs of each case."""
-    done = repo.run("--perf-update=append", "--perf-runs=8")
-    done.stdout.fnmatch_lines(["*24 runs of 3 cases added"])
+    """The repository with stored runs of eight sessions."""
+    store(repo)
     return repo
+
+
+def store(repo):
+    for _ in range(8):
+        repo.run("--perf-update=append").stdout.fnmatch_lines(["*3 runs of 3 cases added"])
 
 
 def baseline_file():
@@ -137,7 +141,7 @@ def test_settled_in_place_where_a_report_cannot_wait(stored, machine, option):
 
 def test_xfail_covers_a_regression(pytester, monkeypatch, machine):
     repo = repository(pytester, monkeypatch, CASES.replace("\n@pytest", "\n@pytest.mark.xfail\n@pytest"), machine)
-    repo.run("--perf-update=append", "--perf-runs=8")
+    store(repo)
     machine.factors[1] = 1.2
     repo.run("--perf-gate").assert_outcomes(xfailed=1, xpassed=2)
 

@@ -14,6 +14,8 @@ from typing import Any
 
 CASE_LISTS = ("benchmarks", "unmeasured")
 """Keys of the lists of cases: those with a time, which pytest-benchmark reads, and those that never fitted."""
+TABLES = ("environments", "sessions")
+"""Keys of the tables that runs refer to: a line per row."""
 CONFLICT_MARKERS = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
 _SPACE = " \t\r\n"
 
@@ -49,13 +51,13 @@ def header_of(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dump(document: Mapping[str, Any]) -> str:
-    """The text of a document: a line per top-level value, environment, case field and run."""
+    """The text of a document: a line per top-level value, row of a table, case field and run."""
     parts = []
     for name in sorted(document):
         value = document[name]
         if name in CASE_LISTS:
             text = _block("[", [_case(case) for case in value], "]", 0)
-        elif name == "environments":
+        elif name in TABLES:
             lines = [f"{json.dumps(key)}: {canonical(value[key])}" for key in sorted(value)]
             text = _block("{", lines, "}", 0)
         else:

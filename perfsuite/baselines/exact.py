@@ -16,7 +16,9 @@ from perfsuite.records import Better
 STORED_DIGITS = 1e-5
 """Relative difference that the six stored digits may make between equal values."""
 BUBBLE_CHANGE = 0.01
+"""Absolute change of a bubble ratio that is accepted."""
 MEMORY_CHANGE = 0.01
+"""Relative change of a memory size that is accepted where the registry says nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +51,11 @@ def rule_for(name: str, meaning: Meaning, tolerance: float | None = None) -> Exa
 
 
 def _from_registry(spec: MetricSpec, tolerance: float | None) -> ExactRule | None:
-    if not spec.deterministic or spec.observed:
+    if spec.observed or not (spec.deterministic or spec.unit == "GiB"):
         return None
-    relative = spec.tolerance or 0.0
-    return ExactRule(relative=relative if tolerance is None else tolerance, absolute=spec.absolute_floor)
+    usual = MEMORY_CHANGE if spec.unit == "GiB" else 0.0
+    relative = next(each for each in (tolerance, spec.tolerance, usual) if each is not None)
+    return ExactRule(relative=relative, absolute=spec.absolute_floor)
 
 
 def exact_findings(

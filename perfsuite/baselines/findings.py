@@ -10,7 +10,7 @@ from perfsuite.baselines.casework import CaseWork
 from perfsuite.baselines.exact import exact_findings
 from perfsuite.baselines.judge import ENOUGH_SESSIONS, Estimate
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN, plural
-from perfsuite.baselines.stages import paired, remeasured, screen
+from perfsuite.baselines.stages import paired, remeasured
 from perfsuite.baselines.verdict import Finding, Verdict, VerdictName, percent
 from perfsuite.baselines.view import View
 
@@ -114,12 +114,14 @@ def _learning(blank: Verdict, exact: Sequence[Finding], learnt: int, view: View)
 
 def _finding(work: CaseWork, index: int, view: View) -> Finding:
     """What one quantity says, from the last stage that it reached."""
-    quantity = work.judged[index]
-    blank = Finding(quantity=quantity.name, name="inconclusive", tolerance=quantity.tolerance)
-    first = screen(work, index, view)
-    if first is None:
+    quantity, found = work.judged[index], view.judge(work, index, work.screening)
+    values = work.values(index, work.screening)
+    if not values:
+        blank = Finding(quantity=quantity.name, name="inconclusive", tolerance=quantity.tolerance)
         return _unstable(blank, len(work.screening), "")
-    blank = replace(blank, mde=math.expm1(view.judge(work, index, work.runs).smallest_shown))
+    first = found.screen(values)
+    shown = view.judge(work, index, work.runs).smallest_shown if work.fresh else found.smallest_shown
+    blank = Finding(quantity=quantity.name, name="inconclusive", tolerance=quantity.tolerance, mde=math.expm1(shown))
     second = remeasured(work, index, view)
     if index not in work.suspects and first.outcome != "suspect":
         name: VerdictName = "pass" if first.outcome == "pass" else "inconclusive"
@@ -184,19 +186,21 @@ def _regressed_unconfirmed(work: CaseWork, index: int, found: Finding) -> Findin
 def _shown(blank: Finding, estimate: Estimate, name: VerdictName, view: View) -> Finding:
     """A finding with its effect, its interval and the flags that every finding may have."""
     low, high = estimate.interval()
-    found = replace(
-        blank,
+    flags = []
+    if blank.mde is not None and blank.mde > blank.tolerance * 1.0001:
+        flags.append(f"not gateable at {percent(blank.tolerance)}: only a change of {percent(blank.mde)} would show")
+    if view.settings.in_place:
+        flags.append("settled in place: the suite's shift is not known and 0 is used")
+    return Finding(
+        quantity=blank.quantity,
         name=name,
+        tolerance=blank.tolerance,
+        mde=blank.mde,
         effect=math.expm1(estimate.effect),
         interval=(math.expm1(low), math.expm1(high)),
         reasons=("the noise forbids a verdict",) if name == "inconclusive" else (),
+        flags=tuple(flags),
     )
-    if blank.mde is not None and blank.mde > blank.tolerance * 1.0001:
-        text = f"not gateable at {percent(blank.tolerance)}: only a change of {percent(blank.mde)} would show"
-        found = _flagged(found, text)
-    if view.settings.in_place:
-        found = _flagged(found, "settled in place: the suite's shift is not known and 0 is used")
-    return found
 
 
 def _flagged(found: Finding, *flags: str) -> Finding:

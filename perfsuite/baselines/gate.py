@@ -25,7 +25,7 @@ from perfsuite.baselines import findings, stages
 from perfsuite.baselines.casework import CaseWork, GateCase
 from perfsuite.baselines.judge import Today
 from perfsuite.baselines.noise import Level, levels
-from perfsuite.baselines.quantity import Quantity, quantities
+from perfsuite.baselines.quantity import quantities
 from perfsuite.baselines.runs import Run
 from perfsuite.baselines.suite import Replicates, knows_shift, look, shares, yardstick_shift
 from perfsuite.baselines.verdict import TIME, GateSettings, Request, Verdict, percent
@@ -58,23 +58,29 @@ class Gate:
         judged, flags = quantities(
             given.case, given.stored, tolerance=tolerance, metric_tolerances=given.metric_tolerances
         )
-        enough = [each for each in judged if len(each.history.points) >= self.settings.min_stored]
+        enough = [each for each in judged if len(each.history.values) >= self.settings.min_stored]
         if any(each.name == TIME for each in enough):
             return CaseWork(given, enough, flags)
-        known = max((len(each.history.points) for each in judged if each.name == TIME), default=0)
+        known = max((len(each.history.values) for each in judged if each.name == TIME), default=0)
         return CaseWork(given, (), flags, learnt=known)
 
     def _set_levels(self) -> None:
-        rows: list[tuple[CaseWork, Quantity]] = [(work, each) for work in self._works.values() for each in work.judged]
-        if not rows:
-            return
+        """Times together, because a host moves them all; each other quantity by itself."""
         enough = math.inf if self.settings.in_place else self.settings.min_suite
-        found = levels([each.history for _, each in rows], min_suite=enough, use_yardstick=self.settings.yardstick)
-        by_node: dict[str, list[Level]] = {}
-        for (work, _), level in zip(rows, found, strict=True):
-            by_node.setdefault(work.node, []).append(level)
-        for node, own in by_node.items():
-            self._works[node].levels = tuple(own)
+        found: dict[tuple[str, int], Level] = {}
+        for timed, shared in ((True, enough), (False, math.inf)):
+            places = [
+                (node, index, each.history)
+                for node, work in self._works.items()
+                for index, each in enumerate(work.judged)
+                if (each.name == TIME) == timed
+            ]
+            fitted = levels(
+                [history for _, _, history in places], min_suite=shared, use_yardstick=self.settings.yardstick
+            )
+            found.update({(node, index): level for (node, index, _), level in zip(places, fitted, strict=True)})
+        for node, work in self._works.items():
+            work.levels = tuple(found[node, index] for index in range(len(work.judged)))
 
     @property
     def covered(self) -> tuple[str, ...]:
@@ -176,9 +182,9 @@ class Gate:
         if frozen is None or not self._needs_probes():
             return []
         if self._probes is None:
-            seen = [work for work in works if work.values(0, work.screening)]
-            seen.sort(key=lambda work: abs(stages.screened(work).difference - frozen.shift))
-            self._probes = seen[:PROBES]
+            seen = [(each, work) for work in works if (each := stages.screened(work)) is not None]
+            seen.sort(key=lambda pair: abs(pair[0].difference - frozen.shift))
+            self._probes = [work for _, work in seen[:PROBES]]
         wanted = {work.node: work.lacking_pairs(self.settings.pairs) for work in self._probes if work.is_open}
         requests = _round_robin(wanted, "ab_pair", f"is the suite's shift of {percent(frozen.shift)} the host's?")
         if not requests:
@@ -229,7 +235,7 @@ class Gate:
             common = yardstick_shift(moved, self.settings)
             for work in self._works.values():
                 work.yardstick_shift = common
-        seen = [stages.screened(work) for work in works if work.values(0, work.screening)]
+        seen = [first for work in works if (first := stages.screened(work)) is not None]
         found = shares(_replicates_of(works), with_shift=knows_shift(len(seen), self.settings))
         today, corrected = look(seen, found, self.settings)
         return View(
@@ -243,14 +249,12 @@ class Gate:
 
 
 def _replicates_of(works: Sequence[CaseWork]) -> Iterator[Replicates]:
-    """Every set of runs of one case that this session measured more than once."""
+    """Every set of times of one case that this session measured more than once."""
     for work in works:
         for runs in (work.screening, work.fresh):
-            for index in range(len(work.levels) if len(runs) > 1 else 0):
-                values = work.values(index, runs)
-                if len(values) > 1:
-                    kind = work.judged[index].history.kind
-                    yield Replicates(kind=kind, level=work.levels[index], values=values)
+            values = work.values(0, runs) if len(runs) > 1 else []
+            if len(values) > 1:
+                yield Replicates(kind=work.judged[0].history.kind, level=work.levels[0], values=values)
 
 
 def _round_robin(

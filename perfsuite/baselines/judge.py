@@ -5,13 +5,14 @@ All values are natural logarithms, larger is worse.  docs/gate.md derives every 
 
 from __future__ import annotations
 
+import functools
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsuite.baselines.noise import Level, clipped_variance, huber_mean
+from perfsuite.baselines.noise import Level
+from perfsuite.baselines.robust import clipped_variance, huber_mean, median
 from perfsuite.baselines.student import t_quantile
 from perfsuite.baselines.verdict import GateSettings
 
@@ -23,6 +24,7 @@ CONFIRM_ALPHA = 0.005
 UNKNOWN_SESSION_SIGMA = 0.01
 """How much a case moves between sessions where the baseline has too few to tell, and no A/B can be run."""
 ENOUGH_SESSIONS = 3
+LEAST_DOF = 3
 SESSION_SHARE = 0.1
 """Share of the variance of stored runs that is taken to lie between sessions, at least."""
 
@@ -37,6 +39,8 @@ class Today:
     """How much the host moved every case, taken off; larger is slower."""
     shift_variance: float = 0.0
     """Variance of what a case feels of it."""
+    known: bool = False
+    """Whether the shifts of this and of the stored sessions are known and taken off."""
     unexplained: float = 0.0
     """Part of ``shift`` that may be the code's doing as well as the host's; 0 when it is known to be the host's."""
 
@@ -103,6 +107,16 @@ class Judge:
     inside: float = 1 - SESSION_SHARE
     """Variance of runs inside this session over the variance of stored runs."""
 
+    @property
+    def dof(self) -> int:
+        """Degrees of freedom of the noise.
+
+        Where drifts of the host are not taken off they are most of the noise, and all cases know them from the same few
+        sessions: then other cases add nothing.
+        """
+        known = self.level.dof
+        return known if self.today.known else max(LEAST_DOF, min(known, self.level.sessions - 1))
+
     def spread(self, runs: int) -> Spread:
         """Standard errors of the mean of ``runs`` runs of this session minus the stored level.
 
@@ -123,9 +137,9 @@ class Judge:
 
         Looking faster makes a noisy case no surer: a negative effect counts as none.
         """
-        return max(0.0, effect) + t_quantile(SURE, self.level.dof) * error < self.bounds.limit
+        return max(0.0, effect) + t_quantile(SURE, self.dof) * error < self.bounds.limit
 
-    @property
+    @functools.cached_property
     def best(self) -> Spread:
         """The uncertainty after all runs and pairs that may be asked for; an A/B shares nothing with the screening."""
         runs = self.spread(self._most_runs)
@@ -135,10 +149,10 @@ class Judge:
         error = self.level.sigma * math.sqrt(2 * self.inside / pairs)
         return Spread(error=min(error, runs.error), shared=0.0)
 
-    @property
+    @functools.cached_property
     def smallest_shown(self) -> float:
         """MDE: the change that the whole procedure finds with 95 % probability; never below the tolerance."""
-        best, dof = self.best, self.level.dof
+        best, dof = self.best, self.dof
         alpha = self.bounds.confirm_alpha if self.settings.can_run_base else self.bounds.alpha
         reach = max(
             t_quantile(1 - alpha, dof) * best.error, t_quantile(1 - self.bounds.shared_alpha, dof) * best.shared
@@ -152,7 +166,7 @@ class Judge:
 
     def difference(self, values: Sequence[float]) -> float:
         """Median of this session's values against the stored level, the host's shift taken off."""
-        return statistics.median(values) - self.level.centre - self.today.shift
+        return median(values) - self.level.centre - self.today.shift
 
     def _suspicious(self, error: float) -> float:
         return max(self.bounds.tolerance / 2, error)
@@ -183,13 +197,13 @@ class Judge:
         effect = self.difference(values)
         error = self.spread(len(values)).error
         slower = effect > self._suspicious(error) and (effect > self.smallest_shown / 2 or self.can_clear)
-        faster = -effect > max(0.8 * self.bounds.tolerance, error, self.smallest_shown / 2)
+        faster = -effect > max(0.8 * self.bounds.tolerance, error) and -effect > self.smallest_shown / 2
         outcome: Outcome = "inconclusive"
         if slower or faster:
             outcome = "suspect"
         elif self.excludes(effect, error):
             outcome = "pass"
-        return Estimate(effect=effect, error=error, dof=self.level.dof, outcome=outcome)
+        return Estimate(effect=effect, error=error, dof=self.dof, outcome=outcome)
 
     def remeasured(self, values: Sequence[float]) -> Estimate:
         """The second look, at fresh runs only: the screening chose the case, so its runs would be biased."""
@@ -201,7 +215,7 @@ class Judge:
             outcome = "improved"
         else:
             outcome = self._cleared(effect, spread, last=len(values) >= self._most_runs)
-        return Estimate(effect=effect, error=spread.error, dof=self.level.dof, outcome=outcome)
+        return Estimate(effect=effect, error=spread.error, dof=self.dof, outcome=outcome)
 
     def _effect(self, values: Sequence[float]) -> float:
         return huber_mean(values, self.level.sigma) - self.level.centre - self.today.shift
@@ -219,13 +233,13 @@ class Judge:
         return all(self._reaches(sign * self._effect(some), self.spread(len(some))) for some in (values, without))
 
     def _reaches(self, effect: float, spread: Spread) -> bool:
-        dof = self.level.dof
+        dof = self.dof
         alone = t_quantile(1 - self.bounds.alpha, dof) * spread.error
         shared = t_quantile(1 - self.bounds.shared_alpha, dof) * spread.shared
         return effect > max(self.bounds.tolerance, alone, shared)
 
     def _cleared(self, effect: float, spread: Spread, *, last: bool) -> Outcome:
-        dof, tolerance = self.level.dof, self.bounds.tolerance
+        dof, tolerance = self.dof, self.bounds.tolerance
         near = effect < (0.85 if last else 0.6) * tolerance
         near = near or effect + t_quantile(LIKELY, dof) * spread.error < tolerance
         return "pass" if near and self.excludes(effect, spread.error) else "inconclusive"

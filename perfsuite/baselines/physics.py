@@ -1,22 +1,35 @@
 """Rules that no true measurement breaks, whatever was stored before.  A result that does is an error of measurement.
 
 Each rule looks at one result and needs no baseline.  A peak that perfsuite measured itself never makes a result
-impossible: it is a share of what was seen, not of what can be.
+impossible: it is a share of what was seen, not of what can be.  What is only unlikely is flagged and not impossible.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
-from perfsuite.records import Measurement, Metric, Result
+from perfsuite.errors import InvalidParameter
+from perfsuite.metrics import busbw_factor
+from perfsuite.metrics.pipeline import bubble_ratio, impossible_bubble
+from perfsuite.metrics.spec import devices_used
+from perfsuite.records import Measurement, Metric, Peak, Peaks, Result, Timeline
+from perfsuite.schedules.catalog import make_schedule
+from perfsuite.schedules.durations import durations_of
+from perfsuite.schedules.simulator import simulate
 
-_PEAK_SLACK = 0.01
+PEAK_SLACK = 0.01
 """Clocks and data sheets are rounded: 1 % above a published boost-clock peak is no contradiction."""
-_SUM_SLACK = 0.02
-"""Spans and the step are read at different instants; beyond 2 % of the step they do not belong together."""
-_WORK_SLACK = 0.01
-_EQUAL_SAMPLES = 5
+SPAN_SLACK = 0.05
+"""Spans and the step are medians of different series: one part may seem this much longer than the whole."""
+SUM_SLACK = 0.1
+"""And all parts together this much shorter."""
+WORK_SLACK = 0.01
+LINEAR_SLACK = 0.05
+EQUAL_SAMPLES = 5
+_REMAINDER = "remainder"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,122 +37,246 @@ class Violation:
     """A rule and how a result breaks it."""
 
     rule: str
+    """Name of the rule, as in docs/gate.md."""
     message: str
     """With the numbers."""
+    severity: Literal["impossible", "flagged"] = "impossible"
+    """Flagged: it can be, but somebody should look."""
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.message}"
 
 
-def violations(result: Result) -> tuple[Violation, ...]:
-    """Every rule that ``result`` breaks; empty for a result that may be true."""
-    return tuple(Violation(rule=name, message=message) for name, rule in RULES for message in rule(result))
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A result and what is known about its machine."""
+
+    result: Result
+    """What was measured."""
+    peaks: Peaks | None
+    """Peaks of the device; without them only those that the metrics carry are used."""
+    network: Peak | None
+    """GB/s per direction of a whole host's network, for results of several hosts."""
+
+    @property
+    def measurement(self) -> Measurement | None:
+        """None when the case ran out of memory."""
+        return self.result.measurement
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts that the ranks ran on."""
+        return len({rank.host for rank in self.measurement.ranks}) if self.measurement else 1
+
+    def metric(self, name: str) -> Metric | None:
+        """The metric of this name, when it has a value."""
+        return next((each for each in self.result.metrics if each.name == name and each.value is not None), None)
 
 
-def link_bound_gb_per_s(link_gb_per_s: float, ranks: int, hosts: int) -> float:
+def violations(result: Result, *, peaks: Peaks | None = None, network: Peak | None = None) -> tuple[Violation, ...]:
+    """Every rule that ``result`` breaks; empty for a result that may be true.
+
+    ``peaks`` are those of the device and ``network`` that of a host, where the caller knows them.
+    """
+    found = examine(result, peaks=peaks, network=network)
+    return tuple(violation for violation in found if violation.severity == "impossible")
+
+
+def examine(result: Result, *, peaks: Peaks | None = None, network: Peak | None = None) -> tuple[Violation, ...]:
+    """What is impossible and what is only unlikely about a result; a smoke run measured nothing."""
+    if result.outcome == "smoke":
+        return ()
+    subject = Subject(result=result, peaks=peaks, network=network)
+    return tuple(violation for rule in RULES for violation in rule(subject))
+
+
+def link_bound_gb_per_s(link_gb_per_s: float, ranks: int, hosts: int, collective: str = "all_reduce") -> float:
     """The most bus bandwidth that a link of this one-directional rate allows.
 
-    On one host the link itself.  Over h hosts a hierarchical algorithm sends only (h-1)/h of the message over the
-    network where the bus factor counts (n-1)/n: B x [(n-1)/n] / [(h-1)/h].
+    On one host the link itself.  Over h hosts of n ranks the link is a host's: the best algorithm sends over it, per
+    direction and byte of S, 2(h-1)/h for all_reduce, (h-1)/h for all_gather and reduce_scatter, (n/h)(h-1)/h for
+    all_to_all, 1 for broadcast and reduce; the bound is the rate times busbw's own factor over that.  For all_reduce
+    that is B x [(n-1)/n] / [(h-1)/h].  Pairs that send may all be on one host: no bound.  Source: wire traffic counted
+    on shaped links.
 
     >>> link_bound_gb_per_s(25.0, ranks=16, hosts=2), link_bound_gb_per_s(150.0, ranks=8, hosts=1)
     (46.875, 150.0)
     """
     if hosts < 2:
         return link_gb_per_s
-    return link_gb_per_s * ((ranks - 1) / ranks) / ((hosts - 1) / hosts)
+    away = (hosts - 1) / hosts
+    if collective == "all_to_all":
+        return link_gb_per_s * ((ranks - 1) / ranks) / (ranks / hosts * away)
+    if collective == "send_recv":
+        return math.inf
+    if collective in ("broadcast", "reduce"):
+        return link_gb_per_s
+    return link_gb_per_s * ((ranks - 1) / ranks) / away
 
 
 def speed_up_violation(speed_up: float, ranks: int, base_ranks: int = 1) -> str:
-    """Why a speed-up over ``base_ranks`` ranks cannot be; empty when it can.
+    """Why a speed-up over ``base_ranks`` ranks deserves a look; empty when it does not.
+
+    Above linear is possible, when the parts of a split problem fit into a cache that the whole does not.
 
     >>> speed_up_violation(8.9, 8)
     'speed-up 8.9 on 8 times the ranks is above linear'
     """
     most = ranks / base_ranks
-    return f"speed-up {speed_up:.3g} on {most:.3g} times the ranks is above linear" if speed_up > most * 1.05 else ""
+    over = speed_up > most * (1 + LINEAR_SLACK)
+    return f"speed-up {speed_up:.3g} on {most:.3g} times the ranks is above linear" if over else ""
 
 
-def _above_peak(result: Result) -> Iterator[str]:
-    for metric in result.metrics:
+def _times(subject: Subject) -> Iterator[Violation]:
+    for sample in subject.measurement.samples if subject.measurement else ():
+        if not (math.isfinite(sample.time_s) and sample.time_s > 0):
+            yield Violation(rule="time", message=f"a sample of {sample.time_s!r} s: no work takes no time")
+            return
+
+
+def _above_peak(subject: Subject) -> Iterator[Violation]:
+    for metric in subject.result.metrics:
         peak = metric.peak
         if metric.value is None or peak is None or peak.kind != "published" or metric.name.startswith("busbw"):
             continue
-        if metric.value > peak.value * (1 + _PEAK_SLACK):
-            yield f"{metric.name} {metric.value:.4g} is above the peak {peak.value:.4g} {peak.unit} ({peak.source})"
+        if metric.value > peak.value * (1 + PEAK_SLACK):
+            text = f"{metric.name} {metric.value:.4g} is above the peak {peak.value:.4g} {peak.unit} ({peak.source})"
+            yield Violation(rule="above-peak", message=text)
 
 
-def _above_link(result: Result) -> Iterator[str]:
-    metric = _metric(result, "busbw_gb_per_s")
-    measurement = result.measurement
-    if metric is None or metric.value is None or metric.peak is None or measurement is None:
+def _above_link(subject: Subject) -> Iterator[Violation]:
+    metric, measurement = subject.metric("busbw_gb_per_s"), subject.measurement
+    if metric is None or metric.value is None or measurement is None:
         return
-    hosts = len({rank.host for rank in measurement.ranks})
-    bound = link_bound_gb_per_s(metric.peak.value, measurement.world_size, hosts)
-    if metric.peak.kind == "published" and metric.value > bound * (1 + _PEAK_SLACK):
-        yield (
-            f"busbw {metric.value:.4g} GB/s is above {bound:.4g}, what links of {metric.peak.value:.4g} GB/s allow "
-            f"{measurement.world_size} ranks on {hosts} hosts ({metric.peak.source})"
-        )
+    link = (metric.peak or subject.network) if subject.hosts > 1 else metric.peak
+    if link is None or link.kind != "published":
+        return
+    ranks, collective = measurement.world_size, subject.result.work.collective
+    bound = link_bound_gb_per_s(link.value, ranks, subject.hosts, collective)
+    if metric.value <= bound * (1 + PEAK_SLACK):
+        return
+    text = (
+        f"busbw {metric.value:.4g} GB/s is above {bound:.4g}, what links of {link.value:.4g} GB/s allow "
+        f"{ranks} ranks on {subject.hosts} host{'s' if subject.hosts > 1 else ''} ({link.source})"
+    )
+    # Switches that add up what passes through them halve what a rank sends: S once instead of twice (n-1)/n.
+    if collective == "all_reduce" and metric.value <= link.value * busbw_factor(collective, ranks) * (1 + PEAK_SLACK):
+        text += "; only reduction inside the switches can do that"
+        yield Violation(rule="above-link", message=text, severity="flagged")
+    else:
+        yield Violation(rule="above-link", message=text)
 
 
-def _utilisation(result: Result) -> Iterator[str]:
-    for metric in result.metrics:
-        if metric.name.startswith(("mfu", "hfu")) and metric.value is not None:
-            whole = 100.0 if metric.unit == "%" else 1.0
-            published = metric.peak is None or metric.peak.kind == "published"
-            if metric.value > whole * (1 + _PEAK_SLACK) and published:
-                yield f"{metric.name} {metric.value / whole:.1%} is above 100 %"
-
-
-def _throughput_times_latency(result: Result) -> Iterator[str]:
-    for name, work in (("samples_per_s", result.work.samples), ("tokens_per_s", result.work.tokens)):
-        metric = _metric(result, name)
-        if metric is None or metric.value is None or not work or result.measurement is None:
+def _utilisation(subject: Subject) -> Iterator[Violation]:
+    for metric in subject.result.metrics:
+        if not metric.name.startswith(("mfu", "hfu")) or metric.value is None:
             continue
-        done = metric.value * result.measurement.median_s
-        if abs(done - work) > _WORK_SLACK * work:
-            yield f"{name} {metric.value:.4g} times {result.measurement.median_s:.4g} s is {done:.4g}, not {work:.4g}"
+        whole = 100.0 if metric.unit in ("%", "percent") else 1.0
+        if metric.value > whole * (1 + PEAK_SLACK) and _is_published(subject, metric):
+            yield Violation(rule="utilisation", message=f"{metric.name} {metric.value / whole:.1%} is above 100 %")
 
 
-def _parts_do_not_sum(result: Result) -> Iterator[str]:
-    measurement = result.measurement
+def _is_published(subject: Subject, metric: Metric) -> bool:
+    """Whether a utilisation is a share of a peak that a maker published; its note names the source."""
+    peak = metric.peak or (subject.peaks.tflops.get(subject.result.work.dtype) if subject.peaks else None)
+    return peak.kind == "published" if peak else "measured" not in metric.note
+
+
+def _throughput_times_latency(subject: Subject) -> Iterator[Violation]:
+    measurement, work = subject.measurement, subject.result.work
+    for field, amount in (("samples", work.samples), ("tokens", work.tokens)):
+        for suffix, share in (("", 1), ("_per_device", devices_used(measurement) if measurement else 1)):
+            metric = subject.metric(f"{field}_per_s{suffix}")
+            if metric is None or metric.value is None or not amount or measurement is None:
+                continue
+            done = metric.value * share * measurement.median_s
+            if abs(done - amount) > WORK_SLACK * amount:
+                text = f"{metric.name} {metric.value:.4g} times {measurement.median_s:.4g} s is {done:.4g} {field}"
+                yield Violation(rule="throughput-latency", message=f"{text}, not {amount:.4g}")
+
+
+def _parts(subject: Subject) -> Iterator[Violation]:
+    measurement = subject.measurement
     if measurement is None or not measurement.spans:
         return
-    step_s = max(rank.median_s for rank in measurement.ranks)
+    step_s, broken = measurement.median_s, False
     for span in measurement.spans:
-        if span.time_s < -_SUM_SLACK * step_s:
-            yield f"the {span.name} of the step is {span.time_s:.4g} s: its parts are longer than the step"
-        elif span.count <= 1 and span.time_s > step_s * (1 + _SUM_SLACK) and not measurement.aligned:
-            yield f"span {span.name} takes {span.time_s:.4g} s of a step of {step_s:.4g} s"
+        if span.time_s < -SPAN_SLACK * step_s:
+            broken = True
+            text = f"the {span.name} of the step is {span.time_s:.4g} s: its parts are longer than the step"
+            yield Violation(rule="parts", message=text)
+        elif span.count <= 1 and span.time_s > step_s * (1 + SPAN_SLACK):
+            broken = True
+            text = f"{span.name} takes {span.time_s:.4g} s of a step of {step_s:.4g} s"
+            yield Violation(rule="parts", message=text)
+    whole_s = sum(span.time_s for span in measurement.spans)
+    complete = any(span.name == _REMAINDER for span in measurement.spans)
+    if complete and not broken and whole_s < step_s * (1 - SUM_SLACK):
+        text = f"the parts and their remainder sum to {whole_s:.4g} s of a step of {step_s:.4g} s"
+        yield Violation(rule="parts", message=text)
 
 
-def _bubble(result: Result) -> Iterator[str]:
-    metric = _metric(result, "bubble_ratio")
-    if metric is not None and metric.value is not None and not 0 <= metric.value < 1:
-        yield f"bubble_ratio {metric.value:.4g} is not between 0 and 1"
+def _bubble(subject: Subject) -> Iterator[Violation]:
+    metric = subject.metric("bubble_ratio")
+    if metric is None or metric.value is None:
+        return
+    if not 0 <= metric.value < 1:
+        yield Violation(rule="bubble", message=f"bubble_ratio {metric.value:.4g} is not between 0 and 1")
+        return
+    timeline = subject.measurement.timeline if subject.measurement else None
+    bound = bubble_bound(timeline) if timeline else None
+    if bound is not None and impossible_bubble(metric.value, bound):
+        text = f"bubble_ratio {metric.value:.4g} is below {bound:.4g}, what its own durations allow at best"
+        yield Violation(rule="bubble", message=text)
 
 
-def _constant(result: Result) -> Iterator[str]:
-    measurement: Measurement | None = result.measurement
-    if measurement is None or result.simulated or len(measurement.samples) < _EQUAL_SAMPLES:
+def bubble_bound(timeline: Timeline) -> float | None:
+    """The bubble of the timeline's schedule when every action takes as long as it took and nothing else takes time.
+
+    None for a schedule that is not in the catalogue, and for a timeline that lacks actions of it.  The formula for
+    equal stages is no bound: where ranks share cores, the first and last actions of a step run faster than the others.
+    """
+    stages = 1 + max((event.stage for event in timeline.events), default=0)
+    micro_batches = 1 + max((event.micro_batch for event in timeline.events), default=0)
+    try:
+        schedule = make_schedule(
+            timeline.schedule,
+            ranks=timeline.ranks,
+            num_micro_batches=micro_batches,
+            stages_per_rank=max(1, stages // timeline.ranks),
+        )
+        return bubble_ratio(simulate(schedule, durations_of(timeline)))
+    except InvalidParameter:
+        return None
+
+
+def _constant(subject: Subject) -> Iterator[Violation]:
+    measurement = subject.measurement
+    if measurement is None or subject.result.simulated or len(measurement.samples) < EQUAL_SAMPLES:
         return
     times = {sample.time_s for sample in measurement.samples}
     if len(times) == 1:
-        yield f"all {len(measurement.samples)} samples are {times.pop()!r} s to the bit: no clock does that"
+        text = f"all {len(measurement.samples)} samples are {times.pop()!r} s to the bit: no clock does that"
+        yield Violation(rule="constant", message=text)
 
 
-def _metric(result: Result, name: str) -> Metric | None:
-    return next((metric for metric in result.metrics if metric.name == name), None)
+def _speed_up(subject: Subject) -> Iterator[Violation]:
+    for metric in subject.result.metrics:
+        if metric.name.startswith("speed_up") and metric.value is not None:
+            said = speed_up_violation(metric.value, subject.result.world_size)
+            if said:
+                yield Violation(rule="speed-up", message=said, severity="flagged")
 
 
-RULES: tuple[tuple[str, Callable[[Result], Iterator[str]]], ...] = (
-    ("above-peak", _above_peak),
-    ("above-link", _above_link),
-    ("utilisation", _utilisation),
-    ("throughput-latency", _throughput_times_latency),
-    ("parts", _parts_do_not_sum),
-    ("bubble", _bubble),
-    ("constant", _constant),
+RULES: tuple[Callable[[Subject], Iterator[Violation]], ...] = (
+    _times,
+    _above_peak,
+    _above_link,
+    _utilisation,
+    _throughput_times_latency,
+    _parts,
+    _bubble,
+    _constant,
+    _speed_up,
 )
-"""Name and rule; a rule yields one message per breach."""
+"""Each yields one violation per breach."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.baselines.exact import rule_for
-from perfsuite.baselines.noise import History, Point
+from perfsuite.baselines.noise import History
+from perfsuite.baselines.robust import median
 from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, TELEMETRY_UNKNOWN, Case, Run, usually_clean
 from perfsuite.baselines.verdict import TIME
 from perfsuite.metrics import REGISTRY
@@ -105,34 +105,36 @@ def _is_time(measured: Sequence[Run], name: str) -> bool:
 
 def _time_quantity(case: Case, measured: Sequence[Run], tolerance: float) -> Quantity | None:
     clean_only = usually_clean(measured)
-    usable = [run for run in measured if not is_disturbed(run) and (run.has_clean or not clean_only)]
+    usable = [run for run in measured if (not clean_only or run.has_clean) and not is_disturbed(run)]
     if not usable:
         return None
-    points = tuple(
-        Point(session=run.session, value=value, yardstick=run.yardstick)
-        for run in usable
-        if (value := _time(run, clean_only=clean_only)) is not None
+    values = tuple(run.location or 0.0 if clean_only else math.log(run.median_s) for run in usable)
+    yardsticks = tuple(run.yardstick for run in usable if run.yardstick is not None)
+    history = History(
+        kind=case.kind,
+        sessions=tuple(run.session for run in usable),
+        values=values,
+        yardsticks=yardsticks if len(yardsticks) == len(usable) else (),
     )
-    middle_s = math.exp(statistics.median([point.value for point in points]))
+    middle_s = math.exp(median(values))
     return Quantity(
         name=TIME,
         tolerance=tolerance * max(1.0, SHORT_S / middle_s),
-        history=History(kind=case.kind, points=points),
+        history=history,
         clean_only=clean_only,
-        usual_cpu_share=statistics.median([run.cpu_share for run in usable]),
+        usual_cpu_share=median([run.cpu_share for run in usable]),
     )
 
 
 def _metric_quantity(case: Case, measured: Sequence[Run], name: str, tolerance: float) -> Quantity:
     sign = -1.0 if case.metrics[name].better == "higher" else 1.0
-    points = tuple(
-        Point(session=run.session, value=value)
-        for run in measured
-        if not is_disturbed(run) and (value := _metric(run, name, sign)) is not None
+    usable = [run for run in measured if not is_disturbed(run)]
+    history = History(
+        kind=f"{name} of {case.kind}",
+        sessions=tuple(run.session for run in usable),
+        values=tuple(sign * math.log(run.metrics[name]) for run in usable),
     )
-    return Quantity(
-        name=name, tolerance=tolerance, history=History(kind=f"{name} of {case.kind}", points=points), sign=sign
-    )
+    return Quantity(name=name, tolerance=tolerance, history=history, sign=sign)
 
 
 def _time(run: Run, *, clean_only: bool) -> float | None:

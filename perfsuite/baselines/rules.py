@@ -17,6 +17,9 @@ Rule = Callable[[Any], str]
 """Says what a value should be; empty when it is."""
 Rules = Mapping[str, Rule]
 
+KEY_DIGITS = 12
+"""Hex digits of the key of a session or an environment."""
+
 NONE: Rules = MappingProxyType({})
 
 
@@ -95,6 +98,11 @@ def _hex(value: Any) -> str:
     return "" if fits else "should be eight hex digits"
 
 
+def _key(value: Any) -> str:
+    fits = isinstance(value, str) and len(value) == KEY_DIGITS and value.isalnum()
+    return "" if fits else f"should be {KEY_DIGITS} hex digits"
+
+
 def _quantiles(value: Any) -> str:
     fits = (
         isinstance(value, list)
@@ -127,6 +135,7 @@ DOCUMENT: Rules = MappingProxyType(
         "environments": _object,
         "machine_info": _object,
         "perfsuite": _object,
+        "sessions": _object,
         "unmeasured": lambda value: "" if isinstance(value, list) else "should be a list",
         "version": _text,
     }
@@ -160,25 +169,20 @@ EXTRA: Rules = MappingProxyType({"backend": _any_text, "metrics": _object, "work
 EXTRA_OPTIONAL: Rules = MappingProxyType({"accepted": _object})
 ACCEPTED: Rules = MappingProxyType({"reason": _text, "session": _text, "time": _time})
 MEANING: Rules = MappingProxyType({"better": _one_of("higher", "lower", "neither"), "unit": _any_text})
-UNMEASURED_RUN: Rules = MappingProxyType({"environment": _hex, "run": _count, "session": _text, "time": _time})
+SESSION: Rules = MappingProxyType({"commit": _any_text, "environment": _key, "session": _text})
+UNMEASURED_RUN: Rules = MappingProxyType({"outcome": _one_of("out_of_memory"), "session": _key, "time": _time})
 MEASURED_RUN: Rules = MappingProxyType(
     {
-        **UNMEASURED_RUN,
         "clean": _count,
-        "cpu_share": _share,
-        "iterations": _positive,
         "location": _log_seconds,
         "metrics": _numbers,
         "quantiles_s": _quantiles,
         "samples": _positive,
+        "session": _key,
+        "time": _time,
     }
 )
-RUN_OPTIONAL: Rules = MappingProxyType(
-    {
-        "commit": _text,
-        "disturbance": _text,
-        "outcome": _one_of("out_of_memory"),
-        "process": _one_of("reused"),
-        "yardstick": _log_seconds,
-    }
+UNMEASURED_OPTIONAL: Rules = MappingProxyType({"disturbance": _text, "process": _one_of("reused"), "run": _positive})
+MEASURED_OPTIONAL: Rules = MappingProxyType(
+    {**UNMEASURED_OPTIONAL, "cpu_share": _share, "iterations": _positive, "yardstick": _log_seconds}
 )

@@ -132,7 +132,7 @@ class Run:
     @property
     def has_clean(self) -> bool:
         """Whether enough samples are clean: MIN_CLEAN, or half of them when there are few."""
-        return self.location is not None and self.clean >= min(MIN_CLEAN, (self.samples + 1) // 2)
+        return self.location is not None and (self.clean >= MIN_CLEAN or 2 * self.clean >= self.samples)
 
 
 def usually_clean(runs: Sequence[Run]) -> bool:
@@ -140,8 +140,8 @@ def usually_clean(runs: Sequence[Run]) -> bool:
 
     Ranks that share cores switch each other out all the time: their cases have no clean samples, all are compared.
     """
-    measured = [run for run in runs if run.outcome == "measured"]
-    return 2 * sum(run.has_clean for run in measured) >= len(measured)
+    clean = [run.has_clean for run in runs if run.outcome == "measured"]
+    return 2 * sum(clean) >= len(clean)
 
 
 def plural(count: int, noun: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.baselines import rules
@@ -20,14 +21,12 @@ Plain = Mapping[str, Any]
 def decode(document: Plain) -> Baseline:
     """The baseline of a document; Fault says which value breaks which rule."""
     header = _header(document)
-    environments = document["environments"]
-    for key, environment in environments.items():
-        as_object(environment, ("environments", key))
+    sources = _sources(document)
     entries: dict[CaseKey, Entry] = {}
     for name in CASE_LISTS:
         for index, plain in enumerate(document[name]):
             where = (name, index)
-            entry = _decode_entry(as_object(plain, where), environments, where, measured=name == "benchmarks")
+            entry = _decode_entry(as_object(plain, where), sources, where, measured=name == "benchmarks")
             if entry.case.key in entries:
                 raise Fault(f"the case {entry.case.node} with these parameters is there twice", where=where)
             entries[entry.case.key] = entry
@@ -68,6 +67,31 @@ def _header(document: Plain) -> Plain:
     return header
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Source:
+    """What the runs of one session have in common."""
+
+    session: str
+    commit: str
+    environment: Plain
+
+
+def _sources(document: Plain) -> Mapping[str, _Source]:
+    environments = document["environments"]
+    for key, environment in environments.items():
+        as_object(environment, ("environments", key))
+    found = {}
+    for key, plain in document["sessions"].items():
+        where = ("sessions", key)
+        check_fields(as_object(plain, where), rules.SESSION, rules.NONE, where)
+        if plain["environment"] not in environments:
+            raise Fault(f"environment {plain['environment']} is not among the file's environments", where=where)
+        found[key] = _Source(
+            session=plain["session"], commit=plain["commit"], environment=environments[plain["environment"]]
+        )
+    return found
+
+
 def _fits(check: str, plain: Plain) -> bool:
     try:
         return check == check_of(plain)
@@ -75,7 +99,7 @@ def _fits(check: str, plain: Plain) -> bool:
         return False
 
 
-def _decode_entry(plain: Plain, environments: Plain, where: Where, *, measured: bool) -> Entry:
+def _decode_entry(plain: Plain, sources: Mapping[str, _Source], where: Where, *, measured: bool) -> Entry:
     check_fields(plain, rules.MEASURED_CASE if measured else rules.UNMEASURED_CASE, rules.NONE, where)
     extra = plain["extra_info"]
     check_fields(extra, rules.EXTRA, rules.EXTRA_OPTIONAL, (*where, "extra_info"))
@@ -88,7 +112,7 @@ def _decode_entry(plain: Plain, environments: Plain, where: Where, *, measured: 
     if "accepted" in extra:
         check_fields(extra["accepted"], rules.ACCEPTED, rules.NONE, (*where, "extra_info", "accepted"))
         accepted = Acceptance(**extra["accepted"])
-    runs = tuple(_decode_run(run, environments, (*where, "runs", index)) for index, run in enumerate(plain["runs"]))
+    runs = tuple(_decode_run(run, sources, (*where, "runs", index)) for index, run in enumerate(plain["runs"]))
     if len(runs) > KEPT_RUNS or len({run.key for run in runs}) < len(runs):
         raise Fault(f"{len(runs)} runs; a case has at most {KEPT_RUNS}, each once", where=(*where, "runs"))
     if not _fits(plain["check"], plain):
@@ -107,43 +131,34 @@ def _decode_entry(plain: Plain, environments: Plain, where: Where, *, measured: 
     return Entry(case=case, runs=runs, accepted=accepted)
 
 
-def _decode_run(plain: Any, environments: Plain, where: Where) -> Run:
+def _decode_run(plain: Any, sources: Mapping[str, _Source], where: Where) -> Run:
     fields = as_object(plain, where)
     measured = "outcome" not in fields
-    check_fields(fields, rules.MEASURED_RUN if measured else rules.UNMEASURED_RUN, rules.RUN_OPTIONAL, where)
-    environment = environments.get(fields["environment"])
-    if environment is None:
-        raise Fault(f"environment {fields['environment']} is not among the file's environments", where=where)
-    if not measured:
-        return Run(
-            session=fields["session"],
-            time=fields["time"],
-            ordinal=fields["run"],
-            outcome="out_of_memory",
-            process=fields.get("process", "fresh"),
-            disturbance=fields.get("disturbance", ""),
-            commit=fields.get("commit", ""),
-            environment=environment,
-        )
-    if fields["clean"] > fields["samples"] or (fields["location"] is None) != (fields["clean"] == 0):
-        raise Fault(
-            f"clean={fields['clean']} does not go with samples={fields['samples']} and location={fields['location']}",
-            where=where,
-        )
+    if measured:
+        check_fields(fields, rules.MEASURED_RUN, rules.MEASURED_OPTIONAL, where)
+    else:
+        check_fields(fields, rules.UNMEASURED_RUN, rules.UNMEASURED_OPTIONAL, where)
+    source = sources.get(fields["session"])
+    if source is None:
+        raise Fault(f"session {fields['session']} is not among the file's sessions", where=where)
+    clean, samples, location = fields.get("clean", 0), fields.get("samples", 0), fields.get("location")
+    if clean > samples or (location is None) != (clean == 0):
+        raise Fault(f"clean={clean} does not go with samples={samples} and location={location}", where=where)
     return Run(
-        session=fields["session"],
+        session=source.session,
         time=fields["time"],
-        ordinal=fields["run"],
-        quantiles_s=tuple(fields["quantiles_s"]),
-        location=fields["location"],
+        ordinal=fields.get("run", 0),
+        outcome="measured" if measured else "out_of_memory",
+        quantiles_s=tuple(fields.get("quantiles_s", ())),
+        location=location,
         yardstick=fields.get("yardstick"),
-        samples=fields["samples"],
-        clean=fields["clean"],
-        iterations=fields["iterations"],
-        cpu_share=fields["cpu_share"],
-        metrics=fields["metrics"],
+        samples=samples,
+        clean=clean,
+        iterations=fields.get("iterations", 1),
+        cpu_share=fields.get("cpu_share", 1.0),
+        metrics=fields.get("metrics", {}),
         process=fields.get("process", "fresh"),
         disturbance=fields.get("disturbance", ""),
-        commit=fields.get("commit", ""),
-        environment=environment,
+        commit=source.commit,
+        environment=source.environment,
     )

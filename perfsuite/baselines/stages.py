@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 
 from perfsuite.baselines.casework import CaseWork
 from perfsuite.baselines.judge import Estimate
+from perfsuite.baselines.robust import median
 from perfsuite.baselines.suite import Screened
 from perfsuite.baselines.view import View
 
@@ -26,18 +26,21 @@ class Need:
     """A/B pairs."""
 
 
-def screened(work: CaseWork) -> Screened:
-    """The time of a case as the screening saw it; it must have a stable run."""
-    return Screened(
-        level=work.levels[0], values=tuple(work.values(0, work.screening)), yardstick_moved=yardstick_moved(work)
-    )
+def screened(work: CaseWork) -> Screened | None:
+    """The time of a case as the screening saw it; None without a stable run."""
+    values = work.values(0, work.screening)
+    if not values:
+        return None
+    return Screened(level=work.levels[0], values=tuple(values), yardstick_moved=yardstick_moved(work))
 
 
 def yardstick_moved(work: CaseWork) -> float | None:
     """By how much the yardstick of a case moved from the stored one; None where either is missing."""
-    now = [run.yardstick for run in work.screening if run.yardstick is not None and work.judged[0].is_stable(run)]
     then = work.levels[0].yardstick
-    return statistics.median(now) - then if now and then is not None else None
+    if then is None:
+        return None
+    now = [run.yardstick for run in work.screening if run.yardstick is not None and work.judged[0].is_stable(run)]
+    return median(now) - then if now else None
 
 
 def screening_runs(work: CaseWork, view: View) -> int:

@@ -10,7 +10,7 @@ from perfsuite.baselines.casework import CaseWork
 from perfsuite.baselines.judge import CONFIRM_ALPHA, Bounds, Judge, Today
 from perfsuite.baselines.runs import Run
 from perfsuite.baselines.suite import Replicates, Shares, own_inside
-from perfsuite.baselines.verdict import GateSettings
+from perfsuite.baselines.verdict import TIME, GateSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +49,17 @@ class View:
     def judge(self, work: CaseWork, index: int, runs: Sequence[Run] = ()) -> Judge:
         """The judge of one quantity of a case; ``runs`` show how much it scatters in this session."""
         level, quantity = work.levels[index], work.judged[index]
-        share = self.shares.of(quantity.history.kind)
-        if runs:
-            values = work.values(index, runs)
-            if len(values) > 1:
-                share = own_inside(share, Replicates(kind=quantity.history.kind, level=level, values=values))
+        timed = quantity.name == TIME
+        known = self.shares if timed else Shares()
+        share = known.of(quantity.history.kind)
+        values = work.values(index, runs) if len(runs) > 1 else []
+        if len(values) > 1:
+            share = own_inside(share, Replicates(kind=quantity.history.kind, level=level, values=values), known.scale)
         return Judge(
             level=level,
-            today=self.today,
+            today=self.today if timed else Today(),
             bounds=self.bounds(quantity.tolerance),
             settings=self.settings_of(work),
-            between=self.shares.between,
+            between=known.between,
             inside=share,
         )

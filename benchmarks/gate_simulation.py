@@ -1,0 +1,303 @@
+"""How often the gate cries wolf and what it finds, on simulated hosts.
+
+    python benchmarks/gate_simulation.py                   # the table of docs/gate.md, about ten minutes on one core
+    python benchmarks/gate_simulation.py --plain           # the same runs judged by the gate of gate_reference.py
+    python benchmarks/gate_simulation.py --suites 20 --hosts R4 --base no --sessions 3 --replicates 4
+
+A suite has 200 cases in 20 kinds and a baseline of 8 runs from 8 sessions, unless options say otherwise.  The logarithm
+of a run is
+
+    case + drift of the session + case x session + wander + run noise (Student t) + spike + episode
+
+with one parameter set per host.  Seeded: the same command prints the same table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.gate_reference import judge_suite
+from perfsuite.baselines.casework import GateCase
+from perfsuite.baselines.gate import Gate
+from perfsuite.baselines.runs import Case, Run
+from perfsuite.baselines.verdict import GateSettings
+
+CASES = 200
+KINDS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A noise model; all figures are relative."""
+
+    run: float
+    """Standard deviation of a run."""
+    tails: int
+    """Degrees of freedom of its Student t; small is heavy-tailed."""
+    session: float
+    """Drift that all cases of a session share."""
+    case_session: float
+    """What a case does differently in every session: placement, alignment."""
+    wander: float
+    """Slow drift inside a session, first-order autoregressive over runs."""
+    spike_rate: float
+    """Share of runs that are hit by something else."""
+    spike: float
+    """Mean slowdown of such a run, exponential."""
+    episode_rate: float = 0.0
+    """Probability per run that a bad time of about 8 runs begins."""
+    episode: float = 0.0
+    """Slowdown during it."""
+    seen: float = 0.0
+    """Share of spikes and bad times that show as too few clean samples."""
+    yardstick: float = 0.0
+    """Share of the variance of a run that its yardstick shows too; 0: no yardstick is timed."""
+    unlike: float = 0.3
+    """How much cases differ: in noise (standard deviation of its logarithm) and in how they feel a drift."""
+
+
+QUIET = Host(run=0.003, tails=6, session=0.003, case_session=0.001, wander=0.001, spike_rate=0.005, spike=0.03)
+HOSTED = Host(
+    run=0.020,
+    tails=4,
+    session=0.025,
+    case_session=0.005,
+    wander=0.008,
+    spike_rate=0.04,
+    spike=0.12,
+    episode_rate=0.003,
+    episode=0.08,
+    seen=0.4,
+)
+HOSTS = {
+    "R1": QUIET,
+    "R2": replace(
+        QUIET, run=0.006, tails=5, session=0.006, case_session=0.002, wander=0.002, spike_rate=0.01, spike=0.05
+    ),
+    "R3": replace(
+        QUIET, run=0.008, tails=4, session=0.010, case_session=0.0025, wander=0.003, spike_rate=0.02, spike=0.08
+    ),
+    "R4": HOSTED,
+    "R4y": replace(HOSTED, yardstick=0.7),
+    "hostile": replace(
+        HOSTED,
+        run=0.08,
+        tails=3,
+        session=0.06,
+        case_session=0.03,
+        wander=0.04,
+        spike_rate=0.15,
+        spike=0.4,
+        episode_rate=0.02,
+        episode=0.3,
+    ),
+}
+"""R1 bare metal, R2 dedicated, R3 ordinary box, R4 hosted VM, R4y the same with a yardstick, hostile."""
+
+
+class Session:
+    """One session on a host: what it does to runs, in the order in which they are made."""
+
+    def __init__(self, host: Host, rng: random.Random, name: str, traits: list[tuple[float, float]]) -> None:
+        self.host, self.rng, self.name, self.traits = host, rng, name, traits
+        self.drift = rng.gauss(0, host.session)
+        self.wander = rng.gauss(0, host.wander)
+        self.own = [rng.gauss(0, host.case_session) for _ in traits]
+        self.bad_runs = 0
+        self.count = 0
+
+    def run(self, case: int, *, slower: float = 0.0) -> Run:
+        host, rng = self.host, self.rng
+        self.wander = 0.9 * self.wander + math.sqrt(1 - 0.81) * rng.gauss(0, host.wander)
+        if self.bad_runs:
+            self.bad_runs -= 1
+        elif rng.random() < host.episode_rate:
+            self.bad_runs = 1 + int(rng.expovariate(1 / 8))
+        disturbance = host.episode if self.bad_runs else 0.0
+        if rng.random() < host.spike_rate:
+            disturbance += rng.expovariate(1 / host.spike)
+        noise = student(rng, host.tails) * host.run
+        shared = math.sqrt(host.yardstick)
+        common = student(rng, host.tails) * host.run * shared
+        noise = common + math.sqrt(1 - host.yardstick) * noise
+        clean = 4 if disturbance and rng.random() < host.seen else 30
+        noisiness, feels = self.traits[case]
+        moved = feels * (self.drift + self.wander)
+        value = math.log(1e-3) + 0.01 * case + moved + noisiness * (self.own[case] + noise) + disturbance
+        value += math.log1p(slower)
+        yardstick = math.log(1e-3) + self.drift + self.wander + common if host.yardstick else None
+        self.count += 1
+        middle = math.exp(value)
+        return Run(
+            session=self.name,
+            time=f"{self.count:06d}",
+            quantiles_s=(middle,) * 5,
+            location=value,
+            yardstick=yardstick,
+            samples=40,
+            clean=clean,
+        )
+
+
+def student(rng: random.Random, dof: int) -> float:
+    """Student's t scaled to variance 1."""
+    t = rng.gauss(0, 1) / math.sqrt(rng.gammavariate(dof / 2, 2) / dof)
+    return t / math.sqrt(dof / (dof - 2))
+
+
+@dataclass
+class Tally:
+    """What came out of some suites."""
+
+    suites: int = 0
+    runs: float = 0.0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    unchanged: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def slowed(self) -> int:
+        return sum(self.outcomes.values())
+
+    def __str__(self) -> str:
+        false, improved = self.unchanged["regressed"] / self.suites, self.unchanged["improved"] / self.suites
+        said = f"{false:>11.3f}  {improved:>8.2f}"
+        if not self.slowed:
+            return f"{said}       -       -  {self.runs:>9.2f}  (unchanged: {dict(self.unchanged.most_common())})"
+        found, passed = (self.outcomes[name] / self.slowed for name in ("regressed", "pass"))
+        return f"{said}  {found:>6.1%}  {passed:>6.2%}  {self.runs:>9.2f}  {dict(self.outcomes.most_common())}"
+
+
+class Scene:
+    """Stored runs of a suite, and a session that can run each case with the base or the new code."""
+
+    def __init__(self, host: Host, seed: int, *, slowed: dict[int, float], plan: Plan) -> None:
+        rng = random.Random(seed)
+        traits = [(math.exp(rng.gauss(0, host.unlike)), max(0.0, rng.gauss(1, host.unlike))) for _ in range(plan.cases)]
+        self.slowed = slowed
+        self.stored: list[list[Run]] = [[] for _ in range(plan.cases)]
+        for number in range(plan.sessions):
+            past = Session(host, rng, f"s{number}", traits)
+            for _ in range(plan.replicates):
+                for case in range(plan.cases):
+                    run = past.run(case)
+                    if run.has_clean:
+                        self.stored[case].append(run)
+        self.session = Session(plan.today or host, rng, "now", traits)
+        self.runs = 0
+
+    def measure(self, case: int, arm: str) -> Run:
+        self.runs += 1
+        return self.session.run(case, slower=self.slowed.get(case, 0.0) if arm == "new" else 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How the baseline came about and which gate judges."""
+
+    cases: int = CASES
+    sessions: int = 8
+    replicates: int = 1
+    in_place: bool = False
+    base: bool = True
+    yardstick: bool = True
+    plain: bool = False
+    today: Host | None = None
+
+
+def verdicts(scene: Scene, plan: Plan) -> list[str]:
+    """Verdicts of perfsuite's gate, or of the plain one."""
+    if plan.plain:
+        stored = [[run.location or 0.0 for run in runs] for runs in scene.stored]
+        kinds = [case % KINDS for case in range(plan.cases)]
+        return judge_suite(stored, kinds, scene.measure, base=plan.base)
+    nodes = [f"test_{case % KINDS}.py::test_{case % KINDS}[{case}]" for case in range(plan.cases)]
+    index_of = {node: index for index, node in enumerate(nodes)}
+    cases = [
+        GateCase(
+            case=Case(node=node, world_size=1, backend="gloo", parameters={"n": index}, workload="m:W"),
+            stored=tuple(scene.stored[index]),
+        )
+        for index, node in enumerate(nodes)
+    ]
+    settings = GateSettings(can_run_base=plan.base, yardstick=plan.yardstick, in_place=plan.in_place)
+    gate = Gate(cases, settings)
+    for index, node in enumerate(nodes):
+        gate.add(node, scene.measure(index, "new"))
+        if plan.in_place:
+            settle(gate, node, scene, index_of)
+    if not plan.in_place:
+        settle(gate, None, scene, index_of)
+    return [verdict.name for verdict in gate.verdicts().values()]
+
+
+def settle(gate: Gate, node: str | None, scene: Scene, index_of: dict[str, int]) -> None:
+    """Carry out what the gate asks for."""
+    while requests := gate.next_requests(node):
+        for request in requests:
+            index = index_of[request.case]
+            if request.kind == "run":
+                gate.add(request.case, scene.measure(index, "new"))
+                continue
+            arms = ("base", "new") if request.first == "base" else ("new", "base")
+            pair = {arm: scene.measure(index, arm) for arm in arms}
+            gate.add_pair(request.case, base=pair["base"], new=pair["new"])
+
+
+def tally(host: Host, suites: int, *, slowdown: float, share: float, plan: Plan, seed: int) -> Tally:
+    """Several suites with ``share`` of their cases slower by ``slowdown``."""
+    found = Tally()
+    for number in range(suites):
+        rng = random.Random(f"{seed}-{number}")
+        slowed = dict.fromkeys(rng.sample(range(plan.cases), round(share * plan.cases)), slowdown) if slowdown else {}
+        scene = Scene(host, seed * 100_003 + number, slowed=slowed, plan=plan)
+        names = verdicts(scene, plan)
+        found.suites += 1
+        found.runs += scene.runs / plan.cases / suites
+        for index, name in enumerate(names):
+            if index in slowed:
+                found.outcomes[name] += 1
+            else:
+                found.unchanged[name] += 1
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suites", type=int, default=60, help="suite runs per line")
+    parser.add_argument("--hosts", default=",".join(HOSTS))
+    parser.add_argument("--slowdowns", default="0,0.05,0.10")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--share", type=float, default=0.05, help="share of the cases that are slowed down")
+    parser.add_argument("--cases", type=int, default=CASES)
+    parser.add_argument("--in-place", action="store_true", help="settle each case right after it ran")
+    parser.add_argument("--sessions", type=int, default=8, help="sessions of the baseline")
+    parser.add_argument("--replicates", type=int, default=1, help="runs per session of the baseline")
+    parser.add_argument("--base", choices=("yes", "no", "both"), default="both", help="whether an A/B can be run")
+    parser.add_argument("--no-yardstick", action="store_true", help="do not use the yardstick where a host has one")
+    parser.add_argument("--plain", action="store_true", help="the plain gate of gate_reference.py instead")
+    options = parser.parse_args()
+    print("host       A/B  slower  false/suite  improved   found  passed  runs/case  verdicts of the slowed cases")
+    for name in options.hosts.split(","):
+        for base in {"yes": (True,), "no": (False,), "both": (True, False)}[options.base]:
+            plan = Plan(
+                cases=options.cases, in_place=options.in_place,
+                sessions=options.sessions, replicates=options.replicates, base=base,
+                yardstick=not options.no_yardstick, plain=options.plain,
+            )  # fmt: skip
+            for slowdown in map(float, options.slowdowns.split(",")):
+                found = tally(
+                    HOSTS[name], options.suites, slowdown=slowdown, share=options.share, plan=plan, seed=options.seed
+                )
+                print(f"{name:<10} {'yes' if base else 'no':<4} {slowdown:>5.0%}  {found}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""How long verdicts take and how much memory, for many cases with full baselines; and a file's reading and writing.
+
+    python benchmarks/gate_speed.py                 # 10,000 cases x 12 runs
+    python benchmarks/gate_speed.py --cases 200 --runs 8
+
+The verdicts are those of a first look at one new run per case: fit of the stored runs, screening, verdicts.  Times are
+wall-clock seconds on one core; memory is the largest resident set of this process, the runs themselves included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from perfsuite.baselines import store
+from perfsuite.baselines.baseline import Baseline, Entry, Hardware
+from perfsuite.baselines.casework import GateCase
+from perfsuite.baselines.document import dump
+from perfsuite.baselines.encoding import encode
+from perfsuite.baselines.gate import Gate
+from perfsuite.baselines.runs import QUANTILES, Case, Meaning, Run, rounded
+from perfsuite.baselines.verdict import GateSettings
+
+ENVIRONMENT = {"kernel": "6.1.0", "packages": {"torch": "2.13.0"}, "governor": "performance"}
+METRICS = {"latency_us": Meaning(unit="us", better="lower"), "busbw_gb_per_s": Meaning(unit="GB/s", better="higher")}
+HARDWARE = Hardware(platform="cpu", fingerprint="cpu-example", key={"cpu_model": "Example", "cores": 8})
+
+
+def run_of(rng: random.Random, middle_s: float, session: int) -> Run:
+    median_s = middle_s * math.exp(rng.gauss(0, 0.01))
+    return Run(
+        session=f"20260101T{session:02d}0000.000000Z-1234",
+        time=f"2026-01-{session + 1:02d}T02:00:00+00:00",
+        quantiles_s=tuple(rounded(median_s * (0.96 + 0.08 * share), 4) for share in QUANTILES),
+        location=round(math.log(median_s), 5),
+        yardstick=round(math.log(1e-3) + rng.gauss(0, 0.01), 5),
+        samples=40,
+        clean=36,
+        metrics={"latency_us": rounded(median_s * 1e6, 6), "busbw_gb_per_s": rounded(1e-3 / median_s, 6)},
+        commit="6861899",
+        environment=ENVIRONMENT,
+    )
+
+
+def baseline_of(cases: int, runs: int, seed: int = 1) -> Baseline:
+    rng = random.Random(seed)
+    entries = {}
+    for index in range(cases):
+        node = f"test_perf/test_collectives.py::test_kind_{index % 50}[cpu-ws2-{index}KiB-fp32]"
+        parameters = {"message_bytes": 1024 * (index + 1), "dtype": "fp32"}
+        case = Case(
+            node=node, world_size=2, backend="gloo", parameters=parameters, workload="m:AllReduce", metrics=METRICS
+        )
+        middle_s = 1e-3 * (1 + index % 97)
+        entries[case.key] = Entry(case=case, runs=tuple(run_of(rng, middle_s, number) for number in range(runs)))
+    return Baseline(hardware=HARDWARE, entries=entries)
+
+
+def resident_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--runs", type=int, default=12)
+    options = parser.parse_args()
+    baseline = baseline_of(options.cases, options.runs)
+    rng = random.Random(2)
+    new = {node: run_of(rng, 1e-3 * (1 + index % 97), 28) for index, (node, *_) in enumerate(baseline.entries)}
+    print(f"{options.cases} cases x {options.runs} runs; before the verdicts {resident_mib():.0f} MiB")
+
+    began = time.perf_counter()
+    gate = Gate([GateCase(case=entry.case, stored=entry.runs) for entry in baseline.entries.values()], GateSettings())
+    for node, run in new.items():
+        gate.add(node, run)
+    asked = gate.next_requests()
+    verdicts = gate.verdicts()
+    took_s = time.perf_counter() - began
+    counts = {
+        name: sum(each.name == name for each in verdicts.values()) for name in {v.name for v in verdicts.values()}
+    }
+    print(f"verdicts: {took_s:.2f} s, {resident_mib():.0f} MiB; {len(asked)} runs asked for; {counts}")
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file.json"
+        began = time.perf_counter()
+        path.write_text(dump(encode(baseline)))
+        wrote_s = time.perf_counter() - began
+        began = time.perf_counter()
+        found = store.read(path)
+        read_s = time.perf_counter() - began
+        size_kib = path.stat().st_size / 1024
+    assert found == baseline
+    print(f"file: {size_kib:.0f} KiB; written in {wrote_s:.2f} s, read and checked in {read_s:.2f} s")
+
+
+if __name__ == "__main__":
+    main()

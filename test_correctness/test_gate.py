@@ -1,0 +1,472 @@
+"""What the gate asks for and what it says, case by case; every number here is chosen, nothing is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsuite.baselines.gate import Gate
+from perfsuite.baselines.verdict import GateSettings
+from perfsuite.errors import ConfigurationError
+from test_correctness.gate_runs import (
+    METRICS,
+    WOBBLE,
+    case_of,
+    gated,
+    jitter,
+    judged,
+    node_of,
+    run_of,
+    settle,
+    stored_runs,
+)
+
+WITH_BASE = GateSettings(can_run_base=True)
+
+
+def test_an_unchanged_case_passes_after_one_run():
+    verdict, done = judged(0.0)
+    assert (verdict.name, verdict.runs, done) == ("pass", 1, [])
+    assert verdict.gated
+    assert not verdict.fails
+    low, high = verdict.decisive.interval
+    assert low < 0 < high
+    assert verdict.decisive.mde == pytest.approx(0.03)
+    assert verdict.describe().startswith("pass; ")
+
+
+def test_a_slow_case_is_measured_again_and_fails_unconfirmed_without_a_base():
+    verdict, done = judged(0.10)
+    assert [request.kind for request in done] == ["run"] * 4
+    assert (verdict.name, verdict.decisive.confirmed) == ("regressed", False)
+    assert verdict.decisive.effect == pytest.approx(0.10, abs=0.005)
+    assert any("unconfirmed" in flag for flag in verdict.flags)
+    assert verdict.describe().startswith("REGRESSED; ")
+    assert "5 runs against 8 stored of 8 sessions" in verdict.describe()
+
+
+def test_a_slow_case_is_confirmed_by_pairs_that_alternate():
+    verdict, done = judged(0.10, settings=WITH_BASE)
+    assert [request.kind for request in done] == ["run"] * 4 + ["ab_pair"] * 6
+    assert [request.first for request in done[4:]] == ["base", "new"] * 3
+    assert (verdict.name, verdict.decisive.confirmed, verdict.pairs) == ("regressed", True, 6)
+    assert not any("unconfirmed" in flag for flag in verdict.flags)
+    low, high = verdict.decisive.interval
+    assert low < 0.10 < high
+
+
+def test_a_base_that_is_slow_too_clears_the_case():
+    verdict, _ = judged(0.10, settings=WITH_BASE, base=0.10)
+    assert verdict.name == "pass"
+    assert "slower than stored, not slower than the base: the host has drifted" in verdict.flags
+
+
+def test_a_case_that_the_base_cannot_run_is_judged_without_it():
+    gate = Gate([gated()], WITH_BASE)
+    gate.add(node_of(), run_of(0.1))
+    for request in gate.next_requests():
+        gate.add(request.case, run_of(0.1))
+    assert {request.kind for request in gate.next_requests()} == {"ab_pair"}
+    gate.without_base(node_of(), "the base has no such case")
+    assert settle(gate, lambda name, number: run_of(0.1)) == []
+    verdict = gate.verdict(node_of())
+    assert (verdict.name, verdict.decisive.confirmed) == ("regressed", False)
+    assert "unconfirmed: the base has no such case" in verdict.flags
+
+
+def test_a_faster_case_is_improved_and_never_fails():
+    verdict, done = judged(-0.10)
+    assert (verdict.name, len(done), verdict.fails) == ("improved", 4, False)
+    assert any("stale" in flag for flag in verdict.flags)
+
+
+def test_a_change_within_the_tolerance_passes():
+    verdict, done = judged(0.02)
+    assert len(done) >= 4  # it looked suspicious
+    assert verdict.name == "pass"
+
+
+def test_one_disturbed_run_carries_no_verdict():
+    gate = Gate([gated()], GateSettings())
+    gate.add(node_of(), run_of(0.5))
+    settle(gate, lambda name, number: run_of(0.4 if number == 2 else jitter(number)))
+    assert gate.verdict(node_of()).name == "pass"
+
+
+def test_noise_that_forbids_a_verdict_is_said_and_costs_few_runs():
+    wild = stored_runs((0.0, 0.3, -0.2, 0.25, -0.25, 0.2, -0.3, 0.1))
+    verdict, done = judged(0.05, given=gated(stored=wild))
+    assert (verdict.name, verdict.fails) == ("inconclusive", False)
+    assert len(done) <= 3
+    assert any("not gateable at 3 %" in flag for flag in verdict.flags)
+    assert verdict.decisive.mde > 0.3
+
+
+def test_no_pass_where_a_large_slowdown_could_hide():
+    wild = stored_runs((0.0, 0.3, -0.2, 0.25, -0.25, 0.2, -0.3, 0.1))
+    for change in (-0.3, -0.1, 0.0):
+        verdict, _ = judged(change, given=gated(stored=wild))
+        assert verdict.name != "pass"
+
+
+@pytest.mark.parametrize(
+    ("given_case", "name", "reason"),
+    [
+        (gated(stored=()), "no-baseline", "nothing is stored for it"),
+        (gated(stored=stored_runs(WOBBLE[:4])), "learning", "4 of the 5 usable stored runs that a comparison needs"),
+        (
+            gated(stored=(), refusal="not-comparable", reasons=("cores 8, stored 4",)),
+            "not-comparable",
+            "cores 8, stored 4",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_not_gated(given_case, name, reason):
+    verdict, done = judged(0.5, given=given_case)
+    assert (verdict.name, done, verdict.gated, verdict.fails) == (name, [], False, False)
+    assert reason in verdict.reasons
+
+
+def test_a_result_against_physics_is_impossible_whatever_is_stored():
+    for given_case in (gated(), gated(stored=())):
+        gate = Gate([given_case])
+        gate.add(node_of(), run_of(), violations=["above-peak: 1100 TFLOPS of 989"])
+        assert gate.next_requests() == []
+        verdict = gate.verdict(node_of())
+        assert (verdict.name, verdict.fails, verdict.gated) == ("impossible", True, False)
+        assert verdict.reasons == ("above-peak: 1100 TFLOPS of 989",)
+
+
+def out_of_memory(**changes):
+    return dataclasses.replace(
+        run_of(outcome="out_of_memory", quantiles_s=(), location=None, samples=0, clean=0), **changes
+    )
+
+
+def test_running_out_of_memory_is_judged_by_what_fitted():
+    never = tuple(out_of_memory(session=f"s{index}") for index in range(5))
+    for stored, run, name in (
+        (stored_runs(), out_of_memory(), "regressed"),
+        (stored_runs(WOBBLE[:1]), out_of_memory(), "regressed"),
+        (never, out_of_memory(), "pass"),
+        (never, run_of(), "improved"),
+    ):
+        gate = Gate([gated(stored=stored)])
+        gate.add(node_of(), run)
+        assert gate.next_requests() == []
+        assert gate.verdict(node_of()).name == name
+
+
+def test_unstable_runs_are_replaced_and_three_of_them_say_so():
+    unstable = {"clean": 3}
+    gate = Gate([gated()])
+    gate.add(node_of(), run_of(0.5, **unstable))
+    requests = gate.next_requests()
+    assert [request.kind for request in requests] == ["run"]
+    gate.add(node_of(), run_of())
+    assert gate.next_requests() == []
+    assert gate.verdict(node_of()).name == "pass"
+    verdict, done = judged(0.5, **unstable)
+    assert (verdict.name, verdict.fails) == ("unstable-host", False)
+    assert len(done) <= 3
+
+
+@pytest.mark.parametrize("changes", [{"disturbance": "device 0 is throttled (thermal)"}, {"cpu_share": 0.9}])
+def test_a_disturbed_device_or_a_shared_core_makes_a_run_unstable(changes):
+    verdict, _ = judged(0.5, **changes)
+    assert verdict.name == "unstable-host"
+
+
+def test_unknown_telemetry_is_compared_and_said():
+    verdict, _ = judged(0.0, disturbance="unknown")
+    assert verdict.name == "pass"
+    assert "telemetry unknown: throttling would not be seen" in verdict.flags
+
+
+def test_cases_that_never_have_clean_samples_are_compared_by_all():
+    shared = {"clean": 0, "location": None}
+    verdict, _ = judged(0.1, given=gated(stored=stored_runs(**shared)), **shared)
+    assert verdict.name == "regressed"
+    assert "no clean samples: all samples are compared" in verdict.flags
+
+
+def test_reused_processes_are_said():
+    verdict, _ = judged(0.0, process="reused")
+    assert "processes were reused; stored runs had fresh ones" in verdict.flags
+
+
+# -- tolerances and other quantities ---------------------------------------------------------------------------------
+
+
+def test_a_case_may_have_its_own_tolerance():
+    assert judged(0.10, given=gated(tolerance=0.2))[0].name == "pass"
+    assert judged(0.04, given=gated(tolerance=0.2))[0].decisive.tolerance == 0.2
+    assert judged(0.10, given=gated(tolerance=0.01))[0].name == "regressed"
+
+
+def test_below_ten_microseconds_the_tolerance_is_absolute():
+    given_case = gated(stored=stored_runs(middle_s=1e-6))
+    verdict, _ = judged(0.10, given=given_case, middle_s=1e-6)
+    assert verdict.decisive.tolerance == pytest.approx(0.30, rel=0.02)  # 0.3 us of 1 us
+    assert verdict.name == "pass"
+
+
+def with_metrics(given_values, new_values, tolerances=None, change=0.0):
+    """Verdict of a case with these metrics; ``given_values`` are those of the stored runs."""
+    stored = tuple(
+        dataclasses.replace(run, metrics={name: value(run) for name, value in given_values.items()})
+        for run in stored_runs()
+    )
+    case = case_of(metrics={name: METRICS[name] for name in given_values})
+    gate = Gate([dataclasses.replace(gated(stored=stored, metric_tolerances=tolerances or {}), case=case)])
+
+    def new(name, number):
+        run = run_of(change + jitter(number), number=number)
+        return dataclasses.replace(run, metrics={name: value(run) for name, value in new_values.items()})
+
+    gate.add(node_of(), new("a", 0))
+    settle(gate, new)
+    return gate.verdict(node_of())
+
+
+def constant(value):
+    return lambda run: value
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "expected"),
+    [
+        ("peak_memory_gib", 10.0, 10.09, "pass"),
+        ("peak_memory_gib", 10.0, 10.11, "regressed"),
+        ("peak_memory_gib", 10.0, 9.5, "improved"),
+        ("bubble_ratio", 0.27, 0.279, "pass"),
+        ("bubble_ratio", 0.27, 0.281, "regressed"),
+        ("bubble_ratio", 0.0, 0.005, "pass"),
+        ("bubble_ratio", 0.27, 0.25, "improved"),
+        ("sent_bytes", 1_000_000.0, 1_000_000.0, "pass"),
+        ("sent_bytes", 1_000_000.0, 1_000_100.0, "regressed"),
+        ("sent_bytes", 1_000_000.0, 900_000.0, "improved"),
+        ("work_flops", 1e12, 1e12, "pass"),
+        ("work_flops", 1e12, 0.9e12, "regressed"),  # no direction is better: any change is one
+    ],
+)
+def test_exact_quantities_follow_their_own_rules(name, before, after, expected):
+    verdict = with_metrics({name: constant(before)}, {name: constant(after)})
+    assert verdict.name == expected
+    found = next(each for each in verdict.findings if each.quantity == name)
+    assert (found.exact, found.name) == (True, expected)
+    if expected == "regressed":
+        assert found.confirmed
+        assert name in verdict.reasons[0]
+
+
+def test_memory_is_judged_while_the_time_is_still_learning():
+    stored = tuple(dataclasses.replace(run, metrics={"peak_memory_gib": 10.0}) for run in stored_runs(WOBBLE[:2]))
+    case = case_of(metrics={"peak_memory_gib": METRICS["peak_memory_gib"]})
+    gate = Gate([dataclasses.replace(gated(stored=stored), case=case)])
+    gate.add(node_of(), run_of(metrics={"peak_memory_gib": 12.0}))
+    assert gate.verdict(node_of()).name == "regressed"
+
+
+def test_an_exact_quantity_that_scatters_is_not_failed_by_an_exact_rule():
+    values = iter((10.0, 10.5, 9.8, 10.2, 10.4, 9.9, 10.1, 10.3))
+    verdict = with_metrics({"peak_memory_gib": lambda run: next(values)}, {"peak_memory_gib": constant(10.4)})
+    assert verdict.name == "inconclusive"
+    assert any("scatters" in flag for flag in verdict.flags)
+
+
+def test_a_metric_that_is_the_time_under_another_name_sets_the_tolerance_of_the_time():
+    values = {"busbw_gb_per_s": lambda run: 1.0 / run.median_s}
+    assert with_metrics(values, values, change=0.10).name == "regressed"
+    loose = with_metrics(values, values, {"busbw_gb_per_s": 0.2}, change=0.10)
+    assert loose.name == "pass"
+    assert [finding.quantity for finding in loose.findings] == ["time"]
+
+
+def test_a_metric_with_a_tolerance_of_its_own_is_judged_in_its_direction():
+    score = {"own_score": lambda run: 100.0 * (1 + math.sin(run.location * 1e5) / 500)}
+    for after, expected in ((80.0, "regressed"), (130.0, "improved"), (100.0, "pass")):
+        verdict = with_metrics(score, {"own_score": constant(after)}, {"own_score": 0.05})
+        found = {finding.quantity: finding.name for finding in verdict.findings}
+        assert found == {"time": "pass", "own_score": expected}
+        assert verdict.name == expected
+
+
+@pytest.mark.parametrize(
+    ("tolerances", "flag"),
+    [
+        ({"latency_p99_us": 0.1}, "tolerance for latency_p99_us unused: it is observed only"),
+        ({"nothing": 0.1}, "tolerance for nothing unused: the case has latency_p99_us"),
+    ],
+)
+def test_a_tolerance_that_cannot_be_used_is_said(tolerances, flag):
+    values = {"latency_p99_us": constant(5.0)}
+    assert flag in with_metrics(values, values, tolerances).flags
+
+
+# -- the suite -------------------------------------------------------------------------------------------------------
+
+
+NAMES = [f"n{index}" for index in range(30)]
+
+
+def suite(change_of, *, settings=None, base_change=0.0, yardstick=None):
+    """Verdicts of a suite of 30 cases; ``change_of`` is name -> slowdown, ``yardstick`` that of the host's kernel."""
+    timed = {} if yardstick is None else {"yardstick": math.log(0.001)}
+    rotated = [WOBBLE[index % 8 :] + WOBBLE[: index % 8] for index in range(len(NAMES))]  # cases move independently
+    given_cases = [gated(name, stored=stored_runs(own, **timed)) for name, own in zip(NAMES, rotated, strict=True)]
+    gate = Gate(given_cases, settings or GateSettings())
+
+    def new(name, number):
+        own = {} if yardstick is None else {"yardstick": math.log(0.001 * (1 + yardstick))}
+        return run_of(change_of(name) + jitter(5 * number), number=number, **own)
+
+    for number, name in enumerate(NAMES):
+        gate.add(node_of(name), new(name, number))
+    done = settle(gate, new, base=lambda name, number: run_of(base_change + jitter(number), number=number))
+    return gate, {verdict.case: verdict.name for verdict in gate.verdicts().values()}, done
+
+
+def test_one_slow_case_in_a_suite_is_found_alone():
+    gate, names, done = suite(lambda name: 0.1 if name == "n7" else 0.0)
+    assert [case for case, name in names.items() if name != "pass"] == [node_of("n7")]
+    assert names[node_of("n7")] == "regressed"
+    assert {request.case for request in done} == {node_of("n7")}
+    assert gate.banner() == ()
+
+
+def test_suspects_are_measured_in_turn():
+    _, _, done = suite(lambda name: 0.1 if name in ("n3", "n4", "n5") else 0.0)
+    assert [request.case for request in done[:6]] == [node_of(name) for name in ("n3", "n4", "n5")] * 2
+
+
+def test_a_suite_that_is_slower_as_a_whole_does_not_pass_in_silence():
+    gate, names, _ = suite(lambda name: 0.08)
+    assert set(names.values()) == {"inconclusive"}
+    assert "the host or the code" in gate.verdict(node_of("n0")).reasons[0]
+    assert gate.banner()[0].startswith("host shifted: the whole suite is 8")
+
+
+def test_a_yardstick_that_moved_along_puts_it_down_to_the_host():
+    gate, names, _ = suite(lambda name: 0.08, yardstick=0.08)
+    assert set(names.values()) == {"pass"}
+    assert gate.banner()[0].startswith("host shifted")
+    _, names, _ = suite(lambda name: 0.08, yardstick=0.0)
+    assert set(names.values()) == {"inconclusive"}
+
+
+def test_an_a_b_of_a_few_cases_tells_a_slow_host_from_slow_code():
+    _, host, done = suite(lambda name: 0.08, settings=WITH_BASE, base_change=0.08)
+    assert set(host.values()) == {"pass"}
+    assert len({request.case for request in done}) == 3
+    _, code, _ = suite(lambda name: 0.08, settings=WITH_BASE, base_change=0.0)
+    assert set(code.values()) == {"regressed"}
+
+
+def test_the_shift_of_the_suite_is_taken_off_a_single_slow_case():
+    _, names, _ = suite(lambda name: 0.16 if name == "n7" else 0.02)
+    assert names[node_of("n7")] == "regressed"
+    assert names[node_of("n8")] == "pass"
+
+
+def test_under_a_large_shift_nothing_fails_without_an_a_b():
+    gate, names, _ = suite(lambda name: 0.5 if name == "n7" else 0.2, yardstick=0.2)
+    assert names[node_of("n7")] == "inconclusive"
+    assert "only an A/B could confirm" in gate.verdict(node_of("n7")).reasons[0]
+
+
+def test_settled_in_place_a_case_needs_no_other_and_says_so():
+    gate = Gate([gated(name) for name in NAMES], GateSettings(in_place=True, planned_cases=30))
+    gate.add(node_of("n7"), run_of(0.1))
+    done = settle(gate, lambda name, number: run_of(0.1 + jitter(number)), nodes=node_of("n7"))
+    assert {request.case for request in done} == {node_of("n7")}
+    verdict = gate.verdict(node_of("n7"))
+    assert verdict.name == "regressed"
+    assert "settled in place: the suite's shift is not known and 0 is used" in verdict.flags
+    assert gate.verdict(node_of("n8")).reasons == ("it has not been measured",)
+
+
+def test_a_session_that_only_looks_is_asked_for_nothing():
+    gate = Gate([gated(name) for name in ("a", "b", "c")], GateSettings(remeasure=False))
+    gate.add(node_of("a"), run_of(0.1))
+    gate.add(node_of("b"), run_of(-0.1))
+    gate.add(node_of("c"), run_of())
+    assert gate.next_requests() == []
+    assert [verdict.name for verdict in gate.verdicts().values()] == ["inconclusive", "pass", "pass"]
+    assert gate.verdict(node_of("a")).reasons == ("suspected and not measured again; --perf-gate does",)
+
+
+def test_a_case_that_cannot_be_run_again_stays_inconclusive_with_the_reason():
+    gate = Gate([gated()])
+    gate.add(node_of(), run_of(0.1))
+    assert gate.next_requests()
+    gate.withdraw(node_of(), "rank 1 was killed")
+    assert gate.next_requests() == []
+    verdict = gate.verdict(node_of())
+    assert verdict.name == "inconclusive"
+    assert verdict.reasons[-1] == "rank 1 was killed"
+
+
+def test_covered_cases_are_those_with_enough_stored_runs():
+    gate = Gate([gated("a"), gated("b", stored=stored_runs(WOBBLE[:3])), gated("c", stored=())])
+    assert gate.covered == (node_of("a"),)
+
+
+def test_a_baseline_of_one_session_is_said_and_trusted_less():
+    once = tuple(run_of(change, session="s0", number=index) for index, change in enumerate(WOBBLE))
+    many = GateSettings(planned_cases=200)
+    assert judged(0.05, settings=many)[0].name == "regressed"
+    assert judged(0.05, settings=many, given=gated(stored=once))[0].name == "inconclusive"
+    verdict, _ = judged(0.30, given=gated(stored=once))
+    assert verdict.name == "regressed"
+    assert any("the baseline is of 1 session" in flag for flag in verdict.flags)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.booleans())
+def test_equal_inputs_give_equal_requests_and_verdicts(seed, base):
+    def answer():
+        gate = Gate([gated(name) for name in NAMES[:6]], GateSettings(can_run_base=base))
+
+        def new(name, number):
+            return run_of(((seed >> (number % 16)) % 7 - 2) / 100 + jitter(number), number=number)
+
+        for number, name in enumerate(NAMES[:6]):
+            gate.add(node_of(name), new(name, number))
+        done = settle(gate, new)
+        return done, gate.verdicts()
+
+    assert answer() == answer()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(-0.9, 3.0), min_size=1, max_size=12), st.booleans())
+def test_any_runs_end_in_a_verdict(changes, base):
+    gate = Gate([gated()], GateSettings(can_run_base=base))
+    gate.add(node_of(), run_of(changes[0]))
+    done = settle(
+        gate,
+        lambda name, number: run_of(changes[number % len(changes)]),
+        base=lambda name, number: run_of(changes[-number % len(changes)]),
+    )
+    assert len(done) <= 12 + 12 + 15
+    verdict = gate.verdict(node_of())
+    assert verdict.gated
+    assert verdict.describe()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tolerance": 3.0}, "tolerance 3.0 is not between 0 and 1"),
+        ({"suite_alpha": 0.0}, "suite_alpha=0.0 is not between"),
+        ({"min_stored": 1}, "min_stored=1 is too few"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes, message):
+    with pytest.raises(ConfigurationError, match=message):
+        GateSettings(**changes)

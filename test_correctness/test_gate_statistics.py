@@ -1,0 +1,306 @@
+"""The parts that the gate's decisions are made of: quantiles, robust means, levels, yardsticks, session effects."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import importlib.util
+import math
+import random
+import statistics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsuite.baselines.judge import Bounds, Judge, Today
+from perfsuite.baselines.noise import FLOOR, History, Level, levels, session_effects
+from perfsuite.baselines.prior import Prior, prior_weight, priors
+from perfsuite.baselines.robust import clipped_variance, huber_mean, median, rough_sigma, variance, without_spike
+from perfsuite.baselines.student import t_cdf, t_quantile
+from perfsuite.baselines.suite import Replicates, Screened, Shares, look, own_inside, shares
+from perfsuite.baselines.verdict import GateSettings
+from perfsuite.baselines.yardstick import helpful_slope
+
+DOCUMENTED = (
+    "baseline", "comparable", "document", "entry_stats", "physics", "prior", "robust", "runs", "student",
+    "verdict", "yardstick",
+)  # fmt: skip
+values_lists = st.lists(st.floats(-1, 1), min_size=2, max_size=12)
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_worked_numbers_hold(name):
+    failed, tried = doctest.testmod(importlib.import_module(f"perfsuite.baselines.{name}"))
+    assert tried > 0
+    assert failed == 0
+
+
+@pytest.mark.parametrize(
+    ("probability", "dof", "expected"),
+    [  # Student's table, five digits
+        (0.975, 1, 12.706), (0.95, 2, 2.9200), (0.995, 3, 5.8409), (0.999, 4, 7.1732), (0.975, 5, 2.5706),
+        (0.9, 7, 1.4149), (0.99, 10, 2.7638), (0.9995, 15, 4.0728), (0.975, 30, 2.0423), (0.95, 120, 1.6577),
+        (0.5, 9, 0.0), (0.025, 10, -2.2281),
+    ],
+)  # fmt: skip
+def test_student_quantiles_are_those_of_the_table(probability, dof, expected):
+    assert t_quantile(probability, dof) == pytest.approx(expected, abs=6e-4 if dof == 1 else 6e-5)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("scipy") is None, reason="scipy is the oracle where it is installed")
+@given(st.floats(0.001, 0.9999), st.integers(1, 200))
+def test_student_quantiles_are_those_of_scipy(probability, dof):
+    from scipy.stats import t
+
+    assert t_quantile(probability, dof) == pytest.approx(t.ppf(probability, dof), rel=1e-8, abs=1e-9)
+
+
+@given(st.floats(0.0005, 0.9995), st.integers(1, 300))
+def test_quantile_and_distribution_are_inverse(probability, dof):
+    assert t_cdf(t_quantile(probability, dof), dof) == pytest.approx(probability, abs=1e-9)
+
+
+@given(st.floats(0.51, 0.999), st.integers(1, 100))
+def test_quantiles_fall_towards_those_of_the_normal_distribution(probability, dof):
+    assert t_quantile(probability, dof) >= t_quantile(probability, dof + 1)
+    assert t_quantile(probability, dof) >= statistics.NormalDist().inv_cdf(probability)
+
+
+@given(values_lists)
+def test_median_and_variance_are_those_of_the_standard_library(values):
+    assert median(values) == statistics.median(values)
+    assert variance(values) == pytest.approx(statistics.variance(values), abs=1e-12)
+
+
+@given(values_lists, st.floats(0.001, 1))
+def test_a_clipped_mean_stays_near_the_median_and_a_clipped_variance_is_no_larger(values, sigma):
+    assert abs(huber_mean(values, sigma) - median(values)) <= 2 * sigma + 1e-12
+    assert clipped_variance(values, sigma) <= variance(values) + 1e-12
+
+
+@given(st.lists(st.floats(-0.01, 0.01), min_size=5, max_size=11), st.floats(0.5, 5))
+def test_one_spike_changes_neither_spread_nor_level(values, spike):
+    calm = rough_sigma([*values, 0.0])
+    assert rough_sigma([*values, spike]) <= 1.2 * math.sqrt(variance(values)) + 1e-12
+    assert without_spike([*values, spike], max(calm, 0.001)) == values
+
+
+def test_two_speeds_are_no_spikes():
+    values = [0.0, 0.0, 0.0, 0.0, 0.05, 0.05, 0.05]
+    assert without_spike(values, rough_sigma(values)) == values
+    assert rough_sigma(values) > 0.02
+
+
+def drawn(seed, *, cases=40, sessions=8, sigma=0.01, drift=0.03, yard_share=0.0):
+    """Histories of equally noisy cases whose host drifts from session to session."""
+    rng = random.Random(seed)
+    moved = [rng.gauss(0, drift) for _ in range(sessions)]
+    found = []
+    for case in range(cases):
+        common = [rng.gauss(0, sigma) for _ in range(sessions)]
+        own = [rng.gauss(0, sigma) for _ in range(sessions)]
+        values = [
+            math.log(1 + case)
+            + moved[index]
+            + math.sqrt(yard_share) * common[index]
+            + math.sqrt(1 - yard_share) * own[index]
+            for index in range(sessions)
+        ]
+        yards = [moved[index] + common[index] for index in range(sessions)] if yard_share else []
+        history = History(
+            kind=f"kind {case % 4}",
+            sessions=tuple(f"s{index}" for index in range(sessions)),
+            values=tuple(values),
+            yardsticks=tuple(yards),
+        )
+        found.append(history)
+    return found, moved
+
+
+def test_a_session_that_moved_every_case_is_taken_out():
+    histories, moved = drawn(1)
+    effects = session_effects(histories, [history.values for history in histories], 20)
+    middle = statistics.median(moved)
+    for index, true in enumerate(moved):
+        assert effects[f"s{index}"] == pytest.approx(true - middle, abs=0.006)
+    freed = levels(histories, min_suite=20)
+    alone = levels(histories, min_suite=math.inf)
+    assert statistics.median(level.sigma for level in freed) == pytest.approx(0.01, rel=0.2)
+    assert statistics.median(level.sigma for level in alone) > 0.02
+    assert [level.sessions for level in freed] == [8] * 40
+
+
+def test_too_few_cases_tell_nothing_of_the_host():
+    histories, _ = drawn(2, cases=8)
+    assert session_effects(histories, [history.values for history in histories], 20) == {}
+
+
+def test_several_runs_of_one_session_count_once():
+    rng = random.Random(3)
+    histories = [
+        History(
+            kind="k",
+            sessions=("a", "a", "b", "b"),
+            values=tuple(shift + rng.gauss(0, 0.001) for shift in (0.0, 0.0, 0.1, 0.1)),
+        )
+        for _ in range(20)
+    ]
+    effects = session_effects(histories, [history.values for history in histories], 20)
+    assert effects["b"] - effects["a"] == pytest.approx(0.1, abs=0.002)
+    assert levels(histories, min_suite=20)[0].sessions == 2
+
+
+def test_a_yardstick_is_used_where_it_helps_and_only_there():
+    helping = levels(drawn(4, yard_share=0.8)[0], min_suite=20)
+    assert statistics.median(level.slope for level in helping) == pytest.approx(0.9, abs=0.15)
+    assert statistics.median(level.sigma for level in helping) < 0.007
+    useless = levels(drawn(5, yard_share=0.05)[0], min_suite=20)
+    assert {level.slope for level in useless} == {0.0}
+    ignored = levels(drawn(4, yard_share=0.8)[0], min_suite=20, use_yardstick=False)
+    assert {level.slope for level in ignored} == {0.0}
+
+
+def test_useless_yardsticks_are_hardly_ever_adopted_by_chance():
+    rng = random.Random(6)
+    adopted = sum(helpful_slope([(rng.gauss(0, 0.01), rng.gauss(0, 0.01)) for _ in range(20)]) > 0 for _ in range(400))
+    assert adopted / 400 < 0.08
+
+
+@given(st.floats(-3, 3), st.lists(st.floats(-0.1, 0.1), min_size=3, max_size=12))
+def test_a_value_and_its_yardstick_move_together(slope, yards):
+    points = [(yard, slope * yard) for yard in yards if abs(yard) > 1e-6]
+    if len(points) >= 3:
+        assert helpful_slope(points) == pytest.approx(min(1.5, slope) if 1e-9 < slope < 2.2 else 0.0, abs=1e-6) or (
+            slope >= 1.5 or 0 <= slope <= 1e-9
+        )
+
+
+def test_a_new_value_needs_the_yardstick_that_its_level_was_adjusted_by():
+    level = Level(centre=0.0, sigma=0.01, dof=7, runs=8, sessions=8, slope=0.5)
+    assert level.adjusted(1.0, 0.4, 0.1) == pytest.approx(0.85)
+    assert level.adjusted(1.0, None, 0.0) is None
+    assert Level(centre=0.0, sigma=0.01, dof=7, runs=8, sessions=8).adjusted(1.0, None, 0.0) == 1.0
+
+
+def test_the_noise_of_a_case_is_pulled_towards_its_kind_and_never_below_the_floor():
+    histories, _ = drawn(7, drift=0.0)
+    flat = History(kind="kind 0", sessions=histories[0].sessions, values=(1.0,) * 8)
+    found = levels([*histories, flat], min_suite=20)
+    assert FLOOR < found[-1].sigma < 0.01
+    assert levels([flat], min_suite=20)[0].sigma == FLOOR
+    assert levels([], min_suite=20) == ()
+
+
+def test_alike_cases_lend_each_other_more_than_unlike_ones():
+    rng = random.Random(8)
+
+    def drawn_variances(spread):
+        return [(math.exp(rng.gauss(0, spread)) * variance([rng.gauss(0, 1) for _ in range(8)]), 7) for _ in range(60)]
+
+    assert prior_weight([drawn_variances(0.0)]) == 10
+    assert 1 <= prior_weight([drawn_variances(1.5)]) <= 3
+    assert priors(["k"] * 60, drawn_variances(0.0))["k"].variance == pytest.approx(1.0, rel=0.25)
+    assert priors(["k"], [(0.5, 7)])["k"].dof == 0
+    assert isinstance(priors(["a", "b"], [(0.5, 7), (0.6, 7)])["a"], Prior)
+
+
+# -- the session -----------------------------------------------------------------------------------------------------
+
+
+LEVEL = Level(centre=0.0, sigma=0.01, dof=17, runs=8, sessions=8)
+
+
+def screened(seed, shift=0.0, sigma=0.01, runs=1, moved=None):
+    rng = random.Random(seed)
+    return [
+        Screened(
+            level=LEVEL,
+            values=tuple(shift + rng.gauss(0, sigma) for _ in range(runs)),
+            yardstick_moved=moved,
+        )
+        for _ in range(100)
+    ]
+
+
+def test_shift_and_noise_of_a_session_are_seen_in_its_cases():
+    today, found = look(screened(1, shift=0.05), Shares(), GateSettings())
+    assert today.known
+    assert today.shift == pytest.approx(0.05, abs=0.005)
+    assert today.unexplained == today.shift
+    assert found == Shares()
+    _, noisy = look(screened(2, sigma=0.03), Shares(), GateSettings())
+    assert noisy.usual == pytest.approx(9.0, rel=0.5)
+
+
+def test_a_yardstick_that_moved_explains_the_shift():
+    assert look(screened(3, shift=0.05, moved=0.05), Shares(), GateSettings())[0].unexplained == 0.0
+    assert look(screened(3, shift=0.05, moved=0.0), Shares(), GateSettings())[0].unexplained > 0.04
+
+
+def test_few_cases_or_cases_in_place_tell_no_shift():
+    assert look(screened(4, shift=0.05)[:10], Shares(), GateSettings())[0] == Today()
+    assert look(screened(4, shift=0.05), Shares(), GateSettings(in_place=True))[0] == Today()
+
+
+def test_replicates_tell_noise_inside_from_noise_between_sessions():
+    rng = random.Random(5)
+
+    def replicates(sigma):
+        return [Replicates(kind="k", level=LEVEL, values=[rng.gauss(0, sigma) for _ in range(4)]) for _ in range(100)]
+
+    quiet = shares(replicates(0.005), with_shift=True)
+    assert quiet.between == pytest.approx(0.7, abs=0.1)
+    assert quiet.of("k") == pytest.approx(0.3, abs=0.1)
+    loud = shares(replicates(0.02), with_shift=True)
+    assert loud.between == 0.1
+    assert loud.of("k") == pytest.approx(4.0, rel=0.3)
+    assert shares([], with_shift=False).between == 0.5
+    own = Replicates(kind="k", level=LEVEL, values=[0.0, 0.05, -0.05, 0.02])
+    assert own_inside(0.9, own, 1.0) > 1.5
+    assert own_inside(0.9, Replicates(kind="k", level=LEVEL, values=[0.0, 0.0001]), 1.0) == 0.9
+
+
+def judge_of(level=LEVEL, alpha=0.005, **changes):
+    bounds = Bounds(tolerance=math.log1p(0.03), limit=math.log1p(0.10), alpha=alpha, shared_alpha=alpha / 20)
+    return Judge(level=level, today=Today(known=True), bounds=bounds, settings=GateSettings(**changes))
+
+
+def test_runs_of_one_session_do_not_shrink_what_lies_between_sessions():
+    judge = judge_of()
+    errors = [judge.spread(runs).error for runs in (1, 4, 12, 10_000)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] == pytest.approx(judge.spread(1).shared, rel=1e-3)
+    few = Level(centre=0.0, sigma=0.001, dof=17, runs=8, sessions=1)
+    assert judge_of(few).spread(12).error > 0.01
+    assert judge_of(few, can_run_base=True).spread(12).error < 0.002
+
+
+def test_the_smallest_change_that_would_show_grows_with_the_noise():
+    mdes = [
+        judge_of(Level(centre=0.0, sigma=sigma, dof=17, runs=8, sessions=8)).smallest_shown
+        for sigma in (0.001, 0.01, 0.03, 0.1)
+    ]
+    assert mdes[0] == math.log1p(0.03)
+    assert mdes == sorted(mdes)
+    assert mdes[-1] > 0.25
+
+
+@settings(max_examples=50)
+@given(st.floats(0.0005, 0.2), st.floats(-0.5, 0.5), st.integers(1, 12))
+def test_a_pass_never_leaves_room_for_a_large_slowdown(sigma, effect, runs):
+    judge = judge_of(Level(centre=0.0, sigma=sigma, dof=17, runs=8, sessions=8))
+    for estimate in (judge.screen([effect] * runs), judge.remeasured([effect] * max(2, runs))):
+        if estimate.outcome == "pass":
+            assert estimate.effect + t_quantile(0.999, 17) * estimate.error < math.log1p(0.10)
+
+
+def test_intervals_of_an_a_b_hold_the_truth_as_often_as_they_say():
+    rng = random.Random(9)
+    judge = judge_of(can_run_base=True)
+    held = 0
+    for _ in range(600):
+        pairs = [(rng.gauss(0, 0.01), rng.gauss(0.05, 0.01)) for _ in range(6)]
+        low, high = judge.paired(pairs).interval()
+        held += low <= 0.05 <= high
+    assert 0.93 <= held / 600 <= 0.985
