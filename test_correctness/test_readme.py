@@ -20,7 +20,7 @@ def command(marker):
 def test_a_block_with_its_output_stands_within_the_first_22_lines():
     lines = README.splitlines()[:22]
     fences = [number for number, line in enumerate(lines) if line.startswith("```")]
-    assert len(fences) == 2
+    assert len(fences) >= 2
     assert lines[fences[0] + 1].startswith("$ python3 -m pip install")
     assert fences[1] - fences[0] > 3
 
