@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.baselines.physics import link_bound_gb_per_s, speed_up_violation, violations
-from perfsuite.records import ClockFacts, Measurement, Metric, Peak, RankFacts, Result, Sample, SpanTotal, Work
+from perfsuite.baselines.physics import bubble_bound, examine, link_bound_gb_per_s, speed_up_violation, violations
+from perfsuite.records import (
+    ClockFacts,
+    Measurement,
+    Metric,
+    Peak,
+    Peaks,
+    RankFacts,
+    Result,
+    Sample,
+    SpanTotal,
+    Timeline,
+    TimelineEvent,
+    Work,
+)
 
 
 def measured(times_s=(0.1, 0.11, 0.12, 0.1, 0.13), ranks=1, hosts=1, spans=(), aligned=True):
@@ -136,3 +150,133 @@ def test_a_speed_up_above_linear_is_flagged():
     assert speed_up_violation(7.4, 8) == ""
     assert "8.9" in speed_up_violation(8.9, 8)
     assert speed_up_violation(3.9, 32, base_ranks=8) == ""
+
+
+def severities(found, **known):
+    return [(violation.rule, violation.severity) for violation in examine(found, **known)]
+
+
+@pytest.mark.parametrize(
+    ("busbw", "expected"),
+    [
+        (450.0, []),
+        (480.0, [("above-link", "flagged")]),  # reduction inside the switches sends S once
+        (800.0, [("above-link", "impossible")]),
+    ],
+)
+def test_an_all_reduce_above_its_ring_is_flagged_as_long_as_switches_could_do_it(busbw, expected):
+    found = result(
+        metric("busbw_gb_per_s", busbw, peak=450.0, unit="GB/s"),
+        work=Work(collective="all_reduce"),
+        measurement=measured(ranks=8),
+    )
+    assert severities(found) == expected
+    gathered = dataclasses.replace(found, work=Work(collective="all_gather"))
+    assert severities(gathered) == ([("above-link", "impossible")] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("collective", "bound"),
+    [("all_reduce", 1.5), ("all_gather", 1.5), ("all_to_all", 0.75), ("broadcast", 1.0), ("send_recv", math.inf)],
+)
+def test_the_bound_over_hosts_follows_the_traffic_of_the_collective(collective, bound):
+    assert link_bound_gb_per_s(1.0, ranks=4, hosts=2, collective=collective) == pytest.approx(bound)
+
+
+def test_the_network_of_a_host_bounds_results_of_several_hosts():
+    network = Peak(value=12.5, unit="GB/s", source="100 Gbit/s")
+    found = result(metric("busbw_gb_per_s", 30.0, unit="GB/s"), measurement=measured(ranks=16, hosts=2))
+    assert violations(found) == ()
+    assert [violation.rule for violation in violations(found, network=network)] == ["above-link"]
+    measured_network = dataclasses.replace(network, kind="measured")
+    assert violations(found, network=measured_network) == ()
+
+
+def test_a_utilisation_of_a_measured_peak_is_no_contradiction():
+    found = result(metric("mfu_percent", 120.0, unit="percent"), work=Work(dtype="bf16"))
+    own = Peaks(tflops={"bf16": Peak(value=1.0, unit="TFLOPS", source="measured here", kind="measured")})
+    published = Peaks(tflops={"bf16": Peak(value=1.0, unit="TFLOPS", source="data sheet")})
+    assert [violation.rule for violation in violations(found)] == ["utilisation"]
+    assert violations(found, peaks=own) == ()
+    assert [violation.rule for violation in violations(found, peaks=published)] == ["utilisation"]
+    noted = dataclasses.replace(found.metrics[0], note="of 1 TFLOPS: measured here: fastest product")
+    assert violations(dataclasses.replace(found, metrics=(noted,))) == ()
+
+
+@pytest.mark.parametrize("name", ["samples_per_s", "samples_per_s_per_device"])
+def test_throughput_per_device_counts_every_device(name):
+    facts = measured(ranks=4)
+    spread = dataclasses.replace(
+        facts, ranks=tuple(dataclasses.replace(rank, device=f"musa:{rank.rank}") for rank in facts.ranks)
+    )
+    rate = 8 / spread.median_s / (4 if name.endswith("device") else 1)
+    assert rules(result(metric(name, rate, unit="1/s"), work=Work(samples=8), measurement=spread)) == []
+    assert rules(result(metric(name, 2 * rate, unit="1/s"), work=Work(samples=8), measurement=spread)) == [
+        "throughput-latency"
+    ]
+
+
+def span(name, time_s, count=1.0):
+    return SpanTotal(name=name, time_s=time_s, count=count, slowest_rank=0)
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ((span("forward", 0.05), span("backward", 0.05), span("remainder", 0.01)), []),
+        ((span("forward", 0.02), span("backward", 0.02), span("remainder", 0.01)), ["parts"]),
+        ((span("forward", 0.02), span("backward", 0.02)), []),  # without a remainder nobody said that this is all
+        ((span("forward", 0.2, count=8.0), span("remainder", 0.0)), []),  # micro-batches may overlap
+    ],
+)
+def test_parts_and_their_remainder_are_the_step(spans, expected):
+    assert rules(result(measurement=measured(spans=spans))) == expected
+
+
+def pipeline(gap_s):
+    """1F1B of two ranks and two micro-batches, every action one second, rank 1 starting ``gap_s`` after rank 0."""
+    starts = {
+        0: (("forward", 0, 0.0), ("forward", 1, 1.0), ("backward", 0, gap_s + 2.0), ("backward", 1, gap_s + 4.0)),
+        1: (
+            ("forward", 0, gap_s),
+            ("backward", 0, gap_s + 1.0),
+            ("forward", 1, gap_s + 2.0),
+            ("backward", 1, gap_s + 3.0),
+        ),
+    }
+    events = tuple(
+        TimelineEvent(kind=kind, rank=rank, stage=rank, micro_batch=batch, start_s=start, end_s=start + 1.0)
+        for rank, actions in starts.items()
+        for kind, batch, start in actions
+    )
+    return Timeline(ranks=2, events=events, source="measured", schedule="1f1b")
+
+
+def test_a_bubble_is_never_below_what_its_own_durations_allow():
+    timeline = pipeline(1.0)
+    assert bubble_bound(timeline) == pytest.approx(1 / 3)
+    for value, expected in ((0.34, []), (0.30, ["bubble"])):
+        found = result(
+            metric("bubble_ratio", value, unit="ratio"),
+            measurement=dataclasses.replace(measured(ranks=2), timeline=timeline),
+        )
+        assert rules(found) == expected
+    assert bubble_bound(dataclasses.replace(timeline, schedule="own")) is None
+    assert bubble_bound(dataclasses.replace(timeline, events=timeline.events[:-1])) is None
+
+
+@pytest.mark.parametrize("time_s", [0.0, -0.1, math.nan, math.inf])
+def test_no_work_takes_no_time(time_s):
+    assert "time" in rules(result(measurement=measured(times_s=(0.1, 0.11, 0.12, 0.1, time_s))))
+
+
+def test_a_smoke_run_and_a_case_without_samples_break_nothing():
+    assert violations(result(metric("tflops", 1e9, peak=1.0), outcome="smoke")) == ()
+    assert violations(result(outcome="out_of_memory", measurement=None)) == ()
+
+
+def test_a_speed_up_metric_above_linear_is_only_flagged():
+    found = result(metric("speed_up", 9.0, unit=""), world_size=8)
+    assert severities(found) == [("speed-up", "flagged")]
+    assert violations(found) == ()
+    assert str(examine(found)[0]) == "speed-up: speed-up 9 on 8 times the ranks is above linear"

@@ -231,7 +231,8 @@ class _Draft:
             return Entry(case=new.case, runs=runs, accepted=accepted)
         there = {each.key for each in old.runs}
         fresh = [run for run in newest(new.runs) if run.key not in there]
-        steady = [run for run in fresh if run.has_clean or not usually_clean(old.runs)]
+        all_count = not usually_clean(old.runs)
+        steady = [run for run in fresh if all_count or run.has_clean or run.outcome == "out_of_memory"]
         if not steady:
             self.refused[node] = "its runs are unstable" if fresh else "its runs are stored already"
             return old

@@ -1,0 +1,69 @@
+"""Small seeded versions of benchmarks/gate_simulation.py: the numbers of docs/gate.md hold on their hosts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from benchmarks.gate_simulation import HOSTS, Plan, tally
+
+SUITES = 3
+
+
+def outcome(host, slowdown, **changes):
+    return tally(HOSTS[host], SUITES, slowdown=slowdown, share=0.05, plan=Plan(**changes), seed=7)
+
+
+@pytest.mark.parametrize("host", ["R1", "R2", "R3"])
+@pytest.mark.parametrize("base", [True, False])
+def test_hosts_with_up_to_one_per_cent_of_noise(host, base):
+    unchanged = outcome(host, 0.0, base=base)
+    assert unchanged.unchanged["regressed"] == 0
+    assert unchanged.runs <= 3.2
+    slower = outcome(host, 0.05, base=base)
+    assert slower.unchanged["regressed"] == 0
+    assert slower.outcomes["regressed"] >= 0.93 * slower.slowed  # 30 cases; 95 % of many, docs/gate.md
+    assert slower.runs <= 3.2
+
+
+def test_a_hosted_machine():
+    unchanged = outcome("R4", 0.0)
+    assert unchanged.unchanged["regressed"] <= 1
+    slower = outcome("R4", 0.10)
+    assert slower.outcomes["regressed"] >= 0.96 * slower.slowed
+    assert slower.outcomes["pass"] == 0
+
+
+@pytest.mark.parametrize("baseline", ["hostile", "R2"])
+@pytest.mark.parametrize("base", [True, False])
+def test_on_a_hostile_host_a_slowdown_never_passes(baseline, base):
+    plan = Plan(base=base, today=HOSTS["hostile"])
+    slower = tally(HOSTS[baseline], SUITES, slowdown=0.10, share=0.2, plan=plan, seed=7)
+    assert slower.outcomes["pass"] == 0
+    assert slower.slowed == 3 * 40
+
+
+def test_a_yardstick_that_tells_the_noise_saves_runs():
+    with_yardstick, without = outcome("R4y", 0.0), outcome("R4y", 0.0, yardstick=False)
+    assert with_yardstick.runs < without.runs
+
+
+def test_a_suite_that_is_slower_as_a_whole_is_found_with_a_base_and_never_passes_without():
+    plan = Plan(cases=60)
+    found = tally(HOSTS["R2"], 1, slowdown=0.10, share=1.0, plan=plan, seed=7)
+    assert found.outcomes["regressed"] == found.slowed
+    alone = tally(HOSTS["R2"], 1, slowdown=0.10, share=1.0, plan=dataclasses.replace(plan, base=False), seed=7)
+    assert alone.outcomes["pass"] == 0
+
+
+def test_cases_settled_in_place_raise_no_alarm_on_a_quiet_host():
+    settled = tally(HOSTS["R1"], 2, slowdown=0.05, share=0.2, plan=Plan(cases=30, in_place=True), seed=7)
+    assert settled.unchanged["regressed"] == 0
+    assert settled.outcomes["regressed"] == settled.slowed
+
+
+def test_the_plain_gate_does_worse_where_the_host_is_bad():
+    plain = tally(HOSTS["hostile"], 3, slowdown=0.10, share=0.2, plan=Plan(plain=True, base=False), seed=1)
+    assert plain.outcomes["pass"] > 0
+    assert plain.unchanged["regressed"] > 0

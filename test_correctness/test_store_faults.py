@@ -1,0 +1,171 @@
+"""Damaged baseline files, several writers at once, and writers that die."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import re
+
+import pytest
+
+from benchmarks.store_torture import (
+    DAMAGES,
+    HARDWARE,
+    case_of,
+    damaged_files,
+    judge,
+    make_file,
+    run_of,
+    several_writers,
+)
+from perfsuite.baselines import store
+from perfsuite.baselines.lock import locked
+from perfsuite.errors import BaselineError
+
+
+@pytest.fixture
+def file(tmp_path):
+    return make_file(tmp_path)
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_every_kind_of_damage_is_refused_and_left_alone(file, damage):
+    data, original = file.read_bytes(), store.read(file)
+    rng = random.Random(11)
+    outcomes = {judge(file, damage(rng, data), original) for _ in range(8)}
+    assert outcomes <= {"refused", "same"}
+    assert "refused" in outcomes
+
+
+def test_damaged_variants_are_refused():
+    counts = damaged_files(150, seed=3)
+    assert set(counts) <= {"refused", "same"}
+    assert counts["refused"] == 150
+
+
+def message_of(path):
+    with pytest.raises(BaselineError) as caught:
+        store.read(path)
+    return str(caught.value)
+
+
+def edited(path, change):
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document, indent=1))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda d: d["benchmarks"][1]["runs"][2].update(clean=-1), "clean=-1 should be a whole number, 0 or more"),
+        (lambda d: d["benchmarks"][0]["runs"][0].update(location="x"), 'location="x" should be the natural logarithm'),
+        (lambda d: d["benchmarks"][0]["runs"][0].update(time="noon"), 'time="noon" should be a UTC time'),
+        (lambda d: d["benchmarks"][0]["runs"][0].update(quantiles_s=[3, 2, 1, 1, 1]), "5 positive ascending numbers"),
+        (lambda d: d["benchmarks"][0]["runs"][0].update(colour=1), "colour is not a field that belongs here"),
+        (lambda d: d["benchmarks"][0]["runs"][0].pop("samples"), "samples is missing"),
+        (lambda d: d["benchmarks"][0]["runs"][0].update(session="0" * 12), "is not among the file's sessions"),
+        (lambda d: d["benchmarks"][0]["runs"][0].update(clean=41), "clean=41 does not go with samples=40"),
+        (lambda d: d["benchmarks"][0]["runs"].append(d["benchmarks"][0]["runs"][0]), "7 runs; a case has at most 12"),
+        (lambda d: d["benchmarks"][0]["stats"].update(median=1.0), "was changed by hand after perfsuite wrote it"),
+        (lambda d: d["benchmarks"].append(d["benchmarks"][0]), "is there twice"),
+        (lambda d: d["benchmarks"].pop(), "the file says cases=5 and has 4"),
+        (lambda d: d["perfsuite"]["hardware"].update(cores=64), "the header was changed by hand"),
+        (lambda d: d["perfsuite"].update(schema=7), "schema 7 is newer than 1, the newest that this perfsuite knows"),
+        (lambda d: d.pop("perfsuite"), 'there is no "perfsuite" object: the file is foreign (pytest-benchmark\'s own)'),
+        (lambda d: d.update(environments=[]), "environments=[] should be an object"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_line(file, change, reason):
+    edited(file, change)
+    told = message_of(file)
+    assert reason in told
+    assert re.match(rf"{re.escape(str(file))}:\d+: ", told)
+    assert told.endswith("the file is left as it is: repair it, restore it from version control or move it")
+
+
+def test_the_line_is_the_one_of_the_field(file):
+    lines = file.read_text().splitlines()
+    place = next(index for index, line in enumerate(lines) if '"samples":40' in line)
+    lines[place] = lines[place].replace('"samples":40', '"samples":"many"')
+    file.write_text("\n".join(lines))
+    assert message_of(file).startswith(f"{file}:{place + 1}: samples=")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", ":1: the file is empty"),
+        (b"[]", ":1: the file holds a JSON array, not an object"),
+        (b'{"a": 1', ":1: the file ends inside a value"),
+        (b'{"a":\n\n 1 2}', ":3: not JSON"),
+        (b'{"a": "\xff"}', ":1: byte 0xff is not UTF-8"),
+        (b'{\n"a": NaN}', ":2: NaN is not a number that a baseline may hold"),
+        (b'{\n<<<<<<< HEAD\n"a": 1}', ":2: a git conflict marker"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deep"),
+        (b'{"a": ' + b"9" * 5000 + b"}", ":1: "),
+    ],
+)
+def test_what_is_no_json_object_is_named_with_its_line(tmp_path, data, reason):
+    path = tmp_path / "file.json"
+    path.write_bytes(data)
+    assert reason in message_of(path)
+    assert path.read_bytes() == data
+
+
+def test_a_file_that_is_not_there_or_a_folder_is_an_error_of_one_line(tmp_path):
+    assert message_of(tmp_path / "none.json") == f"{tmp_path / 'none.json'}: cannot be read: No such file or directory"
+    assert "cannot be read" in message_of(tmp_path)
+
+
+def test_several_writers_at_once_lose_nothing():
+    written, found = several_writers(writers=3, count=6)
+    assert (written, found) == (18, 18)
+
+
+def test_a_lock_left_by_a_dead_writer_stops_nobody(file):
+    side = file.with_name(f".{file.name}.lock")
+    side.write_text("")  # its owner was killed: the name is there, nobody holds it
+    new = store.NewRuns(case=case_of(1), runs=(run_of("later", 27),))
+    assert store.update(file.parent.parent, HARDWARE, [new], mode="append").written
+    assert not side.exists()
+
+
+def test_a_lock_that_is_held_ends_in_an_error(file):
+    side = file.with_name(f".{file.name}.lock")
+    descriptor = os.open(side, os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(BaselineError, match="locked by another process for too long"), locked(file, deadline_s=0.1):
+            pass
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_named(file):
+    file.parent.chmod(0o500)
+    try:
+        with pytest.raises(BaselineError, match="needs a folder that can be written"), locked(file):
+            pass
+    finally:
+        file.parent.chmod(0o700)
+
+
+def test_a_path_that_is_no_folder_is_named(tmp_path):
+    (tmp_path / "cpu").write_text("a file")
+    new = store.NewRuns(case=case_of(1), runs=(run_of("s", 1),))
+    with pytest.raises(BaselineError, match="cannot be locked"):
+        store.update(tmp_path, HARDWARE, [new], mode="append")
+
+
+def test_a_value_that_json_cannot_hold_leaves_the_file_as_it_was(file):
+    before = file.read_bytes()
+    odd = run_of("later", 27)
+    odd = type(odd)(session=odd.session, time=odd.time, outcome="out_of_memory", environment={"clock": float("inf")})
+    with pytest.raises(BaselineError, match="a value that JSON cannot hold"):
+        store.update(file.parent.parent, HARDWARE, [store.NewRuns(case=case_of(1), runs=(odd,))], mode="append")
+    assert file.read_bytes() == before
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
