@@ -365,18 +365,18 @@ def test_ranks_that_do_not_come_are_named(pool):
 def test_agents_of_another_launch_or_with_a_taken_rank_are_refused(pool):
     launch = a_launch(world_size=3)
     gathered = gathering(pool, launch)
-    good = knock(pool, an_agent(launch, 1))
+    good = wire._knock("127.0.0.1", _open_port(launch), KEY, star.greeting(an_agent(launch, 1), "there", 1))
     hello = star.greeting(an_agent(launch, 1), "there", 2)
     odd = [{**hello, "run_id": "another"}, {**hello, "protocol": 0}, {**hello, "rank": 3}, {**hello, "pid": None}]
     for each in odd:
         with pytest.raises(LaunchError, match="refused"):
-            wire.reach_driver(an_agent(launch, 1), lambda: KEY, each, deadline_s=0.01, alive=lambda: True)
+            wire.reach_driver(an_agent(launch, 1), lambda: KEY, each, deadline_s=0.3, alive=lambda: True)
     with pytest.raises(LaunchError, match="rank 1 is taken by rank 1 on"):
-        wire.reach_driver(an_agent(launch, 1), lambda: KEY, hello, deadline_s=0.01, alive=lambda: True)
+        wire.reach_driver(an_agent(launch, 1), lambda: KEY, hello, deadline_s=0.3, alive=lambda: True)
     last = knock(pool, an_agent(launch, 2))
     net = gathered.result(30)
-    for agent in (good, last):
-        agent.result(30)[0].close()
+    last.result(30)[0].close()
+    good.close()
     net.dismiss(30)
 
 
