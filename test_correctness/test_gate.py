@@ -175,6 +175,15 @@ def test_unstable_runs_are_replaced_and_three_of_them_say_so():
     assert len(done) <= 3
 
 
+def test_pairs_that_a_neighbour_spoilt_are_counted_in_the_reason():
+    gate = Gate([gated()], WITH_BASE)
+    gate.add(node_of(), run_of(0.10))
+    settle(gate, lambda name, number: run_of(0.10 + jitter(number)), base=lambda name, number: run_of(clean=3))
+    verdict = gate.verdict(node_of())
+    assert (verdict.name, verdict.pairs) == ("inconclusive", 9)
+    assert verdict.reasons == ("slower, and not confirmed: 0 of 9 A/B pairs stable, 3 are needed",)
+
+
 @pytest.mark.parametrize("changes", [{"disturbance": "device 0 is throttled (thermal)"}, {"cpu_share": 0.9}])
 def test_a_disturbed_device_or_a_shared_core_makes_a_run_unstable(changes):
     verdict, _ = judged(0.5, **changes)

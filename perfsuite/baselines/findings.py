@@ -10,7 +10,7 @@ from perfsuite.baselines.casework import CaseWork
 from perfsuite.baselines.exact import exact_findings
 from perfsuite.baselines.judge import ENOUGH_SESSIONS, Estimate
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN, plural
-from perfsuite.baselines.stages import paired, remeasured
+from perfsuite.baselines.stages import MIN_PAIRS, paired, remeasured
 from perfsuite.baselines.verdict import Finding, Verdict, VerdictName, percent
 from perfsuite.baselines.view import View
 
@@ -169,10 +169,17 @@ def _unconfirmed(work: CaseWork, index: int, blank: Finding, estimate: Estimate,
     if estimate.outcome == "candidate":
         if not view.settings_of(work).can_run_base and abs(view.today.shift) <= SHIFT_LIMIT:
             return _regressed_unconfirmed(work, index, _shown(blank, estimate, "regressed", view))
-        why = "slower, and not confirmed: the A/B was not run"
+        why = f"slower, and not confirmed: {_pairs_told(work, index)}"
         if not view.settings_of(work).can_run_base:
             why = "slower, but the host has shifted so far that only an A/B could confirm (--perf-base)"
     return replace(_shown(blank, estimate, "inconclusive", view), reasons=(why,))
+
+
+def _pairs_told(work: CaseWork, index: int) -> str:
+    if not work.pairs:
+        return "the A/B was not run"
+    stable = len(work.pair_values(index))
+    return f"{stable} of {plural(len(work.pairs), 'A/B pair')} stable, {MIN_PAIRS} are needed"
 
 
 def _regressed_unconfirmed(work: CaseWork, index: int, found: Finding) -> Finding:

@@ -263,7 +263,10 @@ def _round_robin(
     """One of each, then a second of each, and so on: a bad minute of the host then hits no case twice."""
     return [
         Request(
-            case=node, kind=kind, first="base" if _is_even(turn + place + (done or {}).get(node, 0)) else "new", why=why
+            case=node,
+            kind=kind,
+            first="base" if kind == "ab_pair" and _is_even(turn + place + (done or {}).get(node, 0)) else "new",
+            why=why,
         )
         for turn in range(max(wanted.values(), default=0))
         for place, (node, count) in enumerate(wanted.items())
