@@ -36,8 +36,8 @@ BUDGET = Budget(min_rounds=10, max_time_s=0.4, warmup_time_s=0.1, yardstick=True
 def products(rank, count=PRODUCTS):
     """``count`` matrix products of 256 x 256 on one thread.
 
-    One thread, because two on two cores wait for each other as soon as anything else wants a core: then the trials would
-    tell about the neighbours and not about the gate.
+    One thread, because two on two cores wait for each other as soon as anything else wants a core: then the trials
+    would tell about the neighbours and not about the gate.
     """
     import torch
 

@@ -4,8 +4,8 @@
     python benchmarks/gate_speed.py --cases 200 --runs 8
 
 The verdicts are those of a first look at one new run per case: fit of the stored runs, screening, verdicts.  Times are
-processor seconds of the one thread, so that neighbours hardly count; memory is the largest resident set of this process,
-the runs themselves included.
+processor seconds of the one thread, so that neighbours hardly count; memory is the largest resident set of this
+process, the runs themselves included.
 """
 
 from __future__ import annotations
