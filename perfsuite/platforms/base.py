@@ -37,6 +37,8 @@ class DeviceModel:
     """Short dtype names computed natively for which no peak is published; dtypes of ``tflops`` are native anyway."""
     notes: tuple[str, ...] = ()
     """What one must know to read a result of this device; recorded in the environment of every run."""
+    architecture: str = ""
+    """As the vendor counts it (mp_22), where only a row can tell: some quirks hang on it; empty: unknown."""
     tflops: Mapping[str, Peak] = field(default_factory=dict)
     """Dense peaks by short dtype name."""
     memory: Peak | None = None
@@ -107,6 +109,13 @@ class Family(ABC):
     def why_unnamed(self) -> str:
         """Why a device that is here has no name, which vendor's tool should have told it."""
         return f"nothing tells which {self.name} device this is"
+
+    def quirks(self, model: DeviceModel) -> tuple[str, ...]:
+        """Where the stack installed here differs from torch's manual on this device, and what perfsuite does about it.
+
+        One line each, recorded in the environment of every run.
+        """
+        return ()
 
     def links(self) -> str:
         """How the devices are linked, as kinds of links (``NV18``, ``PIX SYS``); empty for one device or unknown."""

@@ -26,7 +26,7 @@ BUILT_IN = Path(__file__).with_name("platforms.toml")
 
 _PEAK_UNITS: Mapping[str, str] = {"memory": "GiB", "memory_bandwidth": "GB/s", "link": "GB/s", "host_link": "GB/s"}
 _LISTS = ("match", "exclude", "native", "notes")
-_ROW_KEYS = ("title", "family", *_LISTS, "tflops", *_PEAK_UNITS)
+_ROW_KEYS = ("title", "family", *_LISTS, "architecture", "tflops", *_PEAK_UNITS)
 _PEAK_KEYS = ("value", "unit", "source", "kind")
 _KINDS = ("published", "measured")
 _COMPUTE_DTYPES = (*(name for name in DTYPES if name not in ("uint8", "int32", "int64")), "fp8", "fp4", "int4")
@@ -181,6 +181,8 @@ class _File:
         for key in ("title", "family"):
             if not isinstance(row.get(key), str) or not row[key]:
                 raise self.error(table, key, f"is missing or no text; write {key} = {_EXAMPLES[key]}")
+        if not isinstance(row.get("architecture", ""), str):
+            raise self.error(table, "architecture", f'is {row["architecture"]!r:.40}; write architecture = "mp_22"')
         if row["family"] not in self.families:
             raise self.error(
                 table, "family", f"is {row['family']!r}, which is not installed; choose from {', '.join(self.families)}"
@@ -195,6 +197,7 @@ class _File:
             exclude=lists["exclude"],
             native=lists["native"],
             notes=lists["notes"],
+            architecture=row.get("architecture", ""),
             tflops=self._tflops(table, row.get("tflops", {})),
             memory=peaks.get("memory"),
             memory_bandwidth=peaks.get("memory_bandwidth"),

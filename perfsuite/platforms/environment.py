@@ -74,7 +74,7 @@ class Environment:
     variables: Mapping[str, str]
     """Environment variables that change what is timed."""
     notes: tuple[str, ...]
-    """What one must know to read a result of this machine."""
+    """What one must know to read a result of this machine: remarks, then the quirks of its stack."""
     worker: Mapping[str, Any] = field(default_factory=dict)
     """What a rank worker reported about torch and its libraries."""
     declared: Mapping[str, Any] = field(default_factory=dict)
@@ -119,7 +119,7 @@ def read_environment(
             for name, value in sorted(host.environ.items())
             if _VARIABLES.search(name) and not _SECRET.search(name)
         },
-        notes=machine.remarks(),
+        notes=(*machine.remarks(), *machine.family.quirks(machine.model)),
         worker=worker or {},
         declared=declared or {},
         topology=machine.family.topology(),

@@ -72,9 +72,10 @@ class Machine:
         return f"no native {dtype} on {describe(self.devices) or self.model.title}: {self.family.why_not_native(dtype)}"
 
     def remarks(self) -> tuple[str, ...]:
-        """What a reader of results must know: unknown peaks, assumptions, notes of the row."""
+        """What a reader of results must know: unknown peaks, assumptions, architecture and notes of the row."""
         assumed = "" if self.model.tflops or self.model.native or self.absent else self.family.assumption()
-        return tuple(remark for remark in (self.unknown, assumed, *self.model.notes) if remark)
+        kind = f"architecture {self.model.architecture}" if self.model.architecture else ""
+        return tuple(remark for remark in (self.unknown, assumed, kind, *self.model.notes) if remark)
 
     def __str__(self) -> str:
         return f"{self.name} ({self.absent or describe(self.devices)})"

@@ -1,4 +1,4 @@
-"""Telemetry of Moore Threads devices by pymtml (package mthreads-ml-py), by its ``mtml*`` calls only.
+"""Telemetry of Moore Threads devices by pymtml (package mthreads-ml-py from 2.2.10 on), by its ``mtml*`` calls only.
 
 Its layer with NVML's names invents answers where the library has none: an empty process list, limits of 0.
 """
@@ -45,14 +45,20 @@ class MtmlTelemetry(Telemetry):
 
     def _reading(self, index: int, handle: Any) -> Reading:
         mtml = self._library
-        with mtml.mtmlGpuContext(handle) as gpu:
+        power_w = attempt(lambda: float(mtml.mtmlDeviceGetPowerUsage(handle)) / 1e3)
+        gpu = attempt(lambda: mtml.mtmlDeviceInitGpu(handle))
+        if gpu is None:
+            return Reading(index=index, power_w=power_w)
+        try:
             return Reading(
                 index=index,
                 clock_mhz=attempt(lambda: float(mtml.mtmlGpuGetClock(gpu))),
                 max_clock_mhz=attempt(lambda: float(mtml.mtmlGpuGetMaxClock(gpu))),
-                power_w=attempt(lambda: mtml.mtmlDeviceGetPowerUsage(handle) / 1e3),
+                power_w=power_w,
                 temperature_c=attempt(lambda: float(mtml.mtmlGpuGetTemperature(gpu))),
             )
+        finally:
+            attempt(lambda: mtml.mtmlDeviceFreeGpu(gpu))
 
     def close(self) -> None:
         """``mtmlLibraryShutDown``."""

@@ -1,28 +1,34 @@
 """Moore Threads devices: found by /dev/mtgpu*, described by mthreads-gmi, driven through torch.musa.
 
-Facts about torch_musa that shaped this file: importing torch with its autoload poisons fork, so ranks start by exec;
-TF32 is switched by ``torch.backends.mudnn``, by default off before 2.7.0 and on since; ``is_bf16_supported`` is missing
-in 1.3.2 and 2.0.1 and is not used; ``torch.accelerator`` lacks its device guard and is not used.
+What torch_musa does otherwise than torch's manual says, by version and architecture, stands in quirks.toml, each with
+the place here that honours it.  The names that this file uses are held against those of every version by a test.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from perfsuite.errors import UnsupportedCase
 from perfsuite.platforms.accelerator import Accelerator
-from perfsuite.platforms.base import DetectedDevice
+from perfsuite.platforms.base import DetectedDevice, DeviceModel
 from perfsuite.platforms.detection import AcceleratorFamily, number
 from perfsuite.platforms.mtml import MtmlTelemetry
+from perfsuite.platforms.quirks import architecture_number, package_version, quirks
 from perfsuite.platforms.telemetry import Telemetry
 from perfsuite.units import MIB
 
+if TYPE_CHECKING:
+    import torch
+
 _ASSUMED = ("fp32", "bf16", "fp16")
+_OVERLAP_VARIABLES = ("TORCH_MUSA_FSDP2_OVERLAP_LEVEL", "TORCH_MUSA_FSDP2_DISABLE_OVERLAP")
+"""The newer one first: where both are set it wins."""
 
 
 class Musa(AcceleratorFamily):
@@ -101,6 +107,13 @@ class Musa(AcceleratorFamily):
         listed = re.findall(r'^(\w+):\s*\{\s*"version":\s*"([^"]+)"', self.host.tool("musa_version_query").text, re.M)
         return {"driver": driver[1] if driver else "unknown", **dict(listed)}
 
+    def quirks(self, model: DeviceModel) -> tuple[str, ...]:
+        """Of the torch_musa installed here on the row's architecture; what is not known may have a quirk."""
+        version = package_version(self.name)
+        found = quirks(self.name, version=version, architecture=architecture_number(model.architecture))
+        of_which = f"torch_musa {version}" if version else "torch_musa (version unknown)"
+        return tuple(f"{quirk} [{of_which}]" for quirk in found)
+
     def telemetry(self) -> Telemetry:
         """By pymtml when it is installed."""
         return MtmlTelemetry.open(self.detect()) or super().telemetry()
@@ -128,6 +141,12 @@ class MusaDevice(Accelerator):
                 ) from error
         return super()._load()
 
+    def open(self, index: int) -> torch.device:
+        """Make device ``index`` current, TF32 off: its default is not the same in every version."""
+        device = super().open(index)
+        self.set_tf32(False)
+        return device
+
     def set_tf32(self, allowed: bool) -> None:
         """One switch for matrix products and convolutions; always set, its default changed with 2.7.0."""
         import torch
@@ -141,11 +160,27 @@ class MusaDevice(Accelerator):
         """torch_musa's version, the architecture (mp_22 for S4000) and the switches that change what is timed."""
         import torch
 
-        found = {**super().versions(), "torch_musa": "unknown"}
+        found = {**super().versions(), "torch_musa": "unknown", "architecture": "unknown"}
         with contextlib.suppress(Exception):  # not there in a stand-in
             found["torch_musa"] = str(importlib.import_module("torch_musa").__version__)
-        with contextlib.suppress(Exception):  # not in every version
+        with contextlib.suppress(Exception):  # a driver that cannot be asked: RuntimeError, AssertionError
             major, minor = cast(Any, self._module).get_device_capability()
             found["architecture"] = f"mp_{major}{minor}"
         found["tf32"] = str(getattr(getattr(torch.backends, "mudnn", None), "allow_tf32", "unknown"))
-        return found
+        mccl = getattr(self._module, "mccl", None)
+        if mccl is not None:
+            with contextlib.suppress(Exception):  # builds without MCCL raise in more than one way
+                found["mccl"] = ".".join(map(str, mccl.version()))
+        return {**found, **self._quirks(found["torch_musa"], found["architecture"])}
+
+    def _quirks(self, version: str, architecture: str) -> dict[str, str]:
+        """Names of the quirks that this rank has, and whether FSDP2 overlaps its communication."""
+        names = [each.name for each in quirks("musa", version=version, architecture=architecture_number(architecture))]
+        chosen = next((f"{each}={os.environ[each]}" for each in _OVERLAP_VARIABLES if each in os.environ), "")
+        overlap = "off" if "fsdp2-does-not-overlap" in names else "on"
+        if architecture_number(architecture) is None:
+            overlap = "unknown"
+        return {
+            "fsdp2_overlap": f"by {chosen}, else {overlap}" if chosen else f"{overlap} by default",
+            "quirks": ", ".join(names) or "none known",
+        }

@@ -83,10 +83,12 @@ class WorkerRank:
         return self._subgroups[key]
 
     def dtype(self, name: str) -> torch.dtype:
-        """torch's dtype of a short name; sets the TF32 switch when ``name`` is fp32 or tf32."""
+        """torch's dtype of a short name; sets the TF32 switch: on for tf32, off for every other.
+
+        Also where the name is no fp32: what is left in fp32 under bf16 must not depend on the case before.
+        """
         require_dtype(name)
-        if name in ("fp32", "tf32"):
-            self._code.set_tf32(name == "tf32")
+        self._code.set_tf32(name == "tf32")
         dtype = getattr(torch, DTYPES[name])
         assert isinstance(dtype, torch.dtype)
         return dtype

@@ -53,7 +53,15 @@ class Fsdp(Strategy):
     def build(self, rank: Rank, plan: Plan) -> Trainer:
         """Blocks get their values one at a time and are spread at once: no rank ever holds the whole model."""
         import torch
-        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+        try:
+            from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+        except ImportError:  # torch 2.5 has it here only, which newer ones' types do not know
+            from torch.distributed._composable.fsdp import (  # type: ignore[attr-defined]
+                CPUOffloadPolicy,
+                MixedPrecisionPolicy,
+                fully_shard,
+            )
 
         from perfsuite.models.layers import materialize
         from perfsuite.strategies.trainer import Trainer, make_optimizer, new_module
