@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.errors import InvalidParameter, UnsupportedCase
 from perfsuite.mesh import MeshShape
 from perfsuite.strategies.base import Plan, Strategy
 from perfsuite.workload import DTYPES, Rank
@@ -57,6 +57,11 @@ class Fsdp(Strategy):
         try:
             from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
         except ImportError:  # torch 2.5 has it here only, which newer ones' types do not know
+            if rank.device.type == "cpu":
+                raise UnsupportedCase(
+                    f"torch {torch.__version__} runs strategy fsdp on an accelerator's streams only; "
+                    f"on a cpu use torch 2.6 or newer"
+                ) from None
             from torch.distributed._composable.fsdp import (  # type: ignore[attr-defined]
                 CPUOffloadPolicy,
                 MixedPrecisionPolicy,
