@@ -5,9 +5,11 @@
     pip download --no-deps mthreads-ml-py==2.4.3
     python -m test_correctness.derive_torch_musa_names --telemetry mthreads_ml_py-2.4.3-py3-none-any.whl
 
-writes ``test_correctness/torch_musa_names/2.7.1.json`` and ``pymtml-2.4.3.json`` beside it.  Names come from the syntax trees of the Python files, members
-of C++ classes from the tables that pybind and CPython read.  What C++ adds to a module at run time is not seen, so a
-name may be missing here that exists there, never the other way round.
+writes ``test_correctness/torch_musa_names/2.7.1.json`` and ``pymtml-2.4.3.json`` beside it.
+
+Names come from the syntax trees of the Python files, members of C++ classes from the tables that pybind and CPython
+read.  What C++ adds to a module at run time is not seen, so a name may be missing here that exists there, never the
+other way round.
 """
 
 from __future__ import annotations

@@ -124,30 +124,31 @@ class _Reader(ast.NodeVisitor):
         return f"{found}?" if found and owner.endswith("?") else found
 
     def _call(self, node: ast.Call) -> str:
-        called = ast.unparse(node.func)
+        called = dotted(node.func)
         if called == "torch.get_device_module":
             return MODULE
-        if called.endswith("import_module") and node.args and ast.unparse(node.args[0]) == "'torch_musa'":
+        if called.endswith("import_module") and node.args and getattr(node.args[0], "value", "") == "torch_musa":
             return MODULE
         if called == "cast" and len(node.args) == 2:
-            inner = node.args[1]
-            if isinstance(inner, ast.Name) and inner.id in self._opaque and self._hands_out_events():
-                return EVENT
-            return self.kind(inner)
+            stamp = dotted(node.args[1]) in self._opaque and self._hands_out_events()
+            return EVENT if stamp else self.kind(node.args[1])
         if called == "getattr" and len(node.args) >= 2 and isinstance(node.args[1], ast.Constant):
             found = self._named(node.args[0], str(node.args[1].value))
             return f"{found.rstrip('?')}?" if found and len(node.args) == 3 else found
-        if isinstance(node.func, ast.Attribute):
-            value = node.func.value
-            if ast.unparse(value) in ("self", "super()"):
-                return self.known.of(self.known.returns, self._owner, node.func.attr)
-            owner = self.kind(value)
-            if owner and (found := self._handed(owner, f"{node.func.attr}()")):
+        return self._answer(node.func)
+
+    def _answer(self, function: ast.expr) -> str:
+        """What calling this gives."""
+        if isinstance(function, ast.Attribute):
+            if dotted(function.value) in ("self", "super()"):
+                return self.known.of(self.known.returns, self._owner, function.attr)
+            if found := self._handed(self.kind(function.value), f"{function.attr}()"):
                 return found
-        return self.kind(node.func).removeprefix("class ") if self.kind(node.func).startswith("class ") else ""
+        kind = self.kind(function)
+        return kind.removeprefix("class ") if kind.startswith("class ") else ""
 
     def _named(self, value: ast.expr, name: str) -> str:
-        if ast.unparse(value) == "torch":
+        if dotted(value) == "torch":
             return _HANDED_OUT.get(f"torch.{name}", "")
         return self._handed(self.kind(value), name)
 
@@ -196,18 +197,18 @@ class _Reader(ast.NodeVisitor):
         kind = self.kind(value)
         if isinstance(target, ast.Name) and (kind or target.id in self._scopes[-1]):
             self._scopes[-1][target.id] = kind
-        elif kind and isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
+        elif kind and isinstance(target, ast.Attribute) and dotted(target.value) == "self":
             self.known.attributes[self._owner, target.attr] = kind
 
     # -- noting --------------------------------------------------------------------------------------------------
 
     def visit_Call(self, node: ast.Call) -> None:
-        name = ast.unparse(node.func).rpartition(".")[2]
+        name = dotted(node.func).rpartition(".")[2]
         for index, argument in enumerate(node.args):
             parameters = self.known.constructors.get(name, ())
             if index < len(parameters) and (kind := self.kind(argument)):
                 self.known.parameters[name, parameters[index]] = kind
-        if ast.unparse(node.func) == "getattr" and isinstance(node.args[1], ast.Constant):
+        if dotted(node.func) == "getattr" and isinstance(node.args[1], ast.Constant):
             self._note(node, node.args[0], str(node.args[1].value), optional=len(node.args) == 3)
         starred = any(isinstance(each, ast.Starred) for each in node.args) or any(k.arg is None for k in node.keywords)
         if isinstance(node.func, ast.Attribute):
@@ -246,6 +247,15 @@ class _Reader(ast.NodeVisitor):
             place, perhaps = f"{self.place}:{node.lineno}", owner.endswith("?")
             owner = owner.rstrip("?")
             self.uses.append(Use(place=place, owner=owner, name=name, optional=optional, optional_owner=perhaps, **how))
+
+
+def dotted(node: ast.expr) -> str:
+    """``a.b.c`` of names and attributes, ``super()`` of that call; empty for any other expression."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{owner}.{node.attr}" if (owner := dotted(node.value)) else ""
+    return "super()" if isinstance(node, ast.Call) and dotted(node.func) == "super" else ""
 
 
 def uses(sources: Mapping[str, str]) -> tuple[Use, ...]:

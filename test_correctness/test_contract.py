@@ -140,9 +140,7 @@ def test_a_version_without_a_submodule_is_no_fault_where_it_was_asked_for_with_a
 def test_a_broken_function_is_found_without_any_quirk() -> None:
     found = device_names.uses({"mine.py": "torch.musa.reset_max_memory_cached()"})
     (complaint,) = device_names.complaints(found, VERSIONS["2.1.0"])
-    assert complaint.endswith(
-        "is broken in torch_musa 2.1.0: warnings is not defined in torch_musa/core/memory.py"
-    )
+    assert complaint.endswith("is broken in torch_musa 2.1.0: warnings is not defined in torch_musa/core/memory.py")
 
 
 # ------------------------------------------------------------------------------------------------------ the quirks
