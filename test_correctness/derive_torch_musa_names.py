@@ -86,7 +86,7 @@ class Package:
         elif isinstance(statement, ast.ImportFrom):
             self._import(module, statement, found)
         elif isinstance(statement, ast.Expr):
-            self._set(statement.value)
+            self._set(statement.value, found)
 
     def _import(self, module: str, statement: ast.ImportFrom, found: dict[str, str]) -> None:
         source = self._absolute(module, statement)
@@ -119,13 +119,12 @@ class Package:
                 return
         yield from (name for name in list(names) if not name.startswith("_"))
 
-    def _set(self, call: ast.expr) -> None:
+    def _set(self, call: ast.expr, found: Mapping[str, str]) -> None:
         """``setattr(torch_musa, "name", value)`` in any module of the package."""
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "setattr" and len(call.args) == 3:
             owner, name, value = call.args
             if ast.unparse(owner) == _PACKAGE and isinstance(name, ast.Constant):
-                kind = self.names(_PACKAGE).get(ast.unparse(value), "value")
-                self._names[_PACKAGE].setdefault(str(name.value), kind)
+                self.names(_PACKAGE).setdefault(str(name.value), found.get(ast.unparse(value), "value"))
 
     @staticmethod
     def _absolute(module: str, statement: ast.ImportFrom) -> str:

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from perfsuite.errors import UnsupportedCase
 from perfsuite.platforms.accelerator import Accelerator
@@ -22,9 +22,6 @@ from perfsuite.platforms.mtml import MtmlTelemetry
 from perfsuite.platforms.quirks import architecture_number, package_version, quirks
 from perfsuite.platforms.telemetry import Telemetry
 from perfsuite.units import MIB
-
-if TYPE_CHECKING:
-    import torch
 
 _ASSUMED = ("fp32", "bf16", "fp16")
 _OVERLAP_VARIABLES = ("TORCH_MUSA_FSDP2_OVERLAP_LEVEL", "TORCH_MUSA_FSDP2_DISABLE_OVERLAP")
@@ -141,14 +138,8 @@ class MusaDevice(Accelerator):
                 ) from error
         return super()._load()
 
-    def open(self, index: int) -> torch.device:
-        """Make device ``index`` current, TF32 off: its default is not the same in every version."""
-        device = super().open(index)
-        self.set_tf32(False)
-        return device
-
     def set_tf32(self, allowed: bool) -> None:
-        """One switch for matrix products and convolutions; always set, its default changed with 2.7.0."""
+        """One switch for matrix products and convolutions."""
         import torch
 
         mudnn = getattr(torch.backends, "mudnn", None)

@@ -47,6 +47,8 @@ class WorkerRank:
         self._subgroups: dict[frozenset[str], dist.ProcessGroup] = {}
         self._recording = False
         self._records: dict[str, tuple[Any, str, str]] = {}
+        # Neither a vendor's default nor the case before decides; dtype() turns it on for tf32.
+        self._code.set_tf32(False)
 
     @property
     def made_groups(self) -> bool:
