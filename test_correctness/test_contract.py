@@ -7,17 +7,22 @@ commit and the files that were read), the uses are found in ours.
 from __future__ import annotations
 
 import ast
+import configparser
+import fnmatch
 import importlib
 import json
+import re
+import shlex
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perfsuite.platforms import detect_machine, load_catalog, read_environment
 from perfsuite.platforms.musa import Musa
 from perfsuite.platforms.quirks import all_quirks, quirks
-from test_correctness import device_names
+from test_correctness import device_names, machines
 
 PACKAGE = Path(__file__).parent.parent / "perfsuite"
 NAMES = Path(__file__).with_name("torch_musa_names")
@@ -205,3 +210,51 @@ def test_the_telemetry_asked_for_is_the_oldest_that_has_the_calls() -> None:
     project = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
     oldest = min(TELEMETRY, key=lambda name: [int(part) for part in name.removeprefix("pymtml-").split(".")])
     assert f'"mthreads-ml-py>={oldest.removeprefix("pymtml-")}"' in project
+
+
+# ---------------------------------------------------------------------------------------------- the vendor's image
+
+PAGE = (PACKAGE.parent / "docs" / "musa.md").read_text(encoding="utf-8")
+
+
+def image_environment() -> dict[str, list[str]]:
+    """tox's environment for a vendor's image: key -> lines."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(PACKAGE.parent / "tox.ini", encoding="utf-8")
+    return {key: value.strip().splitlines() for key, value in parser["testenv:musa"].items()}
+
+
+def requirement_names(lines: list[str]) -> list[str]:
+    return [re.split(r"[<>=;\s]", line)[0] for line in lines]
+
+
+def test_the_image_keeps_its_torch() -> None:
+    found = image_environment()
+    assert (["skip"], ["true"], []) == (found["package"], found["system_site_packages"], found["extras"])
+    assert {"torch", "torch-musa", "deepspeed", "perfsuite"}.isdisjoint(requirement_names(found["deps"]))
+    (by_hand,) = re.findall(r"^python -m pip install (\"pytest.*)$", PAGE, re.MULTILINE)
+    assert set(shlex.split(by_hand)) == {line for line in found["deps"] if not line.startswith("tomli")}
+    assert "python -m pip install --no-deps --no-build-isolation -e ." in PAGE
+    assert not re.search(r"^python -m pip install (?!\"pytest|--no-deps)", PAGE, re.MULTILINE)
+
+
+def test_every_variable_of_the_page_reaches_the_tests_and_the_record(tmp_path: Path) -> None:
+    table = PAGE[PAGE.index("| variable | meaning |") : PAGE.index("## What perfsuite does differently")]
+    rows = [line.split("|")[1] for line in table.splitlines()[2:] if line.startswith("|")]
+    names = {name.rstrip("*") for row in rows for name in re.findall(r"`([A-Z0-9_]+\*?)", row)}
+    assert {"MUSA_VISIBLE_DEVICES", "PYTORCH_MUSA_ALLOC_CONF", "MCCL_", "TORCH_MCCL_BLOCKING_WAIT"} <= names
+    passed = image_environment()["pass_env"]
+    environ = {name + ("X" if name.endswith("_") else ""): "1" for name in names}
+    for name in environ:
+        assert any(fnmatch.fnmatchcase(name, pattern) for pattern in passed), name
+    machine = detect_machine(load_catalog(), "cpu", host=machines.host(machines.xeon(tmp_path), {}, environ=environ))
+    assert set(environ) == set(read_environment(machine).variables)
+
+
+def test_the_page_says_of_the_versions_what_their_sources_say() -> None:
+    rows = re.findall(r"^\| ([\d., ]+) \| ([\d.]+) \| yes \| (on|off) \|$", PAGE, re.MULTILINE)
+    said = {version: (torch, default) for versions, torch, default in rows for version in versions.split(", ")}
+    assert said == {
+        version: (found["torch"], "on" if found["facts"]["tf32_default"] else "off")
+        for version, found in VERSIONS.items()
+    }

@@ -188,7 +188,7 @@ def test_a_platform_asked_for_is_taken_or_its_absence_explained(tmp_path: Path) 
     absent = detect_machine(catalog, "s4000", host=machines.host(here, {}))
     assert (
         "MTT S4000 not found: no /dev/mtgpu* here; run inside the vendor's image on a machine that has one, "
-        "or see docs/add-a-platform.md"
+        "or see docs/musa.md"
     ) == absent.absent
     assert ("s4000", 0) == (absent.name, absent.device_count)
     gpu = machines.nvidia(tmp_path / "gpu", ["NVIDIA H200"])

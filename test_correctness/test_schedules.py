@@ -105,6 +105,14 @@ def test_orders_of_small_pipelines_as_the_papers_draw_them():
     assert orders("zbv", ranks=1, num_micro_batches=2) == ["0F0 1F0 1I0 1W0 0F1 0I0 0W0 1F1 1I1 1W1 0I1 0W1"]
 
 
+def require_todays_schedules() -> None:
+    """Skip under a torch whose schedule classes cannot be made from bare stages, as 2.5.0's and 2.7.1's."""
+    from importlib.metadata import version
+
+    if [int(part) for part in version("torch").split(".")[:2]] < [2, 8]:
+        pytest.skip(f"torch {version('torch')} makes its schedules from whole stages only; compared with newer ones")
+
+
 def torch_orders(name: str, ranks: int, num_micro_batches: int, stages_per_rank: int) -> list[list[str]]:
     """torch's own orders, computations only, as ours are printed; made without any process group."""
     pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")
@@ -144,6 +152,7 @@ def torch_words(action) -> list[str]:
 
 @pytest.mark.parametrize("name", [name for name, spec in SCHEDULES.items() if spec.torch_name])
 def test_orders_equal_those_of_torch(name):
+    require_todays_schedules()
     compared = 0
     for each, p, m, v in all_legal(range(1, 6), range(1, 13), range(1, 4)):
         if each != name or (name == "1f1b" and m < p):  # torch's 1F1B refuses fewer micro-batches than stages

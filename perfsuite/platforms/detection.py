@@ -26,6 +26,8 @@ class AcceleratorFamily(Family):
     """The vendor's tool."""
     tool_query: ClassVar[tuple[str, ...]]
     """Arguments with which the tool describes the devices."""
+    guide: ClassVar[str] = DOCS
+    """The page that takes a user to a first result on these devices."""
 
     def detect(self) -> tuple[DetectedDevice, ...]:
         """The devices that a rank would see, numbered as torch numbers them; looked for once."""
@@ -51,7 +53,7 @@ class AcceleratorFamily(Family):
             node = f"/{self.nodes[0]}".replace("[0-9]", "")
             return (
                 f"{model.title} not found: no {node} here; run inside the vendor's image on a machine "
-                f"that has one, or see {DOCS}"
+                f"that has one, or see {self.guide}"
             )
         if not self.detect():
             shown = self.host.environ.get(self.visible_variable, "")

@@ -39,6 +39,7 @@ class Musa(AcceleratorFamily):
     visible_variable = "MUSA_VISIBLE_DEVICES"
     tool_name = "mthreads-gmi"
     tool_query = ("-q",)
+    guide = "docs/musa.md"
 
     def list_devices(self) -> tuple[DetectedDevice, ...]:
         """By ``mthreads-gmi -q``, else by its table, else one unnamed device per node."""
@@ -108,8 +109,8 @@ class Musa(AcceleratorFamily):
         """Of the torch_musa installed here on the row's architecture; what is not known may have a quirk."""
         version = package_version(self.name)
         found = quirks(self.name, version=version, architecture=architecture_number(model.architecture))
-        of_which = f"torch_musa {version}" if version else "torch_musa (version unknown)"
-        return tuple(f"{quirk} [{of_which}]" for quirk in found)
+        heading = f"quirks of torch_musa {version or '(version unknown: any of these)'}, docs/musa.md:"
+        return (heading, *map(str, found))
 
     def telemetry(self) -> Telemetry:
         """By pymtml when it is installed."""

@@ -55,17 +55,19 @@ class Fsdp(Strategy):
         import torch
 
         try:
-            from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+            from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
         except ImportError:  # torch 2.5 has it here only, which newer ones' types do not know
-            if rank.device.type == "cpu":
-                raise UnsupportedCase(
-                    f"torch {torch.__version__} runs strategy fsdp on an accelerator's streams only; "
-                    f"on a cpu use torch 2.6 or newer"
-                ) from None
             from torch.distributed._composable.fsdp import (  # type: ignore[attr-defined]
                 CPUOffloadPolicy,
+                FSDPModule,
                 MixedPrecisionPolicy,
                 fully_shard,
+            )
+        if rank.device.type == "cpu" and not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+            # 2.5.0 raises (no streams), 2.7.1 sums where it should average (pytorch issue 162338).
+            raise UnsupportedCase(
+                f"torch {torch.__version__} cannot run strategy fsdp on a cpu: it needs an accelerator's streams or "
+                f"averages gradients wrongly over gloo; use a newer torch (2.13 is tested)"
             )
 
         from perfsuite.models.layers import materialize
