@@ -185,15 +185,15 @@ def _agrees(figure: PublishedFigure, settings: Mapping[str, Any]) -> bool:
 
 
 def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of a case, a mesh taken apart into the sizes of dp, tp and pp."""
-    settings = dict(parameters)
+    """Parameters of a case, a mesh taken apart into the sizes of dp, tp and pp; what is None the case does not state."""
+    settings = {name: value for name, value in parameters.items() if value is not None}
     mesh = settings.pop("mesh", None)
     shape = MeshShape.parse(mesh) if isinstance(mesh, str) and mesh else mesh
     if isinstance(shape, MeshShape):
         data = shape.size("dp") * shape.size("dp_replicate") * shape.size("dp_shard")
         settings.update({"dp": data, "tp": shape.size("tp"), "pp": shape.size("pp")})
     if "micro_batch_size" in settings:
-        steps = settings.get("num_micro_batches", 1)
+        steps = settings.get("num_micro_batches", settings.get("accumulation", 1))
         settings.setdefault("local_batch_size", settings["micro_batch_size"] * steps)
     return settings
 
