@@ -184,8 +184,27 @@ def _agrees(figure: PublishedFigure, settings: Mapping[str, Any]) -> bool:
     return all(_plain(stated[name]) == _plain(settings[name]) for name in names)
 
 
+def differences(figure: PublishedFigure, platform: str, parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """How a case differs from the run that a figure was published of, one phrase each; empty when nothing is known to.
+
+    Names of the case's ``parameters`` that the report does not state are left out, and so are those the case lacks.
+
+    >>> figure = select(platform="s4000", model="opensora", metric="final_loss", world_size=2)[0]
+    >>> differences(figure, "cpu", {"model": "opensora-tiny"})
+    ('platform s4000, not cpu', 'model opensora, not opensora-tiny')
+    """
+    found = [] if platform in figure.platforms else [f"platform {' or '.join(figure.platforms)}, not {platform}"]
+    stated, settings = {"model": figure.model, **figure.parameters}, _settings(parameters)
+    found += [
+        f"{name} {stated[name]}, not {settings[name]}"
+        for name in stated
+        if stated[name] and name in settings and _plain(stated[name]) != _plain(settings[name])
+    ]
+    return tuple(found)
+
+
 def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of a case, a mesh taken apart into the sizes of dp, tp and pp; what is None the case does not state."""
+    """Parameters that a case states (not None), a mesh taken apart into the sizes of dp, tp and pp."""
     settings = {name: value for name, value in parameters.items() if value is not None}
     mesh = settings.pop("mesh", None)
     shape = MeshShape.parse(mesh) if isinstance(mesh, str) and mesh else mesh
