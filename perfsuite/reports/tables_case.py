@@ -78,7 +78,7 @@ def from_result(result: Result) -> TableCase:
         values.update({"steps_per_epoch": steps[0]} if steps else {})
     settings = _settings(result.parameters, result.platform, result.world_size, hosts)
     settings.update(_sizes(settings, result.work.samples, result.work.tokens))
-    settings["kernel"] = _kernel(result)
+    settings["kernel"] = _kernel(result.workload, result.parameters, result.work.collective)
     if result.work.collective:
         settings["collective"] = result.work.collective
     if measurement is not None and measurement.timeline is not None:
@@ -112,6 +112,7 @@ def from_entry(entry: Entry, *, platform: str, fingerprint: str, simulated: bool
     values = dict(run.metrics)
     missing = "out of memory (a baseline does not keep how much)" if run.outcome == "out_of_memory" else ""
     settings = _settings(case.parameters, platform, case.world_size, None)
+    settings["kernel"] = _kernel(case.workload, case.parameters)
     if run.quantiles_s:
         values["median_s"] = run.median_s
         samples = round(values.get("samples_per_s", 0.0) * run.median_s)
@@ -279,7 +280,8 @@ def _whole(number: float) -> float:
 
 def _as_on(sibling: TableCase, ranks: int) -> dict[str, Any]:
     """What a sibling's settings are on another number of ranks; a fixed global batch stays, else the local one."""
-    settings = _settings(sibling.parameters, sibling.platform, ranks, None)
+    hosts = 1 if sibling.settings.get("nodes") == 1 else None
+    settings = _settings(sibling.parameters, sibling.platform, ranks, hosts)
     settings.update({name: value for name, value in sibling.settings.items() if name not in settings})
     spread = settings.get("dp", 1) * settings.get("accumulation", 1)
     if sibling.parameters.get("global_batch_size"):
@@ -294,10 +296,10 @@ def _class_of(workload: str) -> str:
     return workload.rpartition(":")[2].rpartition(".")[2]
 
 
-def _kernel(result: Result) -> str:
+def _kernel(workload: str, parameters: Mapping[str, Any], collective: str = "") -> str:
     """``all_reduce``, ``memory_copy``, ``host_device_copy host_to_device``."""
-    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", _class_of(result.workload)).lower()
-    return f"{result.work.collective or name} {result.parameters.get('direction', '')}".strip()
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", _class_of(workload)).lower()
+    return f"{collective or name} {parameters.get('direction', '')}".strip()
 
 
 # -- values ------------------------------------------------------------------------------------------------------

@@ -42,7 +42,9 @@ def environment_grids(machines: Sequence[tuple[str, Mapping[str, Any]]]) -> Iter
     for title, fields in (("Hardware", _HARDWARE), ("Software", _SOFTWARE)):
         rows = [(label, *(_text(environment.get(name)) for environment in environments)) for label, name in fields]
         rows += _library_rows(environments) if title == "Software" else []
-        yield Grid(title=title, columns=columns, rows=tuple(row for row in rows if any(row[1:])))
+        told = tuple(row for row in rows if any(row[1:]))
+        if told:
+            yield Grid(title=title, columns=columns, rows=told)
 
 
 def _library_rows(environments: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
