@@ -173,10 +173,12 @@ def scaled(cases: Sequence[TableCase]) -> list[TableCase]:
 
 
 def _with_scaling(case: TableCase, scaling: Scaling | None) -> TableCase:
+    if not case.values:
+        return case
     if scaling is None:
-        reason = "no other number of ranks was measured" if case.values else ""
+        reason = "no other number of ranks was measured"
         return dataclasses.replace(
-            case, reasons={**case.reasons, "speedup": reason, "scaling_efficiency": reason} if reason else case.reasons
+            case, reasons={**case.reasons, **dict.fromkeys(("speedup", "scaling_efficiency"), reason)}
         )
     return dataclasses.replace(
         case,
@@ -328,8 +330,10 @@ _BUILD_OF: Mapping[str, str] = {
 
 def why_empty(case: TableCase, key: str) -> str:
     """Why a measured case has no value for a column; empty when it has, or when nothing of it was measured."""
-    if key in case.values or case.missing:
+    if key in case.values or case.missing or (key == "over_base" and key not in case.reasons):
         return ""
+    if key == "steps_per_epoch":
+        return "synthetic data have no epoch"
     source = {"communication_share": "exposed_communication_percent", "mfu_palm_percent": "mfu_percent"}.get(key, key)
     build = _BUILD_OF.get(key, "memory" if key.endswith("_gib") else "")
     if build and build in case.parameters.get("builds", ()) and key != "time_to_target_s":

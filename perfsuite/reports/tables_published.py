@@ -6,6 +6,7 @@ may be compared is said below the table: another platform, model or setting, or 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -60,7 +61,8 @@ class PublishedLine:
         return f"published: {count}{' or '.join(figure.platforms)} {figure.model}".strip()
 
 
-def published_of(tables: Sequence[str]) -> tuple[PublishedLine, ...]:
+@functools.cache
+def published_of(tables: tuple[str, ...]) -> tuple[PublishedLine, ...]:
     """The rows of these tables that have figures, in the reports' order; a table is ``report/id``."""
     found: dict[tuple[str, int], dict[str, PublishedFigure]] = {}
     for figure in figures(shipped()):
@@ -73,7 +75,8 @@ def published_of(tables: Sequence[str]) -> tuple[PublishedLine, ...]:
 def paired(
     lines: Iterable[PublishedLine], cases: Sequence[TableCase], pair_by: Sequence[str]
 ) -> dict[int, list[PublishedLine]]:
-    """Published rows by the index of the last case that has all their settings named in ``pair_by``.
+    """Published rows by the index of the case they stand below: of those that have all their settings named in
+    ``pair_by`` the one that differs least, the last of equals.
 
     Where any case is of a model that the reports have, rows of other models stay out.
     """
@@ -85,7 +88,8 @@ def paired(
             continue
         at = [index for index, case in enumerate(cases) if _alike(line, case, pair_by)]
         if at:
-            found.setdefault(at[-1], []).append(line)
+            nearest = min(reversed(at), key=lambda index: len(_differences(cases[index], line)))
+            found.setdefault(nearest, []).append(line)
     return found
 
 
@@ -129,13 +133,17 @@ def notes_of(blocks: Sequence[tuple[TableCase, PublishedLine]], shown: Mapping[s
     return notes
 
 
+def _differences(case: TableCase, line: PublishedLine) -> tuple[str, ...]:
+    return differences(line.any, case.platform, {**case.settings, **case.parameters})
+
+
 def _comparable(case: TableCase, line: PublishedLine) -> str:
-    found = list(differences(line.any, case.platform, {**case.settings, **case.parameters}))
+    found = list(_differences(case, line))
     if _plain(line.any.model) != _plain(case.model):  # of another model nothing else needs to be told apart
         found = [each for each in found if each.startswith(("platform ", "model "))]
     if case.simulated:
         found.insert(0, "the devices here are simulated")
-    return f"not comparable with the rows above: {'; '.join(found)}" if found else "the same run, as far as is stated"
+    return f"not comparable with the row above: {'; '.join(found)}" if found else "the same run, as far as is stated"
 
 
 def _places(lines: Sequence[PublishedLine]) -> str:
