@@ -1,4 +1,4 @@
-"""Report 004's scaling tables: GPT with DDP on more and more ranks, the batch per rank fixed (weak) or the whole (strong).
+"""Report 004's scaling tables: GPT with DDP on more and more ranks, each batch fixed (weak) or all of it (strong).
 
 Speed-up and efficiency over the smallest number of ranks stand in the terminal's report and in ``perfsuite report``.
 """

@@ -64,6 +64,11 @@ def shipped() -> tuple[PublishedReport, ...]:
     return read_all(directory())
 
 
+@functools.cache
+def _shipped_figures() -> tuple[PublishedFigure, ...]:
+    return tuple(figures(shipped()))
+
+
 def figures(reports: tuple[PublishedReport, ...]) -> Iterator[PublishedFigure]:
     """Every measured figure that has a metric, in report order."""
     for report in reports:
@@ -149,7 +154,7 @@ def lookup(
     settings = _settings(parameters)
     return [
         figure
-        for figure in figures(shipped() if reports is None else reports)
+        for figure in (_shipped_figures() if reports is None else figures(reports))
         if platform in figure.platforms
         and figure.world_size == world_size
         and figure.workload == _snake(workload)
@@ -164,7 +169,7 @@ def select(
     """Shipped figures by any of platform, model, metric and number of ranks; what is left out matches everything."""
     return [
         figure
-        for figure in figures(shipped())
+        for figure in _shipped_figures()
         if (not platform or platform in figure.platforms)
         and (not model or _plain(figure.model) == _plain(model))
         and metric in ("", figure.metric)

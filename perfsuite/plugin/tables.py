@@ -52,14 +52,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options before anything is measured."""
     asked, written = config.getoption("perf_report"), config.getini("perf_report")
-    style = config.getoption("perf_report_style") or config.getini("perf_report_style")
+    chosen = config.getoption("perf_report_style")
+    style = chosen or config.getini("perf_report_style")
     path = config.invocation_params.dir / asked if asked else config.rootpath / written if written else None
     if style:
         try:
             find_style(style)
         except PerfsuiteError as error:
-            raise pytest.UsageError(f"--perf-report-style: {error}") from None
-        if path is None:
+            where = "--perf-report-style" if chosen else "ini perf_report_style"
+            raise pytest.UsageError(f"{where}: {error}") from None
+        if chosen and path is None:
             raise pytest.UsageError(f"--perf-report-style={style} says how a report looks; give --perf-report=FILE too")
     if asked and path is not None and path.is_dir():
         raise pytest.UsageError(f"--perf-report: {path} is a folder; name a file in it")

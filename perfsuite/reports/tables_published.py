@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from perfsuite.baselines.published import PublishedFigure, differences, figures, shipped
+from perfsuite.baselines.published import PublishedFigure, differences, select
 from perfsuite.reports.tables_case import TableCase
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class PublishedLine:
 def published_of(tables: tuple[str, ...]) -> tuple[PublishedLine, ...]:
     """The rows of these tables that have figures, in the reports' order; a table is ``report/id``."""
     found: dict[tuple[str, int], dict[str, PublishedFigure]] = {}
-    for figure in figures(shipped()):
+    for figure in select():
         table = f"{figure.report}/{figure.table}"
         if table in tables:
             found.setdefault((table, figure.line), {})[figure.metric] = figure
