@@ -83,6 +83,13 @@ def test_the_example_baseline_gives_tables(capsys):
     assert ["all_reduce", "2 cpu", "1MiB", "fp32"] == table(text, "Collectives")[1][:4]
 
 
+def test_the_documentation_shows_what_is_printed(capsys):
+    text = (ROOT / "docs" / "reports.md").read_text()
+    shown = text.partition("<!-- example -->\n")[2].partition("<!-- end of example -->")[0]
+    assert shown.startswith("### Matrix products")
+    assert reported(capsys, ROOT / "baselines" / "examples" / "cpu-example.json").endswith(shown)
+
+
 def test_out_writes_a_file_and_names_the_styles(tmp_path, capsys):
     file, out = journal(tmp_path / "j.jsonl", latte(1, 0.5)), tmp_path / "report.md"
     assert reported(capsys, file, "--out", out) == f"{out}: latte\n"

@@ -98,7 +98,7 @@ MFU = Column(title="MFU %", key="mfu_percent")
 EXPOSED = Column(title="communication % of step", key="communication_share", scale=100)
 DTYPE = setting("dtype", "dtype")
 
-NAMED_BASE = "speed-up and efficiency are counted from the smallest number of ranks that was measured, which each names"
+NAMED_BASE = "speed-up and efficiency name what they are counted from: the smallest number of ranks that was measured"
 MFU_NOTE = "MFU here counts every product once (convention exact); perfsuite's JSON has the other conventions"
 COMMUNICATION = (
     "communication is the exposed part: what the step loses to it, overlap taken off; "

@@ -167,6 +167,7 @@ FLAGPERF = Style(
             columns=(
                 LAYOUT,
                 DTYPE,
+                setting("LBS", "local_batch_size"),
                 setting("GAS", "accumulation"),
                 setting("fix_hp", "fix_hp"),
                 Column(title="tokens/s per device", key="tokens_per_s_per_device"),
