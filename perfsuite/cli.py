@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from perfsuite import ab, cli_audit, cli_baselines
+from perfsuite import ab, cli_audit, cli_baselines, cli_report
 from perfsuite.command import EXIT_OK, EXIT_USAGE, Command
 from perfsuite.errors import PerfsuiteError
 from perfsuite.platforms import (
@@ -209,6 +209,7 @@ COMMANDS: tuple[Command, ...] = (
     cli_baselines.COMMAND,
     cli_audit.COMMAND,
     ab.COMMAND,
+    cli_report.COMMAND,
 )
 
 

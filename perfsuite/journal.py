@@ -1,12 +1,13 @@
 """The journal of a run: one line of JSON per finished case, synced to disk before the next case starts.
 
 pytest-benchmark writes its file at the end of a session; the journal is there after a crash, a kill or a power cut.
-The first line is a header, every other line a result, a failure, or the environment of the results that follow::
+The first line is a header, every other line a result, a failure, a skip, or the environment of the results after it::
 
     {"header": {"schema": 1, "session": "...", "fingerprint": "...", "versions": {...}, ...}}
     {"environment": {"hostname": "...", ...}}
     {"result": {"case": "test_perf/...", ...}}
     {"failure": {"case": "test_perf/...", "message": "..."}}
+    {"skip": {"case": "test_perf/...", "reason": "..."}}
 
 Only the last line may be damaged: a run that was killed while writing leaves it without its end, and that case counts
 as not finished.
@@ -52,6 +53,8 @@ class Journal:
     """The newest result of each case, by node id."""
     failures: Mapping[str, str]
     """Message of each case that failed and was not measured later."""
+    skips: Mapping[str, str]
+    """Reason of each case that was skipped and not measured."""
     truncated: bool
     """The last line was not complete and is left out."""
 
@@ -85,6 +88,13 @@ class JournalWriter:
     def failure(self, case: str, message: str) -> None:
         """Add a case that failed; it runs again when the journal is resumed."""
         self._append({"failure": {"case": case, "message": message}})
+
+    def skip(self, case: str, reason: str) -> None:
+        """Add a case that was skipped; a journal of nothing else is not kept."""
+        nothing_finished = self._end == self._head
+        self._append({"skip": {"case": case, "reason": reason}})
+        if nothing_finished:
+            self._head = self._end
 
     def close(self) -> None:
         """Close the file, and remove it when no case finished.  Idempotent."""
@@ -132,6 +142,7 @@ def read_journal(path: Path) -> Journal:
         raise JournalError(f"journal {path}, line 1: no complete line; the run that wrote it did not get far enough")
     results: dict[str, Result] = {}
     failures: dict[str, str] = {}
+    skips: dict[str, str] = {}
     environment: Mapping[str, Any] = {}
     header = _read_header(path, lines[0])
     for number, line in enumerate(lines[1:], start=2):
@@ -144,9 +155,12 @@ def read_journal(path: Path) -> Journal:
             environment = body
         elif kind == "failure" and isinstance(body, dict) and {"case", "message"} <= set(body):
             failures[str(body["case"])] = str(body["message"])
+        elif kind == "skip" and isinstance(body, dict) and {"case", "reason"} <= set(body):
+            skips[str(body["case"])] = str(body["reason"])
         else:
             raise _damage(path, number, f"{kind!r} is not what a line of a journal is; expected result or failure")
-    return Journal(path=path, header=header, results=results, failures=failures, truncated=bool(rest))
+    skips = {case: reason for case, reason in skips.items() if case not in results}
+    return Journal(path=path, header=header, results=results, failures=failures, skips=skips, truncated=bool(rest))
 
 
 def _read_header(path: Path, line: bytes) -> Header:

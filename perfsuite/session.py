@@ -152,6 +152,10 @@ class PerfSession:
         """
         return self._measure(self.cases[case_id], fresh=fresh)
 
+    def skip(self, case_id: str, reason: str) -> None:
+        """Note in the journal that a case was not run, for reports that are made of it."""
+        self._write(lambda journal: journal.skip(case_id, reason))
+
     def log_tails(self) -> dict[int, str]:
         """Rank -> last lines of its log, of the last failed case."""
         return self._driver.log_tails() if self._driver else {}

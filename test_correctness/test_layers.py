@@ -18,10 +18,10 @@ LINES = (
     ("workloads",),
     ("reports", "journal"),
     ("session", "arms", "gatekeeper"),
-    ("plugin", "cli", "cli_audit", "cli_baselines", "command", "ab"),
+    ("plugin", "cli", "cli_audit", "cli_baselines", "cli_report", "command", "ab"),
 )
 """From the ground up, as the design draws them: each may import those of earlier lines, and modules (not packages)
-those of their own.  ``arms`` and ``gatekeeper`` stand beside the session, ``command`` and ``cli_audit`` beside cli.
+those of their own.  ``arms`` and ``gatekeeper`` stand beside the session, ``command`` and ``cli_*`` beside cli.
 """
 LEVEL = {name: level for level, names in enumerate(LINES) for name in names}
 MODULES = sorted(PACKAGE.glob("**/*.py"))

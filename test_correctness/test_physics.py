@@ -275,8 +275,21 @@ def test_a_smoke_run_and_a_case_without_samples_break_nothing():
     assert violations(result(outcome="out_of_memory", measurement=None)) == ()
 
 
-def test_a_speed_up_metric_above_linear_is_only_flagged():
-    found = result(metric("speed_up", 9.0, unit=""), world_size=8)
-    assert severities(found) == [("speed-up", "flagged")]
+def test_a_speed_up_above_the_ranks_is_only_flagged():
+    base = result(work=Work(samples=1.0), measurement=measured(times_s=(0.9, 0.91, 0.92, 0.9, 0.93)), world_size=1)
+    found = result(work=Work(samples=8.0), measurement=measured(ranks=8), world_size=8)
+    assert severities(found, base=base) == [("speed-up", "flagged")]
+    assert severities(found) == []
     assert violations(found) == ()
-    assert str(examine(found)[0]) == "speed-up: speed-up 9 on 8 times the ranks is above linear"
+    (said,) = examine(found, base=base)
+    assert str(said) == "speed-up: speed-up 66.2 on 8 times the ranks is above linear (base: 1 rank)"
+
+
+def test_a_speed_up_is_counted_from_fewer_ranks_and_from_counted_work():
+    slow = measured(times_s=(0.9, 0.91, 0.92, 0.9, 0.93))
+    found = result(work=Work(samples=8.0), measurement=measured(ranks=8), world_size=8)
+    assert severities(found, base=result(work=Work(samples=8.0), measurement=slow, world_size=8)) == []
+    assert severities(found, base=result(work=Work(), measurement=slow, world_size=1)) == []
+    assert severities(found, base=result(outcome="out_of_memory", measurement=None, world_size=1)) == []
+    # 0.91 / 0.11 = 8.27 times the throughput on 8 times the ranks: within 5 % of linear
+    assert severities(found, base=result(work=Work(samples=8.0), measurement=slow, world_size=1)) == []

@@ -14,6 +14,7 @@ from typing import Literal
 from perfsuite.errors import InvalidParameter
 from perfsuite.metrics import busbw_factor
 from perfsuite.metrics.pipeline import bubble_ratio, impossible_bubble
+from perfsuite.metrics.scaling import speed_up
 from perfsuite.metrics.spec import devices_used
 from perfsuite.records import Measurement, Metric, Peak, Peaks, Result, Timeline
 from perfsuite.schedules.catalog import make_schedule
@@ -57,6 +58,8 @@ class Subject:
     """Peaks of the device; without them only those that the metrics carry are used."""
     network: Peak | None
     """GB/s per direction of a whole host's network, for results of several hosts."""
+    base: Result | None = None
+    """The same case on the smallest number of ranks, where it was measured."""
 
     @property
     def measurement(self) -> Measurement | None:
@@ -82,11 +85,16 @@ def violations(result: Result, *, peaks: Peaks | None = None, network: Peak | No
     return tuple(violation for violation in found if violation.severity == "impossible")
 
 
-def examine(result: Result, *, peaks: Peaks | None = None, network: Peak | None = None) -> tuple[Violation, ...]:
-    """What is impossible and what is only unlikely about a result; a smoke run measured nothing."""
+def examine(
+    result: Result, *, peaks: Peaks | None = None, network: Peak | None = None, base: Result | None = None
+) -> tuple[Violation, ...]:
+    """What is impossible and what is only unlikely about a result; a smoke run measured nothing.
+
+    ``base`` is the same case on fewer ranks: a speed-up is counted from it.
+    """
     if result.outcome == "smoke":
         return ()
-    subject = Subject(result=result, peaks=peaks, network=network)
+    subject = Subject(result=result, peaks=peaks, network=network, base=base)
     return tuple(violation for rule in RULES for violation in rule(subject))
 
 
@@ -114,8 +122,8 @@ def link_bound_gb_per_s(link_gb_per_s: float, ranks: int, hosts: int, collective
     return link_gb_per_s * ((ranks - 1) / ranks) / away
 
 
-def speed_up_violation(speed_up: float, ranks: int, base_ranks: int = 1) -> str:
-    """Why a speed-up over ``base_ranks`` ranks deserves a look; empty when it does not.
+def speed_up_violation(faster: float, ranks: int, base_ranks: int = 1) -> str:
+    """Why being ``faster`` than ``base_ranks`` ranks so many times deserves a look; empty when it does not.
 
     Above linear is possible, when the parts of a split problem fit into a cache that the whole does not.
 
@@ -123,8 +131,8 @@ def speed_up_violation(speed_up: float, ranks: int, base_ranks: int = 1) -> str:
     'speed-up 8.9 on 8 times the ranks is above linear'
     """
     most = ranks / base_ranks
-    over = speed_up > most * (1 + LINEAR_SLACK)
-    return f"speed-up {speed_up:.3g} on {most:.3g} times the ranks is above linear" if over else ""
+    over = faster > most * (1 + LINEAR_SLACK)
+    return f"speed-up {faster:.3g} on {most:.3g} times the ranks is above linear" if over else ""
 
 
 def _times(subject: Subject) -> Iterator[Violation]:
@@ -261,11 +269,16 @@ def _constant(subject: Subject) -> Iterator[Violation]:
 
 
 def _speed_up(subject: Subject) -> Iterator[Violation]:
-    for metric in subject.result.metrics:
-        if metric.name.startswith("speed_up") and metric.value is not None:
-            said = speed_up_violation(metric.value, subject.result.world_size)
-            if said:
-                yield Violation(rule="speed-up", message=said, severity="flagged")
+    result, base = subject.result, subject.base
+    if base is None or result.measurement is None or base.measurement is None or base.world_size >= result.world_size:
+        return
+    work, base_work = result.work.samples or result.work.tokens, base.work.samples or base.work.tokens
+    times_s = (result.measurement.median_s, base.measurement.median_s)
+    if work and base_work and min(times_s) > 0:
+        said = speed_up_violation(speed_up(work, times_s[0], base_work, times_s[1]), result.world_size, base.world_size)
+        if said:
+            text = f"{said} (base: {base.world_size} rank{'' if base.world_size == 1 else 's'})"
+            yield Violation(rule="speed-up", message=text, severity="flagged")
 
 
 RULES: tuple[Callable[[Subject], Iterator[Violation]], ...] = (

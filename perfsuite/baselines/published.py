@@ -64,6 +64,11 @@ def shipped() -> tuple[PublishedReport, ...]:
     return read_all(directory())
 
 
+@functools.cache
+def _shipped_figures() -> tuple[PublishedFigure, ...]:
+    return tuple(figures(shipped()))
+
+
 def figures(reports: tuple[PublishedReport, ...]) -> Iterator[PublishedFigure]:
     """Every measured figure that has a metric, in report order."""
     for report in reports:
@@ -149,7 +154,7 @@ def lookup(
     settings = _settings(parameters)
     return [
         figure
-        for figure in figures(shipped() if reports is None else reports)
+        for figure in (_shipped_figures() if reports is None else figures(reports))
         if platform in figure.platforms
         and figure.world_size == world_size
         and figure.workload == _snake(workload)
@@ -164,7 +169,7 @@ def select(
     """Shipped figures by any of platform, model, metric and number of ranks; what is left out matches everything."""
     return [
         figure
-        for figure in figures(shipped())
+        for figure in _shipped_figures()
         if (not platform or platform in figure.platforms)
         and (not model or _plain(figure.model) == _plain(model))
         and metric in ("", figure.metric)
@@ -184,16 +189,35 @@ def _agrees(figure: PublishedFigure, settings: Mapping[str, Any]) -> bool:
     return all(_plain(stated[name]) == _plain(settings[name]) for name in names)
 
 
+def differences(figure: PublishedFigure, platform: str, parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """How a case differs from the run that a figure was published of, one phrase each; empty when nothing is known to.
+
+    Names of the case's ``parameters`` that the report does not state are left out, and so are those the case lacks.
+
+    >>> figure = select(platform="s4000", model="opensora", metric="final_loss", world_size=2)[0]
+    >>> differences(figure, "cpu", {"model": "opensora-tiny"})
+    ('platform s4000, not cpu', 'model opensora, not opensora-tiny')
+    """
+    found = [] if platform in figure.platforms else [f"platform {' or '.join(figure.platforms)}, not {platform}"]
+    stated, settings = {"model": figure.model, **figure.parameters}, _settings(parameters)
+    found += [
+        f"{name} {stated[name]}, not {settings[name]}"
+        for name in stated
+        if stated[name] and name in settings and _plain(stated[name]) != _plain(settings[name])
+    ]
+    return tuple(found)
+
+
 def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of a case, a mesh taken apart into the sizes of dp, tp and pp."""
-    settings = dict(parameters)
+    """Parameters that a case states (not None), a mesh taken apart into the sizes of dp, tp and pp."""
+    settings = {name: value for name, value in parameters.items() if value is not None}
     mesh = settings.pop("mesh", None)
     shape = MeshShape.parse(mesh) if isinstance(mesh, str) and mesh else mesh
     if isinstance(shape, MeshShape):
         data = shape.size("dp") * shape.size("dp_replicate") * shape.size("dp_shard")
         settings.update({"dp": data, "tp": shape.size("tp"), "pp": shape.size("pp")})
     if "micro_batch_size" in settings:
-        steps = settings.get("num_micro_batches", 1)
+        steps = settings.get("num_micro_batches", settings.get("accumulation", 1))
         settings.setdefault("local_batch_size", settings["micro_batch_size"] * steps)
     return settings
 

@@ -17,4 +17,5 @@ pytest_plugins = (
     "perfsuite.plugin.progress",
     "perfsuite.plugin.gating",
     "perfsuite.plugin.summary",
+    "perfsuite.plugin.tables",
 )

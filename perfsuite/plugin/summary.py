@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from perfsuite.baselines.physics import examine
 from perfsuite.platforms.quiet import disturbance, read_host_load, warning
 from perfsuite.plugin.suite import Suite, suite_key
 from perfsuite.records import Result
 from perfsuite.reports.beside import published_lines
+from perfsuite.reports.scaling import scaling_table, scalings
 from perfsuite.reports.terminal import (
     Entry,
     alpha_beta_table,
@@ -35,7 +38,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     ]
     terminalreporter.section(f"perfsuite: {suite.machine}")
     terminalreporter.write_line(f"{outcome_line(entries)}; hardware {session.fingerprint}")
-    for line in (*metric_tables(entries), *alpha_beta_table(results)):
+    for line in (*metric_tables(entries), *alpha_beta_table(results), *scaling_table(results)):
         terminalreporter.write_line(line)
     terminalreporter.write_line("")
     for line in (*published_lines(results), *peak_lines(results), *clock_lines(results)):
@@ -56,7 +59,18 @@ def warnings(suite: Suite, session: PerfSession) -> list[str]:
     ]
     after = read_host_load(host) if suite.load_before else None
     found = [warning(disturbed, before=suite.load_before, after=after), session.journal_problem]
-    return [line for line in found if line]
+    return [line for line in (*found, *oddities(session.results)) if line]
+
+
+def oddities(results: Mapping[str, Result]) -> list[str]:
+    """What breaks no law of physics and is unlikely all the same, such as a speed-up above the number of ranks."""
+    bases = {case: results[found.base.case] for case, found in scalings(results.values()).items()}
+    return [
+        f"{case}: {violation}"
+        for case, result in results.items()
+        for violation in examine(result, base=bases.get(case))
+        if violation.severity == "flagged"
+    ]
 
 
 def _waits(result: Result) -> bool:

@@ -1,0 +1,122 @@
+"""``--perf-report FILE``: the tables of the published reports at the end of a run.
+
+What was skipped or failed is kept too, so that its rows say why they are empty; the journal notes skips for
+``perfsuite report``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import PerfsuiteError
+from perfsuite.plugin.collect import is_perf
+from perfsuite.plugin.suite import suite_key, suite_of, versions
+from perfsuite.reports.tables import Run, find_style, fitting_styles, report, run_of_results
+from perfsuite.reports.tables_styles import STYLES
+
+
+@dataclass(kw_only=True)
+class ReportState:
+    """What a run's report is made of beside its results."""
+
+    path: Path | None
+    """Where it goes; None when none was asked for."""
+    style: str
+    """Empty: those that fit what was measured."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """Why a case has no result, by node id."""
+
+
+state_key = pytest.StashKey[ReportState]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare options and ini keys."""
+    group = parser.getgroup("perfsuite", "performance of distributed training")
+    styles = "|".join(STYLES)
+    group.addoption(
+        "--perf-report", metavar="FILE", help="write the published reports' tables as Markdown (ini: perf_report)"
+    )
+    group.addoption(
+        "--perf-report-style", metavar=styles, help="whose tables; default: those that fit (ini: perf_report_style)"
+    )
+    parser.addini("perf_report", "file of the report in Markdown, relative to the root", default="")
+    parser.addini("perf_report_style", f"whose tables it has: {styles}", default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the options before anything is measured."""
+    asked, written = config.getoption("perf_report"), config.getini("perf_report")
+    chosen = config.getoption("perf_report_style")
+    style = chosen or config.getini("perf_report_style")
+    path = config.invocation_params.dir / asked if asked else config.rootpath / written if written else None
+    if style:
+        try:
+            find_style(style)
+        except PerfsuiteError as error:
+            where = "--perf-report-style" if chosen else "ini perf_report_style"
+            raise pytest.UsageError(f"{where}: {error}") from None
+        if chosen and path is None:
+            raise pytest.UsageError(f"--perf-report-style={style} says how a report looks; give --perf-report=FILE too")
+    if asked and path is not None and path.is_dir():
+        raise pytest.UsageError(f"--perf-report: {path} is a folder; name a file in it")
+    config.stash[state_key] = ReportState(path=path, style=style or "")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep why a perf case has no result; a skip goes into the journal."""
+    outcome = yield
+    if is_perf(getattr(item, "fixturenames", ())):
+        missing = item.config.stash[state_key].missing
+        if outcome.skipped and call.excinfo is not None:
+            reason = str(getattr(call.excinfo.value, "msg", None) or call.excinfo.value)
+            missing[item.nodeid] = f"skipped: {reason}"
+            session = suite_of(item.config).session
+            if session is not None:
+                session.skip(item.nodeid, reason)
+        elif outcome.failed and call.excinfo is not None:
+            missing[item.nodeid] = f"failed: {str(call.excinfo.value).strip().partition(chr(10))[0]}"
+    return outcome
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Write the report and name it; why not, where it cannot be made."""
+    suite, state = config.stash.get(suite_key, None), config.stash[state_key]
+    if state.path is None or suite is None or suite.session is None or not (suite.session.results or state.missing):
+        return
+    session, machine = suite.session, suite.machine
+    run = run_of_results(
+        session.results.values(),
+        name=f"session {session.id}",
+        platform=machine.name,
+        fingerprint=session.fingerprint,
+        missing=state.missing,
+        versions=versions(),
+        device=machine.model,
+    )
+    try:
+        styles = _write(state, run)
+    except (PerfsuiteError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        terminalreporter.write_line(f"report {state.path} was not written: {reason}", red=True)
+    else:
+        terminalreporter.write_line(f"report {state.path}: {styles}")
+
+
+def _write(state: ReportState, run: Run) -> str:
+    """Write the file; names of the styles in it.  Raises PerfsuiteError where there is nothing to show, or OSError."""
+    assert state.path is not None
+    styles = (find_style(state.style),) if state.style else fitting_styles([run])
+    if not styles:
+        raise PerfsuiteError("nothing was measured that any report has a table for")
+    state.path.parent.mkdir(parents=True, exist_ok=True)
+    state.path.write_text(report([run], styles), encoding="utf-8")
+    return ", ".join(style.name for style in styles)

@@ -1,0 +1,141 @@
+"""Speed-up and efficiency of cases that differ in their number of ranks alone; the base is the smallest, and named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perfsuite.metrics.scaling import Kind, efficiency, kind_of, speed_up
+from perfsuite.metrics.spec import devices_used
+from perfsuite.records import Result
+from perfsuite.reports.terminal import lay_out
+
+_RANKS = re.compile(r"(?<=[\[-])ws\d+(-|(?=\]))")
+_FOLLOWS_RANKS = ("mesh",)
+"""Parameters that may change with the number of ranks within one series."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One measured case as scaling sees it."""
+
+    case: str
+    """pytest node id."""
+    series: tuple[str, ...]
+    """What the cases of one series have in common: everything but the ranks."""
+    ranks: int
+    work: float
+    """Samples of a step on all ranks, tokens where there are no samples."""
+    time_s: float
+    """Median seconds of a step."""
+    devices: int | None = None
+    """Distinct devices behind the ranks; None where nobody knows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """How one case scales over its base."""
+
+    point: Point
+    base: Point
+    """The smallest number of ranks of the series."""
+    kind: Kind
+    speed_up: float
+    efficiency: float
+    """Speed-up over times the ranks; 1 is linear."""
+
+    @property
+    def base_name(self) -> str:
+        """``1 rank``, ``2 ranks``."""
+        return f"{self.base.ranks} rank{'' if self.base.ranks == 1 else 's'}"
+
+    @property
+    def shared(self) -> bool:
+        """Whether ranks were added and devices were not: then there is nothing to gain but overlap."""
+        return self.point.devices is not None and self.point.devices == self.base.devices
+
+
+def without_ranks(case: str) -> str:
+    """A node id without its number of ranks: what the cases of one series have in common.
+
+    >>> without_ranks("t.py::test_ddp[cpu-ws8-gpt2-tiny]"), without_ranks("t.py::test_mine[cpu-ws2]")
+    ('t.py::test_ddp[cpu-gpt2-tiny]', 't.py::test_mine[cpu]')
+    """
+    return _RANKS.sub("", case).replace("-]", "]").replace("[]", "")
+
+
+def series_of(case: str, workload: str, parameters: Mapping[str, Any], *hardware: str) -> tuple[str, ...]:
+    """The key of a series: test, workload, hardware and parameters other than those that follow the ranks."""
+    kept = sorted(f"{name}={value!r}" for name, value in parameters.items() if name not in _FOLLOWS_RANKS)
+    return (without_ranks(case), workload, *hardware, *kept)
+
+
+def point_of(result: Result) -> Point | None:
+    """What scaling needs of a result; None where nothing was measured or the work is not counted."""
+    work = result.work.samples or result.work.tokens
+    measurement = result.measurement
+    if result.outcome != "measured" or measurement is None or not work or measurement.median_s <= 0:
+        return None
+    return Point(
+        case=result.case,
+        series=series_of(result.case, result.workload, result.parameters, result.platform, result.fingerprint),
+        ranks=result.world_size,
+        work=work,
+        time_s=measurement.median_s,
+        devices=devices_used(measurement),
+    )
+
+
+def scale(points: Iterable[Point]) -> dict[str, Scaling]:
+    """Scaling of every point of a series with two or more numbers of ranks, by node id; the base's own is 1."""
+    series: dict[tuple[str, ...], list[Point]] = {}
+    for point in points:
+        series.setdefault(point.series, []).append(point)
+    found: dict[str, Scaling] = {}
+    for members in series.values():
+        base = min(members, key=lambda point: point.ranks)
+        if all(point.ranks == base.ranks for point in members):
+            continue
+        for point in sorted(members, key=lambda point: point.ranks):
+            faster = speed_up(point.work, point.time_s, base.work, base.time_s)
+            largest = max(members, key=lambda each: each.ranks)
+            told = point if point is not base else largest  # the base's own kind is that of its series
+            found[point.case] = Scaling(
+                point=point,
+                base=base,
+                kind=kind_of(told.work, told.ranks, base.work, base.ranks),
+                speed_up=faster,
+                efficiency=efficiency(faster, point.ranks, base.ranks),
+            )
+    return found
+
+
+def scalings(results: Iterable[Result]) -> dict[str, Scaling]:
+    """Scaling of the results of one run, by node id."""
+    return scale(point for result in results if (point := point_of(result)) is not None)
+
+
+def scaling_table(results: Iterable[Result]) -> list[str]:
+    """For a terminal: a row per case of a series, its kind, speed-up and efficiency, and what they are counted from."""
+    found = scalings(results)
+    if not found:
+        return []
+    rows = [
+        [
+            each.point.case.partition("::")[2] or each.point.case,
+            str(each.point.ranks),
+            each.kind,
+            *(
+                ["base", "", ""]
+                if each.point is each.base
+                else [f"{each.speed_up:.3g}", f"vs {each.base_name}", f"{each.efficiency:.0%}"]
+            ),
+        ]
+        for each in found.values()
+    ]
+    lines = ["", *lay_out(["scaling", "ranks", "kind", "speed-up", "over", "efficiency"], rows)]
+    if any(each.shared and each.point is not each.base for each in found.values()):
+        lines.append("  ranks of one device share it: more ranks brought no more hardware, and linear is out of reach")
+    return lines

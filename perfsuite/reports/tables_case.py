@@ -1,0 +1,348 @@
+"""One case as a table sees it: settings and values by name, and why a value is missing.
+
+A case comes from a journal's result, from the newest run of a baseline's entry, or was not measured at all: then it has
+the settings of a sibling that was, and a reason instead of values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfsuite import models
+from perfsuite.baselines.baseline import Entry
+from perfsuite.errors import InvalidParameter, PerfsuiteError
+from perfsuite.mesh import AXES, MeshShape
+from perfsuite.metrics.spec import devices_used
+from perfsuite.records import Result
+from perfsuite.reports.scaling import Point, Scaling, scale, series_of, without_ranks
+from perfsuite.units import format_bytes, seconds_to_us
+
+DATA_AXES = ("dp", "dp_replicate", "dp_shard")
+"""Axes along which ranks see different samples."""
+_WORLD_SIZE = re.compile(r"(?<=[\[-])ws(\d+)(?=[-\]])")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableCase:
+    """One case, ready to be put into rows."""
+
+    case: str
+    """pytest node id."""
+    platform: str
+    workload: str
+    """Class or function without its module: TrainStep."""
+    ranks: int
+    parameters: Mapping[str, Any]
+    """Fields of the workload."""
+    settings: Mapping[str, Any]
+    """What was set up, by name: ranks, layout, model, local_batch_size, dp, schedule, ..."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """What was measured, by name of the metric."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why a metric has no value."""
+    bases: Mapping[str, str] = field(default_factory=dict)
+    """What a ratio is counted from: ``speedup`` -> ``1 rank``."""
+    base_ranks: int = 0
+    """Ranks that a speed-up is counted from; 0 without one."""
+    kind: str = ""
+    """weak, strong or mixed, for a case with others of its series on other numbers of ranks."""
+    shared: bool = False
+    """Whether the ranks share one device with those of the base."""
+    missing: str = ""
+    """Why nothing was measured: skipped, failed, OOM at X GiB of Y; empty when something was."""
+    fingerprint: str = ""
+    simulated: bool = False
+
+    @property
+    def model(self) -> str:
+        """Name of the model; empty for kernels and collectives."""
+        return str(self.settings.get("model", ""))
+
+
+def from_result(result: Result) -> TableCase:
+    """The case of a journal's result."""
+    measurement = result.measurement
+    values = {metric.name: metric.value for metric in result.metrics if metric.value is not None}
+    missing = result.detail
+    if result.outcome == "smoke":
+        values, missing = {}, "built, checked and run once: nothing was measured"
+    hosts: int | None = None
+    if result.outcome == "measured" and measurement is not None:
+        hosts = len({rank.host for rank in measurement.ranks})
+        values["median_s"] = measurement.median_s
+        steps = [record.value for record in measurement.records if record.name == "steps_per_epoch"]
+        values.update({"steps_per_epoch": steps[0]} if steps else {})
+    settings = _settings(result.parameters, result.platform, result.world_size, hosts)
+    settings.update(_sizes(settings, result.work.samples, result.work.tokens))
+    settings["kernel"] = _kernel(result.workload, result.parameters, result.work.collective)
+    if result.work.collective:
+        settings["collective"] = result.work.collective
+    if measurement is not None and measurement.timeline is not None:
+        timeline = measurement.timeline
+        settings.update(
+            schedule=timeline.schedule,
+            stages=1 + max((event.stage for event in timeline.events), default=0),
+            num_micro_batches=1 + max((event.micro_batch for event in timeline.events), default=0),
+        )
+    return TableCase(
+        case=result.case,
+        platform=result.platform,
+        workload=_class_of(result.workload),
+        ranks=result.world_size,
+        parameters=result.parameters,
+        settings={
+            **settings,
+            "devices": devices_used(measurement) if measurement is not None else None,
+        },
+        values=_derived(values),
+        reasons={metric.name: metric.note for metric in result.metrics if metric.value is None and metric.note},
+        missing=missing,
+        fingerprint=result.fingerprint,
+        simulated=result.simulated,
+    )
+
+
+def from_entry(entry: Entry, *, platform: str, fingerprint: str, simulated: bool) -> TableCase:
+    """The case of a baseline's entry, as its newest run had it; batch and length follow from the stored rates."""
+    run, case = entry.newest, entry.case
+    values = dict(run.metrics)
+    missing = "out of memory (a baseline does not keep how much)" if run.outcome == "out_of_memory" else ""
+    settings = _settings(case.parameters, platform, case.world_size, None)
+    settings["kernel"] = _kernel(case.workload, case.parameters)
+    if run.quantiles_s:
+        values["median_s"] = run.median_s
+        samples = round(values.get("samples_per_s", 0.0) * run.median_s)
+        tokens = round(values.get("tokens_per_s", 0.0) * run.median_s)
+        settings.update(_sizes(settings, samples, tokens))
+    return TableCase(
+        case=case.node,
+        platform=platform,
+        workload=_class_of(case.workload),
+        ranks=case.world_size,
+        parameters=case.parameters,
+        settings=settings,
+        values=_derived(values),
+        missing=missing,
+        fingerprint=fingerprint,
+        simulated=simulated,
+    )
+
+
+def unmeasured(known: Sequence[TableCase], reasons: Mapping[str, str]) -> tuple[list[TableCase], dict[str, str]]:
+    """Cases without a result: those with a sibling on other ranks, as rows with its settings, and the rest as told."""
+    siblings = {without_ranks(case.case): case for case in reversed(known) if case.ranks}
+    measured = {case.case for case in known}
+    rows, rest = [], {}
+    for node, reason in reasons.items():
+        sibling, size = siblings.get(without_ranks(node)), _WORLD_SIZE.search(node)
+        if node in measured:
+            continue
+        if sibling is None or size is None:
+            rest[node] = reason
+            continue
+        ranks = int(size[1])
+        rows.append(
+            TableCase(
+                case=node,
+                platform=sibling.platform,
+                workload=sibling.workload,
+                ranks=ranks,
+                parameters=sibling.parameters,
+                settings=_as_on(sibling, ranks),
+                missing=reason,
+                kind=sibling.kind,
+                fingerprint=sibling.fingerprint,
+                simulated=sibling.simulated,
+            )
+        )
+    return rows, rest
+
+
+def scaled(cases: Sequence[TableCase]) -> list[TableCase]:
+    """The cases with speed-up and efficiency, each named after the base of its series."""
+    found = scale(point for case in cases if (point := _point(case)) is not None)
+    kinds = {without_ranks(case): each.kind for case, each in found.items()}
+    return [
+        dataclasses.replace(_with_scaling(case, found.get(_key(case))), kind=kinds.get(without_ranks(_key(case)), ""))
+        for case in cases
+    ]
+
+
+def _with_scaling(case: TableCase, scaling: Scaling | None) -> TableCase:
+    if not case.values:
+        return case
+    if scaling is None:
+        reason = "no other number of ranks was measured"
+        return dataclasses.replace(
+            case, reasons={**case.reasons, **dict.fromkeys(("speedup", "scaling_efficiency"), reason)}
+        )
+    return dataclasses.replace(
+        case,
+        values={**case.values, "speedup": scaling.speed_up, "scaling_efficiency": scaling.efficiency},
+        bases={**case.bases, **dict.fromkeys(("speedup", "scaling_efficiency"), scaling.base_name)},
+        base_ranks=scaling.base.ranks,
+        shared=scaling.shared and scaling.point is not scaling.base,
+    )
+
+
+def _key(case: TableCase) -> str:
+    return f"{case.fingerprint} {case.case}"
+
+
+def _point(case: TableCase) -> Point | None:
+    samples = case.settings.get("global_batch_size")
+    if not samples or "median_s" not in case.values:
+        return None
+    return Point(
+        case=_key(case),
+        series=series_of(case.case, case.workload, case.parameters, case.platform, case.fingerprint),
+        ranks=case.ranks,
+        work=float(samples),
+        time_s=case.values["median_s"],
+        devices=case.settings.get("devices"),
+    )
+
+
+# -- settings ----------------------------------------------------------------------------------------------------
+
+
+def _settings(parameters: Mapping[str, Any], platform: str, ranks: int, hosts: int | None) -> dict[str, Any]:
+    """Parameters of a case under the names that columns have, its mesh taken apart."""
+    found = {name: value for name, value in parameters.items() if value not in (None, "", {}, [])}
+    found.update(ranks=ranks, layout=_layout(platform, ranks, hosts), nodes=hosts, platform=platform)
+    found.update(_mesh(parameters, ranks))
+    found.update(_shape_of_model(parameters))
+    if "accumulation" in parameters:
+        found["num_micro_batches"] = parameters["accumulation"]
+    if "message_bytes" in parameters:
+        found["size"] = format_bytes(int(parameters["message_bytes"]))
+    if {"m", "k", "n"} <= set(parameters):
+        found["size"] = "x".join(str(parameters[name]) for name in "mkn")
+    if "buffer_bytes" in parameters:
+        found["size"] = format_bytes(int(parameters["buffer_bytes"]))
+    changed = parameters.get("overrides") or {}
+    found["fix_hp"] = ", ".join(f"{name}={value}" for name, value in sorted(changed.items())) or "/"
+    return found
+
+
+def _layout(platform: str, ranks: int, hosts: int | None) -> str:
+    """``1 x 8 s4000``: hosts, ranks of each, platform; a ``?`` where the number of hosts is not kept."""
+    if hosts is None:
+        return f"{ranks} {platform}"
+    return f"{hosts} x {ranks // hosts} {platform}" if ranks % hosts == 0 else f"{ranks} on {hosts} {platform}"
+
+
+def _mesh(parameters: Mapping[str, Any], ranks: int) -> dict[str, int]:
+    written = parameters.get("mesh")
+    try:
+        shape = MeshShape.parse(written) if isinstance(written, str) and written else MeshShape.of(dp=ranks)
+    except InvalidParameter:
+        return {}
+    sizes = {axis: shape.size(axis) for axis in AXES if axis not in DATA_AXES}
+    data = 1
+    for axis in DATA_AXES:
+        data *= shape.size(axis)
+    return {"dp": data, **sizes}
+
+
+def _shape_of_model(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    name, overrides = parameters.get("model"), parameters.get("overrides")
+    if not isinstance(name, str):
+        return {}
+    try:
+        model = models.find(name, overrides if isinstance(overrides, Mapping) else None)
+    except (PerfsuiteError, TypeError):  # a model of somebody else's, or of an older perfsuite
+        return {}
+    return {
+        "hidden_size": model.width,
+        "num_heads": model.heads,
+        "num_layers": model.layers,
+        "sequence_length": model.tokens_per_sample,
+    }
+
+
+def _sizes(settings: Mapping[str, Any], samples: float, tokens: float) -> dict[str, Any]:
+    """Batches and length as the work of one step has them: GBS = LBS x GAS x DP."""
+    if not samples:
+        return {}
+    spread = settings.get("dp", 1) * settings.get("accumulation", 1)
+    found: dict[str, Any] = {"global_batch_size": _whole(samples), "local_batch_size": _whole(samples / spread)}
+    if tokens:
+        found["sequence_length"] = _whole(tokens / samples)
+    return found
+
+
+def _whole(number: float) -> float:
+    return int(number) if number == int(number) else number
+
+
+def _as_on(sibling: TableCase, ranks: int) -> dict[str, Any]:
+    """What a sibling's settings are on another number of ranks; a fixed global batch stays, else the local one."""
+    hosts = 1 if sibling.settings.get("nodes") == 1 else None
+    settings = _settings(sibling.parameters, sibling.platform, ranks, hosts)
+    settings.update({name: value for name, value in sibling.settings.items() if name not in settings})
+    spread = settings.get("dp", 1) * settings.get("accumulation", 1)
+    if sibling.parameters.get("global_batch_size"):
+        settings["local_batch_size"] = _whole(settings["global_batch_size"] / spread)
+    elif "local_batch_size" in sibling.settings:
+        settings["local_batch_size"] = sibling.settings["local_batch_size"]
+        settings["global_batch_size"] = settings["local_batch_size"] * spread
+    return settings
+
+
+def _class_of(workload: str) -> str:
+    return workload.rpartition(":")[2].rpartition(".")[2]
+
+
+def _kernel(workload: str, parameters: Mapping[str, Any], collective: str = "") -> str:
+    """``all_reduce``, ``memory_copy``, ``host_device_copy host_to_device``."""
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", _class_of(workload)).lower()
+    return f"{collective or name} {parameters.get('direction', '')}".strip()
+
+
+# -- values ------------------------------------------------------------------------------------------------------
+
+
+def _derived(values: Mapping[str, float]) -> dict[str, float]:
+    """Values that follow from metrics: 1 / step time, the share of communication, MFU in PaLM's convention."""
+    found = dict(values)
+    if found.get("step_time_s"):
+        found["iterations_per_s"] = 1 / found["step_time_s"]
+    if "exposed_communication_percent" in found:
+        found["communication_share"] = found["exposed_communication_percent"] / 100
+    if "mfu_percent" in found and found.get("tflops_per_device") and "palm_tflops_per_device" in found:
+        found["mfu_palm_percent"] = found["mfu_percent"] * found["palm_tflops_per_device"] / found["tflops_per_device"]
+    if "median_s" in found:
+        found["median_us"] = seconds_to_us(found["median_s"])
+    return found
+
+
+_BUILD_OF: Mapping[str, str] = {
+    "final_loss": "loss",
+    "time_to_target_s": "loss",
+    "communication_share": "exposed",
+}
+
+
+def why_empty(case: TableCase, key: str) -> str:
+    """Why a measured case has no value for a column; empty when it has, or when nothing of it was measured."""
+    if key in case.values or case.missing or (key == "over_base" and key not in case.reasons):
+        return ""
+    if key == "steps_per_epoch":
+        return "synthetic data have no epoch"
+    source = {"communication_share": "exposed_communication_percent", "mfu_palm_percent": "mfu_percent"}.get(key, key)
+    build = _BUILD_OF.get(key, "memory" if key.endswith("_gib") else "")
+    if build and build in case.parameters.get("builds", ()) and key != "time_to_target_s":
+        return f"the {build} build cannot tell on this device"
+    if source in case.reasons:
+        return case.reasons[source]
+    return f"the case has no {build} build" if build else "not measured by this case"
+
+
+def having(cases: Iterable[TableCase], key: str) -> bool:
+    """Whether any case has a value of this name."""
+    return any(key in case.values for case in cases)

@@ -1,0 +1,73 @@
+"""Markdown tables that are aligned in the source too, so that they can be read before they are rendered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_NUMBER = re.compile(r"-?[\d.]+(e-?\d+)?( \[[MRX?]+\])?( vs .*| \(base\))?")
+"""A figure, its label, what it is counted from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A heading, columns and rows of text, and lines below."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """One text per column."""
+    notes: tuple[str, ...] = ()
+    """Shown as a list below the table."""
+
+    def __post_init__(self) -> None:
+        assert all(len(row) == len(self.columns) for row in self.rows), "a row has a cell per column"
+
+
+def markdown(grid: Grid, level: int = 3) -> list[str]:
+    r"""The grid as lines of Markdown, ending with an empty one.
+
+    >>> print("\n".join(markdown(Grid(title="T", columns=("card", "x/s"), rows=(("1 x 8", "12.5"),)))))
+    ### T
+    <BLANKLINE>
+    | card  |  x/s |
+    | ----- | ---: |
+    | 1 x 8 | 12.5 |
+    <BLANKLINE>
+    """
+    table = [[escape(cell) for cell in row] for row in (grid.columns, *grid.rows)]
+    widths = [max(3, *(len(row[index]) for row in table)) for index in range(len(grid.columns))]
+    right = [_is_right(grid.rows, index) for index in range(len(grid.columns))]
+    lines = [f"{'#' * level} {grid.title}", ""]
+    for place, row in enumerate(table):
+        cells = [
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+        if place == 0:
+            rule = [
+                "-" * (width - 1) + (":" if to_right else "-") for width, to_right in zip(widths, right, strict=True)
+            ]
+            lines.append(f"| {' | '.join(rule)} |")
+    lines.append("")
+    if grid.notes:
+        lines += [f"- {escape(note)}" for note in grid.notes]
+        lines.append("")
+    return lines
+
+
+def escape(text: str) -> str:
+    r"""Text for one cell or list item.
+
+    >>> print(escape("a | b"))
+    a \| b
+    """
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _is_right(rows: Sequence[Sequence[str]], column: int) -> bool:
+    """A column of numbers, empty cells aside."""
+    cells = [row[column] for row in rows if row[column]]
+    return bool(cells) and all(_NUMBER.fullmatch(cell) for cell in cells)

@@ -1,0 +1,35 @@
+"""Report 004's scaling tables: GPT with DDP on more and more ranks, each batch fixed (weak) or all of it (strong).
+
+Speed-up and efficiency over the smallest number of ranks stand in the terminal's report and in ``perfsuite report``.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from perfsuite import sizes, world_sizes
+from perfsuite.workloads.train_step import TrainStep
+
+
+@pytest.fixture(autouse=True)
+def cores_for_all(ranks, platform):
+    """Skip what would measure how ranks share cores: on a CPU more ranks than cores bring no more hardware."""
+    cores = len(os.sched_getaffinity(0))
+    if platform.family == "cpu" and ranks.world_size > cores:
+        pytest.skip(f"{ranks.world_size} ranks would share {cores} cores: that is no scaling")
+
+
+@sizes(param="model", full=["gpt2", "gpt2-xl"], small=["gpt2-tiny"])
+@world_sizes(1, 2, 4, 8)
+def test_weak_scaling(perf, ranks, model):
+    """Eight samples on every rank, whatever their number: twice the ranks do twice the work."""
+    perf(TrainStep(model=model, strategy="ddp", micro_batch_size=8, builds=("exposed",)), on=ranks)
+
+
+@sizes(param="model", full=["gpt2", "gpt2-xl"], small=["gpt2-tiny"])
+@world_sizes(1, 2, 4, 8)
+def test_strong_scaling(perf, ranks, model):
+    """Sixteen samples on all ranks together: twice the ranks do half of them each."""
+    perf(TrainStep(model=model, strategy="ddp", global_batch_size=16, builds=("exposed",)), on=ranks)
