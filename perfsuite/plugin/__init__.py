@@ -16,5 +16,6 @@ pytest_plugins = (
     "perfsuite.plugin.outcome",
     "perfsuite.plugin.progress",
     "perfsuite.plugin.gating",
+    "perfsuite.plugin.trace",
     "perfsuite.plugin.summary",
 )
