@@ -36,6 +36,8 @@ from perfsuite.schedules import (
 from perfsuite.units import format_seconds
 
 _ENDINGS = (".svg", ".json")
+_LISTED_RANKS = 8
+"""Of more ranks only the least and the most of a quantity are printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +186,8 @@ def _formula(schedule: Schedule) -> str:
 
 
 def _by_rank(values: tuple[float, ...]) -> str:
+    if len(values) > _LISTED_RANKS:
+        return f"{min(values)} to {max(values)} over the ranks"
     return " ".join(str(value) for value in values) + " by rank"
 
 
