@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from perfsuite.metrics.pipeline import bubble_ratio
 from perfsuite.records import Record, TimelineEvent
-from perfsuite.reports.pipeline import binding_sentence, pipeline_section, read_pipeline, stage_bytes
+from perfsuite.reports.pipeline import binding_sentence, peak_activations_bytes, pipeline_section, read_pipeline
 from perfsuite.schedules import SCHEDULES, find_imbalance, make_schedule
 from test_correctness.pipelines import measured, result_of, seen_without_waiting, simulated
 
 TEST = "test_perf/test_pipeline.py::test_schedule"
 
 
-def stage_records(*sizes: float) -> tuple[Record, ...]:
+def memory_records(*sizes: float) -> tuple[Record, ...]:
     return tuple(
-        Record(name=f"stage{stage}_peak_bytes", value=size, unit="bytes", reduce="max")
-        for stage, size in enumerate(sizes)
+        Record(name=f"peak_activations_bytes_rank{rank}", value=size, unit="bytes", reduce="max")
+        for rank, size in enumerate(sizes)
     )
 
 
@@ -35,11 +35,11 @@ def case(name, parameters="", **changes):
 
 
 def test_a_row_has_the_bubble_beside_what_it_should_be():
-    lines = pipeline_section([case("1f1b", records=stage_records(4 << 20, 3 << 20, 2 << 20, 1 << 20))])
+    lines = pipeline_section([case("1f1b", records=memory_records(4 << 20, 3 << 20, 2 << 20, 1 << 20))])
     assert lines[:2] == ["", TEST]
     assert [line.split() for line in lines[2:4]] == [
-        ["pipeline", "p", "v", "m", "bubble", "simu-", "bubble", "in", "flight", "stage", "peaks"],
-        ["_ratio", "lated", "formula", "_to_ideal", "by", "rank", "MiB"],
+        ["pipeline", "p", "v", "m", "bubble", "simu-", "bubble", "in", "flight", "activations"],
+        ["_ratio", "lated", "formula", "_to_ideal", "by", "rank", "MiB", "by", "rank"],
     ]
     row = re.split(r"\s{2,}", lines[4])
     assert row == ["cpu-ws4-1f1b", "4", "1", "8", "0.273", "0.273", "0.273", "0.375", "4 3 2 1", "4 3 2 1"]
@@ -141,28 +141,26 @@ def test_the_binding_stage_is_on_the_rank_whose_work_no_step_can_undercut(name, 
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (("stage0_peak_bytes", "stage1_peak_bytes"), (1.0, 2.0)),
-        (("peak_stage_0_bytes", "peak_stage_1_bytes"), (1.0, 2.0)),
-        (("stage_1_activation_bytes", "stage_0_activation_bytes"), (2.0, 1.0)),
-        (("stage0_peak_bytes", "stage2_peak_bytes"), ()),  # stage 1 is missing: nobody knows which row is whose
-        (("stage0_peak_bytes", "stage0_peak_host_bytes"), (2.0,)),
-        (("weights_bytes", "stages_bytes"), ()),
+        (("peak_activations_bytes_rank1", "peak_activations_bytes_rank0"), (2.0, 1.0)),
+        (("peak_activations_bytes_rank0", "peak_activations_bytes_rank2"), ()),  # nobody knows what rank 1 held
+        (("peak_activations_bytes_rank0", "peak_bytes_rank0"), (1.0,)),
+        (("peak_activations_bytes", "weights_bytes"), ()),
     ],
 )
-def test_the_memory_of_stages_is_found_by_the_names_of_its_records(names, expected):
+def test_the_memory_of_ranks_is_found_by_the_names_of_its_records(names, expected):
     records = tuple(
         Record(name=name, value=value, unit="bytes", reduce="max")
         for name, value in zip(names, (1.0, 2.0), strict=True)
     )
-    assert stage_bytes(result_of("t.py::t", simulated("1f1b"), records=records).measurement) == expected
+    assert peak_activations_bytes(result_of("t.py::t", simulated("1f1b"), records=records).measurement) == expected
 
 
 @pytest.mark.parametrize(
     ("size", "unit", "cell"), [(3 << 30, "GiB", "3"), (3 << 20, "MiB", "3"), (3 << 10, "KiB", "3")]
 )
 def test_memory_has_the_unit_that_reads_best(size, unit, cell):
-    lines = pipeline_section([case("1f1b", records=stage_records(size, size, size, size))])
-    assert lines[3].split()[-1] == unit
+    lines = pipeline_section([case("1f1b", records=memory_records(size, size, size, size))])
+    assert lines[3].split()[-3] == unit
     assert lines[4].split()[-1] == cell
 
 

@@ -28,8 +28,8 @@ EVEN = 0.05
 _MOST_LINES = 8
 """Uneven cases that are told; those left out are counted."""
 _LISTED = 4
-"""Values of ranks or stages in one cell; of more, the least and the most."""
-_STAGE_BYTES = re.compile(r"(?:.+_)?stage_?(\d+)(?:_.+)?_bytes")
+"""Values of ranks in one cell; of more, the least and the most."""
+_ACTIVATIONS = re.compile(r"peak_activations_bytes_rank(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ class Pipeline:
     """bubble_ratio of equal stages."""
     in_flight: tuple[int, ...]
     """The most micro-batches in flight, by rank."""
-    stage_bytes: tuple[float, ...]
-    """Peak memory by stage; empty where the case recorded none."""
+    peak_activations_bytes: tuple[float, ...]
+    """Peak of what forwards and backwards allocate, by rank; empty where the case recorded none."""
     imbalance: Imbalance | None
 
     @property
@@ -75,7 +75,7 @@ def read_pipeline(case: str, timeline: Timeline, measurement: Measurement | None
         simulated=bubble_bound(timeline),
         formula=formula_bubble(schedule) if schedule else None,
         in_flight=in_flight_micro_batches(timeline),
-        stage_bytes=stage_bytes(measurement),
+        peak_activations_bytes=peak_activations_bytes(measurement),
         imbalance=_imbalance(schedule, timeline) if schedule else None,
     )
 
@@ -94,18 +94,14 @@ def _imbalance(schedule: Schedule, timeline: Timeline) -> Imbalance | None:
         return None
 
 
-def stage_bytes(measurement: Measurement | None) -> tuple[float, ...]:
-    """Peak memory by stage from records such as ``stage3_peak_bytes`` or ``peak_stage_3_bytes``.
-
-    Of several of one stage, the largest; empty unless every stage has one.
-    """
-    found: dict[int, float] = {}
-    for record in measurement.records if measurement else ():
-        match = _STAGE_BYTES.fullmatch(record.name)
-        if match and record.unit == "bytes":
-            stage = int(match[1])
-            found[stage] = max(record.value, found.get(stage, 0.0))
-    return tuple(found[stage] for stage in sorted(found)) if sorted(found) == list(range(len(found))) else ()
+def peak_activations_bytes(measurement: Measurement | None) -> tuple[float, ...]:
+    """By rank of the pipeline, from the records of the memory build; empty unless every rank has one."""
+    found = {
+        int(match[1]): record.value
+        for record in (measurement.records if measurement else ())
+        if (match := _ACTIVATIONS.fullmatch(record.name))
+    }
+    return tuple(found[rank] for rank in sorted(found)) if sorted(found) == list(range(len(found))) else ()
 
 
 def pipeline_section(results: Iterable[Result]) -> list[str]:
@@ -142,14 +138,16 @@ def _table(test: str, pipelines: Sequence[Pipeline]) -> list[str]:
         "\nformula": [_ratio(each.formula) for each in pipelines],
         "bubble\n_to_ideal": [f"{each.bubble_to_ideal:.3f}" for each in pipelines],
         "in flight\nby rank": [_few([str(each) for each in pipeline.in_flight]) for pipeline in pipelines],
-        f"stage peaks\n{name}": [_few([significant(each / unit, 3) for each in p.stage_bytes]) for p in pipelines],
+        f"activations\n{name} by rank": [
+            _few([significant(count / unit, 3) for count in each.peak_activations_bytes]) for each in pipelines
+        ],
     }
     kept = {heading: cells for heading, cells in columns.items() if any(cells)}
     return [test, *lay_out(list(kept), [list(row) for row in zip(*kept.values(), strict=True)])]
 
 
 def _memory_unit(pipelines: Sequence[Pipeline]) -> tuple[int, str]:
-    most = max(max(each.stage_bytes, default=0) for each in pipelines)
+    most = max(max(each.peak_activations_bytes, default=0) for each in pipelines)
     return next(((size, name) for size, name in ((GIB, "GiB"), (MIB, "MiB")) if most >= size), (KIB, "KiB"))
 
 
@@ -167,7 +165,7 @@ def _ratio(ratio: float | None) -> str:
 
 
 def _few(values: Sequence[str]) -> str:
-    """Every value, by rank or stage: ``4 3 2 1``; one where all are equal; of many the least and the most."""
+    """Every value, by rank: ``4 3 2 1``; one where all are equal; of many the least and the most."""
     if len(set(values)) <= 1:
         return " ".join(values[:1])
     if len(values) <= _LISTED:
