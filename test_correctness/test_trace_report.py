@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfsuite.metrics.pipeline import bubble_ratio
 from perfsuite.records import Record, TimelineEvent
-from perfsuite.reports.pipeline import binding_sentence, peak_activations_bytes, pipeline_section, read_pipeline
+from perfsuite.reports.pipeline import EVEN, binding_sentence, peak_activations_bytes, pipeline_section, read_pipeline
 from perfsuite.schedules import SCHEDULES, find_imbalance, make_schedule
 from test_correctness.pipelines import measured, result_of, seen_without_waiting, simulated
 
@@ -106,32 +106,53 @@ def test_an_impossible_bubble_is_marked():
 
 def test_unequal_stages_name_the_one_that_binds_and_what_an_even_split_would_give():
     lines = pipeline_section([case("1f1b"), case("1f1b", "-uneven", costs=(1, 1, 2, 1))])
-    assert lines[-2:] == [
-        "  a stage binds where its rank has so much more work than the average; both steps are simulated",
+    assert lines[6] == (
         "  cpu-ws4-1f1b-uneven: stage 2 binds, rank 2 has +60% work; an even split: "
-        "bubble_ratio 0.455 -> 0.273, step 2.2 s -> 1.65 s",
-    ]
+        "bubble_ratio 0.455 -> 0.273, step 2.2 s -> 1.65 s"
+    )
+    assert (
+        lines[-1] == "  a stage binds where its rank has so much more work than the average; both steps are simulated"
+    )
     assert sum("binds" in line for line in lines) == 2  # nothing about the even case
+
+
+def test_actions_that_were_held_up_bind_nothing():
+    timeline = as_measured(simulated("1f1b"))
+    held = [index for index, event in enumerate(timeline.events) if event.rank == 1 and event.kind == "forward"][:3]
+    events = [
+        dataclasses.replace(event, end_s=event.end_s + 0.5) if index in held else event
+        for index, event in enumerate(timeline.events)
+    ]
+    busy = dataclasses.replace(timeline, events=tuple(events))
+    schedule = make_schedule("1f1b", ranks=4, num_micro_batches=8)
+    assert find_imbalance(schedule, busy).excess > 0.5
+    assert read_pipeline("t.py::t", busy).imbalance is None
+
+
+def test_nothing_binds_where_an_even_split_gains_nothing():
+    naive = as_measured(simulated("naive", costs=(1, 1, 2, 1)))
+    assert read_pipeline("t.py::t", naive).imbalance is None
 
 
 def test_only_the_most_uneven_of_many_cases_are_told():
     results = [case("1f1b", f"-{extra}", costs=(1, 1 + extra / 10, 1, 1)) for extra in range(11)]
     lines = pipeline_section(results)
     told = [line for line in lines if "stage 1 binds" in line]
-    assert len(told) == 8
+    assert len(told) == 4
     assert told[0].startswith("  cpu-ws4-1f1b-10: ")
-    assert lines[-1] == "  and 2 more cases whose ranks differ by more than 5% of the average"
+    assert "  and 6 more cases with a stage that binds" in lines
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.sampled_from(sorted(SCHEDULES)), st.integers(2, 5), st.data())
+@given(st.sampled_from(sorted(set(SCHEDULES) - {"naive"})), st.integers(2, 5), st.data())
 def test_the_binding_stage_is_on_the_rank_whose_work_no_step_can_undercut(name, ranks, data):
     schedule = make_schedule(name, ranks=ranks, num_micro_batches=2 * ranks)
     costs = data.draw(st.tuples(*[st.floats(0.1, 10)] * schedule.num_stages))
     timeline = as_measured(simulated(name, ranks=ranks, num_micro_batches=2 * ranks, costs=costs))
     found = find_imbalance(schedule, timeline)
     pipeline = read_pipeline("t.py::t", timeline)
-    assert pipeline.imbalance == found
+    assert pipeline.imbalance in (found, None)
+    assert found.excess > EVEN or pipeline.imbalance is None
     assert found.stage in schedule.stages_of(found.rank)
     assert max(event.end_s for event in timeline.events) >= found.busy_s * (1 - 1e-9)
     assert binding_sentence(found).startswith(f"stage {found.stage} binds, rank {found.rank} has +")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.baselines.physics import bubble_bound
 from perfsuite.errors import InvalidParameter
 from perfsuite.metrics.pipeline import (
+    COMPUTE,
     SIMULATION_TOLERANCE,
     bubble_ratio,
     bubble_to_ideal,
@@ -25,8 +28,10 @@ from perfsuite.units import GIB, KIB, MIB, format_seconds
 
 EVEN = 0.05
 """The busiest rank may have this much more work than the average before its stage is said to bind."""
-_MOST_LINES = 8
-"""Uneven cases that are told; those left out are counted."""
+GAIN = 0.01
+"""And an even split must make the step shorter by more than this."""
+_MOST_LINES = 4
+"""Uneven cases that are told of each test; those left out are counted."""
 _LISTED = 4
 """Values of ranks in one cell; of more, the least and the most."""
 _ACTIVATIONS = re.compile(r"peak_activations_bytes_rank(\d+)")
@@ -53,6 +58,7 @@ class Pipeline:
     peak_activations_bytes: tuple[float, ...]
     """Peak of what forwards and backwards allocate, by rank; empty where the case recorded none."""
     imbalance: Imbalance | None
+    """Which stage binds; None where stages are even."""
 
     @property
     def impossible(self) -> bool:
@@ -88,10 +94,28 @@ def _schedule(timeline: Timeline) -> Schedule | None:
 
 
 def _imbalance(schedule: Schedule, timeline: Timeline) -> Imbalance | None:
+    """What binds, when something does: a few actions that were held up bind nothing, and nothing binds ``naive``."""
     try:
-        return find_imbalance(schedule, timeline)
+        found = find_imbalance(schedule, timeline)
     except InvalidParameter:  # an action is missing
         return None
+    usual = _usual_work(timeline)
+    rank = max(usual, key=lambda each: usual[each])
+    excess = usual[rank] * len(usual) / sum(usual.values()) - 1 if usual[rank] else 0
+    lasting = rank == found.rank and min(excess, found.excess) > EVEN
+    return found if lasting and _length_s(found.balanced) < (1 - GAIN) * _length_s(found.simulated) else None
+
+
+def _usual_work(timeline: Timeline) -> Mapping[int, float]:
+    """Seconds of each rank's actions if each took the median of its stage and kind."""
+    took: dict[tuple[int, int, str], list[float]] = defaultdict(list)
+    for event in timeline.events:
+        if event.kind in COMPUTE:
+            took[event.rank, event.stage, event.kind].append(event.end_s - event.start_s)
+    work: dict[int, float] = defaultdict(float)
+    for (rank, _, _), lengths in took.items():
+        work[rank] += statistics.median(lengths) * len(lengths)
+    return work
 
 
 def peak_activations_bytes(measurement: Measurement | None) -> tuple[float, ...]:
@@ -118,9 +142,9 @@ def pipeline_section(results: Iterable[Result]) -> list[str]:
             unreadable.append(f"  {result.case}: {damage}")
         else:
             tests.setdefault(result.case.partition("[")[0], []).append(pipeline)
-    lines = [line for test, members in tests.items() for line in ("", *_table(test, members))]
+    lines = [line for test, members in tests.items() for line in ("", *_table(test, members), *_binding(members))]
     every = [pipeline for members in tests.values() for pipeline in members]
-    notes = [*_explanation(every), *_impossible(every), *_binding(every), *unreadable]
+    notes = [*_explanation(every), *_impossible(every), *unreadable]
     return [*lines, *([] if lines else [""]), *notes] if notes else []
 
 
@@ -177,6 +201,8 @@ def _explanation(pipelines: Sequence[Pipeline]) -> Iterator[str]:
     if pipelines:
         yield "  bubble_ratio: idle share of all the ranks' time; bubble_to_ideal: idle over busy time, another number"
         yield "  simulated: bubble_ratio of the schedule with this step's own durations; formula: of equal stages"
+    if any(each.imbalance for each in pipelines):
+        yield "  a stage binds where its rank has so much more work than the average; both steps are simulated"
 
 
 def _impossible(pipelines: Sequence[Pipeline]) -> Iterator[str]:
@@ -185,15 +211,13 @@ def _impossible(pipelines: Sequence[Pipeline]) -> Iterator[str]:
 
 
 def _binding(pipelines: Sequence[Pipeline]) -> Iterator[str]:
-    """The most uneven cases: which stage binds, what an even split would give."""
-    uneven = [(each.imbalance, each) for each in pipelines if each.imbalance and each.imbalance.excess > EVEN]
+    """The most uneven cases of a table: which stage binds, what an even split would give."""
+    uneven = [(each.imbalance, each) for each in pipelines if each.imbalance]
     uneven.sort(key=lambda pair: -pair[0].excess)
-    if uneven:
-        yield "  a stage binds where its rank has so much more work than the average; both steps are simulated"
     for found, pipeline in uneven[:_MOST_LINES]:
         yield f"  {_short(pipeline)}: {binding_sentence(found)}"
     if len(uneven) > _MOST_LINES:
-        yield f"  and {len(uneven) - _MOST_LINES} more cases whose ranks differ by more than {EVEN:.0%} of the average"
+        yield f"  and {len(uneven) - _MOST_LINES} more cases with a stage that binds"
 
 
 def binding_sentence(found: Imbalance) -> str:
@@ -202,10 +226,10 @@ def binding_sentence(found: Imbalance) -> str:
     return (
         f"stage {found.stage} binds, rank {found.rank} has {found.excess:+.0%} work; an even split: "
         f"bubble_ratio {float(bubble_ratio(now)):.3f} -> {float(bubble_ratio(even)):.3f}, "
-        f"step {_length(now)} -> {_length(even)}"
+        f"step {format_seconds(_length_s(now))} -> {format_seconds(_length_s(even))}"
     )
 
 
-def _length(timeline: Timeline) -> str:
+def _length_s(timeline: Timeline) -> float:
     first, last = step_bounds_s(timeline)
-    return format_seconds(float(last - first))
+    return float(last - first)

@@ -71,7 +71,7 @@ def _entries(timeline: Timeline) -> Iterator[tuple[str, str]]:
     if "send" in kinds:
         yield "send", "send"
     if "receive" in kinds:
-        yield "receive", "input arrives" if timeline.source == "simulated" else "receive"
+        yield "receive", "input arrives" if timeline.source == "simulated" else "receive posted"
 
 
 def width_of_words(timeline: Timeline, title: str) -> float:
