@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from xml.etree import ElementTree
 
 from perfsuite.metrics.pipeline import COMPUTE, busy_s, in_flight_micro_batches, step_bounds_s
@@ -12,6 +13,8 @@ from perfsuite.units import format_seconds
 
 _NARROWEST, _WIDEST = 700, 6000
 """Pixels of the step: less looks lost, more does not fit what browsers show well."""
+_PER_ACTION = 150
+"""Pixels per action of a rank at most: a step that mostly waits does not become a thread."""
 
 
 def timeline_svg(timeline: Timeline, *, title: str = "") -> str:
@@ -58,12 +61,13 @@ def timeline_svg(timeline: Timeline, *, title: str = "") -> str:
 
 
 def _best_width(timeline: Timeline, length_s: float) -> float:
-    """So wide that nine in ten actions can carry letter and number, within what a browser shows well."""
-    lengths = sorted(event.end_s - event.start_s for event in timeline.events if event.kind in COMPUTE)
-    short = float(lengths[len(lengths) // 10])
-    most = max(event.micro_batch for event in timeline.events)
-    wanted = (draw.longest([f"W{most}"]) + 9) * float(length_s) / short if short else 0
-    return min(max(wanted, _NARROWEST), _WIDEST)
+    """So wide that three in four actions can carry letter and number, within what can be looked at."""
+    actions = [event for event in timeline.events if event.kind in COMPUTE]
+    short = float(sorted(event.end_s - event.start_s for event in actions)[len(actions) // 4])
+    most = max(event.micro_batch for event in actions)
+    wanted = (draw.longest([f"W{most}"]) + 9) * float(length_s) / short if short else _WIDEST
+    of_a_rank = max(Counter(event.rank for event in actions).values())
+    return min(max(min(wanted, _PER_ACTION * of_a_rank), _NARROWEST), _WIDEST)
 
 
 def _add_lane(root: ElementTree.Element, scale: draw.Scale, rank: int, busy: float, in_flight: int) -> None:
