@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from perfsuite import ab, cli_audit, cli_baselines, cli_report
+from perfsuite import ab, cli_audit, cli_baselines, cli_report, cli_schedule, cli_trace
 from perfsuite.command import EXIT_OK, EXIT_USAGE, Command
 from perfsuite.errors import PerfsuiteError
 from perfsuite.platforms import (
@@ -208,6 +208,8 @@ COMMANDS: tuple[Command, ...] = (
     ),
     cli_baselines.COMMAND,
     cli_audit.COMMAND,
+    cli_schedule.COMMAND,
+    cli_trace.COMMAND,
     ab.COMMAND,
     cli_report.COMMAND,
 )

@@ -18,7 +18,17 @@ LINES = (
     ("workloads",),
     ("reports", "journal"),
     ("session", "arms", "gatekeeper"),
-    ("plugin", "cli", "cli_audit", "cli_baselines", "cli_report", "command", "ab"),
+    (
+        "plugin",
+        "cli",
+        "cli_audit",
+        "cli_baselines",
+        "cli_report",
+        "cli_schedule",
+        "cli_trace",
+        "command",
+        "ab",
+    ),
 )
 """From the ground up, as the design draws them: each may import those of earlier lines, and modules (not packages)
 those of their own.  ``arms`` and ``gatekeeper`` stand beside the session, ``command`` and ``cli_*`` beside cli.

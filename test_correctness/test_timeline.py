@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -122,22 +123,122 @@ def texts(svg: str) -> list[str]:
 
 def test_a_picture_says_what_it_shows():
     schedule = make_schedule("1f1b", ranks=4, num_micro_batches=8)
-    words = texts(timeline_svg(simulate(schedule, StageTimes.in_proportion([1] * 4), detail=True)))
-    assert words[:2] == ["1F1B", "simulated: step 33 s, bubble_ratio 0.273, idle / busy 0.375"]
-    assert words[2:6] == ["forward", "backward", "wait", "ticks: received above, sent below"]
-    assert [word for word in words if word.startswith("rank ")] == ["rank 0", "rank 1", "rank 2", "rank 3"]
-    in_flight = [word.split(", ")[1] for word in words if word.startswith("busy ")]
+    said = texts(timeline_svg(simulate(schedule, StageTimes.in_proportion([1] * 4), detail=True)))
+    assert said[:2] == [
+        "1F1B: simulated, bubble_ratio 0.273",
+        "1F1B; p=4 v=1 m=8; step 33 s; bubble_ratio formula for equal stages 0.273; "
+        "bubble_to_ideal (idle / busy) 0.375",
+    ]
+    assert said[2:9] == ["F", "forward", "B", "backward", "wait", "idle, no recorded wait", "send"]
+    assert said[9] == "input arrives"
+    assert said[10:18] == ["0", "5", "10", "15", "20", "25", "30", "time since the step's first action, s"]
+    assert [word for word in said if word.startswith("rank ")] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    in_flight = [word.split(", ")[1] for word in said if word.startswith("busy ")]
     assert in_flight == ["4 in flight", "3 in flight", "2 in flight", "1 in flight"]
-    assert Counter(word for word in words if re.fullmatch(r"[1-7]", word)) == {str(batch): 8 for batch in range(1, 8)}
+    labels = Counter(word for word in said if re.fullmatch(r"[FB]\d", word))
+    assert labels == {f"{kind}{batch}": 4 for kind in "FB" for batch in range(8)}
+
+
+def test_a_measured_picture_is_held_against_its_own_durations_and_the_formula():
+    timeline = dataclasses.replace(timeline_of("1f1b"), source="measured")
+    said = texts(timeline_svg(timeline, title="test_it[cpu-ws4]"))
+    assert said[0] == f"test_it[cpu-ws4]: measured, bubble_ratio {bubble_ratio(timeline):.3f}"
+    assert "; bubble_ratio simulated with the same durations 0.273, formula for equal stages 0.273; " in said[1]
+    own = texts(timeline_svg(dataclasses.replace(timeline, schedule="mine")))
+    assert own[0] == f"mine: measured, bubble_ratio {bubble_ratio(timeline):.3f}"
+    assert own[1].startswith("mine; p=4; step ")
+    assert "formula" not in own[1]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_action_is_labelled_where_a_screen_can_show_it(name):
     timeline = timeline_of(name)
-    labels = Counter(word for word in texts(timeline_svg(timeline)) if word.isdigit())
-    actions = Counter(str(event.micro_batch) for event in timeline.events if event.kind in COMPUTE)
-    labels["0"] -= 1  # the axis
-    assert labels == actions
+    labels = Counter(word for word in texts(timeline_svg(timeline)) if re.fullmatch(r"[FBIW]\d+", word))
+    letters = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
+    actions = (event for event in timeline.events if event.kind in COMPUTE)
+    assert Counter(f"{letters[event.kind]}{event.micro_batch}" for event in actions) == labels
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zbv", "dualpipev"])
+def test_a_picture_of_16_ranks_and_32_micro_batches_is_labelled_and_fits_a_screen_that_scrolls(name):
+    timeline = timeline_of(name, ranks=16, num_micro_batches=32)
+    svg = timeline_svg(timeline)
+    root = ElementTree.fromstring(svg)
+    assert float(root.get("width")) <= 6300
+    assert float(root.get("height")) <= 800
+    labels = sum(bool(re.fullmatch(r"[FBIW]\d+", word)) for word in texts(svg))
+    assert labels >= 0.9 * sum(event.kind in COMPUTE for event in timeline.events)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 16), st.floats(1e-9, 1e3), st.text("ab[-] ", max_size=90))
+def test_no_word_leaves_the_picture_or_lies_on_another(name, ranks, unit_s, title):
+    root = ElementTree.fromstring(
+        timeline_svg(timeline_of(name, ranks=ranks, num_micro_batches=2 * ranks, unit_s=unit_s), title=title)
+    )
+    width, height = float(root.get("width")), float(root.get("height"))
+    lines = defaultdict(list)
+    for text in root.iter(f"{SVG}text"):
+        length = len(text.text) * 6 * float(text.get("font-size", "11")) / 11  # a narrow letter's width or more
+        shift = {"middle": 0.5, "end": 1.0}.get(text.get("text-anchor"), 0.0)
+        left = float(text.get("x")) - shift * length
+        lines[text.get("y")].append((left, left + length))
+        assert left >= 0
+        assert left + length <= width
+        assert 0 < float(text.get("y")) < height
+    for line in lines.values():
+        for (_, right), (left, _) in pairwise(sorted(line)):
+            assert left >= right - 1
+
+
+def marks(svg: str, kind: str) -> list[tuple[float, float, float, float]]:
+    """(x1, y1, x2, y2) of the lines whose tooltip is of this kind."""
+    return [
+        tuple(float(each.get(at)) for at in ("x1", "y1", "x2", "y2"))
+        for each in ElementTree.fromstring(svg).iter(f"{SVG}line")
+        if (each.findtext(f"{SVG}title") or "").startswith(kind)
+    ]
+
+
+def test_messages_are_ticks_outside_the_lane_and_bars_where_they_took_time():
+    def event(kind, start_s, end_s):
+        return TimelineEvent(kind=kind, rank=0, stage=0, micro_batch=0, start_s=start_s, end_s=end_s)
+
+    events = (event("receive", 0, 0), event("forward", 0, 1), event("send", 1, 3), event("backward", 3, 4))
+    svg = timeline_svg(Timeline(ranks=1, events=events, source="measured"))
+    (forward, backward) = boxes(svg)
+    top, bottom = forward[3], forward[3] + 26
+    assert forward[2] < backward[1]
+    ((x1, y1, x2, y2),) = marks(svg, "receive")
+    assert (x1, x2, max(y1, y2)) == (forward[1], forward[1], top)
+    assert min(y1, y2) < top
+    tick, bar = marks(svg, "send")
+    assert (tick[0], tick[2], min(tick[1], tick[3])) == (forward[2], forward[2], bottom)
+    assert max(tick[1], tick[3]) > bottom
+    assert (bar[0], bar[2]) == (forward[2], backward[1])
+    assert bottom < bar[1] == bar[3]
+
+
+@pytest.mark.parametrize(
+    ("length_s", "unit"), [(2.0, "s"), (0.02, "ms"), (2e-5, "us"), (2e-8, "ns"), (3600.0, "s"), (0.999, "ms")]
+)
+def test_the_axis_names_its_unit_and_is_to_scale(length_s, unit):
+    events = (
+        TimelineEvent(kind="forward", rank=0, stage=0, micro_batch=0, start_s=0, end_s=length_s / 2),
+        TimelineEvent(kind="backward", rank=0, stage=0, micro_batch=0, start_s=length_s / 2, end_s=length_s),
+    )
+    svg = timeline_svg(Timeline(ranks=1, events=events, source="measured"))
+    assert f"time since the step's first action, {unit}" in texts(svg)
+    left, right = boxes(svg)[0][1], boxes(svg)[1][2]
+    factor = {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[unit]
+    numbers = [
+        (float(each.get("x")), float(each.text))
+        for each in ElementTree.fromstring(svg).iter(f"{SVG}text")
+        if re.fullmatch(r"[\d.]+", each.text)
+    ]
+    assert len(numbers) >= 3
+    for x, number in numbers:
+        assert x == pytest.approx(left + (right - left) * number * factor / length_s, abs=0.02)
 
 
 def test_kinds_have_their_own_colour_and_later_stages_of_a_rank_a_paler_one():
@@ -180,7 +281,7 @@ def test_what_was_measured_outside_the_step_is_cut_off_the_picture_and_kept_in_t
 
 def test_a_picture_is_written_with_its_title_escaped(tmp_path):
     write_timeline_svg(measured(), tmp_path / "step.svg", title="<mine & yours>")
-    assert texts((tmp_path / "step.svg").read_text(encoding="utf-8"))[0] == "<mine & yours>"
+    assert texts((tmp_path / "step.svg").read_text(encoding="utf-8"))[0].startswith("<mine & yours>: measured, ")
 
 
 def test_a_timeline_without_actions_is_refused():

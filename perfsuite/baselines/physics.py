@@ -17,8 +17,8 @@ from perfsuite.metrics.pipeline import bubble_ratio, impossible_bubble
 from perfsuite.metrics.scaling import speed_up
 from perfsuite.metrics.spec import devices_used
 from perfsuite.records import Measurement, Metric, Peak, Peaks, Result, Timeline
-from perfsuite.schedules.catalog import make_schedule
 from perfsuite.schedules.durations import durations_of
+from perfsuite.schedules.recognition import schedule_of
 from perfsuite.schedules.simulator import simulate
 
 PEAK_SLACK = 0.01
@@ -244,16 +244,8 @@ def bubble_bound(timeline: Timeline) -> float | None:
     None for a schedule that is not in the catalogue, and for a timeline that lacks actions of it.  The formula for
     equal stages is no bound: where ranks share cores, the first and last actions of a step run faster than the others.
     """
-    stages = 1 + max((event.stage for event in timeline.events), default=0)
-    micro_batches = 1 + max((event.micro_batch for event in timeline.events), default=0)
     try:
-        schedule = make_schedule(
-            timeline.schedule,
-            ranks=timeline.ranks,
-            num_micro_batches=micro_batches,
-            stages_per_rank=max(1, stages // timeline.ranks),
-        )
-        return bubble_ratio(simulate(schedule, durations_of(timeline)))
+        return bubble_ratio(simulate(schedule_of(timeline), durations_of(timeline)))
     except InvalidParameter:
         return None
 

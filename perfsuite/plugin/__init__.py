@@ -16,6 +16,7 @@ pytest_plugins = (
     "perfsuite.plugin.outcome",
     "perfsuite.plugin.progress",
     "perfsuite.plugin.gating",
+    "perfsuite.plugin.trace",
     "perfsuite.plugin.summary",
     "perfsuite.plugin.tables",
 )

@@ -54,6 +54,8 @@ class Settings:
     """When the cases have taken this long the rest is skipped."""
     journal: Path | None
     """Where this run's journal goes; None: a new file under ``.perfsuite`` in the root directory."""
+    trace: Path | None
+    """Folder for a trace and a picture of every case with a timeline."""
     platform_files: tuple[Path, ...]
     """TOML files with platforms of the user's own."""
     budget: Budget
@@ -79,6 +81,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--perf-resume", metavar="JOURNAL", help="report the cases finished in JOURNAL from it and run the others")
     add("--perf-time-budget", metavar="DURATION", help="skip the cases that remain after this long, e.g. 30min")
     add("--perf-journal", metavar="FILE", help="journal of this run; default: .perfsuite/journal-<time>-<pid>.jsonl")
+    add(
+        "--perf-trace", metavar="DIR", help="write a Perfetto trace and a picture of each pipeline case's step into DIR"
+    )
     parser.addini("perf_timeout", f"deadline of one perf case (default {DEFAULT_TIMEOUT})", default=DEFAULT_TIMEOUT)
     parser.addini("perf_platforms", "TOML files that describe platforms of your own", type="paths", default=[])
 
@@ -107,6 +112,9 @@ def read_settings(config: pytest.Config) -> Settings:
             f"--perf-journal: {journal} exists and is not overwritten; "
             "choose another file, or go on from this one by --perf-resume"
         )
+    trace = _path(option("perf_trace"), directory)
+    if trace and trace.exists() and not trace.is_dir():
+        raise pytest.UsageError(f"--perf-trace: {trace} is no folder; name one that is there or can be made")
     budget_text = option("perf_time_budget")
     return Settings(
         platform=option("perf_platform"),
@@ -116,6 +124,7 @@ def read_settings(config: pytest.Config) -> Settings:
         resume=resume,
         time_budget_s=positive_duration(budget_text, "--perf-time-budget") if budget_text is not None else None,
         journal=journal,
+        trace=trace,
         platform_files=tuple(Path(path) for path in config.getini("perf_platforms")),
         budget=_read_budget(config),
     )

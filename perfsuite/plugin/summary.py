@@ -12,6 +12,7 @@ from perfsuite.platforms.quiet import disturbance, read_host_load, warning
 from perfsuite.plugin.suite import Suite, suite_key
 from perfsuite.records import Result
 from perfsuite.reports.beside import published_lines
+from perfsuite.reports.pipeline import pipeline_section
 from perfsuite.reports.scaling import scaling_table, scalings
 from perfsuite.reports.terminal import (
     Entry,
@@ -38,7 +39,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     ]
     terminalreporter.section(f"perfsuite: {suite.machine}")
     terminalreporter.write_line(f"{outcome_line(entries)}; hardware {session.fingerprint}")
-    for line in (*metric_tables(entries), *alpha_beta_table(results), *scaling_table(results)):
+    tables = (metric_tables(entries), alpha_beta_table(results), scaling_table(results), pipeline_section(results))
+    for line in (line for table in tables for line in table):
         terminalreporter.write_line(line)
     terminalreporter.write_line("")
     for line in (*published_lines(results), *peak_lines(results), *clock_lines(results)):

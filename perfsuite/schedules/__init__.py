@@ -13,6 +13,7 @@ from perfsuite.schedules.catalog import (
 )
 from perfsuite.schedules.durations import StageTimes, durations_of, evened_durations
 from perfsuite.schedules.imbalance import Imbalance, find_imbalance
+from perfsuite.schedules.recognition import schedule_of
 from perfsuite.schedules.schedule import Placement, Schedule, stages_of
 from perfsuite.schedules.simulator import simulate
 
@@ -38,6 +39,7 @@ __all__ = [
     "formula_bubble",
     "make_schedule",
     "micro_batch_size",
+    "schedule_of",
     "simulate",
     "split_costs",
     "stages_of",

@@ -1,0 +1,109 @@
+"""``--perf-trace DIR``: a trace and a picture of every pipeline case, written as soon as the case is measured.
+
+A folder that cannot be written to is told before anything is measured.  After that a file that cannot be written is a
+warning at the end: the case was measured, its timeline is in the journal, and ``perfsuite trace`` writes it from there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import PerfsuiteError
+from perfsuite.plugin.collect import is_perf
+from perfsuite.plugin.fixtures import state_key
+from perfsuite.plugin.options import runs_tests, settings_key
+from perfsuite.plugin.suite import suite_key
+from perfsuite.reports.timeline_files import make_folder, write_case
+
+
+class Tracing:
+    """What ``--perf-trace`` did in one pytest run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.written = 0
+        """Cases whose files are in the folder."""
+        self.problems: dict[str, str] = {}
+        """Why a case's files are missing, by node id."""
+
+    def add(self, item: pytest.Item) -> None:
+        """Write the files of the case that ``item`` measured; a problem is kept, never raised."""
+        state = item.stash.get(state_key, None)
+        result = state.result if state else None
+        if result is None or result.outcome != "measured" or result.measurement is None:
+            return
+        timeline = result.measurement.timeline
+        if timeline is None:
+            return
+        try:
+            write_case(result.case, timeline, self.folder)
+        except PerfsuiteError as problem:
+            self.problems[result.case] = str(problem)
+        else:
+            self.written += 1
+
+
+tracing_key = pytest.StashKey[Tracing]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Find out now, before anything is measured, whether the folder can be written to."""
+    folder = session.config.stash[settings_key].trace
+    cases = any(is_perf(getattr(item, "fixturenames", ())) for item in session.items)
+    if folder is None or not cases or not runs_tests(session.config):
+        return
+    try:
+        make_folder(folder)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except PerfsuiteError as error:
+        raise pytest.UsageError(f"--perf-trace: {error}") from None
+    except OSError as error:
+        raise pytest.UsageError(
+            f"--perf-trace: folder {folder} cannot be written to: {error.strerror}; name another one"
+        ) from None
+    session.config.stash[tracing_key] = Tracing(folder)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Write the case's files once its test is over, also when the gate or the test found fault with it."""
+    report = yield
+    tracing = item.config.stash.get(tracing_key, None)
+    if tracing is not None and call.when == "call":
+        tracing.add(item)
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)  # registered before the section of all cases, so called right after it
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """How many cases are in the folder, and a warning per case that is not."""
+    tracing = config.stash.get(tracing_key, None)
+    if tracing is None:
+        return
+    terminalreporter.write_line(_said(tracing))
+    for case, problem in tracing.problems.items():
+        terminalreporter.write_line(f"warning: --perf-trace: {case}: {problem}{_remedy(config)}", yellow=True)
+
+
+def _said(tracing: Tracing) -> str:
+    if tracing.written:
+        return f"timelines of {tracing.written} case{'s' if tracing.written > 1 else ''} in {tracing.folder}"
+    return f"no timeline in {tracing.folder}: {'see below' if tracing.problems else 'no measured case recorded one'}"
+
+
+def _remedy(config: pytest.Config) -> str:
+    """Where the timeline still is; nothing where the journal failed too."""
+    suite = config.stash.get(suite_key, None)
+    session = suite.session if suite else None
+    if session is not None and session.journal is not None and not session.journal_problem:
+        return f"; the case was measured: perfsuite trace {session.journal.path} --out DIR writes it"
+    return "; the case was measured"

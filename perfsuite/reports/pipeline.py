@@ -1,0 +1,235 @@
+"""Pipelines in the terminal: each case's bubble beside what it should be, and the stage that binds an uneven one."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfsuite.baselines.physics import bubble_bound
+from perfsuite.errors import InvalidParameter
+from perfsuite.metrics.pipeline import (
+    COMPUTE,
+    SIMULATION_TOLERANCE,
+    bubble_ratio,
+    bubble_to_ideal,
+    impossible_bubble,
+    in_flight_micro_batches,
+    step_bounds_s,
+)
+from perfsuite.metrics.spec import significant
+from perfsuite.records import Measurement, Result, Timeline
+from perfsuite.reports.terminal import lay_out
+from perfsuite.reports.timeline_files import check_timeline
+from perfsuite.schedules import Imbalance, Schedule, find_imbalance, formula_bubble, schedule_of
+from perfsuite.units import GIB, KIB, MIB, format_seconds
+
+EVEN = 0.05
+"""The busiest rank may have this much more work than the average before its stage is said to bind."""
+GAIN = 0.01
+"""And an even split must make the step shorter by more than this."""
+_MOST_LINES = 4
+"""Uneven cases that are told of each test; those left out are counted."""
+_LISTED = 4
+"""Values of ranks in one cell; of more, the least and the most."""
+_ACTIVATIONS = re.compile(r"peak_activations_bytes_rank(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """What one case's timeline says; None for what cannot be known of it."""
+
+    case: str
+    schedule: str
+    """The name that the timeline gives it; ``-`` for none."""
+    ranks: int
+    stages_per_rank: int | None
+    num_micro_batches: int | None
+    bubble_ratio: float
+    bubble_to_ideal: float
+    simulated: float | None
+    """bubble_ratio of the schedule with this very step's durations: nothing but the order and the stages."""
+    formula: float | None
+    """bubble_ratio of equal stages."""
+    in_flight: tuple[int, ...]
+    """The most micro-batches in flight, by rank."""
+    peak_activations_bytes: tuple[float, ...]
+    """Peak of what forwards and backwards allocate, by rank; empty where the case recorded none."""
+    imbalance: Imbalance | None
+    """Which stage binds; None where stages are even."""
+
+    @property
+    def impossible(self) -> bool:
+        """Whether the measured bubble is an error of measurement."""
+        return self.simulated is not None and impossible_bubble(self.bubble_ratio, self.simulated)
+
+
+def read_pipeline(case: str, timeline: Timeline, measurement: Measurement | None = None) -> Pipeline:
+    """What ``timeline`` says; InvalidParameter when it is damaged or has no action."""
+    check_timeline(timeline)
+    schedule = _schedule(timeline)
+    return Pipeline(
+        case=case,
+        schedule=timeline.schedule or "-",
+        ranks=timeline.ranks,
+        stages_per_rank=schedule.stages_per_rank if schedule else None,
+        num_micro_batches=schedule.num_micro_batches if schedule else None,
+        bubble_ratio=float(bubble_ratio(timeline)),
+        bubble_to_ideal=float(bubble_to_ideal(timeline)),
+        simulated=bubble_bound(timeline),
+        formula=formula_bubble(schedule) if schedule else None,
+        in_flight=in_flight_micro_batches(timeline),
+        peak_activations_bytes=peak_activations_bytes(measurement),
+        imbalance=_imbalance(schedule, timeline) if schedule else None,
+    )
+
+
+def _schedule(timeline: Timeline) -> Schedule | None:
+    try:
+        return schedule_of(timeline)
+    except InvalidParameter:
+        return None
+
+
+def _imbalance(schedule: Schedule, timeline: Timeline) -> Imbalance | None:
+    """What binds, when something does: a few actions that were held up bind nothing, and nothing binds ``naive``."""
+    try:
+        found = find_imbalance(schedule, timeline)
+    except InvalidParameter:  # an action is missing
+        return None
+    usual = _usual_work(timeline)
+    rank = max(usual, key=lambda each: usual[each])
+    excess = usual[rank] * len(usual) / sum(usual.values()) - 1 if usual[rank] else 0
+    lasting = rank == found.rank and min(excess, found.excess) > EVEN
+    return found if lasting and _length_s(found.balanced) < (1 - GAIN) * _length_s(found.simulated) else None
+
+
+def _usual_work(timeline: Timeline) -> Mapping[int, float]:
+    """Seconds of each rank's actions if each took the median of its stage and kind."""
+    took: dict[tuple[int, int, str], list[float]] = defaultdict(list)
+    for event in timeline.events:
+        if event.kind in COMPUTE:
+            took[event.rank, event.stage, event.kind].append(event.end_s - event.start_s)
+    work: dict[int, float] = defaultdict(float)
+    for (rank, _, _), lengths in took.items():
+        work[rank] += statistics.median(lengths) * len(lengths)
+    return work
+
+
+def peak_activations_bytes(measurement: Measurement | None) -> tuple[float, ...]:
+    """By rank of the pipeline, from the records of the memory build; empty unless every rank has one."""
+    found = {
+        int(match[1]): record.value
+        for record in (measurement.records if measurement else ())
+        if (match := _ACTIVATIONS.fullmatch(record.name))
+    }
+    return tuple(found[rank] for rank in sorted(found)) if sorted(found) == list(range(len(found))) else ()
+
+
+def pipeline_section(results: Iterable[Result]) -> list[str]:
+    """A table per test of the cases with a timeline, and what is wrong with them; nothing when no case has one."""
+    tests: dict[str, list[Pipeline]] = {}
+    unreadable: list[str] = []
+    for result in results:
+        measurement = result.measurement
+        if measurement is None or measurement.timeline is None or result.outcome != "measured":
+            continue
+        try:
+            pipeline = read_pipeline(result.case, measurement.timeline, measurement)
+        except InvalidParameter as damage:
+            unreadable.append(f"  {result.case}: {damage}")
+        else:
+            tests.setdefault(result.case.partition("[")[0], []).append(pipeline)
+    lines = [line for test, members in tests.items() for line in ("", *_table(test, members), *_binding(members))]
+    every = [pipeline for members in tests.values() for pipeline in members]
+    notes = [*_explanation(every), *_impossible(every), *unreadable]
+    return [*lines, *([] if lines else [""]), *notes] if notes else []
+
+
+def _table(test: str, pipelines: Sequence[Pipeline]) -> list[str]:
+    unit, name = _memory_unit(pipelines)
+    told = all(each.schedule in _short(each) for each in pipelines)
+    columns: Mapping[str, list[str]] = {
+        "pipeline": [_short(each) for each in pipelines],
+        "schedule": ["" if told else each.schedule for each in pipelines],
+        "p": [str(each.ranks) for each in pipelines],
+        "v": [_count(each.stages_per_rank) for each in pipelines],
+        "m": [_count(each.num_micro_batches) for each in pipelines],
+        "bubble\n_ratio": [f"{each.bubble_ratio:.3f}{' !' if each.impossible else ''}" for each in pipelines],
+        "simu-\nlated": [_ratio(each.simulated) for each in pipelines],
+        "\nformula": [_ratio(each.formula) for each in pipelines],
+        "bubble\n_to_ideal": [f"{each.bubble_to_ideal:.3f}" for each in pipelines],
+        "in flight\nby rank": [_few([str(each) for each in pipeline.in_flight]) for pipeline in pipelines],
+        f"activations\n{name} by rank": [
+            _few([significant(count / unit, 3) for count in each.peak_activations_bytes]) for each in pipelines
+        ],
+    }
+    kept = {heading: cells for heading, cells in columns.items() if any(cells)}
+    return [test, *lay_out(list(kept), [list(row) for row in zip(*kept.values(), strict=True)])]
+
+
+def _memory_unit(pipelines: Sequence[Pipeline]) -> tuple[int, str]:
+    most = max(max(each.peak_activations_bytes, default=0) for each in pipelines)
+    return next(((size, name) for size, name in ((GIB, "GiB"), (MIB, "MiB")) if most >= size), (KIB, "KiB"))
+
+
+def _short(pipeline: Pipeline) -> str:
+    """The case's parameters: its test stands above the table."""
+    return pipeline.case.partition("[")[2].removesuffix("]") or "-"
+
+
+def _count(count: int | None) -> str:
+    return "-" if count is None else str(count)
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{float(ratio):.3f}"
+
+
+def _few(values: Sequence[str]) -> str:
+    """Every value, by rank: ``4 3 2 1``; one where all are equal; of many the least and the most."""
+    if len(set(values)) <= 1:
+        return " ".join(values[:1])
+    if len(values) <= _LISTED:
+        return " ".join(values)
+    return f"{min(values, key=float)} to {max(values, key=float)}"
+
+
+def _explanation(pipelines: Sequence[Pipeline]) -> Iterator[str]:
+    if pipelines:
+        yield "  bubble_ratio: idle share of all the ranks' time; bubble_to_ideal: idle over busy time, another number"
+        yield "  simulated: bubble_ratio of the schedule with this step's own durations; formula: of equal stages"
+    if any(each.imbalance for each in pipelines):
+        yield "  a stage binds where its rank has so much more work than the average; both steps are simulated"
+
+
+def _impossible(pipelines: Sequence[Pipeline]) -> Iterator[str]:
+    if any(each.impossible for each in pipelines):
+        yield f"  ! more than {SIMULATION_TOLERANCE} below the simulation of its own durations: an error of measurement"
+
+
+def _binding(pipelines: Sequence[Pipeline]) -> Iterator[str]:
+    """The most uneven cases of a table: which stage binds, what an even split would give."""
+    uneven = [(each.imbalance, each) for each in pipelines if each.imbalance]
+    uneven.sort(key=lambda pair: -pair[0].excess)
+    for found, pipeline in uneven[:_MOST_LINES]:
+        yield f"  {_short(pipeline)}: {binding_sentence(found)}"
+    if len(uneven) > _MOST_LINES:
+        yield f"  and {len(uneven) - _MOST_LINES} more cases with a stage that binds"
+
+
+def binding_sentence(found: Imbalance) -> str:
+    """Which stage binds, and what the simulator says that an even split of the same work would give."""
+    now, even = found.simulated, found.balanced
+    return (
+        f"stage {found.stage} binds, rank {found.rank} has {found.excess:+.0%} work; an even split: "
+        f"bubble_ratio {float(bubble_ratio(now)):.3f} -> {float(bubble_ratio(even)):.3f}, "
+        f"step {format_seconds(_length_s(now))} -> {format_seconds(_length_s(even))}"
+    )
+
+
+def _length_s(timeline: Timeline) -> float:
+    first, last = step_bounds_s(timeline)
+    return float(last - first)

@@ -1,0 +1,205 @@
+"""``perfsuite schedule`` and ``perfsuite trace``: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from perfsuite import cli
+from perfsuite.journal import Header, JournalWriter
+from perfsuite.reports.timeline_files import file_stem
+from perfsuite.schedules import SCHEDULES, make_schedule
+from test_correctness.pipelines import measured, result_of, simulated
+
+HEADER = Header(session="s", fingerprint="cpu-x", platform="cpu", started_at="2026-01-01T00:00:00+00:00")
+
+
+def printed(capsys, *arguments, code=0):
+    assert cli.main([str(each) for each in arguments]) == code
+    return capsys.readouterr()
+
+
+def refused(capsys, *arguments):
+    said = printed(capsys, *arguments, code=4)
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    return line.removeprefix("perfsuite: error: ")
+
+
+def test_a_schedule_is_printed_with_exact_ratios(capsys):
+    said = printed(capsys, "schedule", "1f1b", "--ranks", 4, "--micro-batches", 8, "--forward-s", 0.04)
+    assert said.out.splitlines() == [
+        "1F1B: p=4 ranks, v=1 stage per rank, m=8 micro-batches",
+        "a stage's forward 40 ms, backward 80 ms; a message no time",
+        "step                     1.32 s (simulated)",
+        "bubble_ratio             0.273 = 3/11 (simulated)",
+        "formula, equal stages    0.273 = 3/11",
+        "bubble_to_ideal          0.375 = 3/8 (idle / busy)",
+        "micro-batches in flight  4 3 2 1 by rank",
+        "activations held         4 3 2 1 by rank, one per micro-batch and stage",
+    ]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_is_drawn_and_traced(name, tmp_path, capsys):
+    picture, trace = tmp_path / "a.svg", tmp_path / "a.JSON"
+    said = printed(
+        capsys, "schedule", name, "--ranks", 2, "--micro-batches", 4, "--out", picture, "--out", trace
+    ).out.splitlines()
+    assert said[-2:] == [f"wrote {picture}", f"wrote {trace}"]
+    other = json.loads(trace.read_text())["otherData"]
+    assert (other["schedule"], other["source"], other["ranks"]) == (name, "simulated", 2)
+    assert f"bubble_ratio             {other['bubble_ratio']:.3f}" in "\n".join(said)
+    assert f": simulated, bubble_ratio {other['bubble_ratio']:.3f}" in picture.read_text(encoding="utf-8")
+
+
+def test_halves_of_a_backward_messages_and_unequal_stages_are_said(capsys):
+    split = printed(capsys, "schedule", "zbv", "--ranks", 2, "--micro-batches", 4, "--backward-s", 3).out
+    assert "forward 1 s, backward 3 s, as input and weight gradients of 1.5 s; a message no time" in split
+    assert "formula, equal stages    none: it depends on" in split
+    slow = printed(capsys, "schedule", "gpipe", "--ranks", 2, "--micro-batches", 1, "--communication-s", 0.5).out
+    assert "a message 500 ms" in slow
+    assert "step                     7 s" in slow
+    costs = ("--stage-costs", 1, 1, 2, 1)
+    uneven = printed(capsys, "schedule", "1f1b", "--ranks", 4, "--micro-batches", 8, *costs).out.splitlines()
+    assert ", times its cost; " in uneven[1]
+    assert uneven[-1] == (
+        "stage 2 binds, rank 2 has +60% work; an even split: bubble_ratio 0.455 -> 0.273, step 55 s -> 41.25 s"
+    )
+
+
+def test_many_ranks_are_summed_up(capsys):
+    said = printed(capsys, "schedule", "1f1b", "--ranks", 16, "--micro-batches", 16).out
+    assert "micro-batches in flight  1 to 16 over the ranks" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mine", "--ranks", 4, "--micro-batches", 8), "schedule='mine' is unknown; choose naive, .* or dualpipev"),
+        (
+            ("interleaved_1f1b", "--ranks", 4, "--micro-batches", 9),
+            "num_micro_batches=9 with 4 ranks for .*; choose 8 or 10",
+        ),
+        (
+            ("dualpipev", "--ranks", 4, "--micro-batches", 7),
+            "num_micro_batches=7 .* needs at least 2 x ranks.*; choose 8",
+        ),
+        (("gpipe", "--ranks", 4, "--micro-batches", 8, "--stages-per-rank", 2), "stages_per_rank=2 .*; choose 1"),
+        (("zbv", "--ranks", 4, "--micro-batches", 8, "--stages-per-rank", 3), "stages_per_rank=3 .*; choose 2"),
+        (("gpipe", "--ranks", 0, "--micro-batches", 8), "ranks=0 for schedule gpipe; a pipeline has at least 1"),
+        (("gpipe", "--ranks", 2, "--micro-batches", 0), "num_micro_batches=0 .*; choose 1"),
+        (("gpipe", "--ranks", 2, "--micro-batches", 2, "--forward-s", 0), "--forward-s 0 is no duration; .* above 0"),
+        (("gpipe", "--ranks", 2, "--micro-batches", 2, "--backward-s", "nan"), "--backward-s nan is no duration"),
+        (
+            ("gpipe", "--ranks", 2, "--micro-batches", 2, "--communication-s=-1"),
+            "--communication-s -1 is no duration; give a number at least 0",
+        ),
+        (
+            ("gpipe", "--ranks", 2, "--micro-batches", 2, "--stage-costs", 1, 1, 1),
+            "--stage-costs has 3 numbers for 2 ranks x 1 stages; give 2",
+        ),
+        (("gpipe", "--ranks", 2, "--micro-batches", 2, "--stage-costs", 1, "inf"), "--stage-costs inf is no duration"),
+        (("gpipe", "--ranks", 2, "--micro-batches", 2, "--out", "a.png"), "--out a.png ends in neither .svg .* choose"),
+        (
+            ("gpipe", "--ranks", 2, "--micro-batches", 2, "--out", "/proc/no/a.svg"),
+            "/proc/no/a.svg cannot be written: No such file or directory; make room or name another place",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line_with_the_legal_choices(arguments, message, capsys):
+    assert cli.main(["schedule", *map(str, arguments)]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(f"perfsuite: error: {message}.*", line)
+
+
+CASES = ("t.py::test_step[cpu-ws4-1f1b]", "t.py::test_step[cpu-ws4-gpipe]")
+
+
+@pytest.fixture
+def journal(tmp_path):
+    """Two cases with a timeline and one without."""
+    writer = JournalWriter(tmp_path / "journal.jsonl", HEADER)
+    for case in CASES:
+        name = case.rpartition("-")[2].removesuffix("]")
+        writer.result(result_of(case, measured(make_schedule(name, ranks=4, num_micro_batches=8))))
+    writer.result(result_of("t.py::test_other[cpu]", None))
+    writer.close()
+    return tmp_path / "journal.jsonl"
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_journal_gives_files_of_every_case_with_a_timeline(journal, tmp_path, capsys):
+    out = tmp_path / "traces"
+    said = printed(capsys, "trace", journal, "--out", out).out.splitlines()
+    expected = [f"{file_stem(case)}{end}" for case in CASES for end in (".trace.json", ".svg")]
+    assert names(out) == set(expected)
+    assert said[-4:] == [str(out / name) for name in expected]
+    assert [line.split()[0] for line in said if line.startswith("cpu-")] == ["cpu-ws4-1f1b", "cpu-ws4-gpipe"]
+    trace = json.loads((out / expected[0]).read_text())
+    assert (trace["otherData"]["schedule"], trace["otherData"]["source"]) == ("1f1b", "measured")
+
+
+def test_cases_are_chosen_and_simulated_beside(journal, tmp_path, capsys):
+    out = tmp_path / "traces"
+    printed(capsys, "trace", journal, "--case", "gpipe", "--simulated", "--out", out)
+    stem = file_stem(CASES[1])
+    ends = (".svg", ".trace.json", ".simulated.svg", ".simulated.trace.json")
+    assert names(out) == {stem + end for end in ends}
+    took = [json.loads((out / (stem + end)).read_text())["otherData"] for end in (ends[1], ends[3])]
+    assert [each["source"] for each in took] == ["measured", "simulated"]
+    assert took[1]["bubble_ratio"] < took[0]["bubble_ratio"]  # the gaps between actions are gone
+
+
+def test_what_a_journal_does_not_have_is_named(journal, tmp_path, capsys):
+    out = tmp_path / "traces"
+    assert refused(capsys, "trace", journal, "--case", "zbv", "--out", out) == (
+        f"--case 'zbv': none of the 2 cases with a timeline has it in its id; the first is {CASES[0]}"
+    )
+    writer = JournalWriter(tmp_path / "plain.jsonl", HEADER)
+    writer.result(result_of("t.py::test_other[cpu]", None))
+    writer.close()
+    assert refused(capsys, "trace", tmp_path / "plain.jsonl", "--out", out) == (
+        f"journal {tmp_path}/plain.jsonl has 1 case and none with a timeline; "
+        "only cases that run a pipeline schedule record one"
+    )
+    assert "cannot be read: No such file" in refused(capsys, "trace", tmp_path / "no.jsonl", "--out", out)
+    (tmp_path / "file").write_text("")
+    assert "cannot be made: File exists" in refused(capsys, "trace", journal, "--out", tmp_path / "file")
+    assert not out.exists()
+
+
+def test_a_case_that_cannot_be_shown_keeps_no_other_from_being_written(tmp_path, capsys):
+    writer = JournalWriter(tmp_path / "journal.jsonl", HEADER)
+    own = measured(make_schedule("1f1b", ranks=4, num_micro_batches=8))
+    writer.result(result_of("t.py::own", type(own)(ranks=4, events=own.events, source="measured", schedule="mine")))
+    writer.result(result_of("t.py::known", own))
+    writer.close()
+    out = tmp_path / "traces"
+    said = printed(capsys, "trace", tmp_path / "journal.jsonl", "--simulated", "--out", out, code=4)
+    assert said.err.startswith("perfsuite: error: t.py::own: schedule='mine' is unknown; choose")
+    stems = (f"{file_stem('t.py::own')}.svg", f"{file_stem('t.py::known')}.simulated.svg")
+    assert names(out) >= set(stems)
+    assert len(names(out)) == 6
+
+
+def test_both_commands_are_in_the_help(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    said = capsys.readouterr().out
+    assert "\n    schedule " in said
+    assert "\n    trace " in said
+
+
+def test_a_simulated_timeline_in_a_journal_is_named_as_such(tmp_path, capsys):
+    writer = JournalWriter(tmp_path / "journal.jsonl", HEADER)
+    writer.result(result_of("t.py::t", simulated("1f1b")))
+    writer.close()
+    printed(capsys, "trace", tmp_path / "journal.jsonl", "--out", tmp_path / "out")
+    assert names(tmp_path / "out") == {f"{file_stem('t.py::t')}.simulated{end}" for end in (".svg", ".trace.json")}

@@ -1,0 +1,42 @@
+"""docs/timelines.md: its commands print what it shows, its picture is the one that the command draws."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from perfsuite import cli
+
+DOCS = Path(__file__).parent.parent / "docs"
+TEXT = (DOCS / "timelines.md").read_text(encoding="utf-8")
+SHOWN = re.findall(r"```console\n\$ perfsuite (.*?)\n(.*?)```", TEXT, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(("command", "output"), SHOWN, ids=[command.partition(" --")[0] for command, _ in SHOWN])
+def test_a_command_prints_what_the_page_shows(command, output, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code = cli.main(shlex.split(command))
+    said = capsys.readouterr()
+    assert said.out + said.err == output
+    assert code == (4 if "error:" in output else 0)
+
+
+def test_the_page_has_commands_that_work_and_one_that_is_refused():
+    assert len(SHOWN) == 3
+    assert sum("error:" in output for _, output in SHOWN) == 1
+
+
+def test_the_picture_of_the_page_is_what_its_command_draws(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (picture,) = re.findall(r"!\[.*?\]\((.*?)\)", TEXT)
+    (command,) = (command for command, _ in SHOWN if "--out" in command)
+    cli.main(shlex.split(command))
+    assert Path(picture).read_text(encoding="utf-8") == (DOCS / picture).read_text(encoding="utf-8")
+
+
+def test_every_page_that_it_names_exists():
+    for page in re.findall(r"\]\(([^)]+\.md)\)", TEXT):
+        assert (DOCS / page).is_file()

@@ -1,0 +1,127 @@
+"""Files of timelines and the journal that keeps them: unique names, whole files, errors that say what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite.errors import ConfigurationError, InvalidParameter
+from perfsuite.journal import Header, JournalWriter, read_journal
+from perfsuite.reports.timeline_files import check_timeline, file_stem, write_case
+from perfsuite.schedules import SCHEDULES, make_schedule
+from test_correctness.pipelines import measured, result_of, simulated
+
+CASE = "test_perf/test_pipeline.py::test_step[cpu-ws4-1f1b-m8]"
+
+
+@given(st.lists(st.text(max_size=300), min_size=2, max_size=8, unique=True))
+def test_every_case_has_files_of_its_own_that_any_system_takes(cases):
+    stems = [file_stem(case) for case in cases]
+    assert len({stem.lower() for stem in stems}) == len(cases)
+    for stem in stems:
+        assert re.fullmatch(r"[\w.=+-]+", stem, re.ASCII)
+        assert len(f"{stem}.simulated.trace.json") < 200
+        assert not stem.startswith(".")
+
+
+def test_a_case_is_found_by_its_name():
+    assert file_stem(CASE).startswith("test_step-cpu-ws4-1f1b-m8-")
+    assert file_stem(CASE) == file_stem(CASE)
+
+
+def test_trace_and_picture_are_written_whole_and_nothing_else(tmp_path):
+    folder = tmp_path / "deep" / "traces"
+    timeline = measured(make_schedule("1f1b", ranks=4, num_micro_batches=8))
+    for _ in range(2):  # the second time over the first
+        trace, picture = write_case(CASE, timeline, folder)
+    assert sorted(folder.iterdir()) == sorted([trace, picture])
+    assert json.loads(trace.read_text())["otherData"]["source"] == "measured"
+    assert "test_step[cpu-ws4-1f1b-m8]: measured, bubble_ratio" in picture.read_text(encoding="utf-8")
+
+
+def test_a_simulated_step_lies_beside_the_measured_one(tmp_path):
+    timeline = simulated("1f1b")
+    names = {path.name for path in (*write_case(CASE, timeline, tmp_path),)}
+    names |= {path.name for path in write_case(CASE, dataclasses.replace(timeline, source="measured"), tmp_path)}
+    stem = file_stem(CASE)
+    ends = (".svg", ".trace.json", ".simulated.svg", ".simulated.trace.json")
+    assert names == {stem + end for end in ends}
+
+
+def test_a_full_disk_is_named_and_leaves_the_files_of_the_earlier_run(tmp_path, monkeypatch):
+    before = [path.read_bytes() for path in write_case(CASE, simulated("1f1b"), tmp_path)]
+    write = Path.write_text
+
+    def full(path, text, **options):
+        write(path, text[: len(text) // 2], **options)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(
+        ConfigurationError, match=r"\.trace\.json cannot be written: No space left on device; make room"
+    ):
+        write_case(CASE, simulated("1f1b"), tmp_path)
+    stem = tmp_path / f"{file_stem(CASE)}.simulated"
+    assert before == [Path(f"{stem}.trace.json").read_bytes(), Path(f"{stem}.svg").read_bytes()]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_file_in_the_way_of_the_folder_is_named(tmp_path):
+    (tmp_path / "traces").write_text("")
+    with pytest.raises(ConfigurationError, match=r"folder .*traces for timelines cannot be made: File exists; name"):
+        write_case(CASE, simulated("1f1b"), tmp_path / "traces")
+    with pytest.raises(ConfigurationError, match="cannot be made: Not a directory"):
+        write_case(CASE, simulated("1f1b"), tmp_path / "traces" / "deeper")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rank": 4}, "has a forward of stage 0 on rank 4; its ranks are 0 to 3"),
+        ({"rank": -1}, "on rank -1"),
+        ({"end_s": math.nan}, "from 0.0 s to nan s; record finite times in order"),
+        ({"start_s": -math.inf}, "from -inf s to"),
+        ({"end_s": -1.0}, "from 0.0 s to -1.0 s"),
+    ],
+)
+def test_a_damaged_timeline_is_refused_before_anything_is_written(tmp_path, change, message):
+    timeline = simulated("1f1b")
+    broken = dataclasses.replace(timeline.events[0], **change)
+    damaged = dataclasses.replace(timeline, events=(broken, *timeline.events[1:]))
+    with pytest.raises(InvalidParameter, match=re.escape(message)):
+        write_case(CASE, damaged, tmp_path / "traces")
+    assert not (tmp_path / "traces").exists()
+    check_timeline(timeline)
+
+
+def test_a_journal_gives_timelines_back_to_the_bit(tmp_path):
+    header = Header(session="s", fingerprint="cpu-x", platform="cpu", started_at="2026-01-01T00:00:00+00:00")
+    results = {}
+    writer = JournalWriter(tmp_path / "j.jsonl", header)
+    for name in SCHEDULES:
+        timeline = measured(make_schedule(name, ranks=4, num_micro_batches=8), seed=len(results))
+        results[name] = result_of(name, timeline)
+        writer.result(results[name])
+    results["none"] = result_of("none", None)
+    writer.result(results["none"])
+    writer.close()
+    assert read_journal(tmp_path / "j.jsonl").results == results
+
+
+def test_a_journal_takes_messages_and_waits_too(tmp_path):
+    header = Header(session="s", fingerprint="cpu-x", platform="cpu", started_at="2026-01-01T00:00:00+00:00")
+    timeline = simulated("dualpipev")
+    assert {event.kind for event in timeline.events} >= {"send", "receive", "wait"}
+    writer = JournalWriter(tmp_path / "j.jsonl", header)
+    writer.result(result_of("a", timeline))
+    writer.close()
+    assert read_journal(tmp_path / "j.jsonl").results["a"].measurement.timeline == timeline
