@@ -12,12 +12,12 @@ from perfsuite.schedules import Split, balance, split_costs
 def split_layers(model: Model, num_stages: int) -> Split:
     """The layers of each stage, so that the most expensive stage is as cheap as can be.
 
-    The cost of a block and of the head is its operations; looking up an embedding has none.  A GPT-2 of 50257 words
-    and 1024 tokens has a head as costly as 5 of its blocks:
+    The cost of a block and of the head is its operations; looking up an embedding has none.  GPT-2's head, 50257 words
+    wide, costs as much as four and a half of its blocks:
 
     >>> from perfsuite.models import find
     >>> [len(layers) for layers in split_layers(find("gpt2"), 4)]
-    [4, 4, 3, 1]
+    [3, 4, 4, 1]
 
     Raises InvalidParameter for a model that has no stages and for more stages than layers.
     """

@@ -78,4 +78,4 @@ def raise_alike(rank: Rank, problem: str) -> None:
     dist.all_gather_object(found, problem, group=rank.group())
     for who, text in enumerate(found):
         if text:
-            raise WrongResult(f"rank {who}: {text}")
+            raise WrongResult(f"{text} (found by rank {who})")
