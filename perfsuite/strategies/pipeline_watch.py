@@ -60,6 +60,8 @@ class Watch:
         """``function`` as a part of the forward that it follows."""
 
         def watched(output: Any, target: Any) -> Any:
+            if not self._stages:
+                return function(output, target)
             stage, micro_batch = self._forward
             with self.part("forward", stage, micro_batch):
                 return function(output, target)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-
-from perfsuite.strategies.pipeline import Edges, Pipeline
-from perfsuite.strategies.pipeline_emulated import SleepingStage
 from perfsuite.workload import Rank, Step
 
 if TYPE_CHECKING:
+    import torch
+
     from perfsuite.workloads.emulated_pipeline import EmulatedPipeline
 
 _TOLERANCE = 1e-5
@@ -22,6 +19,12 @@ class EmulatedStep(Step):
     """Sleeping stages of one rank and one batch, the same in every step."""
 
     def __init__(self, workload: EmulatedPipeline, rank: Rank) -> None:
+        import torch
+        import torch.nn.functional as F
+
+        from perfsuite.strategies.pipeline import Edges, Pipeline
+        from perfsuite.strategies.pipeline_emulated import SleepingStage
+
         self._workload = workload
         schedule = workload.find_schedule()
         place = rank.shape.coordinates(rank.rank)["pp"]
@@ -46,6 +49,10 @@ class EmulatedStep(Step):
 
     def problem(self) -> str:
         """What differs from one process that does not sleep; empty when nothing does."""
+        import torch.nn.functional as F
+
+        from perfsuite.strategies.pipeline_emulated import SleepingStage
+
         stages = [
             SleepingStage(self._workload.features, 0.0, seed=stage)
             for stage in range(self.pipeline.schedule.num_stages)

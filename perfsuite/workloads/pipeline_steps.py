@@ -6,16 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
-
-from perfsuite.models.loading import Share, Synthetic
-from perfsuite.strategies.pipeline_trainer import PipelineTrainer
-from perfsuite.strategies.trainer import local
 from perfsuite.workload import Rank, Step
 from perfsuite.workloads.train_memory import CpuLedger, DeviceLedger, Ledger, storage_bytes
 
 if TYPE_CHECKING:
+    import torch
+
     from perfsuite.workloads.pipeline_step import PipelineStep
 
 
@@ -23,6 +19,11 @@ class PipelineStepOnRank(Step):
     """One rank's stages, and its data where it has the first or the last stage."""
 
     def __init__(self, workload: PipelineStep, rank: Rank) -> None:
+        import torch
+
+        from perfsuite.models.loading import Share, Synthetic
+        from perfsuite.strategies.pipeline_trainer import PipelineTrainer
+
         self._rank = rank
         plan = workload.plan()
         self.trainer = PipelineTrainer(rank, plan, workload.find_schedule())
@@ -54,6 +55,11 @@ class PipelineStepOnRank(Step):
 
         A collective; (0, 0) where nothing is tied.
         """
+        import torch
+        import torch.distributed as dist
+
+        from perfsuite.strategies.trainer import local
+
         low = torch.tensor([float("inf"), float("inf")], dtype=torch.float64, device=self._rank.device)
         sums = [local(parameter).detach().double().sum() for parameter in self.trainer.tied()]
         if sums:
