@@ -213,7 +213,7 @@ class Measurement:
     spans: tuple[SpanTotal, ...] = ()
     records: tuple[Record, ...] = ()
     timeline: Timeline | None = None
-    """The pipeline's last step, for workloads that have one."""
+    """The pipeline's step nearest to the median, for workloads that have a pipeline."""
     peak_memory_bytes: int | None = None
     """Most device memory any rank had allocated since the build; None where the device has no allocator statistics."""
     smoke: bool = False

@@ -147,6 +147,12 @@ class Rank(Protocol):
     def span(self, name: str, **attributes: int | str) -> AbstractContextManager[None]:
         """Mark a part of the step; parts may repeat and overlap."""
 
+    def keep_timeline(self, schedule: str, *, axis: str = "pp") -> None:
+        """Make a timeline of the spans named as the kinds of a TimelineEvent, which give stage and micro_batch.
+
+        The ranks along ``axis`` are the pipeline; ``schedule`` is its schedule's name.
+        """
+
     def record(
         self, name: str, value: Any, *, unit: str = "", reduce: Literal["max", "mean", "equal", "only"] = "max"
     ) -> None:

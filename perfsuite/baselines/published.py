@@ -216,7 +216,7 @@ def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(shape, MeshShape):
         data = shape.size("dp") * shape.size("dp_replicate") * shape.size("dp_shard")
         settings.update({"dp": data, "tp": shape.size("tp"), "pp": shape.size("pp")})
-    if "micro_batch_size" in settings:
+    if settings.get("micro_batch_size"):
         steps = settings.get("num_micro_batches", settings.get("accumulation", 1))
         settings.setdefault("local_batch_size", settings["micro_batch_size"] * steps)
     return settings

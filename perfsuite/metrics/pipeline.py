@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from perfsuite.errors import InvalidParameter
 from perfsuite.metrics.spec import MetricSpec, Reading
 from perfsuite.records import Measurement, Peaks, Timeline, TimelineEvent, Work
+from perfsuite.units import gib
 
 COMPUTE = frozenset({"forward", "backward", "backward_input", "backward_weight"})
 """Kinds of events during which a rank is busy."""
@@ -191,11 +192,43 @@ def _in_flight(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
     return _of_timeline(measurement, lambda timeline: max(in_flight_micro_batches(timeline)))
 
 
+def _share_of_step(phase: str) -> Callable[[Work, Measurement, Peaks], Reading]:
+    """Percent of T that ``phase`` takes, the mean over ranks."""
+
+    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+        def share(timeline: Timeline) -> float:
+            first, last = step_bounds_s(timeline)
+            ranks = phases(timeline)
+            took: float = sum(getattr(each, phase) for each in ranks)
+            return 100 * took / len(ranks) / (last - first)
+
+        return _of_timeline(measurement, share)
+
+    return compute
+
+
+def _recorded(
+    record: str, missing: str, convert: Callable[[float], float] = float
+) -> Callable[[Work, Measurement, Peaks], Reading]:
+    """A number that was recorded beside the timeline, or why there is none."""
+
+    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+        for each in measurement.records:
+            if each.name == record:
+                return Reading(value=convert(each.value))
+        return Reading(value=None, note=missing)
+
+    return compute
+
+
 def _of_timeline(measurement: Measurement, formula: Callable[[Timeline], float]) -> Reading:
     if measurement.timeline is None:
-        return Reading(value=None, note="no timeline of a pipeline was recorded")
+        return Reading(value=None, note=_NO_TIMELINE)
     return Reading(value=formula(measurement.timeline))
 
+
+_NO_TIMELINE = "no timeline of a pipeline was recorded"
+_NO_SIMULATION = "no timeline of a schedule in the catalogue was recorded"
 
 METRICS = (
     MetricSpec(
@@ -227,5 +260,59 @@ METRICS = (
         compute=_in_flight,
         deterministic=True,
         observed=True,
+    ),
+    MetricSpec(
+        name="median_bubble_ratio",
+        unit="ratio",
+        better="lower",
+        convention="idle / (p x T), median over steps",
+        doc="bubble_ratio over the steps of all samples; its quartiles are recorded beside it.",
+        compute=_recorded("bubble_ratio_median", _NO_TIMELINE),
+        observed=True,
+    ),
+    MetricSpec(
+        name="simulated_bubble_ratio",
+        unit="ratio",
+        better="lower",
+        convention="simulated with the step's durations",
+        doc="bubble_ratio that the schedule has with the actions as long as they were and nothing else taking time.",
+        compute=_recorded("bubble_ratio_simulated", _NO_SIMULATION),
+        observed=True,
+        headline=False,
+    ),
+    MetricSpec(
+        name="balanced_bubble_ratio",
+        unit="ratio",
+        better="lower",
+        convention="simulated with even stages",
+        doc="bubble_ratio that the schedule would have with the same work spread evenly over the stages.",
+        compute=_recorded("bubble_ratio_balanced", _NO_SIMULATION),
+        observed=True,
+        headline=False,
+    ),
+    *(
+        MetricSpec(
+            name=f"{name}_percent",
+            unit="percent",
+            better="neither",
+            convention="mean over ranks",
+            doc=doc,
+            compute=_share_of_step(f"{name}_s"),
+            observed=True,
+            headline=False,
+        )
+        for name, doc in (
+            ("warm_up", "Share of the step from its start to a rank's first backward."),
+            ("steady", "Share of the step from a rank's first backward to its last forward."),
+            ("cool_down", "Share of the step from a rank's last forward to the step's end."),
+        )
+    ),
+    MetricSpec(
+        name="peak_activations_gib",
+        unit="GiB",
+        better="lower",
+        convention="most of any rank",
+        doc="Most that a step's forwards and backwards allocate beyond weights, gradients and optimizer.  2**30 bytes.",
+        compute=_recorded("peak_activations_bytes", "no memory build was run", gib),
     ),
 )

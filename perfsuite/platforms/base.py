@@ -153,6 +153,10 @@ class Clock(ABC):
     def elapsed_s(self, start: object, end: object) -> float:
         """Seconds on the device between two stamps that it has passed."""
 
+    def host_s(self, stamp: object, anchor: object, anchor_s: float) -> float:
+        """``stamp`` on the host's ``perf_counter``, by which ``anchor`` was at ``anchor_s``; both have been passed."""
+        return anchor_s - self.elapsed_s(stamp, anchor)
+
     @abstractmethod
     def facts(self) -> ClockFacts:
         """Name, resolution and cost, measured when first asked."""

@@ -17,6 +17,7 @@ from perfsuite.records import (
     from_json,
 )
 from perfsuite.runtime.lateness import judge_arrivals
+from perfsuite.runtime.timelines import join
 from perfsuite.runtime.transport import Message
 
 
@@ -26,6 +27,7 @@ def assemble(
     """``reports[r]`` is rank r's; raises CaseError when ranks disagree about a record that must be equal."""
     lead = reports[0]
     memory = [report["peak_memory_bytes"] for report in reports if report["peak_memory_bytes"] is not None]
+    timeline, bubbles = join(reports)
     return Measurement(
         samples=tuple(from_json(Sample, sample) for sample in lead["samples"]),
         iterations=lead["iterations"],
@@ -40,7 +42,8 @@ def assemble(
         transport=transport,
         arrival=judge_arrivals([report["arrivals"] for report in reports]),
         spans=_spans(reports),
-        records=_records(reports),
+        records=(*_records(reports), *bubbles),
+        timeline=timeline,
         peak_memory_bytes=max(memory) if memory else None,
         smoke=smoke,
     )

@@ -15,6 +15,7 @@ from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.runtime.spans import SpanRecorder
+from perfsuite.runtime.steps import StepKeeper
 from perfsuite.workload import DTYPES, Purpose, require_dtype
 
 
@@ -110,6 +111,16 @@ class WorkerRank:
     ) -> None:
         """Keep the latest value of ``name``; a tensor is read only by :meth:`read_records`."""
         self._records[name] = (value.detach() if isinstance(value, torch.Tensor) else value, unit, reduce)
+
+    def keep_timeline(self, schedule: str, *, axis: str = "pp") -> None:
+        """The spans of compute, ``send``, ``receive`` and ``wait`` are those of a pipeline along ``axis``."""
+        place = self.shape.coordinates(self.rank)
+        self._spans.keeper = StepKeeper(
+            schedule=schedule,
+            ranks=self.shape.size(axis),
+            rank=place.get(axis, 0),
+            pipeline=self.shape.rank_of({**place, axis: 0}),
+        )
 
     @contextmanager
     def recording(self) -> Iterator[None]:

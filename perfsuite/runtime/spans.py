@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfsuite.platforms.base import Clock
+from perfsuite.runtime.steps import Part, StepKeeper
 
 REMAINDER = "remainder"
 """Name of the time that no span covers."""
@@ -34,6 +35,8 @@ class SpanRecorder:
     open_spans: list[_Span] = field(default_factory=list)
     samples: list[dict[str, tuple[float, float]]] = field(default_factory=list)
     """Per sample: name -> (seconds per iteration, spans per iteration)."""
+    keeper: StepKeeper | None = None
+    """Keeps when everything happened, for a pipeline's timeline; None for steps that have none."""
 
     @contextmanager
     def span(self, name: str, **attributes: Any) -> Iterator[None]:
@@ -52,8 +55,11 @@ class SpanRecorder:
 
     def close_sample(self, start: object, end: object, iterations: int) -> None:
         """Read the spans of a sample that lasted from ``start`` to ``end``; the device has passed both."""
+        ended_s = time.perf_counter()  # the host has just seen the device pass ``end``
         if not self.open_spans:
             return
+        if self.keeper is not None:
+            self.keeper.take(self._last_iteration(end, ended_s, iterations))
         totals: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
         intervals = []
         for span in self.open_spans:
@@ -66,6 +72,20 @@ class SpanRecorder:
         totals[REMAINDER] = ((self.clock.elapsed_s(start, end) - covered) / iterations, 1.0)
         self.samples.append(dict(totals))
         self.open_spans.clear()
+
+    def _last_iteration(self, end: object, ended_s: float, iterations: int) -> list[Part]:
+        """What the last iteration of the sample did, on the host's clock; every iteration has as many spans."""
+        spans = self.open_spans[-(len(self.open_spans) // iterations) :]
+        return [
+            Part(
+                name=span.name,
+                stage=span.attributes.get("stage", -1),
+                micro_batch=span.attributes.get("micro_batch", -1),
+                start_s=self.clock.host_s(span.start, end, ended_s),
+                end_s=self.clock.host_s(span.end, end, ended_s),
+            )
+            for span in spans
+        ]
 
     def report(self) -> dict[str, tuple[float, float]]:
         """Name -> (median seconds, median count) per iteration over the samples."""

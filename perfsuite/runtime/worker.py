@@ -24,6 +24,7 @@ from perfsuite.platforms import device_code
 from perfsuite.records import ClockFacts, Sample, to_json
 from perfsuite.runtime import placement
 from perfsuite.runtime.arrival import arrival_times
+from perfsuite.runtime.clock_offset import offset_to_rank0_s
 from perfsuite.runtime.rank import Membership, WorkerRank
 from perfsuite.runtime.reference import resolve
 from perfsuite.runtime.spans import SpanRecorder
@@ -44,6 +45,8 @@ class Worker:
         self._phase = "idle"
         self._member: Membership | None = None
         self._placement = placement.Placement(threads=1, cores=None)
+        self._several_hosts = False
+        """Ranks of the group are on several hosts, each with a clock of its own."""
         self._store: TCPStore | None = None
         self._store_address = ("", 0)
         self._verbs: dict[str, Callable[[Message], Message]] = {
@@ -98,6 +101,7 @@ class Worker:
         rank, world_size = command["rank"], command["world_size"]
         local_rank = command["local_rank"]
         self._place(local_rank, command["local_world_size"])
+        self._several_hosts = command["local_world_size"] < world_size
         os.environ.update(
             RANK=str(rank),
             LOCAL_RANK=str(local_rank),
@@ -206,6 +210,7 @@ class Worker:
         with rank.recording():
             samples = timer.take(step.run, workload.yardstick)
         records = rank.read_records()  # of the timed iterations: those that follow are checked and watched
+        steps = self._steps(spans, samples)
         self._enter("checking after timing")
         self._check(workload, step, rank)
         arrivals: list[float] = []
@@ -213,7 +218,15 @@ class Worker:
             self._enter("watching arrivals")
             arrivals = arrival_times(step.run, timer.align, _ARRIVAL_ITERATIONS)
             timer.align()
-        return self._report(rank, samples, spans, arrivals, records)
+        return {**self._report(rank, samples, spans, arrivals, records), "steps": steps}
+
+    def _steps(self, spans: SpanRecorder, samples: Samples) -> Message | None:
+        """What a pipeline's timeline is made of, on rank 0's clock; None for steps that have none."""
+        if spans.keeper is None:
+            return None
+        member = self._in_group()
+        offset_s = offset_to_rank0_s(member.device) if self._several_hosts else 0.0
+        return spans.keeper.report(samples.samples, offset_s=offset_s)
 
     def _report(
         self, rank: WorkerRank, samples: Samples, spans: SpanRecorder, arrivals: list[float], records: dict[str, Any]
@@ -245,6 +258,7 @@ class Worker:
             "records": records,
             "peak_memory_bytes": member.code.peak_memory_bytes(),
             "made_groups": rank.made_groups,
+            "steps": None,
         }
 
 

@@ -1,0 +1,302 @@
+"""Pipelines on real ranks: parity with one process, timelines that are what ran, faults that are named."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from perfsuite.baselines.physics import bubble_bound
+from perfsuite.errors import RanksFailed, WrongResult
+from perfsuite.mesh import MeshShape
+from perfsuite.metrics import derive
+from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, impossible_bubble, in_flight_micro_batches
+from perfsuite.platforms import families
+from perfsuite.records import Measurement, Peaks, from_json, to_json
+from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.local import LocalTransport
+from perfsuite.schedules import SCHEDULES, StageTimes, durations_of, simulate
+from perfsuite.workload import Budget, FunctionWorkload
+from perfsuite.workloads.emulated_pipeline import EmulatedPipeline
+from perfsuite.workloads.pipeline_parity import PipelineParity
+from perfsuite.workloads.pipeline_step import PipelineStep
+from test_correctness import pipeline_faults
+
+ROOT = Path(__file__).parent.parent
+ONCE = Budget(smoke=True, timeout_s=90.0)
+QUICK = Budget(min_rounds=2, max_rounds=2, max_time_s=0.01, warmup_time_s=0.01, warmup_min_iterations=1, timeout_s=90.0)
+TINY = {"model": "gpt2-tiny", "overrides": {"layers": 8, "width": 32, "words": 64, "context": 16}}
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    transport = LocalTransport(
+        start_method="fork",
+        preload=("torch", "torch.distributed.fsdp", "torch.distributed.pipelining", "perfsuite.runtime.worker"),
+        log_directory=tmp_path_factory.mktemp("logs"),
+    )
+    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
+    yield driver
+    driver.close()
+
+
+def run(driver, workload, *, budget=QUICK, purpose="time"):
+    shape = MeshShape.parse(workload.layout())
+    return driver.run(Job(workload=workload, world_size=shape.world_size, shape=shape, budget=budget, purpose=purpose))
+
+
+def records(measurement):
+    return {record.name: record.value for record in measurement.records}
+
+
+def fewest_micro_batches(schedule, ranks):
+    return 2 * ranks if schedule == "dualpipev" else 3
+
+
+# -- the same training as one process ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_loss_and_gradients_are_those_of_one_process(driver, schedule):
+    case = PipelineParity(
+        model="gpt2", mesh="pp2", schedule=schedule, num_micro_batches=fewest_micro_batches(schedule, 2)
+    )
+    assert records(run(driver, case, budget=ONCE))["parity_error"] <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("mesh", "case"),
+    [
+        ("pp2-dp2", {"schedule": "1f1b"}),
+        ("pp2-dp2", {"schedule": "zbv", "model": "llama2-70b"}),
+        ("pp2", {"schedule": "interleaved_zero_bubble", "model": "llama2-70b", "dtype": "bf16"}),
+        ("pp1", {"schedule": "gpipe"}),
+        ("pp3", {"schedule": "1f1b", "num_micro_batches": 2, "micro_batch_size": 2}),
+    ],
+    ids=["1f1b-dp", "zbv-dp", "bf16", "one rank", "fewer micro-batches than ranks"],
+)
+def test_beside_data_parallelism_and_in_half_precision(driver, mesh, case):
+    error = records(
+        run(driver, PipelineParity(mesh=mesh, **{"model": "gpt2", "num_micro_batches": 4, **case}), budget=ONCE)
+    )
+    assert error["parity_error"] <= (2e-2 if case.get("dtype") else 1e-5)
+
+
+@st.composite
+def pipelines(draw, most_ranks):
+    """Legal counts of a schedule, found by asking the workload itself."""
+    spec = SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))]
+    ranks = draw(st.integers(1, most_ranks))
+    count = draw(st.integers(1, 2 * ranks + 3))
+    assume(spec.legal_count(ranks, count))
+    most = spec.most_stages_per_rank or 3
+    return PipelineParity(
+        model=draw(st.sampled_from(["gpt2", "llama2-7b"])),
+        mesh=f"pp{ranks}",
+        schedule=spec.name,
+        num_micro_batches=count,
+        stages_per_rank=draw(st.integers(spec.fewest_stages_per_rank, most)),
+    )
+
+
+RANDOM = settings(
+    deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@settings(RANDOM, max_examples=6, derandomize=True)
+@given(case=pipelines(most_ranks=3))
+def test_random_counts(driver, case):
+    assert records(run(driver, case, budget=ONCE))["parity_error"] <= 1e-5
+
+
+@pytest.mark.slow
+@settings(RANDOM, max_examples=150)
+@given(case=pipelines(most_ranks=4))
+def test_many_random_counts(driver, case):
+    assert records(run(driver, case, budget=ONCE))["parity_error"] <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_micro_batches", [8, 16])
+@pytest.mark.parametrize("model", ["gpt2", "llama2-70b"])
+@pytest.mark.parametrize("mesh", ["pp4", "pp8", "pp4-dp2", "pp2-dp4"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_grid(driver, schedule, mesh, model, num_micro_batches):
+    if schedule == "dualpipev" and num_micro_batches < 2 * MeshShape.parse(mesh).size("pp"):
+        pytest.skip("too few micro-batches for the schedule")
+    case = PipelineParity(model=model, mesh=mesh, schedule=schedule, num_micro_batches=num_micro_batches)
+    assert records(run(driver, case, budget=ONCE))["parity_error"] <= 1e-5
+
+
+def test_copies_of_the_embedding_whose_gradients_are_not_added_up_are_found(driver):
+    case = pipeline_faults.ForgetfulParity(model="gpt2", mesh="pp2", num_micro_batches=2)
+    with pytest.raises(
+        WrongResult, match=r"gradient of tokens.weight under schedule 1f1b on mesh pp2, 2 micro-batches"
+    ):
+        run(driver, case, budget=ONCE)
+
+
+def test_a_stage_that_computes_something_else_is_found(driver):
+    case = pipeline_faults.FaultyStage(mesh="pp2", num_micro_batches=4, action_ms=0, culprit=0, fault="differ")
+    with pytest.raises(WrongResult, match=r"gradient of stage 0 differs from one process by .* rank 0\)"):
+        run(driver, case, budget=ONCE)
+    assert run(driver, EmulatedPipeline(mesh="pp2", num_micro_batches=4, action_ms=0), budget=ONCE).smoke
+
+
+# -- the timeline ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_timeline_is_what_ran_on_one_clock(driver, schedule):
+    case = EmulatedPipeline(
+        mesh="pp2", schedule=schedule, num_micro_batches=fewest_micro_batches(schedule, 2) + 1, action_ms=0.5
+    )
+    timeline = run(driver, case).timeline
+    plan = case.find_schedule()
+    assert (timeline.schedule, timeline.source, timeline.ranks) == (schedule, "measured", 2)
+    of_rank = [[event for event in timeline.events if event.rank == rank] for rank in range(2)]
+    for rank, order in enumerate(plan.orders):
+        ran = [(each.kind, each.stage, each.micro_batch) for each in of_rank[rank] if each.kind in COMPUTE]
+        assert ran == [(action.kind, action.stage, action.micro_batch) for action in order]
+        starts = [event.start_s for event in of_rank[rank]]
+        assert starts == sorted(starts)
+    # Every message of the schedule is posted by both sides and waited for once.
+    simulated = Counter(event.kind for event in simulate(plan, durations_of(timeline), detail=True).events)
+    kinds = Counter(event.kind for event in timeline.events)
+    assert kinds["send"] == kinds["receive"] == kinds["wait"] == simulated["send"]
+    assert all(event.end_s == event.start_s for event in timeline.events if event.kind in ("send", "receive"))
+    assert all(event.end_s >= event.start_s >= 0 for event in timeline.events)
+    # No action starts before what it needs has ended, on whichever rank: the clocks are one.
+    took = {(each.kind, each.stage, each.micro_batch): each for each in timeline.events if each.kind in COMPUTE}
+    for (kind, stage, micro_batch), event in took.items():
+        for need in needs(kind, stage, micro_batch):
+            assert need not in took or took[need].end_s <= event.start_s
+    assert in_flight_micro_batches(timeline) == in_flight_micro_batches(simulate(plan, durations_of(timeline)))
+    assert not impossible_bubble(bubble_ratio(timeline), bubble_bound(timeline))
+
+
+def needs(kind, stage, micro_batch):
+    """What must have ended before an action, by any name that it may have."""
+    if kind == "forward":
+        return [("forward", stage - 1, micro_batch)]
+    if kind == "backward_weight":
+        return [("backward_input", stage, micro_batch)]
+    after = [(name, stage + 1, micro_batch) for name in ("backward", "backward_input")]
+    return [("forward", stage, micro_batch), *after]
+
+
+def test_actions_last_as_long_as_their_sleep(driver):
+    measurement = run(driver, EmulatedPipeline(mesh="pp2", schedule="zbv", num_micro_batches=3, action_ms=20))
+    for event in measurement.timeline.events:
+        sleeps = {"forward": 1, "backward": 2, "backward_input": 1, "backward_weight": 1}.get(event.kind, 0)
+        if event.stage == 0 and event.kind.startswith("backward_"):
+            sleeps = 2 if event.kind == "backward_weight" else 0  # torch leaves both gradients of stage 0 to the second
+        assert event.end_s - event.start_s >= 0.02 * sleeps
+
+
+@pytest.mark.parametrize(("schedule", "count"), [("naive", 2), ("gpipe", 4), ("interleaved_1f1b", 4)])
+def test_the_bubble_of_sleeping_stages_is_the_simulated_one(driver, schedule, count):
+    case = EmulatedPipeline(mesh="pp4", schedule=schedule, num_micro_batches=count, action_ms=15)
+    measurement = run(driver, case)
+    bubble, found = bubble_ratio(measurement.timeline), records(measurement)
+    # What the runtime and a loaded machine add to 15 ms makes a bubble larger, never smaller.
+    assert -0.02 <= bubble - found["bubble_ratio_simulated"] <= 0.15
+    assert found["bubble_ratio_low"] <= found["bubble_ratio_median"] <= found["bubble_ratio_high"]
+    times = StageTimes.in_proportion([1] * case.find_schedule().num_stages)
+    ideal = bubble_ratio(simulate(case.find_schedule(), times))
+    assert found["bubble_ratio_balanced"] == pytest.approx(ideal, abs=0.05)
+
+
+def test_a_measurement_with_a_timeline_goes_through_the_journal(driver):
+    case = PipelineStep(mesh="pp2", num_micro_batches=4, **TINY)
+    measurement = run(driver, case)
+    back = from_json(Measurement, json.loads(json.dumps(to_json(measurement))))
+    assert back == measurement
+    assert back.timeline.events == measurement.timeline.events
+    values = {
+        each.name: each.value
+        for each in derive(case.metrics, work=case.work(MeshShape.parse("pp2")), measurement=back, peaks=Peaks())
+    }
+    assert values["bubble_ratio"] == bubble_ratio(measurement.timeline)
+    assert values["in_flight_micro_batches"] == 2
+    phases = [values[f"{name}_percent"] for name in ("warm_up", "steady", "cool_down")]
+    assert sum(phases) == pytest.approx(100)
+    assert values["samples_per_s"] == pytest.approx(4 / measurement.median_s)
+    assert {span.name for span in measurement.spans} >= {"forward", "backward", "wait", "tie", "optimizer", "remainder"}
+
+
+def test_side_by_side_pipelines_have_one_timeline(driver):
+    measurement = run(driver, PipelineStep(mesh="pp2-dp2", num_micro_batches=3, **TINY))
+    assert measurement.world_size == 4
+    assert measurement.timeline.ranks == 2
+    actions = Counter(event.kind for event in measurement.timeline.events)
+    assert (actions["forward"], actions["backward"]) == (6, 6)
+    assert records(measurement)["parity_error"] <= 1e-5
+
+
+def test_the_watch_comes_off(driver):
+    job = Job(
+        workload=FunctionWorkload(function=pipeline_faults.detached),
+        world_size=2,
+        shape=MeshShape.of(pp=2),
+        budget=ONCE,
+    )
+    found = records(driver.run(job))
+    assert (found["spans_detached"], found["wrapped_methods"]) == (0, 0)
+    assert found["spans_attached"] > 24
+
+
+def test_clocks_of_several_hosts_are_compared(driver):
+    job = Job(workload=FunctionWorkload(function=pipeline_faults.clock), world_size=3, budget=ONCE)
+    found = records(driver.run(job))
+    assert found["offset_s_0"] == 0
+    # Wrong by half a message's way at most: far less than a thousand seconds.
+    assert found["offset_s_1"] == pytest.approx(-1000, abs=10)
+    assert found["offset_s_2"] == pytest.approx(-2000, abs=10)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------
+
+
+def test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_stages_follow(driver):
+    held = {}
+    for schedule in ("gpipe", "1f1b"):
+        case = PipelineStep(mesh="pp2", schedule=schedule, num_micro_batches=8, builds=("memory",), **TINY)
+        held[schedule] = records(run(driver, case, budget=ONCE, purpose="memory"))
+    gpipe, alternating = held["gpipe"], held["1f1b"]
+    for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
+        assert gpipe[name] == alternating[name] > 0
+    ranks = [f"peak_activations_bytes_rank{rank}" for rank in range(2)]
+    # 8 micro-batches in flight against 2 and 1, besides buffers that do not depend on the schedule.
+    assert gpipe[ranks[0]] > 2 * alternating[ranks[0]]
+    assert gpipe[ranks[1]] > 2 * alternating[ranks[1]]
+    assert gpipe["peak_activations_bytes"] == max(gpipe[name] for name in ranks)
+
+
+# -- faults ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("schedule", "culprit"), [("1f1b", 1), ("zbv", 2)])
+def test_a_stage_that_raises_is_named_and_the_next_case_runs(driver, schedule, culprit):
+    case = pipeline_faults.FaultyStage(
+        mesh="pp2", schedule=schedule, num_micro_batches=4, action_ms=0, culprit=culprit, fault="raise"
+    )
+    message = (
+        f"schedule {schedule}: forward of micro-batch 2 in stage {culprit} failed: ValueError: bad luck on purpose"
+    )
+    with pytest.raises(RanksFailed, match=message) as failed:
+        run(driver, case, budget=ONCE)
+    assert len(str(failed.value)) < 10_000  # torch would print the whole schedule, on every rank
+    assert run(driver, EmulatedPipeline(mesh="pp2", num_micro_batches=4, action_ms=0), budget=ONCE).smoke
+
+
+def test_a_stage_that_hangs_is_named_and_the_next_case_runs(driver):
+    case = pipeline_faults.FaultyStage(mesh="pp2", num_micro_batches=4, action_ms=0, culprit=1, fault="hang")
+    with pytest.raises(RanksFailed, match=r"rank 1.*hung"):
+        run(driver, case, budget=Budget(smoke=True, timeout_s=6.0))
+    assert run(driver, EmulatedPipeline(mesh="pp2", num_micro_batches=4, action_ms=0), budget=ONCE).smoke

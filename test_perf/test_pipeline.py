@@ -1,0 +1,73 @@
+"""Pipelines: schedules and micro-batches, stage counts, interleaving, data parallelism beside them (report 004).
+
+The bubble is read off the timeline of torch's own runtime.  Emulated stages sleep instead of computing: there it is a
+test of the measurement, also on a machine with two cores.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsuite import sizes
+from perfsuite.mesh import MeshShape
+from perfsuite.workloads.emulated_pipeline import EmulatedPipeline
+from perfsuite.workloads.pipeline_step import PipelineStep
+
+TINY = {"layers": 8, "width": 64, "words": 128, "context": 32}
+"""Of gpt2-tiny: as many layers as the most stages of the small cases."""
+
+
+def pipeline(mesh, **case):
+    """A case on this mesh and its number of ranks; models that fill the mesh's devices, a tiny one on few ranks."""
+    ranks = MeshShape.parse(mesh).world_size
+    full = {8: {"model": "gpt2-xl"}, 16: {"model": "gpt3-13b"}}
+    model = full.get(ranks, {"model": "gpt2-tiny", "overrides": TINY})
+    return PipelineStep(mesh=mesh, **{**model, **case}), ranks
+
+
+@sizes(param="mesh", full=["pp4-dp2"], small=["pp4"])
+@pytest.mark.parametrize("num_micro_batches", [4, 8, 16], ids="m{}".format)
+@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "interleaved_1f1b"])
+def test_schedules(perf, mesh, schedule, num_micro_batches):
+    """Report 004: throughput, bubble and memory by schedule and micro-batches, four stages."""
+    # A build of its own takes as long again: the tiny model has it at one count.
+    builds = ("memory",) if mesh != "pp4" or num_micro_batches == 8 else ()
+    workload, ranks = pipeline(mesh, schedule=schedule, num_micro_batches=num_micro_batches, builds=builds)
+    perf(workload, on=ranks)
+
+
+@sizes(param="mesh", full=["pp4-dp2"], small=["pp2"])
+@pytest.mark.parametrize("schedule", ["looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"])
+def test_newer_schedules(perf, mesh, schedule):
+    """What breadth first, split backwards and placement in a V change."""
+    workload, ranks = pipeline(mesh, schedule=schedule, num_micro_batches=8)
+    perf(workload, on=ranks)
+
+
+@sizes(param="mesh", full=["pp2-dp8", "pp4-dp4", "pp8-dp2", "pp16"], small=["pp2", "pp4"])
+def test_stage_counts(perf, mesh):
+    """Report 004: 1F1B on the same devices with more and more stages."""
+    workload, ranks = pipeline(mesh, schedule="1f1b", num_micro_batches=8, micro_batch_size=2)
+    perf(workload, on=ranks)
+
+
+@sizes(param="mesh", full=["pp4-dp2"], small=["pp2"])
+@pytest.mark.parametrize("stages_per_rank", [2, 4], ids="v{}".format)
+def test_interleaving(perf, mesh, stages_per_rank):
+    """More stages on each rank: a smaller bubble and more messages."""
+    workload, ranks = pipeline(mesh, schedule="interleaved_1f1b", num_micro_batches=8, stages_per_rank=stages_per_rank)
+    perf(workload, on=ranks)
+
+
+@sizes(param="model", full=["llama2-7b"], small=["llama2-tiny"])
+def test_beside_data_parallelism(perf, model):
+    """Two pipelines, their stages spread over both."""
+    layers = {"llama2-tiny": {"layers": 4}}.get(model, {})
+    workload = PipelineStep(mesh="pp2-dp2", model=model, overrides=layers, schedule="1f1b", num_micro_batches=4)
+    perf(workload, on=4)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_emulated(perf, schedule):
+    """Stages that sleep: measured bubble against simulated bubble, whatever else the cores do."""
+    perf(EmulatedPipeline(mesh="pp4", schedule=schedule, num_micro_batches=8, action_ms=3), on=4)
