@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from perfsuite.baselines.published import figures, lookup, select, shipped
+from perfsuite.baselines.published import differences, figures, lookup, select, shipped
 from perfsuite.metrics import REGISTRY
 from perfsuite.models import MODELS
 
@@ -26,6 +26,22 @@ def test_lookup_finds_the_run_of_a_case():
         "line 11",
     ):
         assert part in text
+
+
+def test_what_a_case_leaves_open_it_does_not_state():
+    case = {"model": "opensora", "micro_batch_size": None, "global_batch_size": None, "mesh": ""}
+    assert ["2.025"] == [figure.text for figure in lookup("s4000", "train_step", case, 8, metric="samples_per_s")]
+
+
+def test_differences_name_what_both_state_and_differ_in():
+    (figure,) = select(platform="v100", metric="samples_per_s", world_size=32, model="gpt-1536x16")[1:2]
+    case = {"model": "gpt-1536x16", "mesh": "pp4-dp8", "micro_batch_size": 2, "num_micro_batches": 32, "num_heads": 12}
+    assert differences(figure, "v100", {**case, "num_heads": 16}) == ()
+    assert differences(figure, "s4000", case) == ("platform v100, not s4000", "num_heads 16, not 12")
+    assert differences(figure, "v100", {**case, "num_heads": 16, "mesh": "pp2-dp8-tp2"}) == (
+        "tp 1, not 2",
+        "pp 4, not 2",
+    )
 
 
 def test_lookup_by_shape_of_the_model():

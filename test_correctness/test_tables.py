@@ -335,6 +335,34 @@ def test_weak_and_strong_scaling_are_told_apart():
         assert published == theirs
 
 
+def test_options_have_a_column_where_any_case_has_some():
+    plain = gpt("test_ddp", 2, 1.0)
+    chosen = gpt(
+        "test_overlap",
+        2,
+        1.25,
+        options={"overlap": False, "bucket_mib": 1.23456},
+        accumulation=2,
+        checkpointing="full",
+    )
+    title = "Data parallel, DDP: gpt2-xl"
+    assert "options" not in table(style("methods", run(plain)), title)[0]
+    heads, *rows = table(style("methods", run(plain, chosen)), title)
+    assert ["", "bucket_mib=1.235, overlap=False, accumulation=2, checkpointing=full"] == [
+        row[heads.index("options")] for row in rows if not row[0].startswith("published")
+    ]
+
+
+def test_the_largest_batch_has_a_table_of_its_own():
+    plain = gpt("test_largest", 1, 1.0, micro_batch_size=6)
+    found = Metric(name="largest_local_batch_samples", value=6.0, unit="samples", better="higher")
+    case = dataclasses.replace(plain, workload="perfsuite.workloads.x:LargestBatch", metrics=(*plain.metrics, found))
+    text = style("methods", run(case))
+    heads, row = table(text, "Largest local batch")
+    assert "6" == dict(zip(heads, row, strict=True))["most samples per rank"]
+    assert "Data parallel, DDP" not in text
+
+
 def pipeline(schedule, micro_batches, bubble):
     events = tuple(
         TimelineEvent(kind="forward", rank=rank, stage=rank, micro_batch=micro, start_s=0.0, end_s=1.0)
@@ -355,7 +383,7 @@ def pipeline(schedule, micro_batches, bubble):
 def test_pipeline_tables_read_schedule_stages_and_bubble_from_results():
     cases = [pipeline("1F1B", 8, 0.28), pipeline("GPipe", 8, 0.3), pipeline("1F1B", 16, 0.16)]
     text = style("methods", run(*cases))
-    assert [row[:3] + row[5:6] for row in table(text, "Pipeline schedules")[1:]] == [
+    assert [row[:3] + row[5:6] for row in table(text, "Pipeline schedules: gpt2-xl")[1:]] == [
         ["1F1B", "4", "8", "28"],
         ["1F1B", "4", "8", "22.4 [X]"],
         ["1F1B", "4", "16", "16"],
@@ -363,8 +391,8 @@ def test_pipeline_tables_read_schedule_stages_and_bubble_from_results():
         ["GPipe", "4", "8", "30"],
         ["GPipe", "4", "8", "35.1 [X]"],
     ]
-    assert ["4", "1F1B", "", "published: 16 a100 or h100 gpt3-13b", "823 [X]", "18.2 [X]", "22 [X]"] in table(
-        text, "Number of stages"
+    assert ["4", "1F1B", "", "published: 16 a100 or h100 gpt3-13b", "823 [X]", "18.2 [X]", "", "22 [X]"] in table(
+        text, "Number of stages: gpt2-xl"
     )
 
 

@@ -234,7 +234,9 @@ def _grids(style: Style, material: _Material) -> Iterator[Grid]:
 
 
 def _grid(title: str, spec: TableSpec, cases: Sequence[TableCase], material: _Material) -> Grid:
-    columns = list(spec.columns)
+    columns = [
+        column for column in spec.columns if not column.optional or any(case.settings.get(column.key) for case in cases)
+    ]
     if material.base and any(column.key == "speedup" for column in columns):
         at = [column.key for column in columns].index("speedup") + 1
         columns.insert(at, Column(title=f"times {material.base}, same ranks", key="over_base"))

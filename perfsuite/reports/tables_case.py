@@ -16,7 +16,7 @@ from perfsuite import models
 from perfsuite.baselines.baseline import Entry
 from perfsuite.errors import InvalidParameter, PerfsuiteError
 from perfsuite.mesh import AXES, MeshShape
-from perfsuite.metrics.spec import devices_used
+from perfsuite.metrics.spec import devices_used, significant
 from perfsuite.records import Result
 from perfsuite.reports.scaling import Point, Scaling, scale, series_of, without_ranks
 from perfsuite.units import format_bytes, seconds_to_us
@@ -224,9 +224,30 @@ def _settings(parameters: Mapping[str, Any], platform: str, ranks: int, hosts: i
         found["size"] = "x".join(str(parameters[name]) for name in "mkn")
     if "buffer_bytes" in parameters:
         found["size"] = format_bytes(int(parameters["buffer_bytes"]))
-    changed = parameters.get("overrides") or {}
-    found["fix_hp"] = ", ".join(f"{name}={value}" for name, value in sorted(changed.items())) or "/"
+    if "stages_per_rank" in found and "pp" in found:
+        found["stages"] = found["pp"] * found["stages_per_rank"]
+    found["fix_hp"] = _told(parameters.get("overrides")) or "/"
+    found["options"] = _options(parameters)
     return found
+
+
+def _options(parameters: Mapping[str, Any]) -> str:
+    """What was chosen beside model, strategy and batch: ``overlap=False, accumulation=4``."""
+    chosen = [_told(parameters.get("options")), _told(parameters.get("environment"))]
+    if parameters.get("accumulation", 1) != 1:
+        chosen.append(f"accumulation={parameters['accumulation']}")
+    if parameters.get("checkpointing", "none") != "none":
+        chosen.append(f"checkpointing={parameters['checkpointing']}")
+    chosen += ["compiled"] if parameters.get("compiled") else []
+    return ", ".join(filter(None, chosen))
+
+
+def _told(values: Any) -> str:
+    """A mapping as ``name=value, ...``; numbers to four digits."""
+    if not isinstance(values, Mapping):
+        return ""
+    told = {name: significant(value) if isinstance(value, float) else value for name, value in sorted(values.items())}
+    return ", ".join(f"{name}={value}" for name, value in told.items())
 
 
 def _layout(platform: str, ranks: int, hosts: int | None) -> str:
@@ -271,6 +292,8 @@ def _sizes(settings: Mapping[str, Any], samples: float, tokens: float) -> dict[s
         return {}
     spread = settings.get("dp", 1) * settings.get("accumulation", 1)
     found: dict[str, Any] = {"global_batch_size": _whole(samples), "local_batch_size": _whole(samples / spread)}
+    steps = settings.get("num_micro_batches", 1)
+    found["micro_batch_size"] = _whole(samples / settings.get("dp", 1) / steps)
     if tokens:
         found["sequence_length"] = _whole(tokens / samples)
     return found
@@ -332,14 +355,14 @@ def why_empty(case: TableCase, key: str) -> str:
     """Why a measured case has no value for a column; empty when it has, or when nothing of it was measured."""
     if key in case.values or case.missing or (key == "over_base" and key not in case.reasons):
         return ""
-    if key == "steps_per_epoch":
-        return "synthetic data have no epoch"
     source = {"communication_share": "exposed_communication_percent", "mfu_palm_percent": "mfu_percent"}.get(key, key)
     build = _BUILD_OF.get(key, "memory" if key.endswith("_gib") else "")
     if build and build in case.parameters.get("builds", ()) and key != "time_to_target_s":
         return f"the {build} build cannot tell on this device"
     if source in case.reasons:
         return case.reasons[source]
+    if key == "steps_per_epoch":
+        return "synthetic data have no end"
     return f"the case has no {build} build" if build else "not measured by this case"
 
 

@@ -18,6 +18,7 @@ from perfsuite.reports.tables_spec import (
     MFU_NOTE,
     MODEL,
     NAMED_BASE,
+    OPTIONS,
     PEAK,
     SAMPLES,
     SPEED_UP,
@@ -39,7 +40,7 @@ def _axes(case: TableCase) -> int:
 
 def _strategy(*names: str) -> Callable[[TableCase], bool]:
     def select(case: TableCase) -> bool:
-        return is_gpt(case) and case.settings.get("strategy") in names
+        return is_gpt(case) and case.settings.get("strategy") in names and case.workload != _LARGEST
 
     return select
 
@@ -58,11 +59,16 @@ def _scales(kind: str) -> Callable[[TableCase], bool]:
     return select
 
 
+_LARGEST = "LargestBatch"
 _STREAMS = ("MemoryCopy", "MemoryTriad", "HostDeviceCopy")
 
 
 def _pipelines(case: TableCase) -> bool:
     return "bubble_ratio" in case.values or (bool(case.missing) and "schedule" in case.settings)
+
+
+def _one_f_one_b(case: TableCase) -> bool:
+    return _pipelines(case) and str(case.settings.get("schedule", "")).lower() == "1f1b"
 
 
 def _memory_build(case: TableCase) -> bool:
@@ -120,7 +126,7 @@ METHODS = Style(
             select=_strategy("ddp"),
             published=("004/ddp", "004/multi-node"),
             per="model",
-            columns=(LAYOUT, LOCAL, GLOBAL, SAMPLES, STEP_S, SPEED_UP, MFU, EXPOSED),
+            columns=(LAYOUT, LOCAL, GLOBAL, OPTIONS, SAMPLES, STEP_S, SPEED_UP, MFU, EXPOSED),
             notes=(NAMED_BASE, MFU_NOTE, COMMUNICATION),
         ),
         TableSpec(
@@ -128,14 +134,14 @@ METHODS = Style(
             select=_strategy("fsdp"),
             published=("004/fsdp",),
             per="model",
-            columns=(LAYOUT, LOCAL, SAMPLES, PEAK, SPEED_UP, EXPOSED),
+            columns=(LAYOUT, LOCAL, OPTIONS, SAMPLES, PEAK, SPEED_UP, EXPOSED),
             notes=(NAMED_BASE, COMMUNICATION),
         ),
         TableSpec(
             title="ZeRO",
             select=_strategy("zero0", "zero1", "zero2", "zero3", "zero_redundancy"),
             per="model",
-            columns=(setting("strategy", "strategy"), LAYOUT, LOCAL, SAMPLES, PEAK, SPEED_UP),
+            columns=(setting("strategy", "strategy"), LAYOUT, LOCAL, OPTIONS, SAMPLES, PEAK, SPEED_UP),
         ),
         TableSpec(
             title="Memory, GiB per device",
@@ -143,9 +149,9 @@ METHODS = Style(
             columns=(
                 MODEL,
                 setting("strategy", "strategy"),
-                setting("checkpointing", "checkpointing"),
                 LAYOUT,
                 LOCAL,
+                OPTIONS,
                 Column(title="weights", key="weights_gib"),
                 Column(title="gradients", key="gradients_gib"),
                 Column(title="optimizer", key="optimizer_gib"),
@@ -156,11 +162,34 @@ METHODS = Style(
             notes=("untracked: allocated after a step beyond weights, gradients and optimizer",),
         ),
         TableSpec(
+            title="Largest local batch",
+            select=lambda case: case.workload == _LARGEST or "largest_local_batch_samples" in case.values,
+            columns=(
+                MODEL,
+                setting("strategy", "strategy"),
+                LAYOUT,
+                OPTIONS,
+                Column(title="most samples per rank", key="largest_local_batch_samples"),
+                PEAK,
+                SAMPLES,
+            ),
+        ),
+        TableSpec(
             title="Weak scaling",
             select=_scales("weak"),
             published=("004/weak",),
             per="model",
-            columns=(setting("strategy", "strategy"), LAYOUT, LOCAL, GLOBAL, STEP_S, SPEED_UP, EFFICIENCY, EXPOSED),
+            columns=(
+                setting("strategy", "strategy"),
+                LAYOUT,
+                LOCAL,
+                GLOBAL,
+                OPTIONS,
+                STEP_S,
+                SPEED_UP,
+                EFFICIENCY,
+                EXPOSED,
+            ),
             notes=(NAMED_BASE, COMMUNICATION),
         ),
         TableSpec(
@@ -168,13 +197,14 @@ METHODS = Style(
             select=_scales("strong"),
             published=("004/strong",),
             per="model",
-            columns=(setting("strategy", "strategy"), LAYOUT, LOCAL, GLOBAL, STEP_S, SPEED_UP, EFFICIENCY),
+            columns=(setting("strategy", "strategy"), LAYOUT, LOCAL, GLOBAL, OPTIONS, STEP_S, SPEED_UP, EFFICIENCY),
             notes=(NAMED_BASE,),
         ),
         TableSpec(
             title="Pipeline schedules",
             select=_pipelines,
             published=("004/schedules",),
+            per="model",
             pair_by=("schedule", "num_micro_batches"),
             columns=(
                 setting("schedule", "schedule"),
@@ -183,13 +213,15 @@ METHODS = Style(
                 LAYOUT,
                 SAMPLES,
                 Column(title="bubble %", key="bubble_ratio", scale=100),
+                Column(title="bubble % (simulated)", key="simulated_bubble_ratio", scale=100),
                 PEAK,
             ),
         ),
         TableSpec(
             title="Number of stages",
-            select=_pipelines,
+            select=_one_f_one_b,
             published=("004/stages",),
+            per="model",
             pair_by=("stages", "schedule"),
             columns=(
                 setting("stages", "stages"),
@@ -198,6 +230,7 @@ METHODS = Style(
                 LAYOUT,
                 SAMPLES,
                 Column(title="bubble %", key="bubble_ratio", scale=100),
+                Column(title="bubble % (simulated)", key="simulated_bubble_ratio", scale=100),
                 PEAK,
             ),
         ),

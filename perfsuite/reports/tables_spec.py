@@ -24,6 +24,8 @@ class Column:
     """Value x scale is what the title says."""
     value: bool = True
     """False for a setting."""
+    optional: bool = False
+    """Left out where no case of the table has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,7 @@ def is_gpt(case: TableCase) -> bool:
 
 # -- columns that several tables have ----------------------------------------------------------------------------
 
+OPTIONS = Column(title="options", key="options", value=False, optional=True)
 LAYOUT = setting("nodes x ranks", "layout")
 MODEL = setting("model", "model")
 LOCAL = setting("local batch", "local_batch_size")

@@ -205,7 +205,7 @@ ONEFLOW = Style(
                 setting("dp", "dp"),
                 setting("tp", "tp"),
                 setting("pp", "pp"),
-                setting("micro-batch", "local_batch_size"),
+                setting("micro-batch", "micro_batch_size"),
                 setting("accumulation", "num_micro_batches"),
                 GLOBAL,
                 setting("hidden size", "hidden_size"),
