@@ -458,6 +458,22 @@ def test_the_same_case_of_two_runs_on_one_machine_counts_once_as_in_the_last():
     assert ["2"] == [row[heads.index("iter/s")] for row in rows if row[0] == "1 x 1 s4000"]
 
 
+def test_a_case_that_a_later_run_skipped_stays_measured():
+    case = "test_perf/test_it.py::test_latte[s4000-ws2-latte-l]"
+    first = run(latte(1, 1.0), latte(2, 1.0), name="first.jsonl")
+    later = run(latte(1, 0.5), missing={case: "skipped: no time"}, name="later.jsonl")
+    text = style("latte", first, later)
+    assert "no time" not in text
+    heads, *rows = table(text, "DDP: latte-l")
+    at = heads.index("iter/s")
+    assert ["2", "1"] == [row[at] for row in rows if row[0].startswith("1 x") and "published" not in row[0]]
+
+
+def test_cases_that_no_table_takes_make_no_style_fit():
+    plain = kernel("mine", "step", 2, {}, Work(), latency_us=5.0)
+    assert () == fitting_styles([run(plain)])
+
+
 def test_every_published_table_that_a_style_names_exists():
     for each in STYLES.values():
         for spec in each.tables:

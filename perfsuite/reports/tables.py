@@ -70,9 +70,13 @@ class _Material:
 
 
 def fitting_styles(runs: Iterable[Run]) -> tuple[Style, ...]:
-    """Styles whose report has a table for any measured case."""
-    cases = [case for run in runs for case in run.cases if case.values]
-    return tuple(style for style in STYLES.values() if any(style.applies(case) for case in cases))
+    """Styles that measured cases are of, and that have a table for them."""
+    cases = [case for run in runs for case in scaled(run.cases) if case.values]
+    return tuple(style for style in STYLES.values() if any(_has_row(style, case) for case in cases))
+
+
+def _has_row(style: Style, case: TableCase) -> bool:
+    return style.applies(case) and any(spec.select(case) for spec in style.tables)
 
 
 def find_style(name: str) -> Style:
@@ -159,8 +163,13 @@ def _with_device(case: TableCase, run: Run) -> TableCase:
 
 
 def _newest(cases: Sequence[TableCase]) -> list[TableCase]:
-    """A case that several files have on the same hardware counts once, as in the last of them."""
-    return list({(case.fingerprint, case.case): case for case in cases}.values())
+    """A case that several files have on the same hardware counts once, as in the last of them that measured it."""
+    found: dict[tuple[str, str], TableCase] = {}
+    for case in cases:
+        key = (case.fingerprint, case.case)
+        if case.values or not (key in found and found[key].values):
+            found[key] = case
+    return list(found.values())
 
 
 def _require_comparable(runs: Sequence[Run], base: Run) -> None:
