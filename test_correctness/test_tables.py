@@ -419,6 +419,30 @@ def test_kernels_and_collectives_have_tables_of_their_own():
     assert table(text, "Collectives")[1] == ["all_reduce", "1 x 8 a100", "1MiB", "fp32", "1000", "1", "1.75"]
 
 
+def test_sizes_are_sorted_by_bytes_and_not_as_text():
+    sizes = [1 << 30, 1 << 10, 1 << 24, 1 << 20]
+    cases = [
+        dataclasses.replace(
+            kernel("c", "AllReduce", 8, {"message_bytes": size}, Work(collective="all_reduce"), busbw_gb_per_s=1.0),
+            case=f"t.py::c[a100-ws8-{size}]",
+        )
+        for size in sizes
+    ]
+    rows = table(style("methods", run(*cases)), "Collectives")[1:]
+    assert ["1KiB", "1MiB", "16MiB", "1GiB"] == [row[2] for row in rows]
+
+
+def test_what_two_styles_have_in_common_is_printed_once():
+    product = kernel("a", "Matmul", 1, {"m": 8, "k": 4, "n": 2, "dtype": "bf16"}, Work(), tflops=251.5)
+    both = run(llama(8, 1.0), dataclasses.replace(product, environment={"cpu": "Xeon", "topology": "GPU0 X"}))
+    styles = fitting_styles([both])
+    assert ["flagperf", "methods"] == [each.name for each in styles]
+    text = report([both], styles)
+    for title in ("### Hardware", "### Matrix products", "GPU0 X"):
+        assert 1 == text.splitlines().count(title)
+    assert "### Matrix products" in style("methods", both)
+
+
 # -- what is asked for, and what there is ------------------------------------------------------------------------
 
 

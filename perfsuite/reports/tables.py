@@ -97,11 +97,13 @@ def report(runs: Sequence[Run], styles: Sequence[Style], base: Run | None = None
     for style in styles:
         _require_rows(style, runs, material)
     lines = ["# perfsuite report", "", *_head(runs, base), ""]
+    printed: list[list[str]] = []
     for style in styles:
         lines += [f"## {style.title} (report {style.report})", ""]
-        lines += _preamble(style, runs, base)
-        for grid in _grids(style, material):
-            lines += markdown(grid)
+        for block in (*_preamble(style, runs, base), *map(markdown, _grids(style, material))):
+            if block not in printed:  # machine, software and kernels belong to several styles: once is enough
+                lines += block
+                printed.append(block)
     if material.rest:
         lines += ["## Not measured", ""]
         lines += [f"- `{case}`: {escape(reason)}" for case, reason in sorted(material.rest.items())]
@@ -109,16 +111,15 @@ def report(runs: Sequence[Run], styles: Sequence[Style], base: Run | None = None
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _preamble(style: Style, runs: Sequence[Run], base: Run | None) -> Iterator[str]:
-    """Machine, software and peaks, where the style begins with them."""
-    every = [*runs, *([base] if base else [])]
+def _preamble(style: Style, runs: Sequence[Run], base: Run | None) -> Iterator[list[str]]:
+    """Machine, software, topology and peaks, where the style begins with them."""
+    every = (*runs, *([base] if base else []))
     if style.environment:
         machines = list({run.hardware: run.environment for run in every}.items())
-        for grid in environment_grids(machines):
-            yield from markdown(grid)
-        yield from topology_lines(machines)
+        yield from map(markdown, environment_grids(machines))
+        yield topology_lines(machines)
     if style.peaks:
-        yield from markdown(peaks_grid({run.platform: run.device.tflops if run.device else {} for run in every}))
+        yield markdown(peaks_grid({run.platform: run.device.tflops if run.device else {} for run in every}))
 
 
 def _head(runs: Sequence[Run], base: Run | None) -> Iterator[str]:
@@ -276,14 +277,15 @@ def _order(case: TableCase, columns: Sequence[Column]) -> tuple[Any, ...]:
     return (
         case.platform,
         case.fingerprint,
-        *(_comparable(case.settings.get(key)) for key in left),
+        *(_sortable(case, key) for key in left),
         case.ranks,
-        *(_comparable(case.settings.get(key)) for key in right),
+        *(_sortable(case, key) for key in right),
         case.case,
     )
 
 
-def _comparable(value: Any) -> tuple[int, float, str]:
+def _sortable(case: TableCase, key: str) -> tuple[int, float, str]:
+    value = case.settings.get(f"{key}_order", case.settings.get(key))
     if isinstance(value, (int, float)):
         return (0, float(value), "")
     return (1, 0.0, str(value or ""))

@@ -218,17 +218,23 @@ def _settings(parameters: Mapping[str, Any], platform: str, ranks: int, hosts: i
     found.update(_shape_of_model(parameters))
     if "accumulation" in parameters:
         found["num_micro_batches"] = parameters["accumulation"]
-    if "message_bytes" in parameters:
-        found["size"] = format_bytes(int(parameters["message_bytes"]))
-    if {"m", "k", "n"} <= set(parameters):
-        found["size"] = "x".join(str(parameters[name]) for name in "mkn")
-    if "buffer_bytes" in parameters:
-        found["size"] = format_bytes(int(parameters["buffer_bytes"]))
+    found.update(_size(parameters))
     if "stages_per_rank" in found and "pp" in found:
         found["stages"] = found["pp"] * found["stages_per_rank"]
     found["fix_hp"] = _told(parameters.get("overrides")) or "/"
     found["options"] = _options(parameters)
     return found
+
+
+def _size(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Size of a kernel or message as ids write it, and the number to sort it by."""
+    if {"m", "k", "n"} <= set(parameters):
+        sides = [parameters[name] for name in "mkn"]
+        return {"size": "x".join(map(str, sides)), "size_order": sides[0] * sides[1] * sides[2]}
+    for name in ("message_bytes", "buffer_bytes"):
+        if name in parameters:
+            return {"size": format_bytes(int(parameters[name])), "size_order": int(parameters[name])}
+    return {}
 
 
 def _options(parameters: Mapping[str, Any]) -> str:

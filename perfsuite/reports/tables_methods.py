@@ -1,13 +1,13 @@
-"""Tables of report 004: kernels, data parallelism, memory, scaling, pipelines, tensor, sequence, expert parallelism."""
+"""Tables of report 004: data parallelism, memory, scaling, pipelines, tensor, sequence, expert parallelism."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from perfsuite.reports.tables_case import TableCase
+from perfsuite.reports.tables_kernels import KERNELS
 from perfsuite.reports.tables_spec import (
     COMMUNICATION,
-    DTYPE,
     EFFICIENCY,
     EXPOSED,
     GLOBAL,
@@ -60,7 +60,6 @@ def _scales(kind: str) -> Callable[[TableCase], bool]:
 
 
 _LARGEST = "LargestBatch"
-_STREAMS = ("MemoryCopy", "MemoryTriad", "HostDeviceCopy")
 
 
 def _pipelines(case: TableCase) -> bool:
@@ -85,42 +84,7 @@ METHODS = Style(
     applies=lambda case: not case.model or is_gpt(case),
     environment=True,
     tables=(
-        TableSpec(
-            title="Matrix products",
-            select=lambda case: case.workload == "Matmul" or "tflops" in case.values,
-            columns=(
-                LAYOUT,
-                setting("size m x k x n", "size"),
-                DTYPE,
-                Column(title="TFLOPS (integers: TOPS)", key="tflops"),
-                Column(title="ms", key="median_s", scale=1000),
-            ),
-        ),
-        TableSpec(
-            title="Memory bandwidth",
-            select=lambda case: case.workload in _STREAMS or "gb_per_s" in case.values,
-            columns=(
-                LAYOUT,
-                setting("kernel", "kernel"),
-                setting("buffer", "size"),
-                Column(title="GB/s", key="gb_per_s"),
-                Column(title="ms", key="median_s", scale=1000),
-            ),
-        ),
-        TableSpec(
-            title="Collectives",
-            select=lambda case: "collective" in case.settings or "busbw_gb_per_s" in case.values,
-            columns=(
-                setting("collective", "kernel"),
-                LAYOUT,
-                setting("size", "size"),
-                DTYPE,
-                Column(title="us", key="median_us"),
-                Column(title="algbw GB/s", key="algbw_gb_per_s"),
-                Column(title="busbw GB/s", key="busbw_gb_per_s"),
-            ),
-            notes=("sizes, algbw and busbw as nccl-tests counts them; 1 GB/s is 1e9 bytes/s",),
-        ),
+        *KERNELS,
         TableSpec(
             title="Data parallel, DDP",
             select=_strategy("ddp"),

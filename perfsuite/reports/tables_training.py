@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perfsuite.reports.tables_case import TableCase
+from perfsuite.reports.tables_kernels import KERNELS
 from perfsuite.reports.tables_spec import (
     DTYPE,
     GLOBAL,
@@ -183,6 +184,7 @@ FLAGPERF = Style(
                 "MFU as in the PaLM paper: 6 N + 12 L H Q T operations per token over the dense peak of the dtype",
             ),
         ),
+        *KERNELS,
     ),
 )
 
