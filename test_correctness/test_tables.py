@@ -175,9 +175,15 @@ def test_a_fixed_global_batch_is_spread_over_the_ranks_of_a_skipped_case():
     assert ("8", "32", "") == (row["local batch"], row["global batch"], row["speed-up"])
 
 
-def test_cases_without_a_sibling_are_listed_at_the_end():
-    text = style("latte", run(latte(1, 0.5), missing={"t.py::test_gone[cpu-ws2]": "failed: bad luck"}))
-    assert "- `t.py::test_gone[cpu-ws2]`: failed: bad luck" in section(text, "Not measured")
+def test_cases_without_a_sibling_are_listed_at_the_end_by_reason():
+    gone = {f"t.py::test_gone[cpu-ws2-{name}]": "skipped: no | bf16" for name in "fedcba"}
+    text = style("latte", run(latte(1, 0.5), missing={**gone, "t.py::test_bad[cpu-ws2]": "failed: bad luck"}))
+    assert section(text, "Not measured") == [
+        "",
+        "- failed: bad luck: `t.py::test_bad[cpu-ws2]`",
+        r"- skipped: no \| bf16: `t.py::test_gone[cpu-ws2-a]`, `t.py::test_gone[cpu-ws2-b]`, "
+        "`t.py::test_gone[cpu-ws2-c]`, `t.py::test_gone[cpu-ws2-d]` and 2 more",
+    ]
 
 
 def test_a_smoke_run_measured_nothing():

@@ -22,6 +22,8 @@ from perfsuite.reports.tables_published import PublishedLine, notes_of, paired, 
 from perfsuite.reports.tables_spec import Column, Style, TableSpec
 from perfsuite.reports.tables_styles import STYLES
 
+_NAMED = 4
+"""Cases without a row that are named for each reason."""
 LABELS = "[M] measured, [M?] mislabelled or anomalous, [R] ratios usable, [X] contradictory: docs/published.md"
 
 
@@ -106,9 +108,18 @@ def report(runs: Sequence[Run], styles: Sequence[Style], base: Run | None = None
                 printed.append(block)
     if material.rest:
         lines += ["## Not measured", ""]
-        lines += [f"- `{case}`: {escape(reason)}" for case, reason in sorted(material.rest.items())]
-        lines.append("")
+        lines += [*_unmeasured_lines(material.rest), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _unmeasured_lines(reasons: Mapping[str, str]) -> Iterator[str]:
+    """A line per reason with its cases, the first few of them by name."""
+    cases: dict[str, list[str]] = {}
+    for case, reason in sorted(reasons.items()):
+        cases.setdefault(reason, []).append(f"`{case}`")
+    for reason, names in sorted(cases.items()):
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield f"- {escape(reason)}: {', '.join(names[:_NAMED])}{more}"
 
 
 def _preamble(style: Style, runs: Sequence[Run], base: Run | None) -> Iterator[list[str]]:
