@@ -134,7 +134,7 @@ def test_values_that_were_not_measured_are_empty_with_the_reason():
 def test_a_build_that_ran_and_could_not_tell_is_not_called_missing():
     text = style("opensora", run(opensora(1, 1.0, records=MEMORY[:5], platform="cpu")))
     assert (
-        "- empty: fragmentation; final (device); final (host): the memory build cannot tell on this device"
+        "- empty: fragmentation; final (device); final (host): the memory build does not tell it here"
         in section(text, "Memory, GiB per device")
     )
 
@@ -389,7 +389,7 @@ def pipeline(schedule, micro_batches, bubble):
 def test_pipeline_tables_read_schedule_stages_and_bubble_from_results():
     cases = [pipeline("1F1B", 8, 0.28), pipeline("GPipe", 8, 0.3), pipeline("1F1B", 16, 0.16)]
     text = style("methods", run(*cases))
-    assert [row[:3] + row[5:6] for row in table(text, "Pipeline schedules: gpt2-xl")[1:]] == [
+    assert [row[:3] + row[6:7] for row in table(text, "Pipeline schedules: gpt2-xl")[1:]] == [
         ["1F1B", "4", "8", "28"],
         ["1F1B", "4", "8", "22.4 [X]"],
         ["1F1B", "4", "16", "16"],
@@ -397,9 +397,17 @@ def test_pipeline_tables_read_schedule_stages_and_bubble_from_results():
         ["GPipe", "4", "8", "30"],
         ["GPipe", "4", "8", "35.1 [X]"],
     ]
-    assert ["4", "1F1B", "", "published: 16 a100 or h100 gpt3-13b", "823 [X]", "18.2 [X]", "", "22 [X]"] in table(
+    assert ["4", "1F1B", "", "published: 16 a100 or h100 gpt3-13b", "", "823 [X]", "18.2 [X]", "", "22 [X]"] in table(
         text, "Number of stages: gpt2-xl"
     )
+
+
+def test_emulated_pipelines_have_tables_of_their_own_and_nothing_published_beside():
+    plain = pipeline("1F1B", 8, 0.28)
+    parameters = {"mesh": "pp4", "schedule": "1f1b", "num_micro_batches": 8}
+    emulated = dataclasses.replace(plain, workload="perfsuite.workloads.x:EmulatedPipeline", parameters=parameters)
+    _, *rows = table(style("methods", run(emulated)), "Pipeline schedules: emulated_pipeline")
+    assert ["1 x 4 a100"] == [row[3] for row in rows]
 
 
 def kernel(name, workload, ranks, parameters, work, **metrics):

@@ -248,16 +248,15 @@ def _grids(style: Style, material: _Material) -> Iterator[Grid]:
             continue
         parts: dict[str, list[TableCase]] = {}
         for case in selected:
-            parts.setdefault(str(case.settings.get(spec.per, "")) if spec.per else "", []).append(case)
+            part = case.settings.get(spec.per) or case.settings.get("kernel", "") if spec.per else ""
+            parts.setdefault(str(part), []).append(case)
         for part, members in sorted(parts.items()):
             title = f"{spec.title}: {part}" if part else spec.title
             yield _grid(title, spec, members, material)
 
 
 def _grid(title: str, spec: TableSpec, cases: Sequence[TableCase], material: _Material) -> Grid:
-    columns = [
-        column for column in spec.columns if not column.optional or any(case.settings.get(column.key) for case in cases)
-    ]
+    columns = [column for column in spec.columns if not column.optional or any(_cell(case, column) for case in cases)]
     if material.base and any(column.key == "speedup" for column in columns):
         at = [column.key for column in columns].index("speedup") + 1
         columns.insert(at, Column(title=f"times {material.base}, same ranks", key="over_base"))

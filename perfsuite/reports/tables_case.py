@@ -221,6 +221,8 @@ def _settings(parameters: Mapping[str, Any], platform: str, ranks: int, hosts: i
     found.update(_size(parameters))
     if "stages_per_rank" in found and "pp" in found:
         found["stages"] = found["pp"] * found["stages_per_rank"]
+    if "schedule" in found:
+        found.setdefault("strategy", f"pipeline, {found['schedule']}")
     found["fix_hp"] = _told(parameters.get("overrides")) or "/"
     found["options"] = _options(parameters)
     return found
@@ -364,7 +366,7 @@ def why_empty(case: TableCase, key: str) -> str:
     source = {"communication_share": "exposed_communication_percent", "mfu_palm_percent": "mfu_percent"}.get(key, key)
     build = _BUILD_OF.get(key, "memory" if key.endswith("_gib") else "")
     if build and build in case.parameters.get("builds", ()) and key != "time_to_target_s":
-        return f"the {build} build cannot tell on this device"
+        return f"the {build} build does not tell it here"
     if source in case.reasons:
         return case.reasons[source]
     if key == "steps_per_epoch":

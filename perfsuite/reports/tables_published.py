@@ -94,7 +94,8 @@ def paired(
 
 
 def _alike(line: PublishedLine, case: TableCase, pair_by: Sequence[str]) -> bool:
-    return all(
+    """Whether a case can have the row beside it; one that emulates a model by sleeping has none."""
+    return bool(case.model) and all(
         line.setting(name) is not None and _plain(line.setting(name)) == _plain(case.settings.get(name))
         for name in pair_by
     )
