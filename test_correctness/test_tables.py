@@ -133,9 +133,8 @@ def test_values_that_were_not_measured_are_empty_with_the_reason():
 
 def test_a_build_that_ran_and_could_not_tell_is_not_called_missing():
     text = style("opensora", run(opensora(1, 1.0, records=MEMORY[:5], platform="cpu")))
-    assert (
-        "- empty: fragmentation; final (device); final (host): the memory build does not tell it here"
-        in section(text, "Memory, GiB per device")
+    assert "- empty: fragmentation; final (device); final (host): the memory build does not tell it here" in section(
+        text, "Memory, GiB per device"
     )
 
 
