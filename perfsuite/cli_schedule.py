@@ -21,8 +21,8 @@ from perfsuite.metrics.pipeline import (
 )
 from perfsuite.records import Timeline
 from perfsuite.reports.pipeline import binding_sentence
-from perfsuite.reports.timeline import timeline_svg
-from perfsuite.reports.timeline_files import trace_text, write_file
+from perfsuite.reports.timeline import timeline_svg, trace_text
+from perfsuite.reports.timeline_files import write_file
 from perfsuite.schedules import (
     SCHEDULES,
     Schedule,

@@ -49,9 +49,14 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     }
 
 
+def trace_text(timeline: Timeline) -> str:
+    """:func:`chrome_trace` as one line of JSON, without NaN or infinity, which viewers refuse."""
+    return json.dumps(chrome_trace(timeline), allow_nan=False) + "\n"
+
+
 def write_chrome_trace(timeline: Timeline, path: Path) -> None:
     """Write :func:`chrome_trace` to ``path``; OSError when it cannot be written."""
-    path.write_text(json.dumps(chrome_trace(timeline), allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(trace_text(timeline), encoding="utf-8")
 
 
 def write_timeline_svg(timeline: Timeline, path: Path, *, title: str = "") -> None:
@@ -77,4 +82,4 @@ def _complete(event: TimelineEvent, zero: float) -> dict[str, Any]:
     }
 
 
-__all__ = ["chrome_trace", "timeline_svg", "write_chrome_trace", "write_timeline_svg"]
+__all__ = ["chrome_trace", "timeline_svg", "trace_text", "write_chrome_trace", "write_timeline_svg"]

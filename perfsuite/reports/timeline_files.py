@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import math
 import os
 import re
@@ -12,8 +11,7 @@ from pathlib import Path
 
 from perfsuite.errors import ConfigurationError, InvalidParameter
 from perfsuite.records import Timeline
-from perfsuite.reports.timeline import chrome_trace
-from perfsuite.reports.timeline_picture import timeline_svg
+from perfsuite.reports.timeline import timeline_svg, trace_text
 
 TRACE, PICTURE = ".trace.json", ".svg"
 _LONGEST = 120
@@ -46,11 +44,6 @@ def write_case(case: str, timeline: Timeline, folder: Path) -> tuple[Path, Path]
     write_file(trace, trace_text(timeline))
     write_file(picture, timeline_svg(timeline, title=case.partition("::")[2] or case))
     return trace, picture
-
-
-def trace_text(timeline: Timeline) -> str:
-    """:func:`~perfsuite.reports.timeline.chrome_trace` as one line of JSON."""
-    return json.dumps(chrome_trace(timeline), allow_nan=False) + "\n"
 
 
 def check_timeline(timeline: Timeline) -> None:
