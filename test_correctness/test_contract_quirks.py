@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +12,11 @@ import pytest
 
 from perfsuite import cli
 from perfsuite.mesh import MeshShape
-from perfsuite.platforms import detect_machine, families, load_catalog, read_environment
+from perfsuite.platforms import detect_machine, families, load_catalog, quirks, read_environment
 from perfsuite.platforms.musa import MusaDevice
 from perfsuite.plugin import launch
 from perfsuite.runtime.local import LocalTransport
-from test_correctness import machines
+from test_correctness import derive_torch_musa_names, machines
 from test_correctness.derive_torch_musa_names import derive
 
 torch = pytest.importorskip("torch")
@@ -242,3 +243,10 @@ def test_names_are_derived_from_sources_without_running_them() -> None:
         "fsdp2_overlaps_from_architecture": 31,
     } == found["facts"]
     assert {"torch.backends": ["torch_musa = torch_musa:_autoload"]} == found["entry_points"]
+
+
+@pytest.mark.parametrize("module", [quirks, derive_torch_musa_names])
+def test_the_worked_examples_are_right(module: Any) -> None:
+    failed, tried = doctest.testmod(module)
+    assert failed == 0
+    assert tried > 0

@@ -92,7 +92,8 @@ def architecture_number(text: str) -> int | None:
 
 @functools.lru_cache(maxsize=1)
 def _tables() -> Mapping[str, Any]:
-    return tomllib.loads(FILE.read_text(encoding="utf-8"))
+    tables: Mapping[str, Any] = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return tables
 
 
 def all_quirks(family: str) -> tuple[Quirk, ...]:

@@ -172,6 +172,8 @@ def _pipelining(schedule: Schedule) -> Any:
     needs = [
         ("a runtime for orders of one's own", "2.5", hasattr(names, "_PipelineScheduleRuntime")),
         ("split backwards", "2.5", hasattr(stage, "backward_weight_one_chunk")),
+        # Not in 2.7.1; 2.13 is the oldest that it was seen in.
+        ("receives that can be watched", "2.13", "self.fwd_recv_ops" in inspect.getsource(names)),
     ]
     if schedule.placement == "v":
         needs.append(("neighbouring stages on one rank", "2.6", hasattr(stage, "set_local_fwd_input")))
