@@ -12,7 +12,7 @@ from perfsuite.workloads.pipeline_parity import PipelineParity
 
 @dataclass(frozen=True, kw_only=True)
 class FaultyStage(EmulatedPipeline):
-    """One stage raises, hangs, or computes something else, from its third forward on."""
+    """One stage raises, runs out of memory, hangs, or computes something else, from its third forward on."""
 
     culprit: int
     fault: str
@@ -33,6 +33,8 @@ class FaultyStage(EmulatedPipeline):
                 return None
             if self.fault == "raise":
                 raise ValueError("bad luck on purpose")
+            if self.fault == "memory":
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory, on purpose")
             if self.fault == "hang":
                 time.sleep(3600)
             return output * 1.001

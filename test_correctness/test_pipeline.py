@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from perfsuite.baselines.physics import bubble_bound
-from perfsuite.errors import RanksFailed, WrongResult
+from perfsuite.errors import OutOfMemory, RanksFailed, WrongResult
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, impossible_bubble, in_flight_micro_batches
@@ -260,6 +261,26 @@ def test_clocks_of_several_hosts_are_compared(driver):
     assert found["offset_s_2"] == pytest.approx(-2000, abs=10)
 
 
+class TwoHosts(LocalTransport):
+    """Says that every rank is on a host of its own."""
+
+    def place(self, slot):
+        return dataclasses.replace(super().place(slot), host=f"host{slot}", local_rank=0, local_world_size=1)
+
+
+def test_ranks_of_several_hosts_have_one_timeline(tmp_path):
+    transport = TwoHosts(start_method="fork", preload=("torch",), log_directory=tmp_path)
+    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
+    try:
+        timeline = run(driver, EmulatedPipeline(mesh="pp2", num_micro_batches=3, action_ms=30)).timeline
+    finally:
+        driver.close()
+    assert Counter(event.kind for event in timeline.events if event.kind in COMPUTE) == {"forward": 6, "backward": 6}
+    starts = {(event.kind, event.stage, event.micro_batch): event.start_s for event in timeline.events}
+    # The offset that was measured is wrong by far less than an action lasts.
+    assert starts["forward", 0, 0] < starts["forward", 1, 0] < starts["backward", 1, 0] < starts["backward", 0, 0]
+
+
 # -- memory ------------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +314,12 @@ def test_a_stage_that_raises_is_named_and_the_next_case_runs(driver, schedule, c
         run(driver, case, budget=ONCE)
     assert len(str(failed.value)) < 10_000  # torch would print the whole schedule, on every rank
     assert run(driver, EmulatedPipeline(mesh="pp2", num_micro_batches=4, action_ms=0), budget=ONCE).smoke
+
+
+def test_out_of_memory_stays_what_it_is(driver):
+    case = pipeline_faults.FaultyStage(mesh="pp2", num_micro_batches=4, action_ms=0, culprit=1, fault="memory")
+    with pytest.raises(OutOfMemory):
+        run(driver, case, budget=ONCE)
 
 
 def test_a_stage_that_hangs_is_named_and_the_next_case_runs(driver):

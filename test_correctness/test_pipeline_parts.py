@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch.distributed import pipelining
 
+from perfsuite.baselines.exact import rule_for
+from perfsuite.baselines.runs import Meaning
 from perfsuite.errors import InvalidParameter, UnsupportedCase
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import REGISTRY
@@ -135,6 +137,12 @@ def test_the_head_takes_the_place_of_blocks():
         assert sum(stage_costs(model, split)) == pytest.approx(model.forward_flops)
         even = [range(index * model.layers // stages, (index + 1) * model.layers // stages) for index in range(stages)]
         assert max(stage_costs(model, split)) <= max(stage_costs(model, tuple(even)))
+
+
+def test_a_gate_judges_one_bubble_alone():
+    meaning = Meaning(unit="ratio", better="lower")
+    names = [name for name in PipelineStep.metrics if "bubble" in name]
+    assert [name for name in names if rule_for(name, meaning) is not None] == ["bubble_ratio"]
 
 
 # -- orders for torch --------------------------------------------------------------------------------------------

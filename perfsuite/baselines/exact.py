@@ -39,6 +39,8 @@ def rule_for(name: str, meaning: Meaning, tolerance: float | None = None) -> Exa
     keeps its absolute rule.
     """
     spec = REGISTRY.get(name)
+    if spec is not None and spec.observed:
+        return None
     if name.startswith("bubble"):
         return ExactRule(absolute=(spec.absolute_floor if spec else 0.0) or BUBBLE_CHANGE)
     if spec is not None:
@@ -51,7 +53,7 @@ def rule_for(name: str, meaning: Meaning, tolerance: float | None = None) -> Exa
 
 
 def _from_registry(spec: MetricSpec, tolerance: float | None) -> ExactRule | None:
-    if spec.observed or not (spec.deterministic or spec.unit == "GiB"):
+    if not (spec.deterministic or spec.unit == "GiB"):
         return None
     usual = MEMORY_CHANGE if spec.unit == "GiB" else 0.0
     relative = next(each for each in (tolerance, spec.tolerance, usual) if each is not None)

@@ -54,37 +54,22 @@ class Fsdp(Strategy):
         """Blocks get their values one at a time and are spread at once: no rank ever holds the whole model."""
         import torch
 
-        try:
-            from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
-        except ImportError:  # torch 2.5 has it here only, which newer ones' types do not know
-            from torch.distributed._composable.fsdp import (  # type: ignore[attr-defined]
-                CPUOffloadPolicy,
-                FSDPModule,
-                MixedPrecisionPolicy,
-                fully_shard,
-            )
-        if rank.device.type == "cpu" and not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
-            # 2.5.0 raises (no streams), 2.7.1 sums where it should average (pytorch issue 162338).
-            raise UnsupportedCase(
-                f"torch {torch.__version__} cannot run strategy fsdp on a cpu: it needs an accelerator's streams or "
-                f"averages gradients wrongly over gloo; use a newer torch (2.13 is tested)"
-            )
-
         from perfsuite.models.layers import materialize
         from perfsuite.strategies.trainer import Trainer, make_optimizer, new_module
 
+        api = fsdp_api(rank)
         spread: dict[str, Any] = {"mesh": rank.mesh}
         if self.mixed_precision:
             narrow = getattr(torch, DTYPES[plan.dtype])
-            spread["mp_policy"] = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32)
+            spread["mp_policy"] = api.MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32)
         if self.offload:
-            spread["offload_policy"] = CPUOffloadPolicy(pin_memory=rank.device.type != "cpu")
+            spread["offload_policy"] = api.CPUOffloadPolicy(pin_memory=rank.device.type != "cpu")
         module = new_module(rank, plan)
         for index, block in enumerate(module.blocks):
             materialize(block, rank.device, seed=plan.seed, prefix=f"blocks.{index}.")
-            fully_shard(block, reshard_after_forward=self.reshard, **spread)
+            api.fully_shard(block, reshard_after_forward=self.reshard, **spread)
         materialize(module, rank.device, seed=plan.seed)
-        fully_shard(module, **spread)
+        api.fully_shard(module, **spread)
         return Trainer(
             rank,
             plan,
@@ -94,6 +79,23 @@ class Fsdp(Strategy):
             hold=_hold(module) if plan.accumulation > 1 else None,
             casts=not self.mixed_precision,
         )
+
+
+def fsdp_api(rank: Rank) -> Any:
+    """torch's FSDP2 from where this torch has it; UnsupportedCase where it cannot run on the rank's device."""
+    import torch
+    from torch.distributed import fsdp
+
+    api: Any = fsdp
+    if not hasattr(api, "fully_shard"):  # torch 2.5 has it in another place
+        from torch.distributed._composable import fsdp as api
+    if rank.device.type == "cpu" and not hasattr(api.FSDPModule, "set_force_sum_reduction_for_comms"):
+        # 2.5.0 raises (no streams), 2.7.1 sums where it should average (pytorch issue 162338).
+        raise UnsupportedCase(
+            f"torch {torch.__version__} cannot run strategy fsdp on a cpu: it needs an accelerator's streams or "
+            f"averages gradients wrongly over gloo; use a newer torch (2.13 is tested)"
+        )
+    return api
 
 
 def _hold(module: Any) -> Callable[[bool], AbstractContextManager[None]]:

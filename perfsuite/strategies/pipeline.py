@@ -103,20 +103,13 @@ class Pipeline:
             with _without_dumps():
                 self.runtime.step(*inputs_given, **targets_given, **self._options)
         except Exception as error:
-            raise self._named(error) from error
+            cause = root_of(error)
+            if _speaks_for_itself(cause):
+                raise cause from None
+            raise RuntimeError(
+                f"schedule {self.schedule.name}: {self.watch.doing} failed: {type(cause).__name__}: {cause!s:.300}"
+            ) from cause
         return torch.stack([each.detach() for each in losses]).sum() if self.last else None
-
-    def _named(self, error: Exception) -> Exception:
-        """What failed and where; torch wraps the cause in a dump of tensors."""
-        cause = error
-        while isinstance(cause, RuntimeError) and isinstance(cause.__cause__, Exception):
-            cause = cause.__cause__
-        # Out of memory has to stay recognisable, and errors of our own say what to do.
-        if isinstance(cause, PerfsuiteError) or "out of memory" in str(cause):
-            return cause
-        return RuntimeError(
-            f"schedule {self.schedule.name}: {self.watch.doing} failed: {type(cause).__name__}: {cause!s:.300}"
-        )
 
     def exchange(self, gradient: torch.Tensor, *, between: tuple[int, int]) -> None:
         """Add up ``gradient`` over the two ranks of the pipeline that hold a copy of one parameter; both call it."""
@@ -136,6 +129,19 @@ class Pipeline:
         self.watch.detach()
         self.stages.clear()
         del self.runtime
+
+
+def root_of(error: Exception) -> Exception:
+    """What a stage raised: torch wraps it in RuntimeErrors that dump its arguments."""
+    while isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return error
+
+
+def _speaks_for_itself(cause: Exception) -> bool:
+    """Out of memory has to stay recognisable, in whichever words a device says it; our own errors say what to do."""
+    said = str(cause).lower()
+    return isinstance(cause, (PerfsuiteError, MemoryError)) or "out of memory" in said or "allocate memory" in said
 
 
 def torch_order(order: Order, names: Any) -> list[Any]:

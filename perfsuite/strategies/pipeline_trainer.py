@@ -17,6 +17,7 @@ from perfsuite.models.gpt import Gpt
 from perfsuite.models.layers import cross_entropy, materialize
 from perfsuite.schedules import Schedule
 from perfsuite.strategies.base import Plan
+from perfsuite.strategies.fsdp import fsdp_api
 from perfsuite.strategies.pipeline import Edges, Pipeline
 from perfsuite.strategies.pipeline_modules import TIED, ModelStage, make_stage
 from perfsuite.strategies.pipeline_split import split_layers
@@ -57,13 +58,12 @@ class PipelineTrainer:
         module = make_stage(self.plan, layers, last=last)
         materialize(module, self.rank.device, seed=self.plan.seed)
         if self.replicas > 1:
-            from torch.distributed.fsdp import fully_shard
-
+            api = fsdp_api(self.rank)
             # Gathered once per step: between micro-batches the runtime keeps the parameters of a stage.
             spread: dict[str, Any] = {"mesh": self.rank.mesh["dp"], "reshard_after_forward": False}
             for block in module.blocks.values():
-                fully_shard(block, **spread)
-            fully_shard(module, **spread)
+                api.fully_shard(block, **spread)
+            api.fully_shard(module, **spread)
         return module
 
     # -- one step ------------------------------------------------------------------------------------------------
