@@ -140,11 +140,14 @@ class SpanTotal:
 
     name: str
     time_s: float
-    """Median over iterations of the sum of the spans of this name, the maximum over ranks; ``remainder`` is the rest of
-    the iteration on the rank where it is largest."""
+    """Seconds in the median sample on the rank that took longest in it; ``remainder`` is what no span covers.  Parts
+    that do not overlap, with the remainder, sum to the median of the samples."""
     count: float
     """Spans of this name per iteration on one rank."""
     slowest_rank: int
+    """Rank whose own median over the samples is the largest of this part."""
+    slowest_s: float = 0.0
+    """That median: what the slowest rank takes, whoever decides how long the step is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,14 +97,20 @@ _RATES = (
     (conventions.MEGATRON, "megatron"),
     (conventions.COLOSSALAI, "colossalai"),
 )
+_MEDIAN_STEP = "of the median step"
 _PARTS = {
-    "data_ms": (("data",), "Waiting for the next batch."),
-    "forward_ms": (("forward",), "Forward, loss included."),
-    "backward_ms": (("backward",), "Backward, the optimizer not included."),
-    "optimizer_ms": (("optimizer",), "The optimizer's step."),
-    "backward_with_optimizer_ms": (("backward", "optimizer"), "Backward and optimizer together, as report 000 has it."),
-    "remainder_ms": (("remainder",), "What no part of the step covers."),
+    "data_ms": (("data",), _MEDIAN_STEP, "Waiting for the next batch."),
+    "forward_ms": (("forward",), _MEDIAN_STEP, "Forward, loss included."),
+    "backward_ms": (("backward",), f"{_MEDIAN_STEP}, optimizer outside", "Backward, the optimizer not included."),
+    "optimizer_ms": (("optimizer",), _MEDIAN_STEP, "The optimizer's step."),
+    "backward_with_optimizer_ms": (
+        ("backward", "optimizer"),
+        f"{_MEDIAN_STEP}, optimizer inside",
+        "Backward and optimizer together, as report 000 has it.",
+    ),
+    "remainder_ms": (("remainder",), _MEDIAN_STEP, "What no part of the step covers."),
 }
+"""Spans, convention and meaning.  data + forward + backward + optimizer + remainder is the step."""
 _MEMORY = {
     "weights": "Parameters and buffers of one rank.",
     "gradients": "Gradients of one rank, after the backward.",
@@ -173,12 +179,12 @@ _ALL = (
             name=name,
             unit="ms",
             better="lower",
-            convention="median of the slowest rank",
+            convention=convention,
             doc=doc,
             compute=_part(*spans),
             observed=True,
         )
-        for name, (spans, doc) in _PARTS.items()
+        for name, (spans, convention, doc) in _PARTS.items()
     ),
     *(
         MetricSpec(
