@@ -259,10 +259,10 @@ STEPS = st.lists(  # per rank and sample: sixteenths of a second in data, forwar
 @given(STEPS, st.integers(1, 5), st.sampled_from([1, 2, 4]))
 def test_parts_of_the_reported_step_sum_to_it_to_the_last_bit(ranks, rounds, iterations):
     recorders, own = [], []
-    for steps in ranks:
+    for walk in ranks:
         clock = Ticks()
         recorder, mine = SpanRecorder(clock=clock), []
-        for step in steps[:rounds]:
+        for step in walk[:rounds]:
             start = clock.now
             for _ in range(iterations):
                 for name, length in zip(("data", "forward", "backward", "optimizer", ""), step, strict=True):

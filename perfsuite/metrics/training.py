@@ -76,6 +76,15 @@ def _recorded(record: str, convert: Callable[[float], float], build: str) -> Com
     return compute
 
 
+def _largest_batch(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    found = {record.name: record.value for record in measurement.records}
+    if "largest_local_batch" not in found:
+        return Reading(value=None, note="no batch was looked for")
+    limit = found.get("search_limit")
+    note = "" if limit is None else f"the search ended at {limit:.0f}, which fits"
+    return Reading(value=found["largest_local_batch"], note=note)
+
+
 def _time_to_target(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
     steps = _recorded("steps_to_target", _same, "loss")(work, measurement, peaks).value
     if steps is None:
@@ -124,7 +133,14 @@ _MEMORY = {
     "whole_device": "Total minus free memory of the device after a step, other processes included.",
 }
 
-_HEADLINES = ("samples_per_s", "tokens_per_s_per_device", "tflops_per_device", "mfu_percent", "peak_gib")
+_HEADLINES = (
+    "largest_local_batch_samples",
+    "samples_per_s",
+    "tokens_per_s_per_device",
+    "tflops_per_device",
+    "mfu_percent",
+    "peak_gib",
+)
 
 _ALL = (
     MetricSpec(
@@ -198,6 +214,16 @@ _ALL = (
             observed=what not in ("weights", "gradients", "optimizer", "activations", "peak"),
         )
         for what, doc in _MEMORY.items()
+    ),
+    MetricSpec(
+        name="largest_local_batch_samples",
+        unit="samples",
+        better="higher",
+        convention="two steps fit",
+        doc="Most samples of one forward on one rank with which two steps fit into its memory or budget.",
+        compute=_largest_batch,
+        deterministic=True,
+        tolerance=0.01,
     ),
     MetricSpec(
         name="exposed_communication_percent",

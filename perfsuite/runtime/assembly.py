@@ -17,8 +17,8 @@ from perfsuite.records import (
     from_json,
 )
 from perfsuite.runtime.lateness import judge_arrivals
-from perfsuite.runtime.timelines import join
 from perfsuite.runtime.spans import REMAINDER
+from perfsuite.runtime.timelines import join
 from perfsuite.runtime.transport import Message
 
 

@@ -246,8 +246,15 @@ class Driver:
         self._formed = 0
         if not clean:
             self._discard(slots)
-        first = next(iter(sorted(wait.errors.items())), None)
-        if first is not None and len(kinds) == 1 and not wait.exits and first[1]["kind"] in _ERRORS:
+        # What others raise because a rank that ran out of memory left them alone is a consequence.
+        cause = {slot: error for slot, error in wait.errors.items() if error["kind"] == "out_of_memory"} or wait.errors
+        first = next(iter(sorted(cause.items())), None)
+        if (
+            first is not None
+            and len({error["kind"] for error in cause.values()}) == 1
+            and not wait.exits
+            and first[1]["kind"] in _ERRORS
+        ):
             rank, error = first
             where = f"rank {rank} while {error['phase']}: " if error["kind"] == "wrong_result" else ""
             raise _ERRORS[error["kind"]](where + error["message"])

@@ -50,19 +50,20 @@ _TIMED = (
     "backward_with_optimizer_ms",
     "remainder_ms",
 )
+MEMORY_METRICS = (
+    "weights_gib",
+    "gradients_gib",
+    "optimizer_gib",
+    "activations_gib",
+    "peak_gib",
+    "fragmentation_gib",
+    "final_device_gib",
+    "untracked_gib",
+    "final_host_gib",
+    "whole_device_gib",
+)
 _UNTIMED: Mapping[str, tuple[str, ...]] = {
-    "memory": (
-        "weights_gib",
-        "gradients_gib",
-        "optimizer_gib",
-        "activations_gib",
-        "peak_gib",
-        "fragmentation_gib",
-        "final_device_gib",
-        "untracked_gib",
-        "final_host_gib",
-        "whole_device_gib",
-    ),
+    "memory": MEMORY_METRICS,
     "exposed": ("exposed_communication_percent",),
     "flops": ("counted_tflop",),
     "loss": ("final_loss", "time_to_target_s"),
