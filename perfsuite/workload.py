@@ -173,6 +173,8 @@ class Workload(ABC):
     """Names in the metric registry, the one that a gate looks at first."""
     process: ClassVar[Process | None] = None
     """Declared when the workload needs processes of its own."""
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Modules that its ranks import: where ranks are forks, their parent imports them once for all."""
     aligned: ClassVar[bool] = True
     """Kernels and collectives: a barrier before each sample.  Training steps: False, they run free."""
     yardstick: ClassVar[Yardstick] = "compute"

@@ -261,6 +261,8 @@ def test_a_case_that_cannot_be_spread_is_refused(fields, world_size, message):
             "communication of mesh dp_replicate2-dp_shard2 cannot be made to do nothing",
         ),
         ({"builds": ("flops",), "compiled": True}, "torch counts no operations of compiled blocks"),
+        ({"environment": {"A=B": "1"}}, "environment: A=B='1' is no variable; give its name and a text"),
+        ({"environment": {"A": 1}}, "environment: A=1 is no variable"),
         ({"mesh": "dp"}, "mesh 'dp': 'dp' is not an axis followed by its size"),
         ({"model": "gpt9"}, "model 'gpt9' is unknown"),
     ],
@@ -268,6 +270,16 @@ def test_a_case_that_cannot_be_spread_is_refused(fields, world_size, message):
 def test_fields_that_contradict_each_other_are_refused(fields, message):
     with pytest.raises(InvalidParameter, match=message):
         TrainStep(**{"model": "gpt2-tiny", **fields})
+
+
+def test_variables_and_imports_of_a_case_are_known_before_its_ranks_start():
+    plain = TrainStep(model="gpt2-tiny", strategy="ddp")
+    assert plain.process is None
+    assert plain.preload == ("torch._dynamo",)
+    told = dataclasses.replace(plain, environment={"GLOO_SOCKET_IFNAME": "lo"})
+    assert told.process.env == {"GLOO_SOCKET_IFNAME": "lo"}
+    zero = TrainStep(model="gpt2-tiny", strategy="zero1", environment={"A": "1"})
+    assert (zero.process.env, zero.preload[-1]) == ({"A": "1"}, "deepspeed")
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 8))

@@ -106,13 +106,6 @@ def test_deepspeed(perf, ranks, model, strategy):
     perf(TrainStep(model=model, strategy=strategy, micro_batch_size=4, builds=("memory",)), on=ranks)
 
 
-@sizes(param="model", full=["gpt2"], small=["gpt2-tiny"])
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
-def test_checkpointing(perf, model, checkpointing):
-    """What computing activations again costs and saves on one card."""
-    perf(TrainStep(model=model, micro_batch_size=4, checkpointing=checkpointing, builds=("memory",)))
-
-
 @sizes(param="model", full=["llama2-7b"], small=["llama2-tiny"])
 @world_sizes(2)
 @pytest.mark.parametrize("accumulation", [1, 4], ids="gas{}".format)

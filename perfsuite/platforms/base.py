@@ -80,6 +80,8 @@ class Family(ABC):
     """Whether more ranks than devices are always allowed (cpu); elsewhere only with --perf-oversubscribe."""
     simulated: ClassVar[bool] = False
     """Results are stamped and never meet real ones; such a family is never detected, only asked for by name."""
+    communication_settings: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    """What the backend's library can be told: a word that several libraries share -> its variables here."""
     device_code: ClassVar[str]
     """Where the rank side is: ``package.module:Class``, a DeviceCode made without arguments."""
 

@@ -11,7 +11,7 @@ import importlib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, cast
 
 from perfsuite.errors import UnsupportedCase
@@ -34,6 +34,14 @@ class Musa(AcceleratorFamily):
     name = "musa"
     backend = "mccl"
     start_method = "exec"
+    # The numbers stand for a ring and the simple protocol; the vendor's launch scripts set all three.
+    communication_settings = MappingProxyType(
+        {
+            "ring": {"MCCL_ALGOS": "1"},
+            "simple": {"MCCL_PROTOS": "2"},
+            "large-buffers": {"MCCL_BUFFSIZE": "20971520"},
+        }
+    )
     device_code = "perfsuite.platforms.musa:MusaDevice"
     nodes = ("dev/mtgpu*",)
     visible_variable = "MUSA_VISIBLE_DEVICES"

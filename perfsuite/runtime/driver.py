@@ -138,7 +138,10 @@ class Driver:
             budget=dataclasses.asdict(job.budget),
             purpose=job.purpose,
         )
-        self._acquire(job.world_size, fresh=fresh, env=process.env if process else {})
+        env = process.env if process else {}
+        if self._family.name == "cpu" and not env:  # elsewhere an import may open the device, which no fork survives
+            self._transport.preload(job.workload.preload)
+        self._acquire(job.world_size, fresh=fresh, env=env)
         self._form(job.world_size, job.budget.timeout_s)
         reports = self._command(dict.fromkeys(range(job.world_size), command), job.budget.timeout_s)
         if process is not None:

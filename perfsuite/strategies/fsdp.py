@@ -29,6 +29,7 @@ class Fsdp(Strategy):
     """Parameters, gradients and optimizer state live in host memory."""
 
     name: ClassVar[str] = "fsdp"
+    preload: ClassVar[tuple[str, ...]] = ("torch.distributed.fsdp",)
     replicates: ClassVar[bool] = False
 
     def require(self, shape: MeshShape) -> None:

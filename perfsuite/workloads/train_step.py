@@ -24,11 +24,13 @@ from perfsuite.models.dataset import Dataset, generate, read
 from perfsuite.records import Work
 from perfsuite.strategies import Plan, Strategy, ds_config
 from perfsuite.strategies.base import data_parallel_size
-from perfsuite.workload import Purpose, Rank, Step, Workload, Yardstick
+from perfsuite.workload import Process, Purpose, Rank, Step, Workload, Yardstick
 
 if TYPE_CHECKING:
     from perfsuite.models.loading import Files, Synthetic
 
+_PRELOAD = ("torch._dynamo",)
+"""Every optimizer of torch's imports it at its first step."""
 _DTYPES = ("fp32", "tf32", "bf16", "fp16")
 _TIMED = (
     "step_time_s",
@@ -106,6 +108,8 @@ class TrainStep(Workload):
     """Of AdamW."""
     seed: int = 0
     """Of the initial values."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the communication library, set before the ranks' interpreters start."""
     builds: tuple[Purpose, ...] = ()
     """What to look at beside the time, in builds of their own: memory, exposed, flops, loss."""
     loss_steps: int = 20
@@ -134,7 +138,9 @@ class TrainStep(Workload):
         self.find_model()
         self._require_builds(strategy)
         # Class variables of Workload that depend on the case here: a frozen instance keeps its own.
-        object.__setattr__(self, "process", strategy.process)
+        object.__setattr__(self, "process", self._process(strategy))
+        compiler = ("torch._inductor.compile_fx",) if self.compiled else ()
+        object.__setattr__(self, "preload", (*_PRELOAD, *compiler, *strategy.preload))
         object.__setattr__(self, "metrics", (*_TIMED, *(name for build in self.builds for name in _UNTIMED[build])))
 
     def _require_choices(self) -> None:
@@ -143,6 +149,16 @@ class TrainStep(Workload):
         require_checkpointing(self.checkpointing)
         if not isinstance(self.num_workers, int) or self.num_workers < 0:
             raise InvalidParameter(f"num_workers={self.num_workers!r} is no number of processes; choose 0 or more")
+
+    def _process(self, strategy: Strategy) -> Process | None:
+        """Processes with the variables asked for and those of the strategy's; InvalidParameter for what is no text."""
+        for name, value in self.environment.items():
+            if not (name and isinstance(value, str)) or "=" in name:
+                raise InvalidParameter(f"environment: {name}={value!r} is no variable; give its name and a text")
+        if not self.environment:
+            return strategy.process
+        own = strategy.process.env if strategy.process else {}
+        return Process(env={**own, **self.environment})
 
     def _require_builds(self, strategy: Strategy) -> None:
         purposes = [each for each in get_args(Purpose) if each != "time"]
