@@ -122,6 +122,8 @@ class RankFacts:
     """Largest resident set of the process so far."""
     cache_bytes: int = 0
     """Last-level cache of the rank's device; 0 where it cannot be told."""
+    utilisation_percent: float | None = None
+    """Share of the samples' last moments in which the rank's device ran any kernel; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

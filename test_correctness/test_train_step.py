@@ -300,6 +300,31 @@ def test_a_ds_config_s_batch_is_honoured(tmp_path):
     assert workload.work(MeshShape.of(dp=4)).samples == 3 * 2 * 4
 
 
+def test_a_ds_config_s_global_batch_is_spread_over_the_ranks(tmp_path):
+    path = tmp_path / "ds_config.json"
+    path.write_text('{"train_batch_size": 24, "train_micro_batch_size_per_gpu": "auto"}')
+    workload = TrainStep(model="gpt2-tiny", strategy="zero2", options={"config": str(path)}, accumulation=2)
+    assert workload.plan(MeshShape.of(dp=4)).micro_batch_size == 3
+    with pytest.raises(
+        InvalidParameter, match="train_batch_size=24 does not divide by accumulation 2 x 5 ranks = 10; choose 20 or 30"
+    ):
+        workload.plan(MeshShape.of(dp=5))
+    with pytest.raises(
+        InvalidParameter, match=r"train_batch_size=24 is not micro_batch_size 2 x accumulation 2 x 4 ranks = 16"
+    ):
+        dataclasses.replace(workload, micro_batch_size=2).plan(MeshShape.of(dp=4))
+
+
+def test_llama2_7b_has_the_batch_of_its_report(driver):
+    workload = TrainStep(model="llama2-7b", strategy="fsdp", micro_batch_size=3, accumulation=1, global_batch_size=24)
+    plan = workload.plan(MeshShape.of(dp=8))
+    assert (plan.micro_batch_size, plan.accumulation, plan.model.tokens_per_sample) == (3, 1, 4096)
+    tiny = TrainStep(model="llama2-tiny", strategy="fsdp", micro_batch_size=3, accumulation=2, global_batch_size=12)
+    found = records(run(driver, tiny, 2, budget=ONCE))
+    assert (found["local_batch"], found["accumulation"], found["global_batch"]) == (3, 2, 12)
+    assert found["sequence_length"] == find_model("llama2-tiny").tokens_per_sample
+
+
 def test_conventions_of_the_same_step_differ_as_published():
     workload = TrainStep(model="llama2-7b", strategy="zero2", micro_batch_size=3)
     work = workload.work(MeshShape.of(dp=8))

@@ -13,6 +13,9 @@ import pytest
 from perfsuite import dtypes, sizes, world_sizes
 from perfsuite.workloads.train_step import TrainStep
 
+TARGET_LOSS = 5.6
+"""Of the tiny GPT, whose 512 words are ln 512 = 6.24 at first."""
+
 
 @pytest.fixture
 def data_for(request):
@@ -56,12 +59,14 @@ def test_latte_loaders(perf, model, num_workers, data_for, platform):
 @dtypes("bf16", "fp32")
 @world_sizes(2, 4, 8)
 def test_llama2(perf, ranks, model, dtype, data_for):
-    """Report 002: three sequences per card, mixed precision, full checkpointing, state spread over all cards."""
+    """Report 002: LBS 3, MPE 4096, GAS 1, GBS = LBS x GAS x DP; mixed precision, full checkpointing, state spread."""
     workload = TrainStep(
         model=model,
         strategy="fsdp",
         options={"mixed_precision": dtype != "fp32"},
         micro_batch_size=3,
+        accumulation=1,
+        global_batch_size=3 * ranks.world_size,
         dtype=dtype,
         checkpointing="full",
         data=data_for(model),
@@ -114,7 +119,24 @@ def test_accumulation(perf, ranks, model, accumulation):
     perf(TrainStep(model=model, strategy="fsdp", accumulation=accumulation), on=ranks)
 
 
-@sizes(param="model", full=["gpt2"], small=["gpt2-tiny"])
-def test_compiled(perf, model):
-    """What torch.compile on every block buys on one card."""
-    perf(TrainStep(model=model, micro_batch_size=4, compiled=True))
+@sizes(param="model", full=["gpt2"], small=["gpt2-micro"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_compiled(perf, model, compiled):
+    """What torch.compile on every block buys on one card.  The small size compiles nothing but its own twin."""
+    perf(TrainStep(model=model, micro_batch_size=2, compiled=compiled))
+
+
+@sizes(param="model", full=["gpt2-tiny"], small=["gpt2-tiny"])
+@world_sizes(2)
+def test_time_to_target(perf, ranks, model):
+    """How long training takes to a loss, from seeded values: small at either scale, since losses of sizes differ."""
+    workload = TrainStep(
+        model=model,
+        strategy="ddp",
+        micro_batch_size=4,
+        learning_rate=1e-3,
+        builds=("loss",),
+        loss_steps=20,
+        target_loss=TARGET_LOSS,
+    )
+    perf(workload, on=ranks)

@@ -71,9 +71,24 @@ def _recorded(record: str, convert: Callable[[float], float], build: str) -> Com
         for each in measurement.records:
             if each.name == record:
                 return Reading(value=convert(each.value))
-        return Reading(value=None, note=f"no {build} build was run")
+        return Reading(value=None, note=f"no {build} build was run" if build else "synthetic data have no end")
 
     return compute
+
+
+def _exposed_kernels(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    reading = _recorded("exposed_kernel_share", _percent, "exposed")(work, measurement, peaks)
+    if reading.value is None and all(rank.device == "cpu" for rank in measurement.ranks):
+        return Reading(value=None, note="not supported on a cpu: it has no kernels on a clock of their own")
+    return reading
+
+
+def _device_utilisation(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    told = [rank.utilisation_percent for rank in measurement.ranks]
+    known = [value for value in told if value is not None]
+    if len(known) < len(told):
+        return Reading(value=None, note="unknown: no vendor's library tells it on every rank")
+    return Reading(value=sum(known) / len(known))
 
 
 def _largest_batch(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
@@ -235,6 +250,24 @@ _ALL = (
         observed=True,
     ),
     MetricSpec(
+        name="exposed_kernels_percent",
+        unit="percent",
+        better="lower",
+        convention="profiler: only communication kernels ran",
+        doc="Share of the step in which a device did nothing but communicate, by the times of its kernels.",
+        compute=_exposed_kernels,
+        observed=True,
+    ),
+    MetricSpec(
+        name="device_utilisation_percent",
+        unit="percent",
+        better="higher",
+        convention="vendor telemetry",
+        doc="Share of the last moments of the samples in which a device ran any kernel, as its vendor's library tells.",
+        compute=_device_utilisation,
+        observed=True,
+    ),
+    MetricSpec(
         name="counted_tflop",
         unit="TFLOP",
         better="neither",
@@ -251,6 +284,16 @@ _ALL = (
         convention="seeded run",
         doc="Mean loss of the last of a fixed number of steps from seeded values.",
         compute=_recorded("final_loss", _same, "loss"),
+        observed=True,
+    ),
+    MetricSpec(
+        name="steps_per_epoch",
+        unit="steps/epoch",
+        better="neither",
+        convention="samples of the data set / global batch",
+        doc="Steps in which every sample of the data set is seen once.",
+        compute=_recorded("steps_per_epoch", _same, ""),
+        deterministic=True,
         observed=True,
     ),
     MetricSpec(

@@ -202,6 +202,10 @@ class DeviceCode(ABC):
     def cache_bytes(self) -> int:
         """Size of the last-level cache, for flushing it."""
 
+    def utilisation_percent(self) -> float | None:
+        """Share of its last moments in which the device ran any kernel; None where no library tells."""
+        return None
+
     def release(self) -> None:  # noqa: B027  an optional hook, not a forgotten abstract method
         """Return cached memory to the device between cases."""
 

@@ -156,6 +156,15 @@ class MusaDevice(Accelerator):
             raise UnsupportedCase("torch.backends.mudnn is missing: TF32 cannot be set; repair torch_musa")
         mudnn.allow_tf32 = allowed
 
+    def utilisation_percent(self) -> float | None:
+        """By torch_musa where it tells, else by pymtml; unknown where the visible devices have other numbers there."""
+        told = super().utilisation_percent()
+        if told is not None or Musa.visible_variable in os.environ:
+            return told
+        device = DetectedDevice(index=int(self._module.current_device()), reported_name="")
+        telemetry = MtmlTelemetry.open((device,))
+        return telemetry.read()[0].utilisation_percent if telemetry else None
+
     def versions(self) -> dict[str, str]:
         """torch_musa's version, the architecture (mp_22 for S4000) and the switches that change what is timed."""
         import torch

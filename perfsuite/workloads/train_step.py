@@ -51,6 +51,7 @@ _TIMED = (
     "optimizer_ms",
     "backward_with_optimizer_ms",
     "remainder_ms",
+    "device_utilisation_percent",
 )
 MEMORY_METRICS = (
     "weights_gib",
@@ -66,7 +67,7 @@ MEMORY_METRICS = (
 )
 _UNTIMED: Mapping[str, tuple[str, ...]] = {
     "memory": MEMORY_METRICS,
-    "exposed": ("exposed_communication_percent",),
+    "exposed": ("exposed_communication_percent", "exposed_kernels_percent"),
     "flops": ("counted_tflop",),
     "loss": ("final_loss", "time_to_target_s"),
 }
@@ -141,7 +142,8 @@ class TrainStep(Workload):
         object.__setattr__(self, "process", self._process(strategy))
         compiler = ("torch._inductor.compile_fx",) if self.compiled else ()
         object.__setattr__(self, "preload", (*_PRELOAD, *compiler, *strategy.preload))
-        object.__setattr__(self, "metrics", (*_TIMED, *(name for build in self.builds for name in _UNTIMED[build])))
+        timed = _TIMED if self.data == "synthetic" else (*_TIMED, "steps_per_epoch")
+        object.__setattr__(self, "metrics", (*timed, *(name for build in self.builds for name in _UNTIMED[build])))
 
     def _require_choices(self) -> None:
         if self.dtype not in _DTYPES:
@@ -218,27 +220,28 @@ class TrainStep(Workload):
         return plan
 
     def _micro_batch_size(self, ranks: int) -> int:
-        """LBS, so that LBS x GAS x ranks = GBS."""
+        """LBS, so that GBS = LBS x GAS x ranks, whether the case or its ds_config.json fixes one of them."""
+        config = str(self.options.get("config", ""))
+        written = ds_config.batch_fields(ds_config.read(config), config) if config else {}
         spread = self.accumulation * ranks
         told = f"accumulation {self.accumulation} x {ranks} ranks"
-        if self.global_batch_size is None:
-            config = str(self.options.get("config", ""))
-            written = ds_config.batch_fields(ds_config.read(config), config) if config else {}
-            return self.micro_batch_size or written.get(ds_config.MICRO, 1)
-        if self.micro_batch_size is None:
-            if self.global_batch_size % spread:
-                below = self.global_batch_size // spread * spread
+        micro = self.micro_batch_size or written.get(ds_config.MICRO)
+        name, total = "global_batch_size", self.global_batch_size
+        if total is None and ds_config.GLOBAL in written:
+            name, total = f"{config}: {ds_config.GLOBAL}", written[ds_config.GLOBAL]
+        if total is None:
+            return micro or 1
+        if micro is None:
+            if total % spread:
+                below = total // spread * spread
                 legal = f"{below} or {below + spread}" if below else str(spread)
-                raise InvalidParameter(
-                    f"global_batch_size={self.global_batch_size} does not divide by {told} = {spread}; choose {legal}"
-                )
-            return self.global_batch_size // spread
-        if self.micro_batch_size * spread != self.global_batch_size:
+                raise InvalidParameter(f"{name}={total} does not divide by {told} = {spread}; choose {legal}")
+            return total // spread
+        if micro * spread != total:
             raise InvalidParameter(
-                f"global_batch_size={self.global_batch_size} is not micro_batch_size {self.micro_batch_size} x {told} "
-                f"= {self.micro_batch_size * spread}; leave one of them out"
+                f"{name}={total} is not micro_batch_size {micro} x {told} = {micro * spread}; leave one of them out"
             )
-        return self.micro_batch_size
+        return micro
 
     def work(self, shape: MeshShape) -> Work:
         """Operations by convention, samples and tokens of one step on all ranks.
