@@ -106,6 +106,21 @@ def test_generated_files_are_read_by_loaders_that_end_with_the_case(driver, tmp_
     assert records(run(driver, dataclasses.replace(workload, data=str(own.directory)), 1))["steps_per_epoch"] == 8
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_frozen_encoders_are_spread_and_left_alone(driver, strategy):
+    workload = TrainStep(model="opensora-tiny", overrides={"encoders": "tiny"}, strategy=strategy)
+    found = records(run(driver, workload, 2, budget=ONCE))
+    assert found["parity_error"] <= 1e-5
+    memory = records(run(driver, workload, 2, budget=ONCE, purpose="memory"))
+    model = workload.find_model()
+    spread = 2 if strategy == "fsdp" else 1
+    assert memory["weights_bytes"] == pytest.approx(4 * (model.parameters + model.frozen_parameters) / spread, rel=0.02)
+    assert memory["gradients_bytes"] == pytest.approx(4 * model.parameters / spread, rel=0.02)
+    flops = workload.work(MeshShape.of(dp=2)).flops
+    assert flops["frozen encoders"] == 2 * model.frozen_flops
+    assert flops[EXACT] == 2 * 3 * model.forward_flops
+
+
 def test_a_nan_loss_fails_the_case_and_the_next_one_runs(driver):
     with pytest.raises(WrongResult, match=r"loss of gpt2-tiny under ddp in fp32.*expected 'a finite number', got nan"):
         run(driver, TrainStep(model="gpt2-tiny", strategy="ddp", learning_rate=1e30), 2)

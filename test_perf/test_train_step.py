@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite import dtypes, sizes, world_sizes
+from perfsuite.models.encoders import ENCODERS
 from perfsuite.workloads.train_step import TrainStep
 
 TARGET_LOSS = 5.6
@@ -35,6 +36,23 @@ def test_opensora(perf, ranks, model, data_for):
     """Report 000: one video per card; optimizer state and gradients spread."""
     workload = TrainStep(
         model=model, strategy="fsdp", options={"reshard": False}, data=data_for(model), builds=("memory",)
+    )
+    perf(workload, on=ranks)
+
+
+@sizes(param="model", full=["opensora"], small=["opensora-tiny"])
+@world_sizes(2)
+def test_opensora_encoders(perf, ranks, model):
+    """Report 000 with frozen encoders in the step: pixels and words in, as a training without stored latents has them.
+
+    No report says that it did so; off everywhere else.
+    """
+    if model == "opensora":
+        overrides = {"encoders": "t5xxl-sdvae"}
+    else:
+        overrides = {"encoders": "tiny", "caption_width": ENCODERS["tiny"].text.width}
+    workload = TrainStep(
+        model=model, overrides=overrides, strategy="fsdp", options={"reshard": False}, builds=("memory",)
     )
     perf(workload, on=ranks)
 

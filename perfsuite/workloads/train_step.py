@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from perfsuite import models, strategies
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import MeshShape
-from perfsuite.metrics.flop_conventions import Transformer, count_all
+from perfsuite.metrics.flop_conventions import FROZEN, Transformer, count_all
 from perfsuite.models.base import Checkpointing, Model, require_checkpointing
 from perfsuite.models.dataset import Dataset, generate, read
 from perfsuite.records import Work
@@ -262,8 +262,11 @@ class TrainStep(Workload):
             block_flops=model.block_flops,
             recomputes=self.checkpointing == "full",
         )
+        conventions = dict(count_all(counted))
+        if model.frozen_flops:  # told apart: no convention counts what is not trained
+            conventions[FROZEN] = model.frozen_flops
         return Work(
-            flops={name: samples * count for name, count in count_all(counted).items()},
+            flops={name: samples * count for name, count in conventions.items()},
             dtype=self.dtype,
             samples=samples,
             tokens=samples * model.tokens_per_sample,
@@ -289,6 +292,7 @@ class TrainStep(Workload):
         return TrainParity(
             model=self.model,
             strategy=self.strategy,
+            overrides=self.overrides,
             options=options,
             accumulation=min(self.accumulation, 2),
             dtype=self.dtype,
