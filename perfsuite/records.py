@@ -1,8 +1,7 @@
 """What is known about a case once it has run: frozen records, their JSON form and its version.
 
 ``Work`` is what one iteration must do, ``Sample`` what one timing was, ``Measurement`` all that the ranks reported,
-``Metric`` a number with its meaning, ``Result`` the whole.  All of them go through :func:`to_json` and
-:func:`from_json` unchanged.
+``Metric`` a number with its meaning, ``Result`` the whole; :func:`to_json` and :func:`from_json` lose nothing.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ class RankFacts:
     cache_bytes: int = 0
     """Last-level cache of the rank's device; 0 where it cannot be told."""
     utilisation_percent: float | None = None
-    """Share of the samples' last moments in which the rank's device ran any kernel; None: unknown."""
+    """Share of the last moments in which the device ran any kernel; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,14 +141,12 @@ class SpanTotal:
 
     name: str
     time_s: float
-    """Seconds in the median sample on the rank that took longest in it; ``remainder`` is what no span covers.  Parts
-    that do not overlap, with the remainder, sum to the median of the samples."""
+    """Seconds in the median sample on its slowest rank: parts that do not overlap and the ``remainder`` sum to it."""
     count: float
     """Spans of this name per iteration on one rank."""
     slowest_rank: int
-    """Rank whose own median over the samples is the largest of this part."""
     slowest_s: float = 0.0
-    """That median: what the slowest rank takes, whoever decides how long the step is."""
+    """The slowest rank's own median over the samples, whoever decides how long the step is."""
 
 
 @dataclass(frozen=True, kw_only=True)

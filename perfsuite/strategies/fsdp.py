@@ -68,7 +68,7 @@ class Fsdp(Strategy):
         module = new_module(rank, plan)
         for name, part in module.frozen().items():
             materialize(part, rank.device, seed=plan.seed, prefix=f"{name}.")
-            fully_shard(part, **spread)
+            api.fully_shard(part, **spread)
         for index, block in enumerate(module.blocks):
             materialize(block, rank.device, seed=plan.seed, prefix=f"blocks.{index}.")
             api.fully_shard(block, reshard_after_forward=self.reshard, **spread)

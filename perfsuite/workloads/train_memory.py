@@ -134,8 +134,11 @@ class Ledger:
         if name == "final":
             self.host_bytes = resident_bytes()
 
-    def totals(self, kept: int) -> Mapping[str, int]:
-        """Bytes at every mark, and at the ``peak`` between ``start`` and ``final``, where ``kept`` bytes are known."""
+    def totals(self, kept: int | None = None) -> Mapping[str, int]:
+        """Bytes at every mark, and at the ``peak`` between ``start`` and ``final``.
+
+        ``kept`` are bytes known to be allocated at ``final``: given them, a ledger may correct what it missed.
+        """
         raise AssertionError("a subclass knows its allocator")
 
     def beyond(self) -> Mapping[str, int]:
@@ -174,7 +177,7 @@ class DeviceLedger(Ledger):
                 "whole_device": total - free,
             }
 
-    def totals(self, kept: int) -> Mapping[str, int]:
+    def totals(self, kept: int | None = None) -> Mapping[str, int]:
         """As marked."""
         return self._totals
 
@@ -209,7 +212,7 @@ class CpuLedger(Ledger):
         with torch.profiler.record_function(self._PREFIX + name):
             pass
 
-    def totals(self, kept: int) -> Mapping[str, int]:
+    def totals(self, kept: int | None = None) -> Mapping[str, int]:
         """Sums of the events up to each mark."""
         # The events with their sizes are public in the exported trace only, as a file of hundreds of megabytes.
         events = list(self._profile.profiler.kineto_results.events())
@@ -219,9 +222,9 @@ class CpuLedger(Ledger):
             if event.name().startswith(self._PREFIX)
         }
         changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-        totals = _sums(seen_to_end(changes), marks)
+        corrected = _sums(seen_to_end(changes), marks)
         # A strategy that keeps its tensors beyond its end (modules of DeepSpeed's do) leaves nothing to tell apart.
-        return totals if totals["final"] >= kept else _sums(changes, marks)
+        return corrected if kept is not None and corrected["final"] >= kept else _sums(changes, marks)
 
 
 def _sums(changes: Sequence[tuple[int, int]], marks: Mapping[str, int]) -> dict[str, int]:
