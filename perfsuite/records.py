@@ -1,8 +1,7 @@
 """What is known about a case once it has run: frozen records, their JSON form and its version.
 
 ``Work`` is what one iteration must do, ``Sample`` what one timing was, ``Measurement`` all that the ranks reported,
-``Metric`` a number with its meaning, ``Result`` the whole.  All of them go through :func:`to_json` and
-:func:`from_json` unchanged.
+``Metric`` a number with its meaning, ``Result`` the whole; :func:`to_json` and :func:`from_json` lose nothing.
 """
 
 from __future__ import annotations
@@ -122,6 +121,8 @@ class RankFacts:
     """Largest resident set of the process so far."""
     cache_bytes: int = 0
     """Last-level cache of the rank's device; 0 where it cannot be told."""
+    utilisation_percent: float | None = None
+    """Share of the last moments in which the device ran any kernel; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +141,12 @@ class SpanTotal:
 
     name: str
     time_s: float
-    """Median over iterations of the sum of the spans of this name, the maximum over ranks; ``remainder`` is the rest of
-    the iteration on the rank where it is largest."""
+    """Seconds in the median sample on its slowest rank: parts that do not overlap and the ``remainder`` sum to it."""
     count: float
     """Spans of this name per iteration on one rank."""
     slowest_rank: int
+    slowest_s: float = 0.0
+    """The slowest rank's own median over the samples, whoever decides how long the step is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ before anybody else does.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,11 +20,11 @@ from perfsuite.journal import Journal, JournalWriter
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.platforms import Machine
-from perfsuite.records import Measurement, Peak, Peaks, Result, Work, to_json
+from perfsuite.records import Measurement, Peak, Peaks, Record, Result, Work, to_json
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.reference import describe
 from perfsuite.units import MIB, gb_per_s, tflops
-from perfsuite.workload import Budget, Workload
+from perfsuite.workload import Budget, Purpose, Workload
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import MemoryTriad
 
@@ -216,11 +217,14 @@ class PerfSession:
             test_module=case.test_module,
         )
         try:
-            measurement = self._with_untimed(self.driver.run(job), job)
+            job, found = self._settle(job)
+            measurement = self._with_untimed(self.driver.run(job), job, found)
         except OutOfMemory as error:
             return dataclasses.replace(
                 result, outcome="out_of_memory", detail=str(error), environment=self._environment_now()
             )
+        if found:
+            result = dataclasses.replace(result, work=job.workload.work(shape))
         metrics = derive(
             workload.metrics, work=result.work, measurement=measurement, peaks=self._peaks(result, measurement)
         )
@@ -228,17 +232,29 @@ class PerfSession:
             result, measurement=measurement, metrics=metrics, environment=self._environment_now()
         )
 
-    def _with_untimed(self, measurement: Measurement, job: Job) -> Measurement:
+    def _settle(self, job: Job) -> tuple[Job, tuple[Record, ...]]:
+        """The job of what the workload found that it is to be, and its records of that."""
+        if job.budget.smoke:
+            return job, ()
+        workload, found = job.workload.settle(
+            lambda workload, purpose: self._untimed(dataclasses.replace(job, workload=workload), purpose)
+        )
+        return dataclasses.replace(job, workload=workload), found
+
+    def _untimed(self, job: Job, purpose: Purpose) -> Measurement:
+        """One iteration of a build that is never timed."""
+        budget = dataclasses.replace(job.budget, smoke=True)
+        return self.driver.run(dataclasses.replace(job, purpose=purpose, budget=budget))
+
+    def _with_untimed(self, measurement: Measurement, job: Job, found: tuple[Record, ...]) -> Measurement:
         """The measurement with the records of the builds that are never timed: memory, FLOPs, losses, ..."""
         if measurement.smoke:
             return measurement
-        records = list(measurement.records)
-        for purpose in job.workload.untimed():
-            budget = dataclasses.replace(job.budget, smoke=True)
-            build = self.driver.run(dataclasses.replace(job, purpose=purpose, budget=budget))
-            known = {record.name for record in records}
-            records += [record for record in build.records if record.name not in known]
-        return dataclasses.replace(measurement, records=tuple(records))
+        builds = (self._untimed(job, purpose).records for purpose in job.workload.untimed())
+        records = {record.name: record for record in measurement.records}
+        for record in itertools.chain(found, *builds):
+            records.setdefault(record.name, record)
+        return dataclasses.replace(measurement, records=tuple(records.values()))
 
     def _peaks(self, result: Result, measurement: Measurement) -> Peaks:
         peaks = self.machine.peaks()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.records import Work
+from perfsuite.records import Measurement, Record, Work
 
 if TYPE_CHECKING:
     import torch
@@ -159,6 +159,13 @@ class Rank(Protocol):
         """Return a number that is not a time; a tensor is read after the last sample, so nothing is synchronised."""
 
 
+class Probe(Protocol):
+    """How a workload looks for what it is to be: runs on the ranks of the case, none of them timed."""
+
+    def __call__(self, workload: Workload, purpose: Purpose) -> Measurement:
+        """One build of ``workload`` and its records; raises OutOfMemory and what else a case may raise."""
+
+
 class Workload(ABC):
     """What is timed.  Subclasses are frozen keyword-only dataclasses; their fields are the parameters of the case."""
 
@@ -166,6 +173,8 @@ class Workload(ABC):
     """Names in the metric registry, the one that a gate looks at first."""
     process: ClassVar[Process | None] = None
     """Declared when the workload needs processes of its own."""
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Modules that its ranks import: where ranks are forks, their parent imports them once for all."""
     aligned: ClassVar[bool] = True
     """Kernels and collectives: a barrier before each sample.  Training steps: False, they run free."""
     yardstick: ClassVar[Yardstick] = "compute"
@@ -193,6 +202,13 @@ class Workload(ABC):
     def layout(self) -> str:
         """Shape of the mesh that the case runs on, such as ``dp2-tp4``; empty: all ranks on one ``dp`` axis."""
         return ""
+
+    def settle(self, probe: Probe) -> tuple[Workload, tuple[Record, ...]]:
+        """What is timed, and records of how it was found: a case whose size is its result looks for it here.
+
+        Called on the driver before anything is timed, not for smoke runs.  By default the workload itself.
+        """
+        return self, ()
 
     def untimed(self) -> tuple[Purpose, ...]:
         """Purposes of the builds beside the timed one; each runs one iteration and adds its records to the result."""

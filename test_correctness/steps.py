@@ -122,6 +122,12 @@ def surroundings(rank):
     return run
 
 
+def imported(rank, module):
+    """Records whether a module was there before anybody on the rank asked for it."""
+    found = module in sys.modules
+    return lambda: rank.record("imported", found, reduce="equal")
+
+
 def grandchild(rank, pid_file):
     """Starts a child of its own that would outlive it."""
     import subprocess

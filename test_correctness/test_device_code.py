@@ -154,6 +154,28 @@ def test_out_of_memory_of_an_accelerator() -> None:
     assert not code.is_out_of_memory(MemoryError())
 
 
+def test_utilisation_is_what_the_vendor_tells_and_unknown_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MUSA_VISIBLE_DEVICES", raising=False)
+    assert CpuDevice().utilisation_percent() is None
+    for kind in (CudaDevice, MusaDevice):
+        assert kind(FakeModule()).utilisation_percent() is None
+        module = FakeModule()
+        module.utilization = lambda: 97
+        assert 97.0 == kind(module).utilisation_percent()
+    reading = SimpleNamespace(utilisation_percent=64.0)
+    opened = []
+
+    def tell(devices: Any) -> Any:
+        opened.extend(devices)
+        return SimpleNamespace(read=lambda: (reading,))
+
+    monkeypatch.setattr("perfsuite.platforms.musa.MtmlTelemetry.open", tell)
+    assert 64.0 == MusaDevice(FakeModule()).utilisation_percent()
+    assert [1] == [device.index for device in opened]
+    monkeypatch.setenv("MUSA_VISIBLE_DEVICES", "3")  # there device 1 is another one
+    assert MusaDevice(FakeModule()).utilisation_percent() is None
+
+
 def test_tf32_is_set_by_the_switches_of_the_family(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)

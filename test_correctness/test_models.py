@@ -45,6 +45,51 @@ def test_published_sizes(name):
     assert find(name).parameters == PUBLISHED[name]
 
 
+def test_frozen_encoders_have_their_published_sizes_and_are_counted_apart():
+    plain, whole = find("opensora"), find("opensora", {"encoders": "t5xxl-sdvae"})
+    assert (plain.frozen_parameters, plain.frozen_flops) == (0, 0.0)
+    with torch.device("meta"):
+        module = whole.build()
+    sizes = {name: sum(p.numel() for p in part.parameters()) for name, part in module.frozen().items()}
+    assert sizes == {"encoders.text": 4_762_310_656, "encoders.picture": 34_163_664}
+    assert whole.frozen_parameters == sum(sizes.values())
+    assert (whole.parameters, whole.forward_flops) == (plain.parameters, plain.forward_flops)
+    assert sum(p.numel() for p in module.parameters() if p.requires_grad) == plain.parameters
+    assert [part.name for part in whole.parts] == ["video", "noise", "level", "words"]
+    assert whole.parts[0].shape == (3, 16, 256, 256)
+
+
+def test_frozen_encoders_run_without_gradients_and_as_counted():
+    model = find("opensora-tiny", {"encoders": "tiny"})
+    module = build(model).train()
+    assert not any(part.training for part in module.frozen().values())
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    mapping = {kernel: lambda q, k, v, *rest, **named: sdpa_flop_count(q, k, v)}
+    batch = synthetic_batch(model, [0, 1])
+    with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+        latents, caption = module.encoders(batch["video"], batch["words"])
+    assert counter.get_total_flops() == 2 * model.frozen_flops
+    assert latents.shape == (2, 4, model.frames, model.side, model.side)
+    assert caption.shape == (2, model.caption_length, model.caption_width)
+    assert not latents.requires_grad
+    assert not caption.requires_grad
+    module(**batch).backward()
+    frozen = [p for name, p in module.named_parameters() if name.startswith("encoders.")]
+    assert all(p.grad is None and not p.requires_grad for p in frozen)
+    assert all(p.grad is not None for name, p in module.named_parameters() if not name.startswith("encoders."))
+
+
+def test_words_know_their_distance_and_direction():
+    from perfsuite.models.encoders_module import _distance_class
+
+    classes = _distance_class(torch.arange(-200, 201)).tolist()
+    at = dict(zip(range(-200, 201), classes, strict=True))
+    assert [at[d] for d in (0, -1, -7, 1, 7)] == [0, 1, 7, 17, 23]
+    assert at[-200] == at[-128] == 15
+    assert at[200] == at[128] == 31
+    assert set(classes) == set(range(32)) - {16}  # of no distance there is no direction
+
+
 def test_a_longer_context_has_more_positions():
     assert find("gpt2-xl", {"context": 2048}).parameters == 1_559_249_600
 
@@ -142,6 +187,13 @@ def test_a_causal_model_does_not_see_the_future():
         ("llama2-7b", {"width": 96}, "width=96 over heads=32 of model llama2-7b is odd"),
         ("latte-l", {"side": 31}, "side=31 of model latte-l is not a multiple of the patch, 2; choose 30 or 32"),
         ("latte-tiny", {"width": 6, "heads": 3}, "width=6 of model latte-tiny is not a multiple of 4"),
+        (
+            "opensora",
+            {"encoders": "clip"},
+            "encoders='clip' of model opensora are unknown; choose none, t5xxl-sdvae, tiny",
+        ),
+        ("opensora", {"encoders": "tiny"}, "make words of 64 features, model opensora takes caption_width=4096"),
+        ("opensora-tiny", {"encoders": "tiny", "channels": 8}, "make latents of 4 channels, model .* has channels=8"),
         ("opensora", {"caption_length": 0}, "caption_length=0 of model opensora is no size"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from pathlib import Path
@@ -125,6 +126,14 @@ def test_groups_along_an_axis_of_the_mesh(driver):
 def test_a_mesh_of_another_size_is_refused(driver):
     with pytest.raises(InvalidParameter, match="mesh dp2-tp2 has 4 ranks, the case 2"):
         driver.run(job(steps.add_up, 2, shape=MeshShape.parse("dp2-tp2")))
+
+
+def test_what_a_case_preloads_is_there_in_workers_started_since(driver):
+    ask = job(steps.imported, 1, module="wave")
+    assert driver.run(ask).records[0].value == 0
+    driver._transport.preload(("wave", "no_such_module"))
+    assert driver.run(ask).records[0].value == 0  # this worker is older
+    assert driver.run(dataclasses.replace(ask, fresh=True)).records[0].value == 1
 
 
 def test_smoke_runs_one_iteration(driver):

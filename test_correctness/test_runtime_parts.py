@@ -6,6 +6,7 @@ import functools
 import json
 import sys
 import textwrap
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -250,6 +251,44 @@ def test_spans_and_remainder_make_up_the_sample_exactly(parts, iterations):
     assert report["remainder"][0] == pytest.approx(sum(outside for _, _, outside in parts))
 
 
+STEPS = st.lists(  # per rank and sample: sixteenths of a second in data, forward, backward, optimizer and outside
+    st.lists(st.tuples(*[st.integers(0, 64)] * 5), min_size=5, max_size=5), min_size=2, max_size=4
+)
+
+
+@given(STEPS, st.integers(1, 5), st.sampled_from([1, 2, 4]))
+def test_parts_of_the_reported_step_sum_to_it_to_the_last_bit(ranks, rounds, iterations):
+    recorders, own = [], []
+    for walk in ranks:
+        clock = Ticks()
+        recorder, mine = SpanRecorder(clock=clock), []
+        for step in walk[:rounds]:
+            start = clock.now
+            for _ in range(iterations):
+                for name, length in zip(("data", "forward", "backward", "optimizer", ""), step, strict=True):
+                    with recorder.span(name) if name else nullcontext():
+                        clock.now += length / 16
+            recorder.close_sample(start, clock.now, iterations)
+            mine.append((clock.now - start) / iterations)
+        recorders.append(recorder)
+        own.append(mine)
+    times = [max(each) for each in zip(*own, strict=True)]
+    reports = [
+        report_of(
+            rank,
+            samples=[{"time_s": time} for time in times],
+            spans=each.report(),
+            middle=each.middle(times, own[rank]),
+        )
+        for rank, each in enumerate(recorders)
+    ]
+    measurement = put_together(*reports)
+    assert {"data", "forward", "backward", "optimizer", "remainder"} == {span.name for span in measurement.spans}
+    assert sum(span.time_s for span in measurement.spans) == measurement.median_s
+    for span in measurement.spans:
+        assert span.slowest_s == max(each.report()[span.name][0] for each in recorders)
+
+
 def report_of(rank, **changes):
     facts = {"host": "h", "device": "cpu", "threads": 1, "cores": None, "min_s": 1.0, "max_s": 1.0, "cpu_share": 1.0}
     return {
@@ -261,7 +300,8 @@ def report_of(rank, **changes):
         "warmup_s": 0.1,
         "clock": {"name": "ticks", "resolution_s": 1e-9, "cost_s": 0.0},
         "arrivals": [0.1 * rank],
-        "spans": {"a": [1.0 + rank, 1.0]},
+        "spans": {"a": [1.0 + rank, 1.0], "remainder": [1.0, 1.0]},
+        "middle": [[2.0, {"a": 1.5, "remainder": 0.5}], [3.0 - rank, {"a": 2.5 - rank, "remainder": 0.5}]],
         "records": {"mean": [float(rank), "", "mean"]},
         "peak_memory_bytes": 10 * rank,
         **changes,
@@ -279,7 +319,11 @@ def test_a_measurement_takes_the_worst_rank():
     assert measurement.rank_spread == 1.0
     assert measurement.disturbed_share == 0.5
     assert measurement.peak_memory_bytes == 10
-    assert measurement.spans[0].slowest_rank == 1
+    part, rest = measurement.spans
+    assert (part.slowest_rank, part.slowest_s) == (1, 2.0)
+    # The median is of both samples: rank 0 took longest in the second, nobody longer than it in the first.
+    assert (part.time_s, rest.time_s) == (2.0, 0.5)
+    assert part.time_s + rest.time_s == measurement.median_s
     assert measurement.records[0].value == 0.5
     assert measurement.arrival.late_rank == 1
 

@@ -36,6 +36,9 @@ class FakeNvml:
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:
         return 0x20 | 0x4 | 0x1 if handle == "GPU-0aaa" else 0x1
 
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
+        return SimpleNamespace(gpu=97, memory=31)
+
     def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
         return 698_000
 
@@ -65,6 +68,7 @@ def test_nvml_readings_name_the_causes_and_leave_the_unreadable_unknown() -> Non
         hot.temperature_c,
         hot.other_processes,
     )
+    assert 97.0 == hot.utilisation_percent
     assert "power 698 W of unknown" in str(hot)
     assert "device 0 is throttled (power cap, thermal) and shared with 1 other process" in disturbance((hot, cool))
 
@@ -83,6 +87,7 @@ class FakeMtml:
             "mtmlGpuGetMaxClock": 1750,
             "mtmlDeviceGetPowerUsage": 310_000,
             "mtmlGpuGetTemperature": 71,
+            "mtmlGpuGetUtilization": 88,
         }
         return lambda *_: answers.get(name, "handle")
 
@@ -91,7 +96,14 @@ def test_mtml_readings_say_unknown_where_the_library_has_no_call() -> None:
     telemetry = MtmlTelemetry.open([DetectedDevice(index=0, reported_name="MTT S4000", uuid="u")], FakeMtml())
     assert telemetry is not None
     (reading,) = telemetry.read()
-    assert Reading(index=0, clock_mhz=1600.0, max_clock_mhz=1750.0, power_w=310.0, temperature_c=71.0) == reading
+    assert reading == Reading(
+        index=0,
+        clock_mhz=1600.0,
+        max_clock_mhz=1750.0,
+        utilisation_percent=88.0,
+        power_w=310.0,
+        temperature_c=71.0,
+    )
     assert "throttled by unknown" in str(reading)
     assert "other processes unknown" in str(reading)
     telemetry.close()

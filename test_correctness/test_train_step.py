@@ -80,6 +80,7 @@ def test_a_step_is_checked_and_its_parts_are_told_apart(driver, world_size, case
     count = case.get("accumulation", 1)
     assert [spans[name].count for name in ("data", "forward", "backward", "optimizer")] == [count] * 3 + [1]
     assert not measurement.aligned
+    assert sum(span.time_s for span in measurement.spans) == pytest.approx(measurement.median_s, rel=1e-12)
 
 
 @DEEPSPEED
@@ -105,6 +106,21 @@ def test_generated_files_are_read_by_loaders_that_end_with_the_case(driver, tmp_
     assert records(run(driver, dataclasses.replace(workload, data=str(own.directory)), 1))["steps_per_epoch"] == 8
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_frozen_encoders_are_spread_and_left_alone(driver, strategy):
+    workload = TrainStep(model="opensora-tiny", overrides={"encoders": "tiny"}, strategy=strategy)
+    found = records(run(driver, workload, 2, budget=ONCE))
+    assert found["parity_error"] <= 1e-5
+    memory = records(run(driver, workload, 2, budget=ONCE, purpose="memory"))
+    model = workload.find_model()
+    spread = 2 if strategy == "fsdp" else 1
+    assert memory["weights_bytes"] == pytest.approx(4 * (model.parameters + model.frozen_parameters) / spread, rel=0.02)
+    assert memory["gradients_bytes"] == pytest.approx(4 * model.parameters / spread, rel=0.02)
+    flops = workload.work(MeshShape.of(dp=2)).flops
+    assert flops["frozen encoders"] == 2 * model.frozen_flops
+    assert flops[EXACT] == 2 * 3 * model.forward_flops
+
+
 def test_a_nan_loss_fails_the_case_and_the_next_one_runs(driver):
     with pytest.raises(WrongResult, match=r"loss of gpt2-tiny under ddp in fp32.*expected 'a finite number', got nan"):
         run(driver, TrainStep(model="gpt2-tiny", strategy="ddp", learning_rate=1e30), 2)
@@ -126,8 +142,8 @@ def test_a_slow_forward_shows_in_its_span_and_rank(driver):
     workload = FunctionWorkload(function=training_faults.slow_forward, arguments={"late": 1, "delay_s": 0.05})
     spans = {span.name: span for span in driver.run(Job(workload=workload, world_size=2, budget=QUICK)).spans}
     assert spans["forward"].slowest_rank == 1
-    assert spans["forward"].time_s >= 0.05
-    assert spans["optimizer"].time_s < 0.05
+    assert spans["forward"].slowest_s >= 0.05
+    assert spans["optimizer"].slowest_s < 0.05
 
 
 def test_memory_is_the_bytes_of_what_was_allocated(driver):
@@ -137,12 +153,22 @@ def test_memory_is_the_bytes_of_what_was_allocated(driver):
     assert found["weights_bytes"] == found["gradients_bytes"] == weights
     # Two fp32 moments of every parameter, and a step counter for each of the 28 tensors.
     assert found["optimizer_bytes"] == 2 * weights + 4 * 28
-    # What is left are the batches, 4 x 65 tokens of 8 bytes, and the loss.
-    assert found["untracked_bytes"] == 4 * 65 * 8 + 4
+    # What is left are the batches, 4 x 65 tokens of 8 bytes.
+    assert found["untracked_bytes"] == 4 * 65 * 8
     assert found["final_device_bytes"] == 3 * weights + 4 * 28 + found["untracked_bytes"]
     # At the end of the forward all activations are there, at the end of the backward all gradients.
     assert found["peak_bytes"] >= found["final_device_bytes"] + max(found["activations_bytes"], weights)
     assert found["final_host_bytes"] > found["peak_bytes"]
+
+
+def test_buckets_that_gloo_holds_longer_than_the_rank_are_not_counted_twice(driver):
+    weights = 4 * find_model("gpt2-tiny").parameters
+    for _ in range(3):
+        found = records(
+            run(driver, TrainStep(model="gpt2-tiny", strategy="ddp"), 2, budget=ONCE, purpose="memory"),
+        )
+        # The reducer's bucket and the batches; a scalar or two may be on their way out.
+        assert found["untracked_bytes"] == pytest.approx(weights + 4 * 65 * 8, abs=64)
 
 
 def test_what_is_spread_takes_half_of_the_memory(driver):
@@ -251,6 +277,8 @@ def test_a_case_that_cannot_be_spread_is_refused(fields, world_size, message):
             "communication of mesh dp_replicate2-dp_shard2 cannot be made to do nothing",
         ),
         ({"builds": ("flops",), "compiled": True}, "torch counts no operations of compiled blocks"),
+        ({"environment": {"A=B": "1"}}, "environment: A=B='1' is no variable; give its name and a text"),
+        ({"environment": {"A": 1}}, "environment: A=1 is no variable"),
         ({"mesh": "dp"}, "mesh 'dp': 'dp' is not an axis followed by its size"),
         ({"model": "gpt9"}, "model 'gpt9' is unknown"),
     ],
@@ -258,6 +286,16 @@ def test_a_case_that_cannot_be_spread_is_refused(fields, world_size, message):
 def test_fields_that_contradict_each_other_are_refused(fields, message):
     with pytest.raises(InvalidParameter, match=message):
         TrainStep(**{"model": "gpt2-tiny", **fields})
+
+
+def test_variables_and_imports_of_a_case_are_known_before_its_ranks_start():
+    plain = TrainStep(model="gpt2-tiny", strategy="ddp")
+    assert plain.process is None
+    assert plain.preload == ("torch._dynamo",)
+    told = dataclasses.replace(plain, environment={"GLOO_SOCKET_IFNAME": "lo"})
+    assert told.process.env == {"GLOO_SOCKET_IFNAME": "lo"}
+    zero = TrainStep(model="gpt2-tiny", strategy="zero1", environment={"A": "1"})
+    assert (zero.process.env, zero.preload[-1]) == ({"A": "1"}, "deepspeed")
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 8))
@@ -276,6 +314,31 @@ def test_a_ds_config_s_batch_is_honoured(tmp_path):
     path.write_text('{"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": "auto"}')
     workload = TrainStep(model="gpt2-tiny", strategy="zero2", options={"config": str(path)}, accumulation=2)
     assert workload.work(MeshShape.of(dp=4)).samples == 3 * 2 * 4
+
+
+def test_a_ds_config_s_global_batch_is_spread_over_the_ranks(tmp_path):
+    path = tmp_path / "ds_config.json"
+    path.write_text('{"train_batch_size": 24, "train_micro_batch_size_per_gpu": "auto"}')
+    workload = TrainStep(model="gpt2-tiny", strategy="zero2", options={"config": str(path)}, accumulation=2)
+    assert workload.plan(MeshShape.of(dp=4)).micro_batch_size == 3
+    with pytest.raises(
+        InvalidParameter, match="train_batch_size=24 does not divide by accumulation 2 x 5 ranks = 10; choose 20 or 30"
+    ):
+        workload.plan(MeshShape.of(dp=5))
+    with pytest.raises(
+        InvalidParameter, match=r"train_batch_size=24 is not micro_batch_size 2 x accumulation 2 x 4 ranks = 16"
+    ):
+        dataclasses.replace(workload, micro_batch_size=2).plan(MeshShape.of(dp=4))
+
+
+def test_llama2_7b_has_the_batch_of_its_report(driver):
+    workload = TrainStep(model="llama2-7b", strategy="fsdp", micro_batch_size=3, accumulation=1, global_batch_size=24)
+    plan = workload.plan(MeshShape.of(dp=8))
+    assert (plan.micro_batch_size, plan.accumulation, plan.model.tokens_per_sample) == (3, 1, 4096)
+    tiny = TrainStep(model="llama2-tiny", strategy="fsdp", micro_batch_size=3, accumulation=2, global_batch_size=12)
+    found = records(run(driver, tiny, 2, budget=ONCE))
+    assert (found["local_batch"], found["accumulation"], found["global_batch"]) == (3, 2, 12)
+    assert found["sequence_length"] == find_model("llama2-tiny").tokens_per_sample
 
 
 def test_conventions_of_the_same_step_differ_as_published():

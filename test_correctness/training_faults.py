@@ -70,3 +70,20 @@ def dying_reader(rank, folder):
         os.kill(os.getpid(), signal.SIGKILL)
 
     return run
+
+
+def greedy(rank, culprit=1, others="wait"):
+    """One rank asks for more memory than there is, the others wait for it in a collective or fail of it."""
+    import torch
+    import torch.distributed as dist
+
+    buffer = torch.ones(16)
+
+    def run():
+        if rank.rank == culprit:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        if others == "fail":
+            raise RuntimeError("connection closed by peer")
+        dist.all_reduce(buffer)
+
+    return run

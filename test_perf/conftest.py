@@ -4,6 +4,12 @@ from __future__ import annotations
 
 
 def pytest_addoption(parser):
-    parser.getgroup("perfsuite").addoption(
+    add = parser.getgroup("perfsuite").addoption
+    add(
         "--perf-data", metavar="DIR", help="data sets of your own, a folder per model; see test_perf/test_train_step.py"
+    )
+    add(
+        "--perf-memory-budget",
+        metavar="SIZE",
+        help="what a rank may allocate in test_largest_batch, e.g. 2GiB; default: 24MiB on a CPU, else the device",
     )

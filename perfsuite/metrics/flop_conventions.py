@@ -16,6 +16,8 @@ SIX_N = "6N"
 PALM = "PaLM"
 MEGATRON = "Megatron"
 COLOSSALAI = "ColossalAI"
+FROZEN = "frozen encoders"
+"""No convention: the forward of encoders that are not trained, which none of the above counts."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,9 +71,33 @@ def _recorded(record: str, convert: Callable[[float], float], build: str) -> Com
         for each in measurement.records:
             if each.name == record:
                 return Reading(value=convert(each.value))
-        return Reading(value=None, note=f"no {build} build was run")
+        return Reading(value=None, note=f"no {build} build was run" if build else "synthetic data have no end")
 
     return compute
+
+
+def _exposed_kernels(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    reading = _recorded("exposed_kernel_share", _percent, "exposed")(work, measurement, peaks)
+    if reading.value is None and all(rank.device == "cpu" for rank in measurement.ranks):
+        return Reading(value=None, note="not supported on a cpu: it has no kernels on a clock of their own")
+    return reading
+
+
+def _device_utilisation(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    told = [rank.utilisation_percent for rank in measurement.ranks]
+    known = [value for value in told if value is not None]
+    if len(known) < len(told):
+        return Reading(value=None, note="unknown: no vendor's library tells it on every rank")
+    return Reading(value=sum(known) / len(known))
+
+
+def _largest_batch(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    found = {record.name: record.value for record in measurement.records}
+    if "largest_local_batch" not in found:
+        return Reading(value=None, note="no batch was looked for")
+    limit = found.get("search_limit")
+    note = "" if limit is None else f"the search ended at {limit:.0f}, which fits"
+    return Reading(value=found["largest_local_batch"], note=note)
 
 
 def _time_to_target(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
@@ -97,14 +121,20 @@ _RATES = (
     (conventions.MEGATRON, "megatron"),
     (conventions.COLOSSALAI, "colossalai"),
 )
+_MEDIAN_STEP = "of the median step"
 _PARTS = {
-    "data_ms": (("data",), "Waiting for the next batch."),
-    "forward_ms": (("forward",), "Forward, loss included."),
-    "backward_ms": (("backward",), "Backward, the optimizer not included."),
-    "optimizer_ms": (("optimizer",), "The optimizer's step."),
-    "backward_with_optimizer_ms": (("backward", "optimizer"), "Backward and optimizer together, as report 000 has it."),
-    "remainder_ms": (("remainder",), "What no part of the step covers."),
+    "data_ms": (("data",), _MEDIAN_STEP, "Waiting for the next batch."),
+    "forward_ms": (("forward",), _MEDIAN_STEP, "Forward, loss included."),
+    "backward_ms": (("backward",), f"{_MEDIAN_STEP}, optimizer outside", "Backward, the optimizer not included."),
+    "optimizer_ms": (("optimizer",), _MEDIAN_STEP, "The optimizer's step."),
+    "backward_with_optimizer_ms": (
+        ("backward", "optimizer"),
+        f"{_MEDIAN_STEP}, optimizer inside",
+        "Backward and optimizer together, as report 000 has it.",
+    ),
+    "remainder_ms": (("remainder",), _MEDIAN_STEP, "What no part of the step covers."),
 }
+"""Spans, convention and meaning.  data + forward + backward + optimizer + remainder is the step."""
 _MEMORY = {
     "weights": "Parameters and buffers of one rank.",
     "gradients": "Gradients of one rank, after the backward.",
@@ -118,7 +148,14 @@ _MEMORY = {
     "whole_device": "Total minus free memory of the device after a step, other processes included.",
 }
 
-_HEADLINES = ("samples_per_s", "tokens_per_s_per_device", "tflops_per_device", "mfu_percent", "peak_gib")
+_HEADLINES = (
+    "largest_local_batch_samples",
+    "samples_per_s",
+    "tokens_per_s_per_device",
+    "tflops_per_device",
+    "mfu_percent",
+    "peak_gib",
+)
 
 _ALL = (
     MetricSpec(
@@ -173,12 +210,12 @@ _ALL = (
             name=name,
             unit="ms",
             better="lower",
-            convention="median of the slowest rank",
+            convention=convention,
             doc=doc,
             compute=_part(*spans),
             observed=True,
         )
-        for name, (spans, doc) in _PARTS.items()
+        for name, (spans, convention, doc) in _PARTS.items()
     ),
     *(
         MetricSpec(
@@ -194,12 +231,40 @@ _ALL = (
         for what, doc in _MEMORY.items()
     ),
     MetricSpec(
+        name="largest_local_batch_samples",
+        unit="samples",
+        better="higher",
+        convention="two steps fit",
+        doc="Most samples of one forward on one rank with which two steps fit into its memory or budget.",
+        compute=_largest_batch,
+        deterministic=True,
+        tolerance=0.01,
+    ),
+    MetricSpec(
         name="exposed_communication_percent",
         unit="percent",
         better="lower",
         convention="fake-group difference",
         doc="Share of the step that goes when its collectives do nothing; its interval is recorded beside it.",
         compute=_recorded("exposed_share", _percent, "exposed"),
+        observed=True,
+    ),
+    MetricSpec(
+        name="exposed_kernels_percent",
+        unit="percent",
+        better="lower",
+        convention="profiler: only communication kernels ran",
+        doc="Share of the step in which a device did nothing but communicate, by the times of its kernels.",
+        compute=_exposed_kernels,
+        observed=True,
+    ),
+    MetricSpec(
+        name="device_utilisation_percent",
+        unit="percent",
+        better="higher",
+        convention="vendor telemetry",
+        doc="Share of the last moments of the samples in which a device ran any kernel, as its vendor's library tells.",
+        compute=_device_utilisation,
         observed=True,
     ),
     MetricSpec(
@@ -219,6 +284,16 @@ _ALL = (
         convention="seeded run",
         doc="Mean loss of the last of a fixed number of steps from seeded values.",
         compute=_recorded("final_loss", _same, "loss"),
+        observed=True,
+    ),
+    MetricSpec(
+        name="steps_per_epoch",
+        unit="steps/epoch",
+        better="neither",
+        convention="samples of the data set / global batch",
+        doc="Steps in which every sample of the data set is seen once.",
+        compute=_recorded("steps_per_epoch", _same, ""),
+        deterministic=True,
         observed=True,
     ),
     MetricSpec(

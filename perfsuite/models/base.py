@@ -78,6 +78,16 @@ class Model(ABC):
         """Numbers in all parameters, fixed embeddings that are stored as parameters included."""
 
     @property
+    def frozen_parameters(self) -> int:
+        """Numbers in encoders that run before the model and are never trained; not in :attr:`parameters`."""
+        return 0
+
+    @property
+    def frozen_flops(self) -> float:
+        """Operations of those encoders for one sample; they have no backward.  Not in :attr:`forward_flops`."""
+        return 0.0
+
+    @property
     @abstractmethod
     def block_flops(self) -> float:
         """Operations of one sample in the forward of all blocks: what full checkpointing runs twice.

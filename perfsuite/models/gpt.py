@@ -99,4 +99,6 @@ MODELS = (
     Gpt(name="gpt-3072x16", layers=16, width=3072, heads=32, words=_PADDED),
     Gpt(name="gpt-3072x32", layers=32, width=3072, heads=32, words=_PADDED),
     Gpt(name="gpt2-tiny", layers=2, width=128, heads=4, words=512, context=64),
+    # As small as its own twin, so that a compiler has one thing to compile.
+    Gpt(name="gpt2-micro", layers=2, width=48, heads=4, words=64, context=16),
 )

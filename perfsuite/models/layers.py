@@ -60,6 +60,10 @@ class TrainingModule(nn.Module):
     blocks: nn.ModuleList
     """The repeated layers, first to last."""
 
+    def frozen(self) -> dict[str, nn.Module]:
+        """Parts that are never trained and may be spread each as one, by their names in this module."""
+        return {}
+
 
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, heads: int, causal: bool = False

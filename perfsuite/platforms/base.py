@@ -80,6 +80,8 @@ class Family(ABC):
     """Whether more ranks than devices are always allowed (cpu); elsewhere only with --perf-oversubscribe."""
     simulated: ClassVar[bool] = False
     """Results are stamped and never meet real ones; such a family is never detected, only asked for by name."""
+    communication_settings: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    """What the backend's library can be told: a word that several libraries share -> its variables here."""
     device_code: ClassVar[str]
     """Where the rank side is: ``package.module:Class``, a DeviceCode made without arguments."""
 
@@ -199,6 +201,10 @@ class DeviceCode(ABC):
     @abstractmethod
     def cache_bytes(self) -> int:
         """Size of the last-level cache, for flushing it."""
+
+    def utilisation_percent(self) -> float | None:
+        """Share of its last moments in which the device ran any kernel; None where no library tells."""
+        return None
 
     def release(self) -> None:  # noqa: B027  an optional hook, not a forgotten abstract method
         """Return cached memory to the device between cases."""

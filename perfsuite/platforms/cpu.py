@@ -8,6 +8,7 @@ import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from perfsuite.platforms.base import DetectedDevice, DeviceCode, DeviceModel, Family
@@ -98,6 +99,13 @@ class Cpu(Family):
     backend = "gloo"
     start_method = "fork"
     shareable = True
+    communication_settings = MappingProxyType(
+        {
+            "loopback": {"GLOO_SOCKET_IFNAME": "lo"},
+            # Each interface named is a device of its own with two threads: collectives take them in turn.
+            "two-channels": {"GLOO_SOCKET_IFNAME": "lo,lo"},
+        }
+    )
     device_code = "perfsuite.platforms.cpu:CpuDevice"
 
     @functools.cached_property

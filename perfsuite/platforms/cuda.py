@@ -6,6 +6,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from perfsuite.platforms.accelerator import Accelerator
@@ -30,6 +31,15 @@ class Cuda(AcceleratorFamily):
     name = "cuda"
     backend = "nccl"
     start_method = "fork"
+    communication_settings = MappingProxyType(
+        {
+            "ring": {"NCCL_ALGO": "Ring"},
+            "tree": {"NCCL_ALGO": "Tree"},
+            "simple": {"NCCL_PROTO": "Simple"},
+            "large-buffers": {"NCCL_BUFFSIZE": "20971520"},
+            "no-peers": {"NCCL_P2P_DISABLE": "1"},
+        }
+    )
     device_code = "perfsuite.platforms.cuda:CudaDevice"
     nodes = ("dev/nvidia[0-9]*", "dev/dxg", "proc/driver/nvidia/gpus/*")
     visible_variable = "CUDA_VISIBLE_DEVICES"

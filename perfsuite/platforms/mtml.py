@@ -54,6 +54,7 @@ class MtmlTelemetry(Telemetry):
                 index=index,
                 clock_mhz=attempt(lambda: float(mtml.mtmlGpuGetClock(gpu))),
                 max_clock_mhz=attempt(lambda: float(mtml.mtmlGpuGetMaxClock(gpu))),
+                utilisation_percent=attempt(lambda: float(mtml.mtmlGpuGetUtilization(gpu))),
                 power_w=power_w,
                 temperature_c=attempt(lambda: float(mtml.mtmlGpuGetTemperature(gpu))),
             )

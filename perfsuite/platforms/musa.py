@@ -11,7 +11,7 @@ import importlib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, cast
 
 from perfsuite.errors import UnsupportedCase
@@ -34,6 +34,14 @@ class Musa(AcceleratorFamily):
     name = "musa"
     backend = "mccl"
     start_method = "exec"
+    # The numbers stand for a ring and the simple protocol; the vendor's launch scripts set all three.
+    communication_settings = MappingProxyType(
+        {
+            "ring": {"MCCL_ALGOS": "1"},
+            "simple": {"MCCL_PROTOS": "2"},
+            "large-buffers": {"MCCL_BUFFSIZE": "20971520"},
+        }
+    )
     device_code = "perfsuite.platforms.musa:MusaDevice"
     nodes = ("dev/mtgpu*",)
     visible_variable = "MUSA_VISIBLE_DEVICES"
@@ -147,6 +155,15 @@ class MusaDevice(Accelerator):
         if mudnn is None:
             raise UnsupportedCase("torch.backends.mudnn is missing: TF32 cannot be set; repair torch_musa")
         mudnn.allow_tf32 = allowed
+
+    def utilisation_percent(self) -> float | None:
+        """By torch_musa where it tells, else by pymtml; unknown where the visible devices have other numbers there."""
+        told = super().utilisation_percent()
+        if told is not None or Musa.visible_variable in os.environ:
+            return told
+        device = DetectedDevice(index=int(self._module.current_device()), reported_name="")
+        telemetry = MtmlTelemetry.open((device,))
+        return telemetry.read()[0].utilisation_percent if telemetry else None
 
     def versions(self) -> dict[str, str]:
         """torch_musa's version, the architecture (mp_22 for S4000) and the switches that change what is timed."""

@@ -55,6 +55,7 @@ class NvmlTelemetry(Telemetry):
             clock_mhz=attempt(lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))),
             max_clock_mhz=attempt(lambda: float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))),
             throttle=None if bits is None else tuple(name for bit, name in _REASONS if bits & bit),
+            utilisation_percent=attempt(lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
             power_w=attempt(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
             power_cap_w=attempt(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3),
             temperature_c=attempt(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),

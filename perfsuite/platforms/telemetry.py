@@ -25,6 +25,8 @@ class Reading:
     max_clock_mhz: float | None = None
     throttle: tuple[str, ...] | None = None
     """Why the clock is held down (``thermal``, ``power cap``, ``hardware``); empty when it is known not to be."""
+    utilisation_percent: float | None = None
+    """Share of its last moments in which the device ran any kernel."""
     power_w: float | None = None
     power_cap_w: float | None = None
     temperature_c: float | None = None

@@ -17,6 +17,7 @@ from perfsuite.records import (
     from_json,
 )
 from perfsuite.runtime.lateness import judge_arrivals
+from perfsuite.runtime.spans import REMAINDER
 from perfsuite.runtime.timelines import join
 from perfsuite.runtime.transport import Message
 
@@ -51,14 +52,30 @@ def assemble(
 
 def _spans(reports: Sequence[Message]) -> tuple[SpanTotal, ...]:
     names = {name: None for report in reports for name in report["spans"]}
+    parts = _parts_of_the_step(reports) if names else {}
     totals = []
     for name in names:
-        times = [report["spans"].get(name, (0.0, 0.0)) for report in reports]
-        slowest = max(range(len(reports)), key=lambda rank: times[rank][0])
+        medians = [report["spans"].get(name, (0.0, 0.0)) for report in reports]
+        slowest = max(range(len(reports)), key=lambda rank: medians[rank][0])
         totals.append(
-            SpanTotal(name=name, time_s=times[slowest][0], count=float(times[slowest][1]), slowest_rank=slowest)
+            SpanTotal(
+                name=name,
+                time_s=parts.get(name, 0.0),
+                count=float(medians[slowest][1]),
+                slowest_rank=slowest,
+                slowest_s=medians[slowest][0],
+            )
         )
     return tuple(totals)
+
+
+def _parts_of_the_step(reports: Sequence[Message]) -> dict[str, float]:
+    """Seconds by span in the median sample on the rank that took longest in it; see :mod:`.spans`."""
+    ranks = [report["middle"] for report in reports]
+    worst = [max(samples, key=lambda sample: float(sample[0])) for samples in zip(*ranks, strict=True)]
+    samples = [parts or {REMAINDER: seconds} for seconds, parts in worst]  # a rank may mark nothing
+    names = {name: None for sample in samples for name in sample}
+    return {name: sum(sample.get(name, 0.0) for sample in samples) / len(samples) for name in names}
 
 
 def _records(reports: Sequence[Message]) -> tuple[Record, ...]:

@@ -138,7 +138,10 @@ class Driver:
             budget=dataclasses.asdict(job.budget),
             purpose=job.purpose,
         )
-        self._acquire(job.world_size, fresh=fresh, env=process.env if process else {})
+        env = process.env if process else {}
+        if self._family.name == "cpu" and not env:  # elsewhere an import may open the device, which no fork survives
+            self._transport.preload(job.workload.preload)
+        self._acquire(job.world_size, fresh=fresh, env=env)
         self._form(job.world_size, job.budget.timeout_s)
         reports = self._command(dict.fromkeys(range(job.world_size), command), job.budget.timeout_s)
         if process is not None:
@@ -246,8 +249,15 @@ class Driver:
         self._formed = 0
         if not clean:
             self._discard(slots)
-        first = next(iter(sorted(wait.errors.items())), None)
-        if first is not None and len(kinds) == 1 and not wait.exits and first[1]["kind"] in _ERRORS:
+        # What others raise because a rank that ran out of memory left them alone is a consequence.
+        cause = {slot: error for slot, error in wait.errors.items() if error["kind"] == "out_of_memory"} or wait.errors
+        first = next(iter(sorted(cause.items())), None)
+        if (
+            first is not None
+            and len({error["kind"] for error in cause.values()}) == 1
+            and not wait.exits
+            and first[1]["kind"] in _ERRORS
+        ):
             rank, error = first
             where = f"rank {rank} while {error['phase']}: " if error["kind"] == "wrong_result" else ""
             raise _ERRORS[error["kind"]](where + error["message"])

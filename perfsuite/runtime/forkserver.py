@@ -7,8 +7,8 @@ closes however that process ends.
 
 It is single-threaded, talks JSON datagrams over one socket, and passes each worker its command socket by SCM_RIGHTS.
 Requests: ``{"start": id, "method": "fork"|"exec", "log": path, "stacks": path, "env": {...}}`` with one descriptor,
-``{"signal": number, "pids": [...]}``.  Messages: ``{"up": pid}``, ``{"started": id, "pid": pid}``,
-``{"exited": pid, "text": "killed by SIGKILL"}``.
+``{"signal": number, "pids": [...]}``, ``{"preload": [names]}``.  Messages: ``{"up": pid}``,
+``{"started": id, "pid": pid}``, ``{"exited": pid, "text": "killed by SIGKILL"}``.
 """
 
 from __future__ import annotations
@@ -46,15 +46,19 @@ def boot_command(function: str, arguments: dict[str, Any]) -> list[str]:
 def main(*, control_fd: int, life_fd: int, preload: list[str]) -> NoReturn:
     """Serve until the life pipe closes."""
     server = _Server(socket.socket(fileno=control_fd), life_fd)
-    for name in preload:
+    _import(preload)
+    server.tell({"up": os.getpid()})
+    server.serve()
+
+
+def _import(names: list[str]) -> None:
+    for name in names:
         try:
             importlib.import_module(name)
         except Exception:  # a preload only saves time: the worker that needs the module reports the error
             traceback.print_exc()
     gc.collect()
     gc.freeze()  # a collection in a worker then skips what was preloaded: milliseconds instead of a tenth of a second
-    server.tell({"up": os.getpid()})
-    server.serve()
 
 
 class _Server:
@@ -103,6 +107,8 @@ class _Server:
         request = json.loads(data)
         if "start" in request:
             self._start(request, fds[0])
+        elif "preload" in request:
+            _import(request["preload"])
         else:
             for pid in request["pids"]:
                 if pid in self.children:

@@ -90,6 +90,18 @@ class LocalTransport(Transport):
             self._logs.mkdir(parents=True, exist_ok=True)
             self._server = self._start_server()
 
+    def preload(self, modules: tuple[str, ...]) -> None:
+        """Tell the forkserver; it imports them before it starts the next worker."""
+        new = tuple(name for name in modules if name not in self._preload)
+        if self._method != "fork" or not new:
+            return
+        self._preload += new
+        if self._server is None:
+            self.start()
+            return
+        with contextlib.suppress(OSError):  # a dead server is noticed by whoever needs it
+            self._server.control.send(json.dumps({"preload": new}).encode())
+
     def place(self, slot: int) -> Place:
         """Every slot is on this host."""
         return Place(slot=slot, host=socket.gethostname(), local_rank=slot - self._first, local_world_size=0)

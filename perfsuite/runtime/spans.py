@@ -1,11 +1,16 @@
-"""Named parts of a step: recorded as pairs of clock stamps, read only after the step."""
+"""Named parts of a step: recorded as pairs of clock stamps, read only after the step.
+
+Medians of parts do not add up to the median of the step.  So the parts that are reported are those of one and the same
+sample: the one whose time is the median (of an even number: the mean of the two in the middle), on the rank that took
+longest in it.  Beside them stands each part's own median over the samples, by which the ranks are compared.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +62,7 @@ class SpanRecorder:
         """Read the spans of a sample that lasted from ``start`` to ``end``; the device has passed both."""
         ended_s = time.perf_counter()  # the host has just seen the device pass ``end``
         if not self.open_spans:
+            self.samples.append({})
             return
         if self.keeper is not None:
             self.keeper.take(self._last_iteration(end, ended_s, iterations))
@@ -87,6 +93,17 @@ class SpanRecorder:
             for span in spans
         ]
 
+    def middle(self, times_s: Sequence[float], own_s: Sequence[float]) -> list[tuple[float, dict[str, float]]]:
+        """(this rank's seconds, seconds by span) of the samples that the median of ``times_s`` is of.
+
+        ``times_s`` are the samples as all ranks know them, so that all choose the same ones.  Where spans do not
+        overlap, those of a sample and its remainder sum to this rank's seconds; empty when there were no samples.
+        """
+        if not self.samples:
+            return []
+        chosen = ((own_s[index], self.samples[index]) for index in median_places(times_s))
+        return [(seconds, {name: part for name, (part, _) in parts.items()}) for seconds, parts in chosen]
+
     def report(self) -> dict[str, tuple[float, float]]:
         """Name -> (median seconds, median count) per iteration over the samples."""
         names = {name: None for sample in self.samples for name in sample}
@@ -97,6 +114,16 @@ class SpanRecorder:
             )
             for name in names
         }
+
+
+def median_places(values: Sequence[float]) -> tuple[int, ...]:
+    """Where the one value, or the two, stand whose mean is the median.
+
+    >>> median_places([3.0, 9.0, 4.0]), median_places([3.0, 9.0, 4.0, 1.0])
+    ((2,), (0, 2))
+    """
+    order = sorted(range(len(values)), key=values.__getitem__)
+    return tuple(order[(len(order) - 1) // 2 : len(order) // 2 + 1])
 
 
 def _covered(intervals: list[tuple[float, float]]) -> float:

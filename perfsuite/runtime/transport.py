@@ -53,6 +53,9 @@ class Transport(ABC):
     def start(self) -> None:
         """Begin to start workers without waiting for them."""
 
+    def preload(self, modules: tuple[str, ...]) -> None:  # noqa: B027  only saves time, and only where workers are forks
+        """Have these modules imported in workers started from now on."""
+
     @abstractmethod
     def acquire(self, count: int, *, fresh: bool, env: Mapping[str, str], deadline_s: float) -> bool:
         """Have a living, idle worker in slots 0 to ``count`` - 1; True when any of them is a new process.

@@ -50,6 +50,8 @@ class Strategy(ABC):
     name: ClassVar[str]
     process: ClassVar[Process | None] = None
     """Declared when it needs processes of its own."""
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Modules that take long to import, beside torch and what every optimizer needs."""
     replicates: ClassVar[bool] = True
     """Every rank holds all parameters, so they can be compared between ranks."""
     ignorable: ClassVar[bool] = True

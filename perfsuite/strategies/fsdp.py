@@ -29,6 +29,7 @@ class Fsdp(Strategy):
     """Parameters, gradients and optimizer state live in host memory."""
 
     name: ClassVar[str] = "fsdp"
+    preload: ClassVar[tuple[str, ...]] = ("torch.distributed.fsdp",)
     replicates: ClassVar[bool] = False
 
     def require(self, shape: MeshShape) -> None:
@@ -65,6 +66,9 @@ class Fsdp(Strategy):
         if self.offload:
             spread["offload_policy"] = api.CPUOffloadPolicy(pin_memory=rank.device.type != "cpu")
         module = new_module(rank, plan)
+        for name, part in module.frozen().items():
+            materialize(part, rank.device, seed=plan.seed, prefix=f"{name}.")
+            api.fully_shard(part, **spread)
         for index, block in enumerate(module.blocks):
             materialize(block, rank.device, seed=plan.seed, prefix=f"blocks.{index}.")
             api.fully_shard(block, reshard_after_forward=self.reshard, **spread)

@@ -140,6 +140,7 @@ class Trainer:
     def close(self) -> None:
         """Let go of everything, so that its memory is free."""
         del self.unit, self.module, self.optimizer
+        self._hold = None
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,7 @@ class Zero(Strategy):
 
     process: ClassVar[Process] = Process()
     """DeepSpeed keeps groups and settings in its modules: whoever ran it can run nothing else."""
+    preload: ClassVar[tuple[str, ...]] = ("deepspeed",)
     replicates: ClassVar[bool] = False
     ignorable: ClassVar[bool] = False
 

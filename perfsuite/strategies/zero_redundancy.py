@@ -22,6 +22,7 @@ class ZeroRedundancy(Strategy):
     """Gradients that travel together, MiB."""
 
     name: ClassVar[str] = "zero_redundancy"
+    preload: ClassVar[tuple[str, ...]] = ("torch.distributed.optim",)
 
     def __post_init__(self) -> None:
         if not self.bucket_mib > 0:

@@ -19,6 +19,8 @@ from perfsuite.baselines.student import t_quantile
 from perfsuite.errors import WrongResult
 from perfsuite.workload import Rank, Step
 from perfsuite.workloads.train_memory import MemoryStep, Observed
+from perfsuite.workloads.train_overlap import exposed_share as exposed_kernels
+from perfsuite.workloads.train_overlap import record_kernels
 from perfsuite.workloads.training_step import TrainingStep
 
 if TYPE_CHECKING:
@@ -51,12 +53,22 @@ class ExposedStep(Observed):
                 real.run()
                 quiet.run()
             pairs = [self._pair(real, quiet, real_first=index % 2 == 0) for index in range(_PAIRS)]
+            if self.rank.device.type != "cpu":
+                self._look_at_kernels(real)
         worst = torch.tensor(pairs, dtype=torch.float64, device=self.rank.device)
         dist.all_reduce(worst, dist.ReduceOp.MAX, group=self.rank.group())
         share, low, high = exposed_share([(float(a), float(b)) for a, b in worst.tolist()])
         self.rank.record("exposed_share", share, reduce="equal")
         self.rank.record("exposed_share_low", low, reduce="equal")
         self.rank.record("exposed_share_high", high, reduce="equal")
+
+    def _look_at_kernels(self, real: TrainingStep) -> None:
+        import torch.distributed as dist
+
+        kernels = record_kernels(real.run)
+        share = exposed_kernels(kernels, dist.get_backend(self.rank.group()))
+        if share is not None:
+            self.rank.record("exposed_kernel_share", share, reduce="mean")
 
     def _pair(self, real: TrainingStep, quiet: TrainingStep, *, real_first: bool) -> tuple[float, float]:
         if real_first:

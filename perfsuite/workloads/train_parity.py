@@ -38,6 +38,8 @@ class TrainParity(Workload):
     model: str
     """Name of the configuration whose twin is trained."""
     strategy: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the configuration that are replaced before its twin is made."""
     options: Mapping[str, Any] = field(default_factory=dict)
     accumulation: int = 1
     dtype: str = "fp32"
@@ -57,7 +59,7 @@ class TrainParity(Workload):
     def plan(self) -> Plan:
         """What each rank trains."""
         return Plan(
-            model=models.find(self.model).twin(),
+            model=models.find(self.model, self.overrides).twin(),
             dtype=self.dtype,
             micro_batch_size=_MICRO_BATCH_SIZE,
             accumulation=self.accumulation,

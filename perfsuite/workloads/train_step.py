@@ -18,17 +18,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from perfsuite import models, strategies
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import MeshShape
-from perfsuite.metrics.flop_conventions import Transformer, count_all
+from perfsuite.metrics.flop_conventions import FROZEN, Transformer, count_all
 from perfsuite.models.base import Checkpointing, Model, require_checkpointing
 from perfsuite.models.dataset import Dataset, generate, read
 from perfsuite.records import Work
 from perfsuite.strategies import Plan, Strategy, ds_config
 from perfsuite.strategies.base import data_parallel_size
-from perfsuite.workload import Purpose, Rank, Step, Workload, Yardstick
+from perfsuite.workload import Process, Purpose, Rank, Step, Workload, Yardstick
 
 if TYPE_CHECKING:
     from perfsuite.models.loading import Files, Synthetic
 
+_PRELOAD = ("torch._dynamo",)
+"""Every optimizer of torch's imports it at its first step."""
 _DTYPES = ("fp32", "tf32", "bf16", "fp16")
 _TIMED = (
     "step_time_s",
@@ -49,21 +51,23 @@ _TIMED = (
     "optimizer_ms",
     "backward_with_optimizer_ms",
     "remainder_ms",
+    "device_utilisation_percent",
+)
+MEMORY_METRICS = (
+    "weights_gib",
+    "gradients_gib",
+    "optimizer_gib",
+    "activations_gib",
+    "peak_gib",
+    "fragmentation_gib",
+    "final_device_gib",
+    "untracked_gib",
+    "final_host_gib",
+    "whole_device_gib",
 )
 _UNTIMED: Mapping[str, tuple[str, ...]] = {
-    "memory": (
-        "weights_gib",
-        "gradients_gib",
-        "optimizer_gib",
-        "activations_gib",
-        "peak_gib",
-        "fragmentation_gib",
-        "final_device_gib",
-        "untracked_gib",
-        "final_host_gib",
-        "whole_device_gib",
-    ),
-    "exposed": ("exposed_communication_percent",),
+    "memory": MEMORY_METRICS,
+    "exposed": ("exposed_communication_percent", "exposed_kernels_percent"),
     "flops": ("counted_tflop",),
     "loss": ("final_loss", "time_to_target_s"),
 }
@@ -105,6 +109,8 @@ class TrainStep(Workload):
     """Of AdamW."""
     seed: int = 0
     """Of the initial values."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the communication library, set before the ranks' interpreters start."""
     builds: tuple[Purpose, ...] = ()
     """What to look at beside the time, in builds of their own: memory, exposed, flops, loss."""
     loss_steps: int = 20
@@ -133,8 +139,11 @@ class TrainStep(Workload):
         self.find_model()
         self._require_builds(strategy)
         # Class variables of Workload that depend on the case here: a frozen instance keeps its own.
-        object.__setattr__(self, "process", strategy.process)
-        object.__setattr__(self, "metrics", (*_TIMED, *(name for build in self.builds for name in _UNTIMED[build])))
+        object.__setattr__(self, "process", self._process(strategy))
+        compiler = ("torch._inductor.compile_fx",) if self.compiled else ()
+        object.__setattr__(self, "preload", (*_PRELOAD, *compiler, *strategy.preload))
+        timed = _TIMED if self.data == "synthetic" else (*_TIMED, "steps_per_epoch")
+        object.__setattr__(self, "metrics", (*timed, *(name for build in self.builds for name in _UNTIMED[build])))
 
     def _require_choices(self) -> None:
         if self.dtype not in _DTYPES:
@@ -142,6 +151,16 @@ class TrainStep(Workload):
         require_checkpointing(self.checkpointing)
         if not isinstance(self.num_workers, int) or self.num_workers < 0:
             raise InvalidParameter(f"num_workers={self.num_workers!r} is no number of processes; choose 0 or more")
+
+    def _process(self, strategy: Strategy) -> Process | None:
+        """Processes with the variables asked for and those of the strategy's; InvalidParameter for what is no text."""
+        for name, value in self.environment.items():
+            if not (name and isinstance(value, str)) or "=" in name:
+                raise InvalidParameter(f"environment: {name}={value!r} is no variable; give its name and a text")
+        if not self.environment:
+            return strategy.process
+        own = strategy.process.env if strategy.process else {}
+        return Process(env={**own, **self.environment})
 
     def _require_builds(self, strategy: Strategy) -> None:
         purposes = [each for each in get_args(Purpose) if each != "time"]
@@ -201,27 +220,28 @@ class TrainStep(Workload):
         return plan
 
     def _micro_batch_size(self, ranks: int) -> int:
-        """LBS, so that LBS x GAS x ranks = GBS."""
+        """LBS, so that GBS = LBS x GAS x ranks, whether the case or its ds_config.json fixes one of them."""
+        config = str(self.options.get("config", ""))
+        written = ds_config.batch_fields(ds_config.read(config), config) if config else {}
         spread = self.accumulation * ranks
         told = f"accumulation {self.accumulation} x {ranks} ranks"
-        if self.global_batch_size is None:
-            config = str(self.options.get("config", ""))
-            written = ds_config.batch_fields(ds_config.read(config), config) if config else {}
-            return self.micro_batch_size or written.get(ds_config.MICRO, 1)
-        if self.micro_batch_size is None:
-            if self.global_batch_size % spread:
-                below = self.global_batch_size // spread * spread
+        micro = self.micro_batch_size or written.get(ds_config.MICRO)
+        name, total = "global_batch_size", self.global_batch_size
+        if total is None and ds_config.GLOBAL in written:
+            name, total = f"{config}: {ds_config.GLOBAL}", written[ds_config.GLOBAL]
+        if total is None:
+            return micro or 1
+        if micro is None:
+            if total % spread:
+                below = total // spread * spread
                 legal = f"{below} or {below + spread}" if below else str(spread)
-                raise InvalidParameter(
-                    f"global_batch_size={self.global_batch_size} does not divide by {told} = {spread}; choose {legal}"
-                )
-            return self.global_batch_size // spread
-        if self.micro_batch_size * spread != self.global_batch_size:
+                raise InvalidParameter(f"{name}={total} does not divide by {told} = {spread}; choose {legal}")
+            return total // spread
+        if micro * spread != total:
             raise InvalidParameter(
-                f"global_batch_size={self.global_batch_size} is not micro_batch_size {self.micro_batch_size} x {told} "
-                f"= {self.micro_batch_size * spread}; leave one of them out"
+                f"{name}={total} is not micro_batch_size {micro} x {told} = {micro * spread}; leave one of them out"
             )
-        return self.micro_batch_size
+        return micro
 
     def work(self, shape: MeshShape) -> Work:
         """Operations by convention, samples and tokens of one step on all ranks.
@@ -242,8 +262,11 @@ class TrainStep(Workload):
             block_flops=model.block_flops,
             recomputes=self.checkpointing == "full",
         )
+        conventions = dict(count_all(counted))
+        if model.frozen_flops:  # told apart: no convention counts what is not trained
+            conventions[FROZEN] = model.frozen_flops
         return Work(
-            flops={name: samples * count for name, count in count_all(counted).items()},
+            flops={name: samples * count for name, count in conventions.items()},
             dtype=self.dtype,
             samples=samples,
             tokens=samples * model.tokens_per_sample,
@@ -269,6 +292,7 @@ class TrainStep(Workload):
         return TrainParity(
             model=self.model,
             strategy=self.strategy,
+            overrides=self.overrides,
             options=options,
             accumulation=min(self.accumulation, 2),
             dtype=self.dtype,

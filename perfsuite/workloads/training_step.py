@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from perfsuite.errors import WrongResult
 from perfsuite.strategies import Strategy
+from perfsuite.strategies.base import data_parallel_size
 from perfsuite.workload import Rank, Step
 
 if TYPE_CHECKING:
@@ -22,6 +23,13 @@ class TrainingStep(Step):
         self._rank = rank
         self.trainer: Trainer = workload.find_strategy().build(rank, plan)
         self.batches = workload.open_data(rank, plan)
+        for name, value, unit in (
+            ("local_batch", plan.micro_batch_size, "samples"),
+            ("sequence_length", plan.model.tokens_per_sample, "tokens"),
+            ("accumulation", plan.accumulation, "steps"),
+            ("global_batch", plan.micro_batch_size * plan.accumulation * data_parallel_size(rank.shape), "samples"),
+        ):
+            rank.record(name, value, unit=unit, reduce="equal")
 
     def run(self) -> None:
         """One step of the optimizer."""

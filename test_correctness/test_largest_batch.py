@@ -1,0 +1,277 @@
+"""The search for the largest batch: on made-up memories, on a device's allocator that is made up, on real ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite.errors import InvalidParameter, OutOfMemory, UnsupportedCase
+from perfsuite.metrics import derive
+from perfsuite.platforms import families
+from perfsuite.records import Peaks, Record, Work
+from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.local import LocalTransport
+from perfsuite.units import MIB
+from perfsuite.workload import Budget, FunctionWorkload
+from perfsuite.workloads import largest_batch
+from perfsuite.workloads.batch_search import Usage, by_doubling, by_prediction
+from perfsuite.workloads.largest_batch import LargestBatch, Limited
+from test_correctness import scripted_driver, steps, training_faults
+
+ROOT = Path(__file__).parent.parent
+ONCE = Budget(smoke=True, timeout_s=90.0)
+
+
+# -- the search --------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 5000), st.integers(1, 4096))
+def test_doubling_ends_at_the_largest_batch_that_fits(limit, most):
+    asked = []
+
+    def fits(batch):
+        asked.append(batch)
+        return batch <= limit
+
+    found = by_doubling(fits, most)
+    assert found.batch == min(limit, most)
+    assert found.limited == (limit >= most)
+    assert len(asked) == len(set(asked)) == found.tries <= 2 * math.log2(most) + 2
+    assert all(1 <= batch <= most for batch in asked)
+    assert all(batch <= max(1, 2 * limit) for batch in asked)  # never more than twice what fits
+
+
+@st.composite
+def memories(draw):
+    """Peaks that grow by the sample once activations outweigh the optimizer: the most of a few straight lines."""
+    activation = draw(st.integers(1, 50))
+    lines = [(draw(st.integers(0, 300)), 0), (draw(st.integers(0, 100)), activation)]
+    lines += [
+        (draw(st.integers(0, 100)), activation + draw(st.integers(0, 20))) for _ in range(draw(st.integers(0, 2)))
+    ]
+    return lambda batch: Usage(
+        peak_bytes=float(max(fixed + slope * batch for fixed, slope in lines)),
+        activation_bytes=float(activation * batch),
+    )
+
+
+@given(memories(), st.integers(1, 20000), st.integers(1, 500))
+def test_prediction_ends_there_too_and_hardly_ever_tries_more(memory, budget, most):
+    tried = {}
+
+    def measure(batch):
+        assert batch not in tried
+        tried[batch] = memory(batch)
+        return tried[batch]
+
+    found = by_prediction(measure, budget, most)
+    best = max((batch for batch in range(1, most + 1) if memory(batch).peak_bytes <= budget), default=0)
+    if memory(1).peak_bytes + memory(1).activation_bytes > budget:  # then nobody dares to try 2
+        best = min(best, 1)
+    assert found.batch == best
+    assert found.tries == len(tried)
+    assert found.batch == 0 or found.batch in tried  # what is reported was seen to fit
+    over = [batch for batch, usage in tried.items() if usage.peak_bytes > budget]
+    assert len(over) <= 1 + math.log2(most)
+
+
+def test_a_straight_line_is_never_overstepped():
+    tried = []
+
+    def measure(batch):
+        tried.append(batch)
+        return Usage(peak_bytes=1000.0 + 7 * batch, activation_bytes=7.0 * batch)
+
+    found = by_prediction(measure, 8000.0, 1 << 16)
+    assert (found.batch, found.predicted_bytes, tried) == (1000, 8000.0, [1, 2, 4, 1000])
+
+
+# -- the case ----------------------------------------------------------------------------------------------------
+
+
+def ranks_with(device, memory_bytes):
+    """A probe on one rank whose step takes 100 bytes and 10 per sample of ``memory_bytes``; notes what it is asked."""
+    asked = []
+
+    def probe(workload, purpose):
+        asked.append((workload.micro_batch_size, purpose))
+        peak = 100 + 10 * workload.micro_batch_size
+        if peak > memory_bytes:
+            raise OutOfMemory(f"OOM at {peak} of {memory_bytes}")
+        job = Job(workload=workload, world_size=1, budget=ONCE)
+        plain = scripted_driver.measurement(job)
+        values = {"peak_bytes": peak, "activations_bytes": 10 * workload.micro_batch_size}
+        records = tuple(Record(name=n, value=float(v), unit="bytes", reduce="max") for n, v in values.items())
+        facts = tuple(dataclasses.replace(rank, device=device) for rank in plain.ranks)
+        return dataclasses.replace(plain, ranks=facts, records=records)
+
+    return probe, asked
+
+
+def test_on_an_accelerator_out_of_memory_ends_the_search():
+    probe, asked = ranks_with("cuda:0", 250)
+    workload, records = LargestBatch(model="gpt2-tiny").settle(probe)
+    assert (workload.micro_batch_size, workload.builds) == (15, ())
+    values = {record.name: record.value for record in records}
+    assert (values["largest_local_batch"], values["batches_tried"], values["peak_bytes"]) == (15.0, 8.0, 250.0)
+    assert [batch for batch, _ in asked] == [1, 2, 4, 8, 16, 12, 14, 15]
+    assert {purpose for _, purpose in asked} == {"memory"}
+
+
+def test_on_a_cpu_nothing_is_allocated_that_is_predicted_not_to_fit():
+    probe, asked = ranks_with("cpu", math.inf)
+    workload, records = LargestBatch(model="gpt2-tiny", memory_budget_bytes=455).settle(probe)
+    values = {record.name: record.value for record in records}
+    assert workload.micro_batch_size == values["largest_local_batch"] == 35
+    assert values["predicted_peak_bytes"] == values["peak_bytes"] == 450
+    assert [batch for batch, _ in asked] == [1, 2, 4, 35]
+
+
+def test_one_sample_that_does_not_fit_is_out_of_memory():
+    with pytest.raises(OutOfMemory, match="OOM at 110 of 90"):
+        LargestBatch(model="gpt2-tiny").settle(ranks_with("cuda:0", 90)[0])
+    with pytest.raises(OutOfMemory, match=r"OOM at .* GiB of .* GiB: a local batch of 1 is over the budget of a rank"):
+        LargestBatch(model="gpt2-tiny", memory_budget_bytes=90).settle(ranks_with("cpu", math.inf)[0])
+
+
+def test_the_end_of_the_search_is_told():
+    probe, _ = ranks_with("cuda:0", math.inf)
+    workload = LargestBatch(model="gpt2-tiny", most=6)
+    settled, records = workload.settle(probe)
+    assert settled.micro_batch_size == 6
+    plain = scripted_driver.measurement(Job(workload=settled, world_size=1, budget=ONCE))
+    measurement = dataclasses.replace(plain, records=records)
+    (metric,) = derive(["largest_local_batch_samples"], work=Work(), measurement=measurement, peaks=Peaks())
+    assert (metric.value, metric.unit, metric.note) == (6.0, "samples", "the search ended at 6, which fits")
+    assert "largest_local_batch_samples" in workload.metrics
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"memory_budget_bytes": 0}, "memory_budget_bytes=0 holds nothing"),
+        ({"most": 0}, "most=0 leaves no batch to try"),
+        ({"global_batch_size": 8}, "global_batch_size=8 fixes the local batch, which is looked for"),
+        ({"builds": ("memory",)}, "its memory is looked at anyway"),
+    ],
+)
+def test_fields_that_leave_nothing_to_look_for_are_refused(fields, message):
+    with pytest.raises(InvalidParameter, match=message):
+        LargestBatch(model="gpt2-tiny", **fields)
+
+
+def test_a_cpu_needs_a_budget():
+    with pytest.raises(InvalidParameter, match="memory_budget_bytes=None on a CPU"):
+        LargestBatch(model="gpt2-tiny").settle(ranks_with("cpu", math.inf)[0])
+
+
+# -- a device's limit --------------------------------------------------------------------------------------------
+
+
+class Module:
+    """A device module with 1000 bytes."""
+
+    def __init__(self):
+        self.fractions = []
+
+    def mem_get_info(self, device):
+        return 400, 1000
+
+    def empty_cache(self):
+        pass
+
+    def set_per_process_memory_fraction(self, fraction, device):
+        self.fractions.append(fraction)
+
+
+def test_a_budget_on_an_accelerator_is_a_limit_of_its_allocator(monkeypatch):
+    module = Module()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    rank = SimpleNamespace(device=torch.device("meta"), purpose="memory")
+    workload = LargestBatch(model="gpt2-tiny", memory_budget_bytes=250)
+    step = Limited(SimpleNamespace(close=lambda: None), largest_batch.MemoryLimit(rank.device, 250))
+    assert module.fractions == [0.25]
+    step.close()
+    assert module.fractions == [0.25, 1.0]
+
+    def no_memory(self, rank):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(largest_batch.TrainStep, "build", no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        workload.build(rank)
+    assert module.fractions == [0.25, 1.0, 0.25, 1.0]  # what fails leaves no limit behind
+
+
+def test_an_allocator_without_limits_is_named(monkeypatch):
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace())
+    with pytest.raises(UnsupportedCase, match="allocator of meta knows no set_per_process_memory_fraction"):
+        largest_batch.MemoryLimit(torch.device("meta"), 250)
+
+
+# -- real ranks --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def family(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return families()[request.param]
+
+
+@pytest.fixture(scope="module")
+def driver(family, tmp_path_factory):
+    transport = LocalTransport(
+        start_method="fork",
+        preload=("torch", "perfsuite.runtime.worker"),
+        log_directory=tmp_path_factory.mktemp("logs"),
+    )
+    driver = Driver(transport=transport, family=family, rootpath=ROOT, device_count=1)
+    yield driver
+    driver.close()
+
+
+def test_what_is_found_fits_and_one_more_does_not(driver, family):
+    ranks = 2 if family.name == "cpu" else 1
+
+    def probe(workload, purpose):
+        return driver.run(Job(workload=workload, world_size=ranks, budget=ONCE, purpose=purpose))
+
+    largest = LargestBatch(
+        model="gpt2-tiny", strategy="ddp", overrides={"layers": 1}, memory_budget_bytes=12 * MIB, most=256
+    )
+    settled, records = largest.settle(probe)
+    found = {record.name: record.value for record in records}
+    assert 2 < settled.micro_batch_size < 256
+    assert found["peak_bytes"] <= 12 * MIB
+    if "predicted_peak_bytes" in found:  # on a CPU
+        assert found["predicted_peak_bytes"] <= 12 * MIB
+        more = dataclasses.replace(settled, micro_batch_size=settled.micro_batch_size + 1)
+        records = {record.name: record.value for record in probe(more, "memory").records}
+        assert records["peak_bytes"] > 12 * MIB
+    timed = driver.run(Job(workload=settled, world_size=ranks, budget=ONCE))  # and the device is as good as before
+    assert timed.smoke
+
+
+def test_running_out_of_memory_is_told_and_the_next_case_runs(driver):
+    greedy = FunctionWorkload(function=training_faults.greedy, arguments={"culprit": 0})
+    with pytest.raises(OutOfMemory, match=r"OOM at [\d.]+ GiB of [\d.]+ GiB"):
+        driver.run(Job(workload=greedy, world_size=1, budget=ONCE))
+    assert driver.run(Job(workload=FunctionWorkload(function=steps.add_up), world_size=1, budget=ONCE)).smoke
+
+
+@pytest.mark.parametrize("others", ["wait", "fail"])
+def test_one_rank_that_runs_out_of_memory_is_the_cause_of_what_others_do(driver, family, others):
+    if family.name != "cpu":
+        pytest.skip("needs two ranks")
+    greedy = FunctionWorkload(function=training_faults.greedy, arguments={"culprit": 1, "others": others})
+    with pytest.raises(OutOfMemory, match=r"OOM at [\d.]+ GiB of [\d.]+ GiB"):
+        driver.run(Job(workload=greedy, world_size=2, budget=ONCE))
+    assert driver.run(Job(workload=FunctionWorkload(function=steps.add_up), world_size=2, budget=ONCE)).smoke

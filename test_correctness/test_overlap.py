@@ -1,0 +1,94 @@
+"""What of communication nothing covers, from the times of kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite.metrics import derive
+from perfsuite.records import Peaks, Record, Work
+from perfsuite.runtime.driver import Job
+from perfsuite.workload import Budget
+from perfsuite.workloads import train_overlap
+from perfsuite.workloads.train_overlap import Kernel, exposed_share, kernels_of, record_kernels
+from perfsuite.workloads.train_step import TrainStep
+from test_correctness import scripted_driver
+
+
+def test_worked_numbers():
+    assert doctest.testmod(train_overlap).failed == 0
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda name, start, length: Kernel(name=name, start_ns=start, end_ns=start + length),
+            st.sampled_from(["xcclDevKernel_AllReduce", "gemm", "adam"]),
+            st.integers(0, 40),
+            st.integers(1, 12),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_the_share_is_that_of_the_moments_when_only_communication_ran(kernels):
+    first, last = min(each.start_ns for each in kernels), max(each.end_ns for each in kernels)
+    alone = 0
+    for moment in range(first, last):
+        running = [each for each in kernels if each.start_ns <= moment < each.end_ns]
+        alone += bool(running) and all(each.communicates("XCCL") for each in running)
+    known = any(each.communicates("xccl") for each in kernels)
+    assert exposed_share(kernels, "xccl") == (pytest.approx(alone / (last - first)) if known else None)
+
+
+def event(name, device, start=0, marked=False):
+    return SimpleNamespace(
+        name=lambda: name,
+        device_type=lambda: device,
+        start_ns=lambda: start,
+        duration_ns=lambda: 10,
+        is_user_annotation=lambda: marked,
+    )
+
+
+def test_only_kernels_of_the_device_count():
+    events = [
+        event("aten::mm", "cpu"),
+        event("void cutlass::Kernel<float>(Params)", "device", 5),
+        event("xccl:all_reduce", "device"),
+        event("my range", "device", marked=True),
+        event("xcclDevKernel_AllReduce_Sum_f32_RING_LL", "device", 20),
+    ]
+    assert [(each.name[:8], each.start_ns, each.end_ns) for each in kernels_of(events, "cpu")] == [
+        ("void cut", 5, 15),
+        ("xcclDevK", 20, 30),
+    ]
+
+
+def test_a_cpu_has_no_kernels_and_the_metric_says_so():
+    assert record_kernels(lambda: torch.ones(64, 64) @ torch.ones(64, 64)) == []
+    workload = TrainStep(model="gpt2-tiny", strategy="ddp", builds=("exposed",))
+    plain = scripted_driver.measurement(Job(workload=workload, world_size=2, budget=Budget()))
+    names = ["exposed_kernels_percent", "device_utilisation_percent"]
+
+    def metrics(measurement):
+        return derive(names, work=Work(), measurement=measurement, peaks=Peaks())
+
+    kernels, busy = metrics(plain)
+    assert (kernels.value, kernels.note) == (None, "not supported on a cpu: it has no kernels on a clock of their own")
+    assert (busy.value, busy.note) == (None, "unknown: no vendor's library tells it on every rank")
+    ranks = tuple(
+        dataclasses.replace(facts, device=f"cuda:{facts.rank}", utilisation_percent=98.0 - 4 * facts.rank)
+        for facts in plain.ranks
+    )
+    record = Record(name="exposed_kernel_share", value=0.25, unit="", reduce="mean")
+    kernels, busy = metrics(dataclasses.replace(plain, ranks=ranks, records=(record,)))
+    assert (kernels.value, busy.value) == (25.0, 96.0)
+    half_told = (dataclasses.replace(ranks[0], utilisation_percent=None), ranks[1])
+    assert metrics(dataclasses.replace(plain, ranks=half_told))[1].value is None

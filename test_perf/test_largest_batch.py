@@ -1,0 +1,36 @@
+"""How many samples fit on one card, and how fast the step is then (the batch columns of reports 001 and 004)."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsuite import sizes, world_sizes
+from perfsuite.units import MIB, parse_bytes
+from perfsuite.workloads.largest_batch import LargestBatch
+
+CPU_BUDGET_BYTES = 24 * MIB
+"""Of a rank on a CPU.  A share of the host's memory would make the result another number on every host."""
+
+
+@pytest.fixture
+def budget_bytes(request, platform):
+    """What a rank may allocate: --perf-memory-budget, else 24 MiB on a CPU and all there is on an accelerator."""
+    written = request.config.getoption("perf_memory_budget")
+    if written is None:
+        return CPU_BUDGET_BYTES if platform.family == "cpu" else None
+    return parse_bytes(written)
+
+
+@sizes(param="model", full=["gpt2", "gpt2-xl", "latte-xl"], small=["gpt2-tiny"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_largest_batch(perf, model, checkpointing, budget_bytes):
+    """What computing activations again buys in samples."""
+    perf(LargestBatch(model=model, checkpointing=checkpointing, memory_budget_bytes=budget_bytes))
+
+
+@sizes(param="model", full=["gpt2-xl", "llama2-7b"], small=["gpt2-tiny"])
+@world_sizes(2)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_largest_batch_spread(perf, ranks, model, strategy, budget_bytes):
+    """What spreading the state over the cards buys in samples."""
+    perf(LargestBatch(model=model, strategy=strategy, memory_budget_bytes=budget_bytes), on=ranks)

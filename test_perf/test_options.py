@@ -1,0 +1,108 @@
+"""What each option buys on this machine: one case per setting, to be read beside the case without it.
+
+Communication: compression, overlap, size of the buckets, variables of the library.  Memory: computing activations
+again, moving state to the host, spreading it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsuite import sizes, world_sizes
+from perfsuite.models import find
+from perfsuite.platforms import families
+from perfsuite.units import MIB
+from perfsuite.workloads.train_step import TrainStep
+
+SPREAD = {
+    "whole": ("ddp", {}),
+    "optimizer": ("zero_redundancy", {}),
+    "gradients": ("fsdp", {"reshard": False}),
+    "parameters": ("fsdp", {"reshard": True}),
+}
+OFFLOADED = {
+    "on-device": ("fsdp", {}),
+    "all": ("fsdp", {"offload": True}),
+    "optimizer": ("zero2", {"offload_optimizer": True}),
+}
+SETTINGS = ("default", "ring", "tree", "simple", "large-buffers", "no-peers", "loopback", "two-channels")
+
+
+@pytest.fixture
+def environment(request, platform):
+    """Variables that the communication library of this platform is told a setting by."""
+    word = request.param
+    settings = {"default": {}, **families()[platform.family].communication_settings}
+    if word not in settings:
+        pytest.skip(
+            f"the communication library of {platform.family} has no setting {word}; it has {', '.join(settings)}"
+        )
+    return dict(settings[word])
+
+
+# -- communication -----------------------------------------------------------------------------------------------
+
+
+@sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
+@world_sizes(2)
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no-overlap"])
+def test_overlap(perf, ranks, model, overlap):
+    """Gradients travel while the backward goes on, or all together after it."""
+    options = {"overlap": overlap}
+    workload = TrainStep(model=model, strategy="ddp", options=options, micro_batch_size=4, builds=("exposed",))
+    perf(workload, on=ranks)
+
+
+@sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
+@world_sizes(2)
+@pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
+def test_compression(perf, ranks, model, compression):
+    """Gradients travel in half as many bytes."""
+    options = {"compression": compression}
+    perf(TrainStep(model=model, strategy="ddp", options=options, micro_batch_size=4), on=ranks)
+
+
+@sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
+@world_sizes(2)
+@pytest.mark.parametrize("buckets", [1, 4, 16], ids="buckets{}".format)
+def test_bucket_size(perf, ranks, model, buckets):
+    """A few large messages or many small ones: about this many buckets, of equal size."""
+    options = {"bucket_mib": 4 * find(model).parameters / buckets / MIB}
+    perf(TrainStep(model=model, strategy="ddp", options=options, micro_batch_size=4), on=ranks)
+
+
+@sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
+@world_sizes(2)
+@pytest.mark.parametrize("environment", SETTINGS, indirect=True)
+def test_library_setting(perf, ranks, model, environment):
+    """Variables of the communication library, read when it starts."""
+    workload = TrainStep(model=model, strategy="ddp", environment=environment, micro_batch_size=4)
+    perf(workload, on=ranks)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------
+
+
+@sizes(param="model", full=["gpt2"], small=["gpt2-tiny"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_checkpointing(perf, model, checkpointing):
+    """What computing activations again costs and saves on one card."""
+    perf(TrainStep(model=model, micro_batch_size=4, checkpointing=checkpointing, builds=("memory",)))
+
+
+@sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
+@world_sizes(2)
+@pytest.mark.parametrize("spread", SPREAD)
+def test_sharding(perf, ranks, model, spread):
+    """What is spread over the cards: nothing, optimizer state, gradients too, parameters too."""
+    strategy, options = SPREAD[spread]
+    perf(TrainStep(model=model, strategy=strategy, options=options, micro_batch_size=4, builds=("memory",)), on=ranks)
+
+
+@sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
+@world_sizes(2)
+@pytest.mark.parametrize("offloaded", OFFLOADED)
+def test_offload(perf, ranks, model, offloaded):
+    """State that lives in host memory; on a CPU that is the same memory, and what is left is the cost of moving it."""
+    strategy, options = OFFLOADED[offloaded]
+    perf(TrainStep(model=model, strategy=strategy, options=options, micro_batch_size=4, builds=("memory",)), on=ranks)
