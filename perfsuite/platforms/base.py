@@ -80,6 +80,8 @@ class Family(ABC):
     """Whether more ranks than devices are always allowed (cpu); elsewhere only with --perf-oversubscribe."""
     simulated: ClassVar[bool] = False
     """Results are stamped and never meet real ones; such a family is never detected, only asked for by name."""
+    stands_for: ClassVar[str] = ""
+    """The family whose devices a simulated one imitates: their rows name its devices, so its cases have their ids."""
     device_code: ClassVar[str]
     """Where the rank side is: ``package.module:Class``, a DeviceCode made without arguments."""
 
