@@ -124,7 +124,8 @@ def _silent(rank: Rank) -> Iterator[Any]:
     import torch.distributed as dist
     import torch.testing._internal.distributed.fake_pg  # importing it registers the backend "fake"
 
-    group = dist.new_group(backend="fake")
+    # Named by device: torch knows the fake backend for its own devices only.
+    group = dist.new_group(backend=f"{rank.device.type}:fake")
     assert isinstance(group, dist.ProcessGroup)
     # What is gathered from nobody is whatever memory held: denormal numbers would make a CPU's products slow.
     torch.set_flush_denormal(True)

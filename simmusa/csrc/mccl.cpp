@@ -8,6 +8,7 @@
 #include "ops.h"
 
 #include <ATen/core/ivalue_inl.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -16,6 +17,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -88,8 +90,8 @@ struct Collective {
   StreamKey channel = 0;
   Stamp came;                       // when this rank queued it, and what is finished by its end
   Tensor moment;                    // (when, how long) of all ranks, by maximum
-  Tensors outputs, divided, alive;  // on the device; CPU views to divide by the number of ranks; what gloo reads
-  int64_t ranks = 1;
+  Tensors outputs, alive;      // on the device; what gloo reads and writes
+  std::function<void()> last;  // what remains to be done with the bytes that came
   std::atomic<int> missing{2};  // the data and the moment
   std::exception_ptr error;
   Stamp end;
@@ -123,7 +125,7 @@ struct Queue {
       return;
     }
     const auto* moment = done.moment.const_data_ptr<int64_t>();
-    for (auto& each : done.divided) each.div_(done.ranks);
+    if (done.last) done.last();
     done.end = {Timeline::get().complete(done.channel, done.name, moment[0], moment[1]), done.came.seen};
     if (!done.outputs.empty()) record_next_as(done.end);
     done.future->markCompleted(IValue(c10::List<Tensor>(done.outputs)));
@@ -230,6 +232,33 @@ class MessageWork final : public Work {
   int device_;
 };
 
+class ManyWorks final : public Work {
+ public:
+  explicit ManyWorks(std::vector<intrusive_ptr<Work>> works) : works_(std::move(works)) {}
+
+  bool isCompleted() override {
+    for (const auto& work : works_)
+      if (!work->isCompleted()) return false;
+    return true;
+  }
+  bool isSuccess() const override {
+    for (const auto& work : works_)
+      if (!work->isSuccess()) return false;
+    return true;
+  }
+  bool wait(std::chrono::milliseconds) override {
+    synchronize();
+    return true;
+  }
+  void synchronize() override {
+    for (const auto& work : works_) work->synchronize();
+  }
+  void abort() override {}
+
+ private:
+  std::vector<intrusive_ptr<Work>> works_;
+};
+
 class Mccl final : public c10d::Backend {
  public:
   Mccl(intrusive_ptr<c10d::Backend> gloo, int rank, int size) : Backend(rank, size), gloo_(std::move(gloo)) {}
@@ -239,6 +268,17 @@ class Mccl final : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return gloo_->getSequenceNumberForGroup(); }
   void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
   void eagerConnectSingleDevice(at::Device) override {}
+
+  // What begins between the two is queued as ever and waited for together.
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override { together_ = std::vector<intrusive_ptr<Work>>(); }
+  intrusive_ptr<Work> endCoalescing() override {
+    auto works = std::move(together_);
+    together_.reset();
+    TORCH_CHECK(works, "mccl: endCoalescing without startCoalescing");
+    return c10::make_intrusive<ManyWorks>(std::move(*works));
+  }
+
 
   intrusive_ptr<Work> broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     auto root = options.rootRank == getRank();
@@ -252,7 +292,7 @@ class Mccl final : public c10d::Backend {
     bool average = averages(plain.reduceOp);
     return start("allreduce", c10d::OpType::ALLREDUCE, {}, tensors, tensors, total_bytes(tensors), [&](Held& held) {
       held.outputs = cpu(tensors);
-      held.divides = average;
+      if (average) held.last = divide(held.outputs);
       return gloo_->allreduce(held.outputs, plain);
     });
   }
@@ -261,7 +301,7 @@ class Mccl final : public c10d::Backend {
     bool average = averages(plain.reduceOp);
     return start("allreduce", c10d::OpType::ALLREDUCE_COALESCED, {}, tensors, tensors, total_bytes(tensors), [&](Held& held) {
       held.outputs = cpu(tensors);
-      held.divides = average;
+      if (average) held.last = divide(held.outputs);
       return gloo_->allreduce_coalesced(held.outputs, plain);
     });
   }
@@ -270,7 +310,7 @@ class Mccl final : public c10d::Backend {
     bool average = averages(plain.reduceOp);
     return start("reduce", c10d::OpType::REDUCE, {}, tensors, tensors, total_bytes(tensors), [&](Held& held) {
       held.outputs = cpu(tensors);
-      held.divides = average && options.rootRank == getRank();
+      if (average && options.rootRank == getRank()) held.last = divide(held.outputs);
       return gloo_->reduce(held.outputs, plain);
     });
   }
@@ -289,6 +329,13 @@ class Mccl final : public c10d::Backend {
       return gloo_->_allgather_base(held.outputs[0], held.inputs[0], options);
     });
   }
+  // One after the other on the group's stream: the last one's end is the end of all.
+  intrusive_ptr<Work> allgather_into_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    intrusive_ptr<Work> last;
+    for (size_t index = 0; index < outputs.size(); ++index) last = _allgather_base(outputs[index], inputs[index], options);
+    return last;
+  }
   intrusive_ptr<Work> gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
     auto whole = flat(outputs);
     return start("gather", c10d::OpType::GATHER, inputs, whole, whole, total_bytes(inputs) * getSize(), [&](Held& held) {
@@ -304,26 +351,28 @@ class Mccl final : public c10d::Backend {
       return gloo_->scatter(held.outputs, held.lists, options);
     });
   }
-  intrusive_ptr<Work> reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& options) override {
-    auto plain = options;
-    bool average = averages(plain.reduceOp);
+  intrusive_ptr<Work> reduce_scatter(
+      Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& options) override {
     auto whole = flat(inputs);
-    return start("reduce_scatter", c10d::OpType::REDUCE_SCATTER, whole, outputs, outputs, total_bytes(whole), [&](Held& held) {
-      held.outputs = cpu(outputs);
-      held.lists = cpu(inputs);
-      held.divides = average;
-      return gloo_->reduce_scatter(held.outputs, held.lists, plain);
-    });
+    return start(
+        "reduce_scatter", c10d::OpType::REDUCE_SCATTER, whole, outputs, outputs, total_bytes(whole), [&](Held& held) {
+          Tensors parts;
+          for (const auto& each : cpu(whole)) parts.push_back(each.reshape(-1));
+          return reduce_and_keep(held, at::cat(parts), as_cpu(outputs[0]), options);
+        });
   }
-  intrusive_ptr<Work> _reduce_scatter_base(Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& options) override {
-    auto plain = options;
-    bool average = averages(plain.reduceOp);
-    return start("reduce_scatter", c10d::OpType::_REDUCE_SCATTER_BASE, {input}, {output}, {output}, bytes_of(input), [&](Held& held) {
-      held.outputs = {as_cpu(output)};
-      held.inputs = {as_cpu(input)};
-      held.divides = average;
-      return gloo_->_reduce_scatter_base(held.outputs[0], held.inputs[0], plain);
-    });
+  intrusive_ptr<Work> _reduce_scatter_base(
+      Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& options) override {
+    return start(
+        "reduce_scatter", c10d::OpType::_REDUCE_SCATTER_BASE, {input}, {output}, {output}, bytes_of(input),
+        [&](Held& held) { return reduce_and_keep(held, as_cpu(input).clone().reshape(-1), as_cpu(output), options); });
+  }
+  intrusive_ptr<Work> reduce_scatter_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) override {
+    intrusive_ptr<Work> last;
+    for (size_t index = 0; index < outputs.size(); ++index)
+      last = _reduce_scatter_base(outputs[index], inputs[index], options);
+    return last;
   }
   intrusive_ptr<Work> alltoall_base(
       Tensor& output, Tensor& input, std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes,
@@ -348,8 +397,35 @@ class Mccl final : public c10d::Backend {
   struct Held {
     Tensors inputs, outputs;
     Lists lists;
-    bool divides = false;
+    std::function<void()> last;
   };
+
+  std::function<void()> divide(const Tensors& tensors) {
+    return [tensors, ranks = getSize()] {
+      for (auto each : tensors) each.div_(ranks);
+    };
+  }
+
+  // gloo's own reduce_scatter tells nobody when it is done: all ranks reduce everything and keep their part.
+  intrusive_ptr<Work> reduce_and_keep(
+      Held& held, const Tensor& everything, const Tensor& output, const c10d::ReduceScatterOptions& options) {
+    c10d::AllreduceOptions plain;
+    plain.reduceOp = options.reduceOp;
+    plain.timeout = options.timeout;
+    bool average = averages(plain.reduceOp);
+    held.outputs = {everything};
+    held.last = [everything, output, average, rank = getRank(), ranks = getSize()] {
+      auto mine = everything.narrow(0, rank * output.numel(), output.numel());
+      if (average) mine.div_(ranks);
+      output.copy_(mine.view(output.sizes()));
+    };
+    return gloo_->allreduce(held.outputs, plain);
+  }
+
+  intrusive_ptr<Work> begun(intrusive_ptr<Work> work) {
+    if (together_) together_->push_back(work);
+    return work;
+  }
 
   template <typename Post>
   intrusive_ptr<Work> start(
@@ -360,7 +436,6 @@ class Mccl final : public c10d::Backend {
     collective->name = std::string("mccl::") + name;
     collective->channel = channel(device);
     collective->came = queue_up(device, collective->channel, collective->name, reads, writes);
-    collective->ranks = getSize();
     for (const auto& each : outputs)
       if (each.defined() && each.is_privateuseone()) collective->outputs.push_back(each);
     auto lasts_ns = Timeline::get().duration_of(collective->name, link_ns(bytes));
@@ -375,7 +450,7 @@ class Mccl final : public c10d::Backend {
     }
     Held held;
     auto data = post(held);
-    if (held.divides) collective->divided = held.outputs;
+    collective->last = std::move(held.last);
     for (auto* list : {&held.inputs, &held.outputs})
       collective->alive.insert(collective->alive.end(), list->begin(), list->end());
     auto listed = flat(held.lists);
@@ -389,7 +464,7 @@ class Mccl final : public c10d::Backend {
         if (future.hasError()) collective->error = future.exception_ptr();
         if (--collective->missing == 0) queue->drain();
       });
-    return c10::make_intrusive<CollectiveWork>(collective, type, device, type == c10d::OpType::BARRIER);
+    return begun(c10::make_intrusive<CollectiveWork>(collective, type, device, type == c10d::OpType::BARRIER));
   }
 
   static Stamp queue_up(
@@ -440,12 +515,13 @@ class Mccl final : public c10d::Backend {
     }
     lane->open.push_back(made);
     auto type = sends ? c10d::OpType::SEND : c10d::OpType::RECV;
-    return c10::make_intrusive<MessageWork>(lane, made, type, device);
+    return begun(c10::make_intrusive<MessageWork>(lane, made, type, device));
   }
 
   intrusive_ptr<c10d::Backend> gloo_;
   std::mutex start_mutex_;
   std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
+  std::optional<std::vector<intrusive_ptr<Work>>> together_;
   std::map<int, StreamKey> channels_;
   std::map<std::pair<int, bool>, std::shared_ptr<Lane>> lanes_;
 };
