@@ -110,9 +110,7 @@ def _build(target: Path, longest_s: float) -> None:
     environment = {**os.environ, "PATH": _path(), "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)])}
     command = [sys.executable, "-m", "simmusa.build", str(workplace)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=longest_s, env=environment
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=longest_s, env=environment)
         if done.returncode:
             said = "\n".join((done.stdout + done.stderr).splitlines()[-_TAIL_LINES:])
             raise UnsupportedCase(f"simmusa did not build with torch {version('torch')}: {said}")

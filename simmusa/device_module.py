@@ -49,6 +49,7 @@ class Event(torch.Event):
     timed: bool
 
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
+        """An event that is not recorded yet; only a timed one tells how long something took."""
         if interprocess:
             raise RuntimeError("events of simmusa belong to their process")
         made = super().__new__(cls, device="musa", enable_timing=enable_timing, blocking=blocking)  # type: ignore[call-arg]
@@ -70,6 +71,7 @@ class Stream(torch.Stream):
     """A queue of work on a device."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **known: Any) -> Stream:
+        """A new stream of ``device``, or the one that ``known`` describes."""
         if known:
             return super().__new__(cls, priority=priority, **known)  # type: ignore[call-arg]
         return super().__new__(cls, device=torch.device("musa", _index(device)), priority=priority)  # type: ignore[call-arg]
@@ -122,7 +124,7 @@ class StreamContext:
             native().set_device(self._device)
 
 
-class device:  # noqa: N801 - torch_musa's name
+class device:
     """Work of the block goes to this device."""
 
     def __init__(self, device: Any) -> None:

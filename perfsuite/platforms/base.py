@@ -6,6 +6,7 @@ A package of somebody else's adds one by the entry point group ``perfsuite.famil
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -158,6 +159,10 @@ class Clock(ABC):
     def host_s(self, stamp: object, anchor: object, anchor_s: float) -> float:
         """``stamp`` on the host's ``perf_counter``, by which ``anchor`` was at ``anchor_s``; both have been passed."""
         return anchor_s - self.elapsed_s(stamp, anchor)
+
+    def now_s(self) -> float:
+        """The host's own time, seconds from an arbitrary point; virtual where the device's is."""
+        return time.perf_counter()
 
     @abstractmethod
     def facts(self) -> ClockFacts:

@@ -48,7 +48,7 @@ class GateOptions:
     settings: GateSettings
 
     def folder_for(self, *, simulated: bool) -> Path:
-        """Where the baselines of this session's devices are.  ConfigurationError where real and simulated would meet."""
+        """Where this session's baselines are.  ConfigurationError where real and simulated ones would meet."""
         if simulated and self.simulated_folder.resolve() == self.folder_of_real.resolve():
             raise ConfigurationError(
                 f"{self.simulated_folder} is the folder of real baselines and this session's devices are simulated; "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,12 +40,12 @@ class SpanRecorder:
     @contextmanager
     def span(self, name: str, **attributes: Any) -> Iterator[None]:
         """Mark a part of the step on the device's and the host's clock."""
-        span = _Span(name=name, attributes=attributes, start=self.clock.stamp(), host_start_s=time.perf_counter())
+        span = _Span(name=name, attributes=attributes, start=self.clock.stamp(), host_start_s=self.clock.now_s())
         try:
             yield
         finally:
             span.end = self.clock.stamp()
-            span.host_end_s = time.perf_counter()
+            span.host_end_s = self.clock.now_s()
             self.open_spans.append(span)
 
     def discard(self) -> None:
@@ -55,7 +54,7 @@ class SpanRecorder:
 
     def close_sample(self, start: object, end: object, iterations: int) -> None:
         """Read the spans of a sample that lasted from ``start`` to ``end``; the device has passed both."""
-        ended_s = time.perf_counter()  # the host has just seen the device pass ``end``
+        ended_s = self.clock.now_s()  # the host has just seen the device pass ``end``
         if not self.open_spans:
             return
         if self.keeper is not None:

@@ -216,7 +216,7 @@ class Worker:
         arrivals: list[float] = []
         if member.world_size > 1:
             self._enter("watching arrivals")
-            arrivals = arrival_times(step.run, timer.align, _ARRIVAL_ITERATIONS)
+            arrivals = arrival_times(step.run, timer.align, _ARRIVAL_ITERATIONS, member.code.clock.now_s)
             timer.align()
         return {**self._report(rank, samples, spans, arrivals, records), "steps": steps}
 

@@ -195,4 +195,6 @@ def _require_compiler(device: torch.device) -> None:
 
     init_backend_registration()
     if get_scheduling_for_device(device.type) is None:
-        raise UnsupportedCase(f"torch.compile has no code generator for {device.type}; install the vendor's, or leave out")
+        raise UnsupportedCase(
+            f"torch.compile has no code generator for {device.type}; install the vendor's, or leave out"
+        )
