@@ -5,17 +5,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from perfsuite.errors import UnsupportedCase
 from perfsuite.platforms.base import DetectedDevice, DeviceModel, Family
+from perfsuite.platforms.telemetry import Reading, Telemetry
 from simmusa import build
 
 if TYPE_CHECKING:
     from perfsuite.platforms.host import Host
 
 _TITLE = "MTT S4000"
+
+
+class Undisturbed(Telemetry):
+    """Virtual devices are never throttled and belong to one run."""
+
+    source = "simmusa"
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def read(self, own: Collection[int] = ()) -> tuple[Reading, ...]:
+        """Nothing happened to any of them."""
+        return tuple(Reading(index=index, throttle=(), other_processes=0) for index in range(self._count))
 
 
 class SimMusa(Family):
@@ -59,6 +73,10 @@ class SimMusa(Family):
     def links(self) -> str:
         """All alike."""
         return "simulated"
+
+    def telemetry(self) -> Telemetry:
+        """All quiet."""
+        return Undisturbed(len(self.detect()))
 
     def software(self) -> Mapping[str, str]:
         """Which simulation this is."""
