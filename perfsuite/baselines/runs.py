@@ -187,7 +187,8 @@ def summarise(result: Result, *, ordinal: int = 0, commit: str = "", disturbance
     """What a baseline keeps of a result.
 
     A sample is clean when no rank was switched out against its will, or when its time is virtual.  ``disturbance`` is
-    what telemetry says of the whole run.  Raises ValueError for a smoke run, whose time is no measurement, and for times that are not positive.
+    what telemetry says of the whole run.  Raises ValueError for a smoke run, whose time is no measurement, and for
+    times that are not positive.
     """
     if result.outcome == "smoke" or (result.measurement is not None and result.measurement.smoke):
         raise ValueError(f"{result.case} was a smoke run (--benchmark-disable); its time is no measurement")

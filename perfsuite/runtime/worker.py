@@ -225,7 +225,7 @@ class Worker:
         if spans.keeper is None:
             return None
         member = self._in_group()
-        offset_s = offset_to_rank0_s(member.device) if self._several_hosts else 0.0
+        offset_s = offset_to_rank0_s(member.device, now_s=member.code.clock.now_s) if self._several_hosts else 0.0
         return spans.keeper.report(samples.samples, offset_s=offset_s)
 
     def _report(
