@@ -186,8 +186,9 @@ def case_of(result: Result, *, backend: str = "", group: str | None = None) -> C
 def summarise(result: Result, *, ordinal: int = 0, commit: str = "", disturbance: str = "") -> Run:
     """What a baseline keeps of a result.
 
-    A sample is clean when no rank was switched out against its will.  ``disturbance`` is what telemetry says of the
-    whole run.  Raises ValueError for a smoke run, whose time is no measurement, and for times that are not positive.
+    A sample is clean when no rank was switched out against its will, or when its time is virtual.  ``disturbance`` is
+    what telemetry says of the whole run.  Raises ValueError for a smoke run, whose time is no measurement, and for
+    times that are not positive.
     """
     if result.outcome == "smoke" or (result.measurement is not None and result.measurement.smoke):
         raise ValueError(f"{result.case} was a smoke run (--benchmark-disable); its time is no measurement")
@@ -206,7 +207,7 @@ def summarise(result: Result, *, ordinal: int = 0, commit: str = "", disturbance
     times = sorted(sample.time_s for sample in measurement.samples)
     if not times or times[0] <= 0:
         raise ValueError(f"{result.case} has a sample of {times[0] if times else 'no'} seconds; a baseline needs times")
-    clean = [sample for sample in measurement.samples if not sample.involuntary_switches]
+    clean = [sample for sample in measurement.samples if result.simulated or not sample.involuntary_switches]
     return Run(
         session=result.session,
         time=result.started_at,

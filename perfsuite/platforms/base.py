@@ -6,6 +6,7 @@ A package of somebody else's adds one by the entry point group ``perfsuite.famil
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -82,6 +83,8 @@ class Family(ABC):
     """Results are stamped and never meet real ones; such a family is never detected, only asked for by name."""
     communication_settings: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     """What the backend's library can be told: a word that several libraries share -> its variables here."""
+    stands_for: ClassVar[str] = ""
+    """The family whose devices a simulated one imitates: their rows name its devices, so its cases have their ids."""
     device_code: ClassVar[str]
     """Where the rank side is: ``package.module:Class``, a DeviceCode made without arguments."""
 
@@ -158,6 +161,10 @@ class Clock(ABC):
     def host_s(self, stamp: object, anchor: object, anchor_s: float) -> float:
         """``stamp`` on the host's ``perf_counter``, by which ``anchor`` was at ``anchor_s``; both have been passed."""
         return anchor_s - self.elapsed_s(stamp, anchor)
+
+    def now_s(self) -> float:
+        """The host's own time, seconds from an arbitrary point; virtual where the device's is."""
+        return time.perf_counter()
 
     @abstractmethod
     def facts(self) -> ClockFacts:

@@ -129,7 +129,7 @@ def _asked_for(catalog: Catalog, name: str, families: Mapping[str, Family]) -> M
 def _found(catalog: Catalog, family: Family, devices: tuple[DetectedDevice, ...]) -> Machine:
     """The machine of these devices: their row when they agree on one, else a row without peaks."""
     names = list(dict.fromkeys(device.reported_name for device in devices))
-    rows = {name: catalog.recognise(name, family.name) for name in names}
+    rows = {name: catalog.recognise(name, family.stands_for or family.name) for name in names}
     agree = len({row.name if row else name for name, row in rows.items()}) == 1
     model = rows[names[0]] if agree else None
     if model is None:

@@ -2,12 +2,15 @@
 
 A package adds a family by an entry point of the group ``perfsuite.families``, whose name is the family's and whose
 object is its Family class.  Entry points are visible to every process of the interpreter, so a rank worker finds the
-device code by the family's name alone.
+device code by the family's name alone.  What is not installed, such as a simulated device of a test, is named in the
+environment, which every rank of a case has too: ``PERFSUITE_FAMILIES=name=module:Class``, several separated by commas.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import re
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -17,6 +20,7 @@ from perfsuite.platforms.base import DeviceCode, Family
 from perfsuite.platforms.host import Host
 
 GROUP = "perfsuite.families"
+VARIABLE = "PERFSUITE_FAMILIES"
 
 _BUILT_IN: Mapping[str, str] = {
     "musa": "perfsuite.platforms.musa:Musa",
@@ -38,7 +42,12 @@ def family_names() -> tuple[str, ...]:
 
 
 def _entry_points() -> Mapping[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
+    named = [part.strip() for part in os.environ.get(VARIABLE, "").split(",") if part.strip()]
+    if wrong := [part for part in named if not re.fullmatch(r"\w+\s*=\s*[\w.]+:\w+", part)]:
+        raise ConfigurationError(f"{VARIABLE}: {wrong[0]!r} is not name=module:Class; write one, or unset it")
+    split = (re.split(r"\s*=\s*", part) for part in named)
+    own = [EntryPoint(name=name, value=value, group=GROUP) for name, value in split]
+    return {point.name: point for point in (*entry_points(group=GROUP), *own)}
 
 
 def family_class(name: str) -> type[Family]:

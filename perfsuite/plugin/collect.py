@@ -53,7 +53,7 @@ def _cases(sweep: Sweep, model: DeviceModel, suite: Suite, with_platform: bool) 
     platform_mark = pytest.mark.platform(name=model.name)
     platform = (model.name,) if with_platform else ()
     marks: dict[int | None, Sequence[pytest.MarkDecorator]] = {}
-    for point in sweep.points(scale_of(model, suite.settings.scale)):
+    for point in sweep.points(scale_of(model, suite)):
         count = point.world_size
         if count not in marks:  # the same for all sizes and dtypes: 10,000 cases share a few marks
             why_not = suite.why_not(model, count or 1)
@@ -73,9 +73,16 @@ def _cases(sweep: Sweep, model: DeviceModel, suite: Suite, with_platform: bool) 
         )
 
 
-def scale_of(model: DeviceModel, asked: Scale | None) -> Scale:
-    """The scale of a platform's cases: small on a CPU, where full sizes take hours, unless ``asked`` says otherwise."""
-    return asked or ("small" if model.family == "cpu" else "full")
+def scale_of(model: DeviceModel, suite: Suite) -> Scale:
+    """The scale of a platform's cases: what the user asks for, else small on a CPU, where full sizes take hours.
+
+    The session's own platform may be simulated, on a CPU too.
+    """
+    if suite.settings.scale:
+        return suite.settings.scale
+    if model.name == suite.machine.name:
+        return suite.machine.scale
+    return "small" if model.family == "cpu" else "full"
 
 
 def _parametrized(metafunc: pytest.Metafunc) -> frozenset[str]:

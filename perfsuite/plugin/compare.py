@@ -40,7 +40,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config.option.benchmark_compare = True
     if perf and not plain and suite.session is not None:
         hardware = Hardware(platform=suite.machine.name, fingerprint=suite.session.fingerprint, key={})
-        file = path_of(config.stash[gate_options_key].folder, hardware)
+        folder = config.stash[gate_options_key].folder_for(simulated=suite.machine.simulated)
+        file = path_of(folder, hardware)
         if file.exists():
             config.option.benchmark_compare = str(file)
     benchmarks.compare = config.option.benchmark_compare

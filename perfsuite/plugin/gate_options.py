@@ -38,9 +38,23 @@ class GateOptions:
     aa_runs: int
     """Fresh runs of each case for the A/A report; 0 without one."""
     folder: Path
+    """Baselines of real devices."""
+    simulated_folder: Path
+    """Baselines of simulated devices."""
+    folder_of_real: Path
+    """Baselines of real devices unless an option says otherwise."""
     summary: Path | None
     """Where the Markdown summary goes."""
     settings: GateSettings
+
+    def folder_for(self, *, simulated: bool) -> Path:
+        """Where this session's baselines are.  ConfigurationError where real and simulated ones would meet."""
+        if simulated and self.simulated_folder.resolve() == self.folder_of_real.resolve():
+            raise ConfigurationError(
+                f"{self.simulated_folder} is the folder of real baselines and this session's devices are simulated; "
+                "leave --perf-baselines out, or name another folder"
+            )
+        return self.simulated_folder if simulated else self.folder
 
     @property
     def fresh(self) -> bool:
@@ -66,6 +80,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--perf-baselines", metavar="DIR", help="folder of the baselines (ini: perf_baselines)")
     add("--perf-summary", metavar="FILE", help="write a Markdown summary; $GITHUB_STEP_SUMMARY gets it too")
     parser.addini("perf_baselines", "folder of the baselines, relative to the root", default="baselines")
+    parser.addini(
+        "perf_simulated_baselines",
+        "folder of the baselines of simulated devices, relative to the root",
+        default=".perfsuite/simulated-baselines",
+    )
     parser.addini("perf_tolerance", "relative slowdown that is accepted, e.g. 0.03", default="0.03")
 
 
@@ -111,6 +130,8 @@ def _read(config: pytest.Config) -> GateOptions:
         runs=option("perf_runs"),
         aa_runs=option("perf_aa"),
         folder=config.rootpath / (option("perf_baselines") or config.getini("perf_baselines")),
+        simulated_folder=config.rootpath / (option("perf_baselines") or config.getini("perf_simulated_baselines")),
+        folder_of_real=config.rootpath / config.getini("perf_baselines"),
         summary=directory / summary if summary else None,
         settings=GateSettings(
             tolerance=_tolerance(config.getini("perf_tolerance"), "ini perf_tolerance"),

@@ -60,7 +60,7 @@ class Gating:
             session=suite.session,
             settings=options.settings,
             hardware=hardware_of(fingerprint(suite.machine), suite.machine.name, suite.machine.simulated),
-            folder=options.folder,
+            folder=options.folder_for(simulated=suite.machine.simulated),
             backend=suite.machine.family.backend,
             base=self._base() if options.base else None,
             commit=commit_of(config.rootpath),
@@ -95,7 +95,7 @@ class Gating:
         hardware = self.keeper.hardware
         return (
             f"--perf-gate: none of {len(self.cases)} cases has {self.options.settings.min_stored} stored runs in "
-            f"{self.options.folder / hardware.platform / (hardware.fingerprint + '.json')}; "
+            f"{self.keeper.folder / hardware.platform / (hardware.fingerprint + '.json')}; "
             "store some with --perf-update=append, or say --perf-allow-ungated"
         )
 

@@ -24,25 +24,31 @@ class _FirstCommunication(TorchDispatchMode):
         """torch wraps a mode for its compiler otherwise, whose import takes over a second in every fresh worker."""
         return False
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
+        self._now_s = now_s
         self.entered_s: float | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if self.entered_s is None and func.namespace in _NAMESPACES:
-            self.entered_s = time.perf_counter()
+            self.entered_s = self._now_s()
         return func(*args, **(kwargs or {}))
 
 
-def arrival_times(run: Callable[[], Any], align: Callable[[], None], iterations: int) -> list[float]:
-    """Seconds from the common start of an iteration to this rank's first communication; empty when it has none."""
+def arrival_times(
+    run: Callable[[], Any], align: Callable[[], None], iterations: int, now_s: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """Seconds from the common start of an iteration to this rank's first communication; empty when it has none.
+
+    ``now_s`` is the host's time.
+    """
     arrivals = []
     for _ in range(iterations):
         align()
-        start_s = time.perf_counter()
-        with _FirstCommunication() as seen:
+        start_s = now_s()
+        with _FirstCommunication(now_s) as seen:
             run()
         if seen.entered_s is not None:
             arrivals.append(seen.entered_s - start_s)

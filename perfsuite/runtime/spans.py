@@ -8,7 +8,6 @@ longest in it.  Beside them stands each part's own median over the samples, by w
 from __future__ import annotations
 
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,12 +45,12 @@ class SpanRecorder:
     @contextmanager
     def span(self, name: str, **attributes: Any) -> Iterator[None]:
         """Mark a part of the step on the device's and the host's clock."""
-        span = _Span(name=name, attributes=attributes, start=self.clock.stamp(), host_start_s=time.perf_counter())
+        span = _Span(name=name, attributes=attributes, start=self.clock.stamp(), host_start_s=self.clock.now_s())
         try:
             yield
         finally:
             span.end = self.clock.stamp()
-            span.host_end_s = time.perf_counter()
+            span.host_end_s = self.clock.now_s()
             self.open_spans.append(span)
 
     def discard(self) -> None:
@@ -60,7 +59,7 @@ class SpanRecorder:
 
     def close_sample(self, start: object, end: object, iterations: int) -> None:
         """Read the spans of a sample that lasted from ``start`` to ``end``; the device has passed both."""
-        ended_s = time.perf_counter()  # the host has just seen the device pass ``end``
+        ended_s = self.clock.now_s()  # the host has just seen the device pass ``end``
         if not self.open_spans:
             self.samples.append({})
             return

@@ -220,7 +220,7 @@ class Worker:
         arrivals: list[float] = []
         if member.world_size > 1:
             self._enter("watching arrivals")
-            arrivals = arrival_times(step.run, timer.align, _ARRIVAL_ITERATIONS)
+            arrivals = arrival_times(step.run, timer.align, _ARRIVAL_ITERATIONS, member.code.clock.now_s)
             timer.align()
         return {**self._report(rank, samples, spans, arrivals, records), "steps": steps}
 
@@ -229,7 +229,7 @@ class Worker:
         if spans.keeper is None:
             return None
         member = self._in_group()
-        offset_s = offset_to_rank0_s(member.device) if self._several_hosts else 0.0
+        offset_s = offset_to_rank0_s(member.device, now_s=member.code.clock.now_s) if self._several_hosts else 0.0
         return spans.keeper.report(samples.samples, offset_s=offset_s)
 
     def _report(

@@ -75,7 +75,7 @@ def wrap(module: torch.nn.Module, rank: Rank, options: Ddp) -> Any:
         gradient_as_bucket_view=True,
         static_graph=options.static_graph,
     )
-    if dist.get_backend(group) == "fake":  # its calls return nothing that the reducer could wait for
+    if dist.get_backend(group).rpartition(":")[2] == "fake":  # its calls return nothing that the reducer could wait for
         _register(wrapper, None, _keep)
     elif options.compression != "none":
         _register(wrapper, group, _compressing(options.compression))

@@ -192,3 +192,10 @@ def _require_compiler(device: torch.device) -> None:
     named = os.environ.get("CXX", "")
     if device.type == "cpu" and not any(shutil.which(each) for each in (named, "g++", "clang++") if each):
         raise UnsupportedCase("torch.compile for cpu needs a C++ compiler (CXX, g++ or clang++); none was found")
+    from torch._inductor.codegen.common import get_scheduling_for_device, init_backend_registration
+
+    init_backend_registration()
+    if get_scheduling_for_device(device.type) is None:
+        raise UnsupportedCase(
+            f"torch.compile has no code generator for {device.type}; install the vendor's, or leave out"
+        )

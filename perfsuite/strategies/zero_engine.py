@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import deepspeed  # type: ignore[import-untyped] # DeepSpeed has no types
 import torch
+import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad  # type: ignore[import-untyped] # as above
 
 from perfsuite.models.layers import TrainingModule, fill
 from perfsuite.strategies import ds_config
 from perfsuite.strategies.base import Plan
+from perfsuite.strategies.ds_accelerator import use_device
 from perfsuite.strategies.trainer import Batch, Trainer, new_whole_module, use_reentrant_checkpoints
 from perfsuite.workload import Rank
 
@@ -31,6 +33,8 @@ def build_engine(rank: Rank, plan: Plan, options: Zero) -> ZeroTrainer:
     if rank.device.type == "cpu":
         compatible = deepspeed.ops.__compatible_ops__
         compatible["deepspeed_shm_comm"] = False
+    else:
+        use_device(rank.device, dist.get_backend(rank.group()))
     deepspeed.init_distributed(dist_init_required=False)
     module = _spread_module(rank, plan, settings) if options.stage == 3 else new_whole_module(rank, plan)
     written = ds_config.read(options.config) if options.config else {}

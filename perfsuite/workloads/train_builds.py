@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from perfsuite.baselines.student import t_quantile
 from perfsuite.errors import WrongResult
+from perfsuite.platforms.base import Clock
+from perfsuite.platforms.clocks import EventClock, PerfCounterClock
 from perfsuite.workload import Rank, Step
 from perfsuite.workloads.train_memory import MemoryStep, Observed
 from perfsuite.workloads.train_overlap import exposed_share as exposed_kernels
@@ -81,17 +82,21 @@ class ExposedStep(Observed):
         import torch.distributed as dist
 
         dist.barrier(group=self.rank.group())
-        self._synchronize()
-        start = time.perf_counter()
+        clock = self._clock()
+        clock.wait(clock.stamp())
+        start = clock.stamp()
         run()
-        self._synchronize()
-        return time.perf_counter() - start
+        end = clock.stamp()
+        clock.wait(end)
+        return clock.elapsed_s(start, end)
 
-    def _synchronize(self) -> None:
-        if self.rank.device.type != "cpu":
-            import torch
+    def _clock(self) -> Clock:
+        import torch
 
-            torch.get_device_module(self.rank.device).synchronize(self.rank.device)
+        device = self.rank.device
+        if device.type == "cpu":
+            return PerfCounterClock()
+        return EventClock(torch.get_device_module(device), device.type)
 
 
 def exposed_share(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
@@ -136,7 +141,8 @@ def _silent(rank: Rank) -> Iterator[Any]:
     import torch.distributed as dist
     import torch.testing._internal.distributed.fake_pg  # importing it registers the backend "fake"
 
-    group = dist.new_group(backend="fake")
+    # Named by device: torch knows the fake backend for its own devices only.
+    group = dist.new_group(backend=f"{rank.device.type}:fake")
     assert isinstance(group, dist.ProcessGroup)
     # What is gathered from nobody is whatever memory held: denormal numbers would make a CPU's products slow.
     torch.set_flush_denormal(True)

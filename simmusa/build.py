@@ -1,0 +1,148 @@
+"""Builds the C++ part once per state of its sources, torch and Python, into a cache that all processes share.
+
+The cache is ``$SIMMUSA_CACHE``, else ``simmusa`` in the user's cache directory.  One process builds, the others wait
+for it; a build that dies leaves nothing that anybody would wait for.  torch is imported in a process of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from perfsuite.errors import UnsupportedCase
+
+NAME = "simmusa_device"
+SOURCES = Path(__file__).parent / "csrc"
+FLAGS = ("-O1", "-g0", "-fvisibility=hidden")
+LONGEST_BUILD_S = 900.0
+_TAIL_LINES = 15
+
+
+def key() -> str:
+    """Names a build: digest of sources, flags, torch and Python."""
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for fact in (*FLAGS, version("torch"), sysconfig.get_platform(), sys.implementation.cache_tag):
+        digest.update(fact.encode() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def cache() -> Path:
+    """Where builds are kept."""
+    given = os.environ.get("SIMMUSA_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "simmusa"
+
+
+def library() -> Path:
+    """Where the build of the present sources is, or will be."""
+    return cache() / key() / f"{NAME}.so"
+
+
+def why_not() -> str:
+    """What is missing to build, and what to do; empty when nothing is, or when it is built."""
+    try:
+        if library().exists():
+            return ""
+    except PackageNotFoundError:
+        return "simmusa needs torch; install it"
+    compiler = os.environ.get("CXX", "c++")
+    if not shutil.which(compiler):
+        return f"simmusa needs a C++ compiler and {compiler!r} is not found; install g++ or set CXX"
+    if not shutil.which("ninja", path=_path()):
+        return "simmusa needs ninja to build and there is none; pip install ninja"
+    return ""
+
+
+def ensure_built(longest_s: float = LONGEST_BUILD_S) -> Path:
+    """The library, built now if it is not there; UnsupportedCase says why it cannot be."""
+    missing = why_not()
+    if missing:
+        raise UnsupportedCase(missing)
+    target = library()
+    if target.exists():
+        return target
+    cache().mkdir(parents=True, exist_ok=True)
+    with _one_at_a_time(target, longest_s):
+        if not target.exists():
+            _build(target, longest_s)
+    return target
+
+
+@contextmanager
+def _one_at_a_time(target: Path, longest_s: float) -> Iterator[None]:
+    """Hold the lock of this build.  The kernel drops it when its holder ends, however that is."""
+    path = target.parent.with_suffix(".lock")
+    until = time.monotonic() + longest_s
+    with path.open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if target.exists():
+                    break
+                if time.monotonic() > until:
+                    raise UnsupportedCase(
+                        f"another process has been building simmusa for {longest_s:.0f} s ({path}); end it, or wait"
+                    ) from None
+                time.sleep(0.2)
+        yield
+
+
+def _build(target: Path, longest_s: float) -> None:
+    workplace = target.parent.with_suffix(f".{os.getpid()}")
+    shutil.rmtree(workplace, ignore_errors=True)
+    workplace.mkdir()
+    root = Path(__file__).parent.parent
+    environment = {**os.environ, "PATH": _path(), "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)])}
+    command = [sys.executable, "-m", "simmusa.build", str(workplace)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=longest_s, env=environment)
+        if done.returncode:
+            said = "\n".join((done.stdout + done.stderr).splitlines()[-_TAIL_LINES:])
+            raise UnsupportedCase(f"simmusa did not build with torch {version('torch')}: {said}")
+        if not target.exists():
+            target.parent.mkdir(exist_ok=True)
+            os.replace(workplace / target.name, target)
+    except subprocess.TimeoutExpired:
+        raise UnsupportedCase(f"simmusa was not built within {longest_s:.0f} s") from None
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+
+
+def _path() -> str:
+    """Programs beside this interpreter come first: ninja of the same environment."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def _compile(directory: str) -> None:
+    from torch.utils.cpp_extension import load
+
+    load(
+        NAME,
+        [str(path) for path in sorted(SOURCES.glob("*.cpp"))],
+        build_directory=directory,
+        extra_cflags=list(FLAGS),
+        is_python_module=False,
+        verbose=False,
+    )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        _compile(sys.argv[1])
+    else:
+        print(ensure_built())

@@ -1,0 +1,87 @@
+"""What things cost on the simulated device: the numbers that every time follows from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+
+from perfsuite.errors import ConfigurationError
+
+VARIABLE = "SIMMUSA_COSTS"
+"""Environment: JSON of the fields that differ from an S4000's, for whole runs of the suite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Rates of 0 are infinitely fast: what is left out costs nothing."""
+
+    launch_ns: int = 0
+    """Host time of every launch: kernels, copies, communication."""
+    kernel_ns: int = 0
+    """Device time of every kernel and copy, beside its work."""
+    flops_per_s: Mapping[str, float] = field(default_factory=dict)
+    """Of matrix products and convolutions, by short dtype name; fp32 becomes tf32 where that is allowed."""
+    bytes_per_s: float = 0.0
+    """Of device memory: a kernel reads its arguments and writes its results once."""
+    host_bytes_per_s: float = 0.0
+    """Of the link between host and device."""
+    alpha_ns: int = 0
+    """Of every communication."""
+    link_bytes_per_s: float = 0.0
+    """Of every communication: its message size, as nccl-tests counts it, over this."""
+    slow: Mapping[str, float] = field(default_factory=dict)
+    """Factor by operation: ``aten::mm``, ``mccl::allreduce``, ``simmusa::copy``."""
+    jitter: float = 0.0
+    """Every duration is multiplied by 1 + jitter x uniform(-1, 1), by ``seed`` and the number of the draw."""
+    seed: int = 0
+    memory_bytes: int = 48 << 30
+    """Of each device; what is beyond is out of memory."""
+
+    def kernel_time_ns(self, *, flops: float = 0.0, dtype: str = "fp32", moved_bytes: float = 0.0) -> int:
+        """A kernel's time: the longer of its arithmetic and its traffic.
+
+        >>> Costs(flops_per_s={"bf16": 100e12}, bytes_per_s=1e12).kernel_time_ns(flops=2e11, dtype="bf16")
+        2000000
+        """
+        rate = self.flops_per_s.get(dtype, 0.0)
+        arithmetic = flops / rate if rate else 0.0
+        traffic = moved_bytes / self.bytes_per_s if self.bytes_per_s else 0.0
+        return self.kernel_ns + round(1e9 * max(arithmetic, traffic))
+
+    def communication_time_ns(self, message_bytes: float) -> int:
+        """A collective's or a message's time once everybody is there: alpha + bytes / bandwidth.
+
+        >>> Costs(alpha_ns=20_000, link_bytes_per_s=100e9).communication_time_ns(1e6)
+        30000
+        """
+        return self.alpha_ns + round(1e9 * message_bytes / self.link_bytes_per_s if self.link_bytes_per_s else 0.0)
+
+    def changed(self, written: str) -> Costs:
+        """These costs with the fields that ``written``, a JSON object, gives; ConfigurationError for anything else."""
+        try:
+            given = json.loads(written)
+        except json.JSONDecodeError as error:
+            raise ConfigurationError(f"{VARIABLE}: {written!r} is no JSON ({error}); write an object") from None
+        known = {each.name for each in fields(self)}
+        if not isinstance(given, dict) or not set(given) <= known:
+            raise ConfigurationError(
+                f"{VARIABLE}: {written!r} is no object of costs; its keys are {', '.join(sorted(known))}"
+            )
+        return replace(self, **given)
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain values by name."""
+        return asdict(self)
+
+
+S4000 = Costs(
+    launch_ns=4_000,
+    kernel_ns=2_000,
+    flops_per_s={"fp64": 0.4e12, "fp32": 20e12, "tf32": 40e12, "bf16": 80e12, "fp16": 80e12, "int8": 160e12},
+    bytes_per_s=600e9,
+    host_bytes_per_s=50e9,
+    alpha_ns=20_000,
+    link_bytes_per_s=80e9,
+)
+"""Round numbers below the published peaks of an MTT S4000: invented, as every time from them is."""

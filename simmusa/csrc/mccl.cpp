@@ -1,0 +1,535 @@
+// mccl: a c10d backend over gloo.  The bytes travel by gloo; the time is the cost model's and the latest rank's.
+//
+// A collective starts when the last rank has come and the group's earlier communication has ended, and lasts
+// alpha + bytes / bandwidth of the rank with most bytes.  The ranks say when they came by a second all-reduce
+// (maximum) beside the one that moves the data.  A message starts when sender and receiver are both there.
+#include "mccl.h"
+
+#include "ops.h"
+
+#include <ATen/core/ivalue_inl.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/tensor.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <utility>
+
+namespace simmusa {
+
+namespace {
+
+using at::Tensor;
+using c10::intrusive_ptr;
+using c10::IValue;
+using c10::ivalue::Future;
+using c10d::Work;
+using Tensors = std::vector<Tensor>;
+using Lists = std::vector<Tensors>;
+
+Tensors cpu(const Tensors& tensors) {
+  Tensors made;
+  for (const auto& each : tensors) made.push_back(as_cpu(each));
+  return made;
+}
+
+Lists cpu(const Lists& lists) {
+  Lists made;
+  for (const auto& each : lists) made.push_back(cpu(each));
+  return made;
+}
+
+Tensors flat(const Lists& lists) {
+  Tensors made;
+  for (const auto& list : lists) made.insert(made.end(), list.begin(), list.end());
+  return made;
+}
+
+int64_t total_bytes(const Tensors& tensors) {
+  int64_t bytes = 0;
+  for (const auto& each : tensors) bytes += bytes_of(each);
+  return bytes;
+}
+
+int device_of(const Tensors& tensors) {
+  for (const auto& each : tensors)
+    if (each.defined() && each.is_privateuseone()) return each.get_device();
+  return current_device();
+}
+
+double link_ns(int64_t bytes) {
+  auto costs = Timeline::get().costs();
+  auto per_s = costs.link_bytes_per_s;
+  return static_cast<double>(costs.alpha_ns) + (per_s > 0 ? 1e9 * static_cast<double>(bytes) / per_s : 0);
+}
+
+// mccl reduces by sum, average, minimum, maximum and product; gloo does not average everywhere, so that is a sum
+// divided afterwards.
+bool averages(c10d::ReduceOp& op) {
+  switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
+    case c10d::ReduceOp::AVG: op = c10d::ReduceOp::SUM; return true;
+    case c10d::ReduceOp::SUM:
+    case c10d::ReduceOp::MIN:
+    case c10d::ReduceOp::MAX:
+    case c10d::ReduceOp::PRODUCT: return false;
+    default: TORCH_CHECK(false, "mccl reduces by SUM, AVG, MIN, MAX and PRODUCT alone");
+  }
+}
+
+struct Queue;
+
+// One collective of a group, from its start on a rank to its end on all.
+struct Collective {
+  std::string name;
+  StreamKey channel = 0;
+  Stamp came;                       // when this rank queued it, and what is finished by its end
+  Tensor moment;                    // (when, how long) of all ranks, by maximum
+  Tensors outputs, alive;      // on the device; what gloo reads and writes
+  std::function<void()> last;  // what remains to be done with the bytes that came
+  std::atomic<int> missing{2};  // the data and the moment
+  std::exception_ptr error;
+  Stamp end;
+  intrusive_ptr<Future> future;
+};
+
+// Collectives of one group end in the order in which they began, whichever gloo finishes first.
+struct Queue {
+  std::mutex mutex;
+  std::deque<std::shared_ptr<Collective>> open;
+  bool draining = false;
+
+  // Without the lock while a collective is finished: what waits for it may begin another one at once.
+  void drain() {
+    std::unique_lock<std::mutex> lock(mutex);
+    if (draining) return;  // that thread looks again before it stops
+    draining = true;
+    while (!open.empty() && open.front()->missing == 0) {
+      auto done = open.front();
+      open.pop_front();
+      lock.unlock();
+      finish(*done);
+      lock.lock();
+    }
+    draining = false;
+  }
+
+  static void finish(Collective& done) {
+    if (done.error) {
+      done.future->setError(done.error);
+      return;
+    }
+    const auto* moment = done.moment.const_data_ptr<int64_t>();
+    if (done.last) done.last();
+    done.end = {Timeline::get().complete(done.channel, done.name, moment[0], moment[1]), done.came.seen};
+    if (!done.outputs.empty()) record_next_as(done.end);
+    done.future->markCompleted(IValue(c10::List<Tensor>(done.outputs)));
+  }
+};
+
+class CollectiveWork final : public Work {
+ public:
+  CollectiveWork(std::shared_ptr<Collective> collective, c10d::OpType type, int device, bool blocks)
+      : Work(-1, type), collective_(std::move(collective)), device_(device), blocks_(blocks) {}
+
+  bool isCompleted() override {
+    auto& future = *collective_->future;
+    return future.completed() && (future.hasError() || Timeline::get().query(collective_->end));
+  }
+  bool isSuccess() const override { return collective_->future->completed() && !collective_->future->hasError(); }
+  bool wait(std::chrono::milliseconds) override {
+    synchronize();
+    return true;
+  }
+  // The current stream waits; the host goes on, but for a barrier.
+  void synchronize() override {
+    collective_->future->waitAndThrow();
+    Timeline::get().wait(key_of(current_stream(device_)), collective_->end);
+    if (blocks_) Timeline::get().synchronize(collective_->end);
+  }
+  void abort() override {}
+  Tensors result() override { return collective_->outputs; }
+  intrusive_ptr<Future> getFuture() override { return collective_->future; }
+
+ private:
+  std::shared_ptr<Collective> collective_;
+  int device_;
+  bool blocks_;
+};
+
+struct Message {
+  std::string name;
+  Stamp posted;
+  Tensor moment;  // when the sender began
+  double nominal_ns = 0;
+  Tensors alive;
+  intrusive_ptr<Work> data, header;
+  bool ended = false;
+  Stamp end;
+};
+
+// Messages of one direction between two ranks, in order.
+struct Lane {
+  std::mutex mutex;
+  StreamKey channel = 0;
+  std::deque<std::shared_ptr<Message>> open;
+
+  // The sender's side: known at once.  Returns when it begins.
+  int64_t begin_send(Message& message) {
+    auto lasts_ns = Timeline::get().duration_of(message.name, message.nominal_ns);
+    auto end_ns = Timeline::get().complete(channel, message.name, message.posted.time_ns, lasts_ns);
+    message.end = {end_ns, message.posted.seen};
+    return end_ns - lasts_ns;
+  }
+
+  // Ends every message up to this one; a receiver blocks until the sender has said when it began.
+  void finish(const std::shared_ptr<Message>& wanted, bool sends) {
+    std::lock_guard<std::mutex> guard(mutex);
+    while (!wanted->ended) {
+      auto next = open.front();
+      open.pop_front();
+      next->header->wait();
+      next->data->wait();
+      if (!sends) {
+        auto ready_ns = std::max(next->posted.time_ns, next->moment.const_data_ptr<int64_t>()[0]);
+        auto lasts_ns = Timeline::get().duration_of(next->name, next->nominal_ns);
+        next->end = {Timeline::get().complete(channel, next->name, ready_ns, lasts_ns), next->posted.seen};
+      }
+      next->ended = true;
+    }
+  }
+};
+
+class MessageWork final : public Work {
+ public:
+  MessageWork(std::shared_ptr<Lane> lane, std::shared_ptr<Message> message, c10d::OpType type, int device)
+      : Work(-1, type), lane_(std::move(lane)), message_(std::move(message)), device_(device) {}
+
+  bool isCompleted() override {
+    if (!message_->ended && !message_->data->isCompleted()) return false;
+    lane_->finish(message_, retrieveOpType() == c10d::OpType::SEND);
+    return Timeline::get().query(message_->end);
+  }
+  bool isSuccess() const override { return message_->ended; }
+  bool wait(std::chrono::milliseconds) override {
+    synchronize();
+    return true;
+  }
+  void synchronize() override {
+    lane_->finish(message_, retrieveOpType() == c10d::OpType::SEND);
+    Timeline::get().wait(key_of(current_stream(device_)), message_->end);
+  }
+  void abort() override {}
+
+ private:
+  std::shared_ptr<Lane> lane_;
+  std::shared_ptr<Message> message_;
+  int device_;
+};
+
+class ManyWorks final : public Work {
+ public:
+  explicit ManyWorks(std::vector<intrusive_ptr<Work>> works) : works_(std::move(works)) {}
+
+  bool isCompleted() override {
+    for (const auto& work : works_)
+      if (!work->isCompleted()) return false;
+    return true;
+  }
+  bool isSuccess() const override {
+    for (const auto& work : works_)
+      if (!work->isSuccess()) return false;
+    return true;
+  }
+  bool wait(std::chrono::milliseconds) override {
+    synchronize();
+    return true;
+  }
+  void synchronize() override {
+    for (const auto& work : works_) work->synchronize();
+  }
+  void abort() override {}
+
+ private:
+  std::vector<intrusive_ptr<Work>> works_;
+};
+
+class Mccl final : public c10d::Backend {
+ public:
+  Mccl(intrusive_ptr<c10d::Backend> gloo, int rank, int size) : Backend(rank, size), gloo_(std::move(gloo)) {}
+
+  const std::string getBackendName() const override { return "mccl"; }
+  void setSequenceNumberForGroup() override { gloo_->setSequenceNumberForGroup(); }
+  uint64_t getSequenceNumberForGroup() override { return gloo_->getSequenceNumberForGroup(); }
+  void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
+  void eagerConnectSingleDevice(at::Device) override {}
+
+  // What begins between the two is queued as ever and waited for together.
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override { together_ = std::vector<intrusive_ptr<Work>>(); }
+  intrusive_ptr<Work> endCoalescing() override {
+    auto works = std::move(together_);
+    together_.reset();
+    TORCH_CHECK(works, "mccl: endCoalescing without startCoalescing");
+    return c10::make_intrusive<ManyWorks>(std::move(*works));
+  }
+
+
+  intrusive_ptr<Work> broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    auto root = options.rootRank == getRank();
+    return start("broadcast", c10d::OpType::BROADCAST, root ? tensors : Tensors{}, root ? Tensors{} : tensors, tensors, total_bytes(tensors), [&](Held& held) {
+      held.outputs = cpu(tensors);
+      return gloo_->broadcast(held.outputs, options);
+    });
+  }
+  intrusive_ptr<Work> allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    auto plain = options;
+    bool average = averages(plain.reduceOp);
+    return start("allreduce", c10d::OpType::ALLREDUCE, {}, tensors, tensors, total_bytes(tensors), [&](Held& held) {
+      held.outputs = cpu(tensors);
+      if (average) held.last = divide(held.outputs);
+      return gloo_->allreduce(held.outputs, plain);
+    });
+  }
+  intrusive_ptr<Work> allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
+    auto plain = options;
+    bool average = averages(plain.reduceOp);
+    return start("allreduce", c10d::OpType::ALLREDUCE_COALESCED, {}, tensors, tensors, total_bytes(tensors), [&](Held& held) {
+      held.outputs = cpu(tensors);
+      if (average) held.last = divide(held.outputs);
+      return gloo_->allreduce_coalesced(held.outputs, plain);
+    });
+  }
+  intrusive_ptr<Work> reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    auto plain = options;
+    bool average = averages(plain.reduceOp);
+    return start("reduce", c10d::OpType::REDUCE, {}, tensors, tensors, total_bytes(tensors), [&](Held& held) {
+      held.outputs = cpu(tensors);
+      if (average && options.rootRank == getRank()) held.last = divide(held.outputs);
+      return gloo_->reduce(held.outputs, plain);
+    });
+  }
+  intrusive_ptr<Work> allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    auto whole = flat(outputs);
+    return start("allgather", c10d::OpType::ALLGATHER, inputs, whole, whole, total_bytes(whole), [&](Held& held) {
+      held.inputs = cpu(inputs);
+      held.lists = cpu(outputs);
+      return gloo_->allgather(held.lists, held.inputs, options);
+    });
+  }
+  intrusive_ptr<Work> _allgather_base(Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) override {
+    return start("allgather", c10d::OpType::_ALLGATHER_BASE, {input}, {output}, {output}, bytes_of(output), [&](Held& held) {
+      held.outputs = {as_cpu(output)};
+      held.inputs = {as_cpu(input)};
+      return gloo_->_allgather_base(held.outputs[0], held.inputs[0], options);
+    });
+  }
+  // One after the other on the group's stream: the last one's end is the end of all.
+  intrusive_ptr<Work> allgather_into_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    intrusive_ptr<Work> last;
+    for (size_t index = 0; index < outputs.size(); ++index) last = _allgather_base(outputs[index], inputs[index], options);
+    return last;
+  }
+  intrusive_ptr<Work> gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    auto whole = flat(outputs);
+    return start("gather", c10d::OpType::GATHER, inputs, whole, whole, total_bytes(inputs) * getSize(), [&](Held& held) {
+      held.inputs = cpu(inputs);
+      held.lists = cpu(outputs);
+      return gloo_->gather(held.lists, held.inputs, options);
+    });
+  }
+  intrusive_ptr<Work> scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& options) override {
+    return start("scatter", c10d::OpType::SCATTER, flat(inputs), outputs, outputs, total_bytes(outputs) * getSize(), [&](Held& held) {
+      held.outputs = cpu(outputs);
+      held.lists = cpu(inputs);
+      return gloo_->scatter(held.outputs, held.lists, options);
+    });
+  }
+  intrusive_ptr<Work> reduce_scatter(
+      Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& options) override {
+    auto whole = flat(inputs);
+    return start(
+        "reduce_scatter", c10d::OpType::REDUCE_SCATTER, whole, outputs, outputs, total_bytes(whole), [&](Held& held) {
+          Tensors parts;
+          for (const auto& each : cpu(whole)) parts.push_back(each.reshape(-1));
+          return reduce_and_keep(held, at::cat(parts), as_cpu(outputs[0]), options);
+        });
+  }
+  intrusive_ptr<Work> _reduce_scatter_base(
+      Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& options) override {
+    return start(
+        "reduce_scatter", c10d::OpType::_REDUCE_SCATTER_BASE, {input}, {output}, {output}, bytes_of(input),
+        [&](Held& held) { return reduce_and_keep(held, as_cpu(input).clone().reshape(-1), as_cpu(output), options); });
+  }
+  intrusive_ptr<Work> reduce_scatter_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) override {
+    intrusive_ptr<Work> last;
+    for (size_t index = 0; index < outputs.size(); ++index)
+      last = _reduce_scatter_base(outputs[index], inputs[index], options);
+    return last;
+  }
+  intrusive_ptr<Work> alltoall_base(
+      Tensor& output, Tensor& input, std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes,
+      const c10d::AllToAllOptions& options) override {
+    auto bytes = std::max(bytes_of(output), bytes_of(input));
+    return start("alltoall", c10d::OpType::ALLTOALL_BASE, {input}, {output}, {output}, bytes, [&](Held& held) {
+      held.outputs = {as_cpu(output)};
+      held.inputs = {as_cpu(input)};
+      return gloo_->alltoall_base(held.outputs[0], held.inputs[0], output_sizes, input_sizes, options);
+    });
+  }
+  intrusive_ptr<Work> barrier(const c10d::BarrierOptions& options) override {
+    c10d::BarrierOptions plain;
+    plain.timeout = options.timeout;
+    return start("barrier", c10d::OpType::BARRIER, {}, {}, {}, 0, [&](Held&) { return gloo_->barrier(plain); });
+  }
+  intrusive_ptr<Work> send(Tensors& tensors, int peer, int tag) override { return message(tensors, peer, tag, true); }
+  intrusive_ptr<Work> recv(Tensors& tensors, int peer, int tag) override { return message(tensors, peer, tag, false); }
+
+ private:
+  // What gloo reads and writes: it must outlive the call.
+  struct Held {
+    Tensors inputs, outputs;
+    Lists lists;
+    std::function<void()> last;
+  };
+
+  std::function<void()> divide(const Tensors& tensors) {
+    return [tensors, ranks = getSize()] {
+      for (auto each : tensors) each.div_(ranks);
+    };
+  }
+
+  // gloo's own reduce_scatter tells nobody when it is done: all ranks reduce everything and keep their part.
+  intrusive_ptr<Work> reduce_and_keep(
+      Held& held, const Tensor& everything, const Tensor& output, const c10d::ReduceScatterOptions& options) {
+    c10d::AllreduceOptions plain;
+    plain.reduceOp = options.reduceOp;
+    plain.timeout = options.timeout;
+    bool average = averages(plain.reduceOp);
+    held.outputs = {everything};
+    held.last = [everything, output, average, rank = getRank(), ranks = getSize()] {
+      auto mine = everything.narrow(0, rank * output.numel(), output.numel());
+      if (average) mine.div_(ranks);
+      output.copy_(mine.view(output.sizes()));
+    };
+    return gloo_->allreduce(held.outputs, plain);
+  }
+
+  intrusive_ptr<Work> begun(intrusive_ptr<Work> work) {
+    if (together_) together_->push_back(work);
+    return work;
+  }
+
+  template <typename Post>
+  intrusive_ptr<Work> start(
+      const char* name, c10d::OpType type, const Tensors& reads, const Tensors& writes, const Tensors& outputs,
+      int64_t bytes, Post&& post) {
+    int device = writes.empty() && reads.empty() ? current_device() : device_of(writes.empty() ? reads : writes);
+    auto collective = std::make_shared<Collective>();
+    collective->name = std::string("mccl::") + name;
+    collective->channel = channel(device);
+    collective->came = queue_up(device, collective->channel, collective->name, reads, writes);
+    for (const auto& each : outputs)
+      if (each.defined() && each.is_privateuseone()) collective->outputs.push_back(each);
+    auto lasts_ns = Timeline::get().duration_of(collective->name, link_ns(bytes));
+    collective->moment = at::tensor({collective->came.time_ns, lasts_ns}, at::kLong);
+    collective->future = c10::make_intrusive<Future>(
+        c10::ListType::create(c10::TensorType::get()),
+        std::vector<c10::Device>{c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device))});
+    std::lock_guard<std::mutex> guard(start_mutex_);
+    {
+      std::lock_guard<std::mutex> queue_guard(queue_->mutex);
+      queue_->open.push_back(collective);
+    }
+    Held held;
+    auto data = post(held);
+    collective->last = std::move(held.last);
+    for (auto* list : {&held.inputs, &held.outputs})
+      collective->alive.insert(collective->alive.end(), list->begin(), list->end());
+    auto listed = flat(held.lists);
+    collective->alive.insert(collective->alive.end(), listed.begin(), listed.end());
+    Tensors moment{collective->moment};
+    c10d::AllreduceOptions latest;
+    latest.reduceOp = c10d::ReduceOp::MAX;
+    auto clock = gloo_->allreduce(moment, latest);
+    for (const auto& work : {data, clock})
+      work->getFuture()->addCallback([collective, queue = queue_, work](Future& future) {
+        if (future.hasError()) collective->error = future.exception_ptr();
+        if (--collective->missing == 0) queue->drain();
+      });
+    return begun(c10::make_intrusive<CollectiveWork>(collective, type, device, type == c10d::OpType::BARRIER));
+  }
+
+  static Stamp queue_up(
+      int device, StreamKey channel, const std::string& name, const Tensors& reads, const Tensors& writes) {
+    std::vector<Use> uses;
+    for (const auto& each : reads) add_use(uses, each, false);
+    for (const auto& each : writes) add_use(uses, each, true);
+    return Timeline::get().post(key_of(current_stream(device)), channel, name, uses);
+  }
+
+  StreamKey channel(int device) {
+    std::lock_guard<std::mutex> guard(start_mutex_);
+    auto& mine = channels_[device];
+    if (!mine) mine = new_channel(device);
+    return mine;
+  }
+
+  std::shared_ptr<Lane> lane(int device, int peer, bool sends) {
+    std::lock_guard<std::mutex> guard(start_mutex_);
+    auto& mine = lanes_[{peer, sends}];
+    if (!mine) {
+      mine = std::make_shared<Lane>();
+      mine->channel = new_channel(device);
+    }
+    return mine;
+  }
+
+  // Data under an even tag, the moment when the sender began under the odd one beside it.
+  intrusive_ptr<Work> message(Tensors& tensors, int peer, int tag, bool sends) {
+    TORCH_CHECK(peer >= 0, "mccl receives from a named rank alone");
+    int device = device_of(tensors);
+    auto lane = this->lane(device, peer, sends);
+    auto made = std::make_shared<Message>();
+    made->name = sends ? "mccl::send" : "mccl::recv";
+    made->posted =
+        queue_up(device, lane->channel, made->name, sends ? tensors : Tensors{}, sends ? Tensors{} : tensors);
+    made->nominal_ns = link_ns(total_bytes(tensors));
+    made->alive = cpu(tensors);
+    std::lock_guard<std::mutex> guard(lane->mutex);
+    made->moment = at::tensor({sends ? lane->begin_send(*made) : int64_t{0}}, at::kLong);
+    Tensors moment{made->moment};
+    if (sends) {
+      made->header = gloo_->send(moment, peer, 2 * tag + 1);
+      made->data = gloo_->send(made->alive, peer, 2 * tag);
+    } else {
+      made->header = gloo_->recv(moment, peer, 2 * tag + 1);
+      made->data = gloo_->recv(made->alive, peer, 2 * tag);
+    }
+    lane->open.push_back(made);
+    auto type = sends ? c10d::OpType::SEND : c10d::OpType::RECV;
+    return begun(c10::make_intrusive<MessageWork>(lane, made, type, device));
+  }
+
+  intrusive_ptr<c10d::Backend> gloo_;
+  std::mutex start_mutex_;
+  std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
+  std::optional<std::vector<intrusive_ptr<Work>>> together_;
+  std::map<int, StreamKey> channels_;
+  std::map<std::pair<int, bool>, std::shared_ptr<Lane>> lanes_;
+};
+
+}  // namespace
+
+intrusive_ptr<c10d::Backend> make_mccl(intrusive_ptr<c10d::Backend> gloo, int rank, int size) {
+  return c10::make_intrusive<Mccl>(std::move(gloo), rank, size);
+}
+
+}  // namespace simmusa

@@ -1,0 +1,38 @@
+"""The simulated device on a rank: everything but the way to it is what runs on a real one."""
+
+from __future__ import annotations
+
+import json
+import os
+from types import ModuleType
+
+from perfsuite.platforms.clocks import EventClock
+from perfsuite.platforms.musa import MusaDevice
+from simmusa.costs import S4000, VARIABLE
+from simmusa.device_module import install
+from simmusa.native import native
+
+
+class SimClock(EventClock):
+    """Timing events as on a real device; the host's time is virtual too."""
+
+    def now_s(self) -> float:
+        """Virtual seconds of this process."""
+        return int(native().host_ns()) * 1e-9
+
+
+class SimMusaDevice(MusaDevice):
+    """Rank side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = SimClock(self._module, "simulated musa.Event")
+
+    def _load(self) -> ModuleType:
+        install()
+        return super()._load()
+
+    def versions(self) -> dict[str, str]:
+        """The costs are part of what a result means."""
+        costs = S4000.changed(os.environ.get(VARIABLE, "{}"))
+        return {**super().versions(), "simulated_costs": json.dumps(costs.as_dict(), sort_keys=True)}

@@ -1,0 +1,305 @@
+"""``torch.musa`` of the simulated device: names that torch_musa has, and no others.
+
+:func:`install` registers the device with torch, as importing torch_musa does.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from simmusa.costs import S4000, VARIABLE
+from simmusa.native import native
+
+DEVICES = "SIMMUSA_DEVICES"
+"""Environment: how many devices a process sees."""
+DEFAULT_DEVICES = 8
+_ARCHITECTURE = (2, 2)
+
+
+def devices_asked() -> int:
+    """How many devices the environment asks for."""
+    return int(os.environ.get(DEVICES, DEFAULT_DEVICES))
+
+
+def _index(device: Any = None) -> int:
+    if device is None:
+        return int(native().current_device())
+    if isinstance(device, int):
+        return device
+    found = torch.device(device)
+    return int(native().current_device()) if found.index is None else found.index
+
+
+# -- streams and events ------------------------------------------------------------------------------------------
+
+
+class Event(torch.Event):
+    """A moment in a stream."""
+
+    timed: bool
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
+        """An event that is not recorded yet; only a timed one tells how long something took."""
+        if interprocess:
+            raise RuntimeError("events of simmusa belong to their process")
+        made = super().__new__(cls, device="musa", enable_timing=enable_timing, blocking=blocking)  # type: ignore[call-arg]
+        made.timed = enable_timing
+        return made
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds between two events that the host knows to be over; torch's own takes no subclass."""
+        if not (self.timed and end_event.timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if not (self.event_id and end_event.event_id):
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if not (self.query() and end_event.query()):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        return float(native().elapsed_ms(self.event_id, end_event.event_id))
+
+
+class Stream(torch.Stream):
+    """A queue of work on a device."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **known: Any) -> Stream:
+        """A new stream of ``device``, or the one that ``known`` describes."""
+        if known:
+            return super().__new__(cls, priority=priority, **known)  # type: ignore[call-arg]
+        return super().__new__(cls, device=torch.device("musa", _index(device)), priority=priority)  # type: ignore[call-arg]
+
+    def record_event(self, event: Any = None) -> Any:
+        """Record ``event``, by default a new one."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+
+def _stream(device: int, stream_id: int) -> Stream:
+    kind = torch._C._autograd.DeviceType.PrivateUse1.value
+    return Stream(stream_id=stream_id, device_index=device, device_type=kind)
+
+
+def current_stream(device: Any = None) -> Stream:
+    """The stream that work of this thread goes to."""
+    index = _index(device)
+    return _stream(index, native().current_stream_id(index))
+
+
+def default_stream(device: Any = None) -> Stream:
+    """The stream that every thread begins with."""
+    return _stream(_index(device), 0)
+
+
+def set_stream(stream: Any) -> None:
+    """Send this thread's work to ``stream``."""
+    if stream is not None:
+        native().set_stream(stream.device_index, stream.stream_id)
+
+
+class StreamContext:
+    """Work of the block goes to ``stream``; nothing changes for None."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self._device = native().current_device()
+            native().set_device(self.stream.device_index)
+            self._before = current_stream(self.stream.device_index)
+            set_stream(self.stream)
+
+    def __exit__(self, *_: object) -> None:
+        if self.stream is not None:
+            set_stream(self._before)
+            native().set_device(self._device)
+
+
+class device:
+    """Work of the block goes to this device."""
+
+    def __init__(self, device: Any) -> None:
+        self.idx = -1 if device is None else _index(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = native().current_device()
+        if self.idx >= 0:
+            native().set_device(self.idx)
+
+    def __exit__(self, *_: object) -> None:
+        native().set_device(self.prev_idx)
+
+
+def synchronize(device: Any = None) -> None:
+    """Wait for all work of a device."""
+    native().synchronize(_index(device))
+
+
+# -- devices -----------------------------------------------------------------------------------------------------
+
+
+def get_device_properties(device: Any = None) -> SimpleNamespace:
+    """What the driver says of a device."""
+    _index(device)
+    major, minor = _ARCHITECTURE
+    return SimpleNamespace(
+        name="MTT S4000",
+        major=major,
+        minor=minor,
+        total_memory=native().memory_limit(),
+        multi_processor_count=64,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+    )
+
+
+def _exchange_device(index: int) -> int:
+    before = int(native().current_device())
+    if index >= 0:
+        native().set_device(index)
+    return before
+
+
+# -- memory ------------------------------------------------------------------------------------------------------
+
+
+def _memory(device: Any) -> tuple[int, int, int, int, int]:
+    current, peak, allocated, freed, blocks = native().memory(_index(device))
+    return current, peak, allocated, freed, blocks
+
+
+def memory_stats(device: Any = None) -> dict[str, int]:
+    """Bytes and blocks; nothing is cached, so what is reserved is what is allocated."""
+    current, peak, allocated, freed, blocks = _memory(device)
+    found = {"num_alloc_retries": 0, "num_ooms": 0, "allocation.all.current": blocks}
+    for kind in ("allocated_bytes", "active_bytes", "reserved_bytes"):
+        found |= {
+            f"{kind}.all.current": current,
+            f"{kind}.all.peak": peak,
+            f"{kind}.all.allocated": allocated,
+            f"{kind}.all.freed": freed,
+        }
+    return found
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """(free, total)."""
+    total = int(native().memory_limit())
+    return total - _memory(device)[0], total
+
+
+# -- random numbers: the CPU's generators -------------------------------------------------------------------------
+
+
+def _seed_all(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def fork_rng(*_: Any, **__: Any) -> Iterator[None]:
+    """Put the generator's state back at the end of the block."""
+    state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
+
+
+def _names() -> dict[str, Any]:
+    generator = torch.default_generator
+    return {
+        "Event": Event,
+        "Stream": Stream,
+        "StreamContext": StreamContext,
+        "current_device": native().current_device,
+        "current_stream": current_stream,
+        "default_stream": default_stream,
+        "device": device,
+        "device_count": native().device_count,
+        "empty_cache": lambda: None,
+        "fork_rng": fork_rng,
+        "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
+        "get_device_capability": lambda device=None: _ARCHITECTURE,
+        "get_device_name": lambda device=None: get_device_properties(device).name,
+        "get_device_properties": get_device_properties,
+        "get_rng_state": lambda device=None: generator.get_state(),
+        "get_rng_state_all": lambda: [generator.get_state()],
+        "initial_seed": generator.initial_seed,
+        "is_available": lambda: True,
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "is_initialized": lambda: True,
+        "manual_seed": _seed_all,
+        "manual_seed_all": _seed_all,
+        "max_memory_allocated": lambda device=None: _memory(device)[1],
+        "max_memory_reserved": lambda device=None: _memory(device)[1],
+        "mem_get_info": mem_get_info,
+        "memory_allocated": lambda device=None: _memory(device)[0],
+        "memory_reserved": lambda device=None: _memory(device)[0],
+        "memory_stats": memory_stats,
+        "reset_peak_memory_stats": lambda device=None: native().reset_peak(_index(device)),
+        "seed": generator.seed,
+        "set_device": lambda device: native().set_device(_index(device)),
+        "set_rng_state": lambda state, device=None: generator.set_state(state),
+        "set_rng_state_all": lambda states: generator.set_state(states[0]),
+        "set_stream": set_stream,
+        "stream": StreamContext,
+        "synchronize": synchronize,
+        # Not documented by torch_musa either, but torch asks a device module for them.
+        "_exchange_device": _exchange_device,
+        "_is_in_bad_fork": lambda: False,
+        "_lazy_init": lambda: None,
+        "_maybe_exchange_device": _exchange_device,
+    }
+
+
+class _Mudnn(ModuleType):
+    """``torch.backends.mudnn``: one switch for matrix products and convolutions, on since torch_musa 2.7.0."""
+
+    def __init__(self) -> None:
+        super().__init__("torch.backends.mudnn")
+        self._allowed = True
+        native().set_tf32(True)
+
+    @property
+    def allow_tf32(self) -> bool:
+        """Whether fp32 products may run in TF32."""
+        return self._allowed
+
+    @allow_tf32.setter
+    def allow_tf32(self, allowed: bool) -> None:
+        self._allowed = bool(allowed)
+        native().set_tf32(self._allowed)
+
+
+def _make_mccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    return native().make_mccl(dist.ProcessGroupGloo(store, rank, size, timeout), rank, size)
+
+
+@functools.lru_cache(maxsize=1)
+def install() -> ModuleType:
+    """Register the device and its backend with torch, once; costs are those of ``$SIMMUSA_COSTS``.
+
+    Raises UnsupportedCase where it cannot be built, ConfigurationError for costs that are none.
+    """
+    costs = S4000.changed(os.environ.get(VARIABLE, "{}"))
+    native().set_device_count(devices_asked())
+    native().set_costs(costs.as_dict())
+    torch.utils.rename_privateuse1_backend("musa")
+    module = ModuleType("torch.musa")
+    vars(module).update(_names())
+    torch._register_device_module("musa", module)
+    sys.modules["torch.musa"] = module
+    torch.utils.generate_methods_for_privateuse1_backend()
+    torch.backends.mudnn = _Mudnn()  # type: ignore[attr-defined]
+    dist.Backend.register_backend("mccl", _make_mccl, devices=["musa"])
+    return module

@@ -1,0 +1,83 @@
+"""The simulated device as a family of perfsuite: asked for by name, stamped, never mixed with a real one.
+
+``PERFSUITE_FAMILIES=simmusa=simmusa.family:SimMusa pytest test_perf --perf-platform=simmusa`` runs the s4000 cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from perfsuite.errors import UnsupportedCase
+from perfsuite.platforms.base import DetectedDevice, DeviceModel, Family
+from perfsuite.platforms.telemetry import Reading, Telemetry
+from simmusa import build
+
+if TYPE_CHECKING:
+    from perfsuite.platforms.host import Host
+
+_TITLE = "MTT S4000"
+
+
+class Undisturbed(Telemetry):
+    """Virtual devices are never throttled and belong to one run."""
+
+    source = "simmusa"
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def read(self, own: Collection[int] = ()) -> tuple[Reading, ...]:
+        """Nothing happened to any of them."""
+        return tuple(Reading(index=index, throttle=(), other_processes=0) for index in range(self._count))
+
+
+class SimMusa(Family):
+    """Driver side: as many devices as ``$SIMMUSA_DEVICES`` says, none where they cannot be built."""
+
+    name = "simmusa"
+    stands_for = "musa"
+    backend = "mccl"
+    start_method = "exec"
+    simulated = True
+    device_code = "simmusa.device_code:SimMusaDevice"
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._why_not: str | None = None
+
+    def detect(self) -> tuple[DetectedDevice, ...]:
+        """The devices; builds them, which takes a minute or two the first time."""
+        if self._why_not is None:
+            try:
+                build.ensure_built()
+                self._why_not = ""
+            except UnsupportedCase as reason:
+                self._why_not = str(reason)
+        if self._why_not:
+            return ()
+        count = int(self.host.environ.get("SIMMUSA_DEVICES", "8"))
+        return tuple(
+            DetectedDevice(index=index, reported_name=_TITLE, memory_bytes=48 << 30, link="simulated")
+            for index in range(count)
+        )
+
+    def missing(self, model: DeviceModel) -> str:
+        """Why it could not be built."""
+        return self._why_not or f"{model.title} not found: simmusa simulates {_TITLE} alone"
+
+    def natively(self, dtype: str) -> bool:
+        """Told by the row."""
+        return False
+
+    def links(self) -> str:
+        """All alike."""
+        return "simulated"
+
+    def telemetry(self) -> Telemetry:
+        """All quiet."""
+        return Undisturbed(len(self.detect()))
+
+    def software(self) -> Mapping[str, str]:
+        """Which simulation this is."""
+        return {"simmusa": build.key()}

@@ -1,0 +1,143 @@
+"""The simulated device by itself: its clock, its streams, its memory, and what it refuses as the real one does."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import ConfigurationError, UnsupportedCase
+from simmusa import build
+from simmusa.costs import S4000, Costs
+from test_correctness import simmusa_steps as steps
+from test_correctness.simmusa_ranks import require_built
+
+NAMES = Path(__file__).parent / "torch_musa_names"
+
+
+@pytest.fixture(scope="module")
+def on_device():
+    """Calls a function in a process of its own kind: this one must not get a device musa."""
+    require_built()
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield lambda function, *arguments: pool.submit(function, *arguments).result(timeout=120)
+
+
+@pytest.mark.skipif(not NAMES.exists(), reason="torch_musa's names are not recorded in this checkout")
+def test_only_names_that_torch_musa_has(on_device):
+    recorded = json.loads((NAMES / "2.7.1.json").read_text(encoding="utf-8"))["names"]
+    for where, names in on_device(steps.public_names).items():
+        assert [] == [name for name in names if name not in recorded[where]], where
+
+
+def test_a_kernel_takes_its_arithmetic_and_a_launch_is_the_hosts(on_device):
+    # Ten products of 2 us behind one launch of 1 us; a bf16 product takes 0.5 us, so the launches bind.
+    assert {"fp32": 0.021, "bf16": 0.0105, "tf32": 0.002} == on_device(steps.times_of_products)
+
+
+def test_traffic_is_counted_once_per_buffer(on_device):
+    # 200,000 bytes per buffer at 1 TB/s; the link to the host has 10 GB/s; a view is free.
+    expected = {"copy": 0.0014, "triad": 0.0016, "to_device": 0.021, "view": 0.0}
+    assert expected == pytest.approx(on_device(steps.times_of_traffic), abs=1e-12)
+
+
+def test_an_event_that_is_not_over_has_no_time(on_device):
+    found = on_device(steps.unfinished_events)
+    assert not found["ready"]
+    assert "RuntimeError: Both events must be completed before calculating elapsed time." == found["early"]
+    assert "ValueError: Both events must be created with argument 'enable_timing=True'." == found["untimed"]
+    assert 0 < found["polls"] < 20
+
+
+def test_a_timer_that_forgets_to_wait_fails(on_device):
+    assert "Both events must be completed" in on_device(steps.timer_that_forgets_to_wait)
+
+
+def test_the_host_sees_a_queued_copy_only_when_it_has_waited(on_device):
+    found = on_device(steps.copies_to_the_host)
+    assert found["early"]
+    assert [0.0, 1.0, 2.0, 3.0] == found["late"] == found["pageable"]
+    assert 3.0 == found["item"]
+
+
+def test_memory_shared_by_streams_needs_an_order(on_device):
+    found = on_device(steps.two_streams)
+    assert "aten::sum on stream 1 of musa:0 reads memory that the default stream of musa:0 wrote" in found["read"]
+    assert "aten::fill_ on the default stream of musa:0 writes memory that stream 1" in found["write after read"]
+    assert "writes memory that the default stream of musa:0 wrote" in found["half of another stream"]
+    fine = ("ordered read", "other half", "ordered write", "after the host waited")
+    assert dict.fromkeys(fine, "") == {name: found[name] for name in fine}
+
+
+def test_streams_run_at_once(on_device):
+    assert {"both": 0.002, "one": 0.002} == on_device(steps.times_of_two_streams)
+
+
+def test_memory_is_counted_to_the_byte(on_device):
+    found = on_device(steps.memory)
+    assert {"two": 8000, "one": 4000, "none": 0, "peak": 8000, "after": 0} == {
+        name: found[name] for name in ("two", "one", "none", "peak", "after")
+    }
+    assert (0, 1 << 20) == tuple(found["info"])
+    assert found["beyond"].startswith("OutOfMemoryError: MUSA out of memory. Tried to allocate 4194304 bytes.")
+
+
+def test_what_the_real_device_refuses(on_device):
+    found = on_device(steps.what_the_real_one_refuses)
+    assert "Expected all tensors to be on the same device" in found["two devices"]
+    assert "Expected all tensors to be on the same device" in found["host and device"]
+    assert "" == found["scalar"]
+    assert "synchronizing all streams" in found["accelerator"]
+    assert "invalid device ordinal 9" in found["ordinal"]
+    assert "Cannot re-initialize MUSA in forked subprocess" in found["fork"]
+
+
+def test_jitter_follows_from_its_seed(on_device):
+    first = on_device(steps.jittered, 1, {})
+    assert first == on_device(steps.jittered, 1, {})
+    assert first != on_device(steps.jittered, 2, {})
+    assert 5 == len(set(first))
+    assert all(abs(time_ms - 2.0) <= 0.02 for time_ms in first)
+    slower = on_device(steps.jittered, 1, {"aten::mm": 1.03})
+    assert [1.03 * time_ms for time_ms in first] == pytest.approx(slower, rel=1e-6)
+
+
+def test_the_arithmetic_is_the_cpus(on_device):
+    assert {} == {name: off for name, off in on_device(steps.same_numbers_as_the_cpu).items() if off > 1e-6}
+
+
+def test_costs_are_written_as_json():
+    assert 1.03 == S4000.changed('{"slow": {"aten::mm": 1.03}}').slow["aten::mm"]
+    assert Costs(alpha_ns=5) == Costs().changed('{"alpha_ns": 5}')
+    with pytest.raises(ConfigurationError, match=r"'\[\]' is no object of costs; its keys are alpha_ns, "):
+        S4000.changed("[]")
+    with pytest.raises(ConfigurationError, match=r"is no JSON"):
+        S4000.changed("{")
+
+
+def test_what_is_missing_to_build_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("SIMMUSA_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UnsupportedCase, match=r"needs a C\+\+ compiler and 'no-such-compiler' is not found; install"):
+        build.ensure_built()
+
+
+def test_one_process_builds_and_the_others_wait(tmp_path, monkeypatch):
+    monkeypatch.setenv("SIMMUSA_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "why_not", lambda: "")
+    built = []
+
+    def pretend(target, longest_s):
+        built.append(os.getpid())
+        with pytest.raises(UnsupportedCase, match="another process has been building simmusa for 0 s"):
+            build.ensure_built(longest_s=0.0)
+        target.parent.mkdir()
+        target.touch()
+
+    monkeypatch.setattr(build, "_build", pretend)
+    assert build.library() == build.ensure_built() == build.ensure_built()
+    assert 1 == len(built)
