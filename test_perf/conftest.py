@@ -11,5 +11,5 @@ def pytest_addoption(parser):
     add(
         "--perf-memory-budget",
         metavar="SIZE",
-        help="what a rank may allocate in test_largest_batch, e.g. 2GiB; default: 24MiB on a CPU, else the device",
+        help="what a rank may allocate in test_largest_batch, e.g. 2GiB; default: 16MiB on a CPU, else the device",
     )

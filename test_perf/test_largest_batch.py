@@ -8,13 +8,13 @@ from perfsuite import sizes, world_sizes
 from perfsuite.units import MIB, parse_bytes
 from perfsuite.workloads.largest_batch import LargestBatch
 
-CPU_BUDGET_BYTES = 24 * MIB
+CPU_BUDGET_BYTES = 16 * MIB
 """Of a rank on a CPU.  A share of the host's memory would make the result another number on every host."""
 
 
 @pytest.fixture
 def budget_bytes(request, platform):
-    """What a rank may allocate: --perf-memory-budget, else 24 MiB on a CPU and all there is on an accelerator."""
+    """What a rank may allocate: --perf-memory-budget, else 16 MiB on a CPU and all there is on an accelerator."""
     written = request.config.getoption("perf_memory_budget")
     if written is None:
         return CPU_BUDGET_BYTES if platform.family == "cpu" else None

@@ -25,7 +25,7 @@ OFFLOADED = {
     "all": ("fsdp", {"offload": True}),
     "optimizer": ("zero2", {"offload_optimizer": True}),
 }
-SETTINGS = ("default", "ring", "tree", "simple", "large-buffers", "no-peers", "loopback", "two-channels")
+SETTINGS = ("default", "ring", "tree", "simple", "large-buffers", "no-peers", "two-channels")
 
 
 @pytest.fixture

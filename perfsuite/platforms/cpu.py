@@ -101,7 +101,6 @@ class Cpu(Family):
     shareable = True
     communication_settings = MappingProxyType(
         {
-            "loopback": {"GLOO_SOCKET_IFNAME": "lo"},
             # Each interface named is a device of its own with two threads: collectives take them in turn.
             "two-channels": {"GLOO_SOCKET_IFNAME": "lo,lo"},
         }
