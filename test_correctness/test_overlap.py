@@ -7,7 +7,6 @@ import doctest
 from types import SimpleNamespace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,7 +71,9 @@ def test_only_kernels_of_the_device_count():
 
 
 def test_a_cpu_has_no_kernels_and_the_metric_says_so():
-    assert record_kernels(lambda: torch.ones(64, 64) @ torch.ones(64, 64)) == []
+    calls = []
+    assert record_kernels(lambda: calls.append("run"), lambda: calls.append("wait")) == []
+    assert calls == ["run"] * 3 + ["wait"]
     workload = TrainStep(model="gpt2-tiny", strategy="ddp", builds=("exposed",))
     plain = scripted_driver.measurement(Job(workload=workload, world_size=2, budget=Budget()))
     names = ["exposed_kernels_percent", "device_utilisation_percent"]
@@ -90,5 +91,8 @@ def test_a_cpu_has_no_kernels_and_the_metric_says_so():
     record = Record(name="exposed_kernel_share", value=0.25, unit="", reduce="mean")
     kernels, busy = metrics(dataclasses.replace(plain, ranks=ranks, records=(record,)))
     assert (kernels.value, busy.value) == (25.0, 96.0)
+    unseen = Record(name="exposed_share", value=0.25, unit="", reduce="equal")
+    kernels, _ = metrics(dataclasses.replace(plain, ranks=ranks, records=(unseen,)))
+    assert (kernels.value, kernels.note.partition(":")[0]) == (None, "unknown")
     half_told = (dataclasses.replace(ranks[0], utilisation_percent=None), ranks[1])
     assert metrics(dataclasses.replace(plain, ranks=half_told))[1].value is None

@@ -80,6 +80,8 @@ def _exposed_kernels(work: Work, measurement: Measurement, peaks: Peaks) -> Read
     reading = _recorded("exposed_kernel_share", _percent, "exposed")(work, measurement, peaks)
     if reading.value is None and all(rank.device == "cpu" for rank in measurement.ranks):
         return Reading(value=None, note="not supported on a cpu: it has no kernels on a clock of their own")
+    if reading.value is None and any(record.name == "exposed_share" for record in measurement.records):
+        return Reading(value=None, note="unknown: torch's profiler saw no kernel of the communication library")
     return reading
 
 

@@ -66,7 +66,8 @@ class ExposedStep(Observed):
     def _look_at_kernels(self, real: TrainingStep) -> None:
         import torch.distributed as dist
 
-        kernels = record_kernels(real.run)
+        clock = self._clock()
+        kernels = record_kernels(real.run, lambda: clock.wait(clock.stamp()))
         share = exposed_kernels(kernels, dist.get_backend(self.rank.group()))
         if share is not None:
             self.rank.record("exposed_kernel_share", share, reduce="mean")

@@ -65,8 +65,8 @@ def length(intervals: Iterable[tuple[int, int]]) -> int:
     return sum(end - start for start, end in intervals)
 
 
-def record_kernels(run: Callable[[], None]) -> list[Kernel]:
-    """What the device did in a few steps, from torch's profiler; empty where that sees no device."""
+def record_kernels(run: Callable[[], None], wait: Callable[[], None]) -> list[Kernel]:
+    """What the device did in a few steps, up to ``wait``, by torch's profiler; empty where it sees no device."""
     import torch
 
     profiler: Any = torch.profiler  # what is used of these two has no types
@@ -74,6 +74,7 @@ def record_kernels(run: Callable[[], None]) -> list[Kernel]:
     with profiler.profile(activities=list(profiler.supported_activities())) as profile:
         for _ in range(_STEPS):
             run()
+        wait()
     return kernels_of(profile.profiler.kineto_results.events(), autograd.DeviceType.CPU)
 
 
