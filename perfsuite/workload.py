@@ -168,6 +168,8 @@ class Workload(ABC):
     """Declared when the workload needs processes of its own."""
     aligned: ClassVar[bool] = True
     """Kernels and collectives: a barrier before each sample.  Training steps: False, they run free."""
+    arrivals: ClassVar[bool] = True
+    """Watch which rank comes late to the first communication; False where ranks wait for each other by design."""
     yardstick: ClassVar[Yardstick] = "compute"
     """Kind of kernel whose time follows the same disturbances; never the code under test."""
 
