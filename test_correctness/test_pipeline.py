@@ -8,11 +8,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 
 from perfsuite.baselines.physics import bubble_bound
-from perfsuite.errors import OutOfMemory, RanksFailed, WrongResult
+from perfsuite.errors import OutOfMemory, RanksFailed, UnsupportedCase, WrongResult
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, impossible_bubble, in_flight_micro_batches
@@ -109,17 +109,25 @@ RANDOM = settings(
 )
 
 
+def assert_parity(driver, case):
+    try:
+        measurement = run(driver, case, budget=ONCE)
+    except UnsupportedCase:  # an older torch has not all schedules
+        reject()
+    assert records(measurement)["parity_error"] <= 1e-5
+
+
 @settings(RANDOM, max_examples=6, derandomize=True)
 @given(case=pipelines(most_ranks=3))
 def test_random_counts(driver, case):
-    assert records(run(driver, case, budget=ONCE))["parity_error"] <= 1e-5
+    assert_parity(driver, case)
 
 
 @pytest.mark.slow
 @settings(RANDOM, max_examples=150)
 @given(case=pipelines(most_ranks=4))
 def test_many_random_counts(driver, case):
-    assert records(run(driver, case, budget=ONCE))["parity_error"] <= 1e-5
+    assert_parity(driver, case)
 
 
 @pytest.mark.slow
