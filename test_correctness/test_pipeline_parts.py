@@ -153,10 +153,15 @@ def test_a_gate_judges_one_bubble_alone():
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_torch_takes_every_order(name):
     schedule = make_schedule(name, ranks=4, num_micro_batches=8)
+    types = pipelining.schedules._ComputationType
+    if name == "dualpipev" and not hasattr(types, "OVERLAP_F_B"):
+        pytest.skip("this torch has no overlapped actions")
+    # torch 2.5 writes an input gradient as it writes a whole backward.
+    written_input = "I" if hasattr(types, "BACKWARD_INPUT") else "B"
     written = [[str(action) for action in torch_order(order, pipelining.schedules)] for order in schedule.orders]
     for order, torchs in zip(schedule.orders, written, strict=True):
         flat = [part for action in torchs for part in re.findall(r"\d+[FBIW]\d+", action)]
-        assert flat == [str(action).rstrip("+") for action in order]
+        assert flat == [str(action).rstrip("+").replace("I", written_input) for action in order]
         assert sum("OVERLAP_F_B" in action for action in torchs) == sum(action.joined for action in order)
 
 
@@ -172,7 +177,7 @@ def test_an_older_torch_is_told_what_it_lacks(monkeypatch, schedule, owner, attr
     if owner is None:  # members of an enum cannot be taken away
         monkeypatch.setattr(pipelining.schedules, "_ComputationType", object)
     else:
-        monkeypatch.delattr(owner, attribute)
+        monkeypatch.delattr(owner, attribute, raising=False)
     plan = make_schedule(schedule, ranks=2, num_micro_batches=4)
     with pytest.raises(UnsupportedCase, match=rf"schedule {schedule} needs .* it is in torch {version} and newer"):
         pipeline_module._pipelining(plan)
