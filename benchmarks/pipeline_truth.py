@@ -55,7 +55,7 @@ def both_ways(rank, pairs=40, action_ms=5.0):
         step.run()
         took = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
         if not watched:
-            pipeline.watch.attach(pipeline.stages, pipeline.runtime)
+            pipeline.watch.attach(pipeline.stages)
         dist.all_reduce(took, dist.ReduceOp.MAX)
         return float(took)
 

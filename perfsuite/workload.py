@@ -177,6 +177,8 @@ class Workload(ABC):
     """Modules that its ranks import: where ranks are forks, their parent imports them once for all."""
     aligned: ClassVar[bool] = True
     """Kernels and collectives: a barrier before each sample.  Training steps: False, they run free."""
+    arrivals: ClassVar[bool] = True
+    """Watch which rank comes late to the first communication; False where ranks wait for each other by design."""
     yardstick: ClassVar[Yardstick] = "compute"
     """Kind of kernel whose time follows the same disturbances; never the code under test."""
 

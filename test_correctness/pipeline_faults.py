@@ -68,7 +68,7 @@ def detached(rank):
         rank.record("spans_detached", len(spans), reduce="equal")
         wrapped = [name for name in vars(pipeline.stages[0]) if name.endswith("_one_chunk")]
         rank.record("wrapped_methods", len(wrapped), reduce="equal")
-        pipeline.watch.attach(pipeline.stages, pipeline.runtime)
+        pipeline.watch.attach(pipeline.stages)
         spans.clear()
         step.run()
         rank.record("spans_attached", len(spans), reduce="max")

@@ -8,11 +8,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 
 from perfsuite.baselines.physics import bubble_bound
-from perfsuite.errors import OutOfMemory, RanksFailed, WrongResult
+from perfsuite.errors import OutOfMemory, RanksFailed, UnsupportedCase, WrongResult
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, impossible_bubble, in_flight_micro_batches
@@ -109,17 +109,25 @@ RANDOM = settings(
 )
 
 
+def assert_parity(driver, case):
+    try:
+        measurement = run(driver, case, budget=ONCE)
+    except UnsupportedCase:  # an older torch has not all schedules
+        reject()
+    assert records(measurement)["parity_error"] <= 1e-5
+
+
 @settings(RANDOM, max_examples=6, derandomize=True)
 @given(case=pipelines(most_ranks=3))
 def test_random_counts(driver, case):
-    assert records(run(driver, case, budget=ONCE))["parity_error"] <= 1e-5
+    assert_parity(driver, case)
 
 
 @pytest.mark.slow
 @settings(RANDOM, max_examples=150)
 @given(case=pipelines(most_ranks=4))
 def test_many_random_counts(driver, case):
-    assert records(run(driver, case, budget=ONCE))["parity_error"] <= 1e-5
+    assert_parity(driver, case)
 
 
 @pytest.mark.slow
@@ -235,6 +243,7 @@ def test_side_by_side_pipelines_have_one_timeline(driver):
     measurement = run(driver, PipelineStep(mesh="pp2-dp2", num_micro_batches=3, **TINY))
     assert measurement.world_size == 4
     assert measurement.timeline.ranks == 2
+    assert measurement.arrival is None  # a later stage comes later to its first message: nobody is late
     actions = Counter(event.kind for event in measurement.timeline.events)
     assert (actions["forward"], actions["backward"]) == (6, 6)
     assert records(measurement)["parity_error"] <= 1e-5

@@ -218,7 +218,7 @@ class Worker:
         self._enter("checking after timing")
         self._check(workload, step, rank)
         arrivals: list[float] = []
-        if member.world_size > 1:
+        if member.world_size > 1 and workload.arrivals:
             self._enter("watching arrivals")
             arrivals = arrival_times(step.run, timer.align, _ARRIVAL_ITERATIONS, member.code.clock.now_s)
             timer.align()

@@ -7,7 +7,6 @@ orders cannot be simulated beside the run.  One runtime runs them all, so that s
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from perfsuite.schedules import Action, Kind, Order, Schedule
 from perfsuite.strategies.pipeline_watch import Watch
 from perfsuite.workload import Rank
 
-_TORCH_KINDS: Mapping[Kind, str] = MappingProxyType(
+_KINDS: Mapping[Kind, str] = MappingProxyType(
     {
         "forward": "FORWARD",
         "backward": "FULL_BACKWARD",
@@ -30,6 +29,11 @@ _TORCH_KINDS: Mapping[Kind, str] = MappingProxyType(
         "backward_weight": "BACKWARD_WEIGHT",
     }
 )
+"""torch's names of our kinds."""
+_KINDS_2_5: Mapping[Kind, str] = MappingProxyType(
+    {"forward": "FORWARD", "backward": "BACKWARD", "backward_input": "BACKWARD", "backward_weight": "WEIGHT"}
+)
+"""Those of torch 2.5: whether a backward is whole is said once, of all in the order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +79,8 @@ class Pipeline:
         ]
         share = self.watch.loss(lambda output, target: loss(output, target) / schedule.num_micro_batches)
         self.runtime = _make_runtime(api, self.stages, schedule, share)
-        self.watch.attach(self.stages, self.runtime)
+        self._torchs = api.schedules
+        self.watch.attach(self.stages)
         step = inspect.signature(self.runtime.step).parameters
         # Outputs are of no use and would be kept until the step's end.
         self._options = {"return_outputs": False} if "return_outputs" in step else {}
@@ -100,7 +105,11 @@ class Pipeline:
         inputs_given = (inputs,) if self.first else ()
         targets_given = {"target": targets, "losses": losses} if self.last else {}
         try:
-            with _without_dumps():
+            with _replaced(
+                self._torchs,
+                _batch_p2p=self.watch.posting(self._torchs._batch_p2p),
+                _format_pipeline_order=_no_dump,
+            ):
                 self.runtime.step(*inputs_given, **targets_given, **self._options)
         except Exception as error:
             cause = root_of(error)
@@ -164,8 +173,9 @@ def torch_order(order: Order, names: Any) -> list[Any]:
 
 
 def _torch_action(action: Action, names: Any) -> Any:
-    kind = getattr(names._ComputationType, _TORCH_KINDS[action.kind])
-    return names._Action(action.stage, kind, action.micro_batch)
+    types = names._ComputationType
+    kinds = _KINDS if hasattr(types, "FULL_BACKWARD") else _KINDS_2_5
+    return names._Action(action.stage, getattr(types, kinds[action.kind]), action.micro_batch)
 
 
 def _pipelining(schedule: Schedule) -> Any:
@@ -175,16 +185,18 @@ def _pipelining(schedule: Schedule) -> Any:
     api: Any = pipelining
     names: Any = api.schedules
     stage = api.PipelineStage
+    types = names._ComputationType
+    kinds = {action.kind for order in schedule.orders for action in order}
     needs = [
         ("a runtime for orders of one's own", "2.5", hasattr(names, "_PipelineScheduleRuntime")),
         ("split backwards", "2.5", hasattr(stage, "backward_weight_one_chunk")),
-        # Not in 2.7.1; 2.13 is the oldest that it was seen in.
-        ("receives that can be watched", "2.13", "self.fwd_recv_ops" in inspect.getsource(names)),
     ]
+    if any(action.joined for order in schedule.orders for action in order):
+        needs.append(("overlapped actions", "2.9", hasattr(types, "OVERLAP_F_B")))
     if schedule.placement == "v":
         needs.append(("neighbouring stages on one rank", "2.6", hasattr(stage, "set_local_fwd_input")))
-    if any(action.joined for order in schedule.orders for action in order):
-        needs.append(("overlapped actions", "2.9", hasattr(names._ComputationType, "OVERLAP_F_B")))
+    if {"backward", "backward_input"} <= kinds:
+        needs.append(("whole beside split backwards", "2.6", hasattr(types, "FULL_BACKWARD")))
     for what, version, there in needs:
         if not there:
             raise UnsupportedCase(
@@ -200,10 +212,16 @@ def _make_runtime(api: Any, stages: list[Any], schedule: Schedule, loss: Callabl
     known = inspect.signature(names.PipelineScheduleMulti.__init__).parameters
     # The loss is divided by the micro-batches already; torch before 2.6 leaves that to the caller anyway.
     unscaled = {"scale_grads": False} if "scale_grads" in known else {}
-    runtime = names._PipelineScheduleRuntime(stages, schedule.num_micro_batches, loss_fn=loss, **unscaled)
+    oldest = not hasattr(names._ComputationType, "FULL_BACKWARD")
+    # torch 2.5 refuses a single stage, which its runtime has no trouble with: it is given twice and runs once.
+    given = stages * 2 if oldest and len(stages) == 1 else stages
+    runtime = names._PipelineScheduleRuntime(given, schedule.num_micro_batches, loss_fn=loss, **unscaled)
+    runtime._stages = stages
     places = dict(enumerate(schedule.rank_of_stage))
     for holder in (runtime, *stages):
         holder.stage_index_to_group_rank = places
+    if oldest:
+        runtime.use_full_backward = all(action.kind != "backward_weight" for action in schedule.orders[0])
     orders = {rank: torch_order(order, names) for rank, order in enumerate(schedule.orders)}
     runtime.pipeline_order = orders
     load = getattr(runtime, "_prepare_schedule_with_comms", None) or runtime._load_actions  # its name before 2.8
@@ -212,12 +230,18 @@ def _make_runtime(api: Any, stages: list[Any], schedule: Schedule, loss: Callabl
 
 
 @contextmanager
-def _without_dumps() -> Iterator[None]:
-    """torch logs the whole schedule on every rank when an action fails: hundreds of lines that hide the error."""
-    log = logging.getLogger("torch.distributed.pipelining.schedules")
-    before = log.disabled
-    log.disabled = True
+def _replaced(module: Any, **functions: Callable[..., Any]) -> Iterator[None]:
+    """``functions`` instead of those of the same name in ``module``, for as long as this lasts."""
+    before = {name: getattr(module, name) for name in functions}
+    for name, function in functions.items():
+        setattr(module, name, function)
     try:
         yield
     finally:
-        log.disabled = before
+        for name, function in before.items():
+            setattr(module, name, function)
+
+
+def _no_dump(*_: Any, **named: Any) -> str:
+    """Instead of the whole schedule, which torch prints on every rank when an action fails: it would hide the error."""
+    return ""

@@ -70,7 +70,9 @@ class PipelineTrainer:
 
     def run(self, tokens: torch.Tensor) -> torch.Tensor | None:
         """Gradients of (samples, S + 1) tokens; the mean loss on the rank that has the last stage, None elsewhere."""
-        loss = self.pipeline.step(tokens[:, :-1], tokens[:, 1:])
+        # A copy of its own: torch 2.5 and 2.7 compare even the stride of a single sample with the one announced.
+        inputs = tokens[:, :-1].clone(memory_format=torch.contiguous_format)
+        loss = self.pipeline.step(inputs, tokens[:, 1:])
         with self.rank.span("tie"):
             self._add_up_tied()
         return loss

@@ -1,6 +1,7 @@
 """Tells what torch's pipeline runtime does while it does it: spans of every action, message and wait, and who failed.
 
-Everything is wrapped on the instances of one pipeline, nothing in torch's modules, and can be taken off again.
+Stages are wrapped on their instances and can be left as torch made them again.  A stage does not know of waiting for
+its messages: for that, torch's function that posts them is replaced while a step runs (:meth:`Watch.posting`).
 """
 
 from __future__ import annotations
@@ -11,14 +12,11 @@ from typing import Any
 
 from perfsuite.workload import Rank
 
-_STAGE_METHODS = (
-    "forward_one_chunk",
-    "backward_one_chunk",
-    "backward_weight_one_chunk",
-    "get_fwd_send_ops",
-    "get_bwd_send_ops",
-)
-_RECEIVES = ("fwd_recv_ops", "bwd_recv_ops")
+_COMPUTE = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
+_SENDS = ("get_fwd_send_ops", "get_bwd_send_ops")
+_RECEIVES = ("get_fwd_recv_ops", "get_bwd_recv_ops")
+_KINDS = ("forward", "backward", "backward_weight")
+"""Of the methods in ``_COMPUTE``."""
 
 
 class Watch:
@@ -29,32 +27,50 @@ class Watch:
         self.doing = ""
         """What runs or ran last, for errors: ``forward of micro-batch 3 in stage 2``."""
         self._forward = (-1, -1)
+        """Stage and micro-batch of the last forward: the loss that follows is a part of it."""
+        self._receiving: tuple[int, int] | None = None
+        """Stage and micro-batch of the input that is about to be posted."""
         self._stages: list[Any] = []
-        self._runtime: Any = None
 
     # -- putting it on and taking it off -------------------------------------------------------------------------
 
-    def attach(self, stages: list[Any], runtime: Any) -> None:
-        """Watch ``stages`` and what ``runtime`` waits for."""
-        self._stages, self._runtime = stages, runtime
+    def attach(self, stages: list[Any]) -> None:
+        """Watch ``stages``."""
+        self._stages = list(stages)
         for stage in stages:
-            index = stage.stage_index
-            stage.forward_one_chunk = self._compute(stage.forward_one_chunk, index, "forward")
-            stage.backward_one_chunk = self._compute(stage.backward_one_chunk, index, "backward")
-            stage.backward_weight_one_chunk = self._compute(stage.backward_weight_one_chunk, index, "backward_weight")
-            stage.get_fwd_send_ops = self._post(stage.get_fwd_send_ops, index)
-            stage.get_bwd_send_ops = self._post(stage.get_bwd_send_ops, index)
-        for name in _RECEIVES:
-            setattr(runtime, name, _Receives(self, getattr(runtime, name)))
+            for name, kind in zip(_COMPUTE, _KINDS, strict=True):
+                setattr(stage, name, self._compute(getattr(stage, name), stage.stage_index, kind))
+            for name in _SENDS:
+                setattr(stage, name, self._send(getattr(stage, name), stage.stage_index))
+            for name in _RECEIVES:
+                setattr(stage, name, self._receive(getattr(stage, name), stage.stage_index))
 
     def detach(self) -> None:
-        """Leave stages and runtime as torch made them."""
+        """Leave the stages as torch made them."""
         for stage in self._stages:
-            for name in _STAGE_METHODS:
+            for name in (*_COMPUTE, *_SENDS, *_RECEIVES):
                 delattr(stage, name)
-        for name in _RECEIVES:
-            setattr(self._runtime, name, dict(getattr(self._runtime, name)))
-        self._stages, self._runtime = [], None
+        self._stages = []
+
+    def posting(self, post: Callable[..., Any]) -> Callable[..., Any]:
+        """torch's function ``post``, whose receives are told when they are posted and while they are waited for.
+
+        Which input a call is for is known from the stage's method that gave its operations just before.
+        """
+
+        def watched(*arguments: Any, **named: Any) -> Any:
+            key, self._receiving = self._receiving, None
+            works = post(*arguments, **named)
+            if key is None or not works:
+                return works
+            with self.part("receive", *key):
+                pass
+            # A list since torch 2.8, one for all messages of an input before.
+            several = isinstance(works, list)
+            awaited = _Awaited(self, key, works if several else [works])
+            return [awaited] if several else awaited
+
+        return watched
 
     def loss(self, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """``function`` as a part of the forward that it follows."""
@@ -87,7 +103,7 @@ class Watch:
 
         return watched
 
-    def _post(self, operations: Callable[[int], list[Any]], stage: int) -> Callable[[int], list[Any]]:
+    def _send(self, operations: Callable[[int], list[Any]], stage: int) -> Callable[[int], list[Any]]:
         """torch posts what it gets here at once."""
 
         def watched(chunk: int) -> list[Any]:
@@ -99,19 +115,12 @@ class Watch:
 
         return watched
 
+    def _receive(self, operations: Callable[[int], list[Any]], stage: int) -> Callable[[int], list[Any]]:
+        def watched(chunk: int) -> list[Any]:
+            self._receiving = (stage, chunk)
+            return operations(chunk)
 
-class _Receives(dict[tuple[int, int], Any]):
-    """What the runtime has posted to receive, by stage and micro-batch; taking it out and waiting for it is a span."""
-
-    def __init__(self, watch: Watch, posted: dict[tuple[int, int], Any]) -> None:
-        super().__init__(posted)
-        self._watch = watch
-
-    def __setitem__(self, key: tuple[int, int], works: Any) -> None:
-        with self._watch.part("receive", *key):
-            pass
-        awaited = _Awaited(self._watch, key, works if isinstance(works, list) else [works])
-        super().__setitem__(key, [awaited] if isinstance(works, list) else awaited)
+        return watched
 
 
 class _Awaited:

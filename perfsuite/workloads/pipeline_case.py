@@ -38,6 +38,7 @@ class PipelineCase(Workload):
     """v, the interleaving; None: the fewest that the schedule can have."""
 
     aligned: ClassVar[bool] = False
+    arrivals: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         shape = MeshShape.parse(self.mesh)
