@@ -74,9 +74,12 @@ class SetCosts(Workload):
     def build(self, rank):
         import gc
 
+        import torch
+
         from simmusa.native import native
 
         native().set_costs(self.costs)
+        torch.set_num_threads(1)  # threads that wait for each other make small kernels slow on a busy machine
         gc.freeze()  # a collection before every case would walk all of torch's objects
         return CallableStep(lambda: None)
 

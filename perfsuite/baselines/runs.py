@@ -218,7 +218,7 @@ def summarise(result: Result, *, ordinal: int = 0, commit: str = "", disturbance
         samples=len(times),
         clean=len(clean),
         iterations=measurement.iterations,
-        cpu_share=_cpu_share(measurement),
+        cpu_share=1.0 if result.simulated else _cpu_share(measurement),
         metrics={
             metric.name: rounded(metric.value, 6)
             for metric in result.metrics
