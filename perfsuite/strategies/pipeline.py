@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -193,7 +194,7 @@ def _pipelining(schedule: Schedule) -> Any:
     ]
     if any(action.joined for order in schedule.orders for action in order):
         needs.append(("overlapped actions", "2.9", hasattr(types, "OVERLAP_F_B")))
-    if schedule.placement == "v":
+    if any(one == other for one, other in pairwise(schedule.rank_of_stage)):
         needs.append(("neighbouring stages on one rank", "2.6", hasattr(stage, "set_local_fwd_input")))
     if {"backward", "backward_input"} <= kinds:
         needs.append(("whole beside split backwards", "2.6", hasattr(types, "FULL_BACKWARD")))
