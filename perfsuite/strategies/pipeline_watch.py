@@ -6,8 +6,8 @@ its messages: for that, torch's function that posts them is replaced while a ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from perfsuite.workload import Rank
@@ -24,8 +24,7 @@ class Watch:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self.doing = ""
-        """What runs or ran last, for errors: ``forward of micro-batch 3 in stage 2``."""
+        self._last = ("start", -1, -1)
         self._forward = (-1, -1)
         """Stage and micro-batch of the last forward: the loss that follows is a part of it."""
         self._receiving: tuple[int, int] | None = None
@@ -86,12 +85,16 @@ class Watch:
 
     # -- what is noted -------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def part(self, kind: str, stage: int, micro_batch: int) -> Iterator[None]:
+    @property
+    def doing(self) -> str:
+        """What runs or ran last, for errors: ``forward of micro-batch 3 in stage 2``."""
+        kind, stage, micro_batch = self._last
+        return f"{kind} of micro-batch {micro_batch} in stage {stage}"
+
+    def part(self, kind: str, stage: int, micro_batch: int) -> AbstractContextManager[None]:
         """A span of the timeline."""
-        self.doing = f"{kind} of micro-batch {micro_batch} in stage {stage}"
-        with self._rank.span(kind, stage=stage, micro_batch=micro_batch):
-            yield
+        self._last = (kind, stage, micro_batch)
+        return self._rank.span(kind, stage=stage, micro_batch=micro_batch)
 
     def _compute(self, run: Callable[..., Any], stage: int, kind: str) -> Callable[..., Any]:
         def watched(chunk: int, *arguments: Any, **named: Any) -> Any:
