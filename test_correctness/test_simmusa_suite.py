@@ -193,7 +193,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "options", "ranks"),
     [
-        ("ddp", {}, 2),
+        pytest.param("ddp", {}, 2, marks=SLOW),
         ("fsdp", {}, 2),
         pytest.param("fsdp", {"reshard": False}, 4, marks=SLOW),
         pytest.param("fsdp", {"mixed_precision": False}, 8, marks=SLOW),
