@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 from perfsuite.errors import UnsupportedCase
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.platforms.clocks import EventClock
-from perfsuite.platforms.telemetry import attempt
 from perfsuite.units import MIB
 
 if TYPE_CHECKING:
@@ -83,10 +82,6 @@ class Accelerator(DeviceCode):
         """L2 size where torch tells it, else more than any known device has."""
         properties = self._module.get_device_properties(self._module.current_device())
         return int(getattr(properties, "L2_cache_size", 0) or _LAST_LEVEL_CACHE_BYTES)
-
-    def utilisation_percent(self) -> float | None:
-        """As the device module asks the vendor's library, which may be missing."""
-        return attempt(lambda: float(self._module.utilization()))
 
     def release(self) -> None:
         """Give the allocator's cache back to the device."""

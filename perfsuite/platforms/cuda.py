@@ -14,7 +14,7 @@ from perfsuite.platforms.base import DetectedDevice
 from perfsuite.platforms.detection import AcceleratorFamily, number
 from perfsuite.platforms.host import Answer
 from perfsuite.platforms.nvml import NvmlTelemetry
-from perfsuite.platforms.telemetry import Telemetry
+from perfsuite.platforms.telemetry import Telemetry, attempt
 from perfsuite.units import MIB
 
 _ASSUMED = ("fp32", "bf16", "fp16")
@@ -165,6 +165,10 @@ class CudaDevice(Accelerator):
 
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed
+
+    def utilisation_percent(self) -> float | None:
+        """As torch.cuda asks NVML, whose Python package may be missing."""
+        return attempt(lambda: float(self._module.utilization()))
 
     def versions(self) -> dict[str, str]:
         """CUDA, cuDNN and NCCL as torch was built or loaded with, and the TF32 switch."""

@@ -157,10 +157,9 @@ class MusaDevice(Accelerator):
         mudnn.allow_tf32 = allowed
 
     def utilisation_percent(self) -> float | None:
-        """By torch_musa where it tells, else by pymtml; unknown where the visible devices have other numbers there."""
-        told = super().utilisation_percent()
-        if told is not None or Musa.visible_variable in os.environ:
-            return told
+        """By pymtml, since torch_musa tells none; unknown where the visible devices have other numbers there."""
+        if Musa.visible_variable in os.environ:
+            return None
         device = DetectedDevice(index=int(self._module.current_device()), reported_name="")
         telemetry = MtmlTelemetry.open((device,))
         return telemetry.read()[0].utilisation_percent if telemetry else None
