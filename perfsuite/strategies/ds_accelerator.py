@@ -76,6 +76,8 @@ _TENSORS: Mapping[str, torch.dtype] = MappingProxyType(
     }
 )
 _HOST_KERNELS = "deepspeed.ops.op_builder.cpu"
+_HOST_OPTIMIZERS = ("CPUAdamBuilder", "CPUAdagradBuilder", "CPULionBuilder")
+"""Kernels for state that is offloaded.  The others of the host would only be compiled, for minutes, and not used."""
 
 
 def use_device(device: torch.device, backend: str) -> None:
@@ -136,7 +138,7 @@ def _own(module: Any, device: str, backend: str) -> dict[str, Any]:
 
     def builder(_: Any, name: str) -> Any:
         kinds = dict(inspect.getmembers(importlib.import_module(_HOST_KERNELS), inspect.isclass))
-        return kinds.get(name, kinds["NotImplementedBuilder"])
+        return kinds[name] if name in _HOST_OPTIMIZERS and name in kinds else kinds["NotImplementedBuilder"]
 
     def show_devices(_: Any, environment: dict[str, str], indices: list[int]) -> None:
         environment[visible] = ",".join(map(str, indices))

@@ -114,7 +114,8 @@ class Trainer:
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad:
                 gradient = parameter.grad
-                yield name, None if gradient is None else whole(gradient).float() / scale
+                # Offloaded parts are gathered from the device: its backend takes no tensor of the host.
+                yield name, None if gradient is None else whole(gradient.to(self.rank.device)).float() / scale
 
     def tensors(self) -> dict[str, list[torch.Tensor]]:
         """What this rank keeps between steps: its parts of ``weights``, ``gradients`` and ``optimizer``."""
