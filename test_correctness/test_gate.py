@@ -288,6 +288,13 @@ def test_an_exact_quantity_that_scatters_is_not_failed_by_an_exact_rule():
     assert any("scatters" in flag for flag in verdict.flags)
 
 
+@pytest.mark.parametrize(("after", "expected"), [(0.281, "inconclusive"), (0.29, "inconclusive"), (0.31, "regressed")])
+def test_a_measured_bubble_has_to_leave_the_stored_ones_by_their_own_scatter(after, expected):
+    values = iter((0.27, 0.275, 0.268, 0.272, 0.28, 0.265, 0.27, 0.271))
+    verdict = with_metrics({"bubble_ratio": lambda run: next(values)}, {"bubble_ratio": constant(after)})
+    assert verdict.name == expected
+
+
 def test_a_metric_that_is_the_time_under_another_name_sets_the_tolerance_of_the_time():
     values = {"busbw_gb_per_s": lambda run: 1.0 / run.median_s}
     assert with_metrics(values, values, change=0.10).name == "regressed"

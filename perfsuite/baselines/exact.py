@@ -20,6 +20,9 @@ BUBBLE_CHANGE = 0.01
 MEMORY_CHANGE = 0.01
 """Relative change of a memory size that is accepted where the registry says nothing else."""
 
+_STILL = 0.1
+"""Stored values that differ by no more than this share of what is allowed do not scatter."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExactRule:
@@ -89,7 +92,8 @@ def _judge(name: str, rule: ExactRule, meaning: Meaning, then: Sequence[float], 
             + f": it may change by {_allowed_text(rule)}",
         )
     flags: tuple[str, ...] = ()
-    if verdict == "regressed" and max(then) - min(then) > 2 * allowed:
+    spread = max(then) - min(then)
+    if verdict == "regressed" and spread > _STILL * allowed and _beyond(then, now, meaning.better) <= spread:
         verdict = "inconclusive"
         flags = (f"{name} scatters in the stored runs: not gateable by an exact rule",)
     return Finding(
@@ -102,6 +106,13 @@ def _judge(name: str, rule: ExactRule, meaning: Meaning, then: Sequence[float], 
         reasons=reasons,
         flags=flags,
     )
+
+
+def _beyond(then: Sequence[float], now: Sequence[float], better: Better) -> float:
+    """How far the best new value lies beyond the worst stored one; negative where they overlap."""
+    if better == "neither":
+        return min(abs(new - old) for new in now for old in then)
+    return min(then) - max(now) if better == "higher" else min(now) - max(then)
 
 
 def _for_the_worse(change: float, better: Better) -> float:
