@@ -35,7 +35,7 @@ def data_for(request):
 def test_opensora(perf, ranks, model, data_for):
     """Report 000: one video per card; optimizer state and gradients spread."""
     workload = TrainStep(
-        model=model, strategy="fsdp", options={"reshard": False}, data=data_for(model), builds=("memory",)
+        model=model, strategy="fsdp", options={"reshard": False}, data=data_for(model), builds=("memory", "loss")
     )
     perf(workload, on=ranks)
 

@@ -15,7 +15,9 @@ Equal inputs give equal requests and verdicts.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,14 +37,27 @@ PROBES = 3
 """Cases whose A/B tells whether a shift of the whole suite is the host's or the code's."""
 
 
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Nothing made here is garbage, and looking for some takes a fifth of the time of 10,000 cases."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Gate:
     """Collects the runs of a session's gated cases, asks for more and says verdicts."""
 
     def __init__(self, cases: Iterable[GateCase], settings: GateSettings | None = None) -> None:
         """``cases`` are all gated cases of the session, those without a baseline included."""
         self.settings = settings or GateSettings()
-        self._works = {given.case.node: self._work(given) for given in cases}
-        self._set_levels()
+        with _collector_paused():
+            self._works = {given.case.node: self._work(given) for given in cases}
+            self._set_levels()
         self._tests = sum(len(work.levels) for work in self._works.values())
         self._frozen: Today | None = None
         self._suspects = 0
@@ -127,7 +142,8 @@ class Gate:
 
     def verdicts(self) -> dict[str, Verdict]:
         """The verdict of every case by node id."""
-        return {node: self.verdict(node) for node in self._works}
+        with _collector_paused():
+            return {node: self.verdict(node) for node in self._works}
 
     def banner(self) -> tuple[str, ...]:
         """What a reader must know about the session as a whole."""

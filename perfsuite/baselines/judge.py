@@ -5,7 +5,6 @@ All values are natural logarithms, larger is worse.  docs/gate.md derives every 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -139,7 +138,7 @@ class Judge:
         """
         return max(0.0, effect) + t_quantile(SURE, self.dof) * error < self.bounds.limit
 
-    @functools.cached_property
+    @property
     def best(self) -> Spread:
         """The uncertainty after all runs and pairs that may be asked for; an A/B shares nothing with the screening."""
         runs = self.spread(self._most_runs)
@@ -149,7 +148,7 @@ class Judge:
         error = self.level.sigma * math.sqrt(2 * self.inside / pairs)
         return Spread(error=min(error, runs.error), shared=0.0)
 
-    @functools.cached_property
+    @property
     def smallest_shown(self) -> float:
         """MDE: the change that the whole procedure finds with 95 % probability; never below the tolerance."""
         best, dof = self.best, self.dof

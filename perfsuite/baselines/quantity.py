@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from perfsuite.baselines.exact import rule_for
 from perfsuite.baselines.noise import History
 from perfsuite.baselines.robust import median
-from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, TELEMETRY_UNKNOWN, Case, Run, usually_clean
+from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, TELEMETRY_UNKNOWN, Case, Run, mostly
 from perfsuite.baselines.verdict import TIME
 from perfsuite.metrics import REGISTRY
 
@@ -104,8 +104,11 @@ def _is_time(measured: Sequence[Run], name: str) -> bool:
 
 
 def _time_quantity(case: Case, measured: Sequence[Run], tolerance: float) -> Quantity | None:
-    clean_only = usually_clean(measured)
-    usable = [run for run in measured if (not clean_only or run.has_clean) and not is_disturbed(run)]
+    clean = [run.has_clean for run in measured]
+    clean_only = mostly(clean)
+    usable = [
+        run for run, enough in zip(measured, clean, strict=True) if (enough or not clean_only) and not is_disturbed(run)
+    ]
     if not usable:
         return None
     values = tuple(run.location or 0.0 if clean_only else math.log(run.median_s) for run in usable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 CLIP = 2.5
@@ -33,7 +34,8 @@ def variance(values: Sequence[float]) -> float:
     1.0
     """
     mean = sum(values) / len(values)
-    return sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    away = [value - mean for value in values]
+    return math.fsum(map(operator.mul, away, away)) / (len(values) - 1)
 
 
 def rough_sigma(values: Sequence[float]) -> float:

@@ -140,8 +140,16 @@ def usually_clean(runs: Sequence[Run]) -> bool:
 
     Ranks that share cores switch each other out all the time: their cases have no clean samples, all are compared.
     """
-    clean = [run.has_clean for run in runs if run.outcome == "measured"]
-    return 2 * sum(clean) >= len(clean)
+    return mostly([run.has_clean for run in runs if run.outcome == "measured"])
+
+
+def mostly(answers: Sequence[bool]) -> bool:
+    """Whether at least half of the answers are yes.
+
+    >>> mostly([True, False]), mostly([True, False, False])
+    (True, False)
+    """
+    return 2 * sum(answers) >= len(answers)
 
 
 def plural(count: int, noun: str) -> str:
