@@ -145,6 +145,7 @@ def test_a_simulated_device_bears_the_name_of_what_it_stands_for(simulating):
     assert ("s4000", "simmusa", 8, True) == (machine.name, machine.family.name, machine.device_count, machine.simulated)
     assert "cpu" == detect_machine(load_catalog()).name  # never found by itself
     assert "small" == machine.scale
+    assert "s4000 (8 x MTT S4000, simulated)" == str(machine)
 
 
 def test_a_family_is_named_by_a_path(monkeypatch):

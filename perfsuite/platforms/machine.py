@@ -78,7 +78,8 @@ class Machine:
         return tuple(remark for remark in (self.unknown, assumed, kind, *self.model.notes) if remark)
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.absent or describe(self.devices)})"
+        simulated = ", simulated" if self.simulated else ""
+        return f"{self.name} ({self.absent or describe(self.devices)}{simulated})"
 
 
 def detect_machine(
