@@ -11,6 +11,7 @@ from perfsuite.workload import FunctionWorkload
 from perfsuite.workloads import collective
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import HostDeviceCopy, MemoryCopy, MemoryTriad
+from perfsuite.workloads.pipeline_step import PipelineStep
 from perfsuite.workloads.train_step import TrainStep
 from simmusa.costs import Costs
 from test_correctness import simmusa_ranks
@@ -28,6 +29,9 @@ PRICES = Costs(
 """Below the published peaks: a faster device would be impossible."""
 ARITHMETIC_ALONE = Costs(flops_per_s={"fp32": 1e9}, alpha_ns=1_000_000, link_bytes_per_s=1e9)
 """One operation takes a nanosecond and nothing else on the device takes any time."""
+
+ONLY_ARITHMETIC = Costs(flops_per_s={"fp32": 1e9})
+"""The same with messages that take no time either."""
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +189,19 @@ def test_exposed_communication_is_what_the_step_would_save(session):
     reduce_s = ARITHMETIC_ALONE.communication_time_ns(4 * workload.find_model().parameters) * 1e-9
     share = reduce_s / (flops * 1e-9 + reduce_s)
     assert pytest.approx(100 * share, rel=1e-9) == metric(result, "exposed_communication_percent")
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_the_bubble_of_a_pipeline_without_costs_of_communication_is_the_simulated_one(session, schedule):
+    at_costs(session, ONLY_ARITHMETIC, 2)
+    workload = PipelineStep(
+        model="gpt2-tiny", mesh="pp2", schedule=schedule, num_micro_batches=4, micro_batch_size=1, dtype="fp32"
+    )
+    result = run(session, workload, ranks=2)
+    measured = metric(result, "bubble_ratio")
+    assert pytest.approx(metric(result, "simulated_bubble_ratio"), abs=1e-6) == measured
+    assert pytest.approx(metric(result, "median_bubble_ratio"), abs=1e-6) == measured
+    assert measured > 1 / 5  # the formula of equal stages; the head makes them unequal
 
 
 SLOW = pytest.mark.slow
