@@ -37,6 +37,7 @@ class PipelineCase(Workload):
     stages_per_rank: int | None = None
     """v, the interleaving; None: the fewest that the schedule can have."""
 
+    preload: ClassVar[tuple[str, ...]] = ("torch._dynamo", "torch.distributed.pipelining")
     aligned: ClassVar[bool] = False
     arrivals: ClassVar[bool] = False
 
