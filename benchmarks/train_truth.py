@@ -10,7 +10,6 @@ as; and the difference of every memory figure to the bytes that were allocated.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from perfsuite.baselines.student import ratio_interval
 from perfsuite.mesh import MeshShape
 from perfsuite.models import find
 from perfsuite.platforms import families
@@ -36,8 +36,6 @@ ONCE = Budget(min_rounds=1, max_rounds=1, warmup_min_iterations=1, warmup_time_s
 SMOKE = Budget(smoke=True)
 TURNS = 4
 """Turns of both arms in one ratio, which is that of their medians: the host's mood changes within a second."""
-T_975 = {2: 4.303, 4: 2.776, 9: 2.262, 14: 2.145, 19: 2.093, 29: 2.045}
-"""Two-sided 95 % quantiles of Student's t by degrees of freedom."""
 PARTS_S = {"data": 0.005, "forward": 0.04, "backward": 0.08, "optimizer": 0.02}
 """Seconds that each part of an emulated step sleeps."""
 HELD_BYTES = 8 * MIB
@@ -160,14 +158,6 @@ def memory(rank, model="gpt2-tiny", holding=False):
 # -- on the driver -----------------------------------------------------------------------------------------------
 
 
-def interval(values):
-    """(geometric mean, low, high): 95 % interval of the mean log ratio."""
-    logs = [math.log(value) for value in values]
-    mean, spread = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
-    t = T_975.get(len(logs) - 1, 2.1)
-    return math.exp(mean), math.exp(mean - t * spread), math.exp(mean + t * spread)
-
-
 def function(body, ranks, budget=BUDGET, **arguments):
     return Job(workload=FunctionWorkload(function=body, arguments=arguments), world_size=ranks, budget=budget)
 
@@ -190,7 +180,7 @@ def compare(driver, model, ranks, pairs):
                     records = {record.name: record.value for record in driver.run(by_hand).records}
                     bare_s.append(records["bare_s"])
         ratios.append(statistics.median(suite_s) / statistics.median(bare_s))
-    mean, low, high = interval(ratios)
+    mean, low, high = ratio_interval(ratios)
     print(
         f"{model} under {strategy} on {ranks} rank(s), suite over bare loop: "
         f"{mean:.4f} [{low:.4f}, {high:.4f}] from {pairs} pairs"
@@ -219,7 +209,7 @@ def delays(driver, pairs):
             forward = next(span for span in driver.run(job).spans if span.name == "forward")
             shares.append((forward.slowest_s - PARTS_S["forward"]) / delay_s)
             named += forward.slowest_rank == 1
-        mean, low, high = interval(shares)
+        mean, low, high = ratio_interval(shares)
         print(
             f"{delay_s * 1e3:g} ms of sleep in rank 1's forward: reported over injected {mean:.4f} "
             f"[{low:.4f}, {high:.4f}], rank named in {named} of {pairs}"

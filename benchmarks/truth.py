@@ -9,7 +9,6 @@ the same for all-reduce on two ranks, and what an injected delay in one rank was
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from perfsuite.baselines.student import ratio_interval
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.local import LocalTransport
@@ -26,8 +26,6 @@ from perfsuite.workload import Budget, FunctionWorkload
 BUDGET = Budget(min_rounds=10, max_time_s=0.1, warmup_time_s=0.05)
 TURNS = 4
 """Turns of both arms in one ratio, which is that of their medians: the host's mood changes within a second."""
-T_975 = {9: 2.262, 14: 2.145, 19: 2.093, 29: 2.045}
-"""Two-sided 95 % quantiles of Student's t by degrees of freedom."""
 
 
 def product(rank, size=512):
@@ -87,14 +85,6 @@ def late(rank, delay_s=0.0, culprit=1):
     return step
 
 
-def interval(values):
-    """(geometric mean, low, high): 95 % interval of the mean log ratio."""
-    logs = [math.log(value) for value in values]
-    mean, spread = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
-    t = T_975.get(len(logs) - 1, 2.1)
-    return math.exp(mean), math.exp(mean - t * spread), math.exp(mean + t * spread)
-
-
 def compare(driver, arm, world_size, pairs):
     """Suite over bare loop, arms alternating in the same rank processes."""
     functions = {"product": product, "add_up": add_up}
@@ -112,7 +102,7 @@ def compare(driver, arm, world_size, pairs):
                 else:
                     bare_s.append(driver.run(by_hand).records[0].value)
         ratios.append(statistics.median(suite_s) / statistics.median(bare_s))
-    mean, low, high = interval(ratios)
+    mean, low, high = ratio_interval(ratios)
     print(f"{arm} on {world_size} rank(s), suite over bare loop: {mean:.4f} [{low:.4f}, {high:.4f}] from {pairs} pairs")
 
 
@@ -126,7 +116,7 @@ def delays(driver, pairs):
             measurement = driver.run(Job(workload=workload, world_size=2, budget=BUDGET))
             shares.append(measurement.arrival.lag_s / delay_s)
             named += measurement.arrival.late_rank == 1
-        mean, low, high = interval(shares)
+        mean, low, high = ratio_interval(shares)
         print(
             f"delay of {delay_s * 1e3:g} ms in rank 1: reported lag over delay {mean:.4f} [{low:.4f}, {high:.4f}], "
             f"rank named in {named} of {pairs}"

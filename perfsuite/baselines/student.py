@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
+from collections.abc import Sequence
 
 
 def t_cdf(t: float, dof: int) -> float:
@@ -44,3 +46,15 @@ def t_quantile(probability: float, dof: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if t_cdf(middle, dof) < probability else (low, middle)
     return (low + high) / 2
+
+
+def ratio_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Geometric mean of at least two ratios, and its 95 % confidence interval by the mean of their logarithms.
+
+    >>> [round(value, 3) for value in ratio_interval([1.0, 1.1, 0.9, 1.05])]
+    [1.01, 0.881, 1.158]
+    """
+    logs = [math.log(ratio) for ratio in ratios]
+    mean = statistics.fmean(logs)
+    half = t_quantile(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)

@@ -13,7 +13,7 @@ from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio
 from perfsuite.records import Record, Timeline, TimelineEvent
 from perfsuite.runtime.steps import MESSAGES
 from perfsuite.runtime.transport import Message
-from perfsuite.schedules import find_imbalance, make_schedule
+from perfsuite.schedules import find_imbalance, schedule_of
 
 _Kept = dict[str, Any]
 """What :meth:`perfsuite.runtime.steps.StepKeeper.report` made."""
@@ -91,16 +91,8 @@ def _simulated(timeline: Timeline) -> tuple[Record, ...]:
 
     Nothing for a schedule that is not in the catalogue, or a timeline that lacks actions of it.
     """
-    stages = 1 + max(event.stage for event in timeline.events)
-    micro_batches = 1 + max(event.micro_batch for event in timeline.events)
     try:
-        schedule = make_schedule(
-            timeline.schedule,
-            ranks=timeline.ranks,
-            num_micro_batches=micro_batches,
-            stages_per_rank=max(1, stages // timeline.ranks),
-        )
-        found = find_imbalance(schedule, timeline)
+        found = find_imbalance(schedule_of(timeline), timeline)
     except InvalidParameter:
         return ()
     return (

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from perfsuite.workload import Rank, Step
-from perfsuite.workloads.train_memory import CpuLedger, DeviceLedger, Ledger, storage_bytes
+from perfsuite.workloads.train_memory import Ledger, ledger_of, storage_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -98,9 +98,6 @@ class PipelineMemoryStep(Step):
             finally:
                 step.close()
 
-    def _ledger(self) -> Ledger:
-        return CpuLedger() if self._rank.device.type == "cpu" else DeviceLedger(self._rank.device)
-
     def run(self) -> None:
         """Two builds: one for the activations, one for a whole step; and the records."""
         measured = {**self._whole_step(), "peak_activations": self._activations()}
@@ -111,7 +108,7 @@ class PipelineMemoryStep(Step):
             self._rank.record(f"{name}_bytes_rank{place}", float(measured[name]), unit="bytes", reduce="max")
 
     def _activations(self) -> int:
-        ledger = self._ledger()
+        ledger = ledger_of(self._rank.device)
         with self._built(ledger) as step:
             step.forward_and_backward()
             step.trainer.optimizer.zero_grad(set_to_none=False)
@@ -122,7 +119,7 @@ class PipelineMemoryStep(Step):
         return totals["peak"] - totals["start"]
 
     def _whole_step(self) -> dict[str, int]:
-        ledger = self._ledger()
+        ledger = ledger_of(self._rank.device)
         with self._built(ledger) as step:
             ledger.mark("start")
             step.forward_and_backward()

@@ -8,13 +8,12 @@ found.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from perfsuite.baselines.student import t_quantile
+from perfsuite.baselines.student import ratio_interval
 from perfsuite.errors import WrongResult
 from perfsuite.platforms.base import Clock
 from perfsuite.platforms.clocks import EventClock, PerfCounterClock
@@ -106,10 +105,8 @@ def exposed_share(pairs: list[tuple[float, float]]) -> tuple[float, float, float
     >>> [round(value, 6) for value in exposed_share([(2.0, 1.5), (4.0, 3.0), (1.0, 0.75)])]
     [0.25, 0.25, 0.25]
     """
-    logs = [math.log(without / with_it) for with_it, without in pairs]
-    mean = statistics.fmean(logs)
-    half = t_quantile(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return 1 - math.exp(mean), 1 - math.exp(mean + half), 1 - math.exp(mean - half)
+    mean, low, high = ratio_interval([without / with_it for with_it, without in pairs])
+    return 1 - mean, 1 - high, 1 - low
 
 
 class _SilentRank:

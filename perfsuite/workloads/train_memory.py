@@ -46,7 +46,7 @@ class MemoryStep(Observed):
 
     def run(self) -> None:
         """Build, two steps, and the records."""
-        ledger: Ledger = CpuLedger() if self.rank.device.type == "cpu" else DeviceLedger(self.rank.device)
+        ledger = ledger_of(self.rank.device)
         kinds: dict[str, int] = {}
         with ledger.observing(), self.training() as step:
             step.run()
@@ -225,6 +225,11 @@ class CpuLedger(Ledger):
         corrected = _sums(seen_to_end(changes), marks)
         # A strategy that keeps its tensors beyond its end (modules of DeepSpeed's do) leaves nothing to tell apart.
         return corrected if kept is not None and corrected["final"] >= kept else _sums(changes, marks)
+
+
+def ledger_of(device: torch.device) -> Ledger:
+    """What keeps the books of ``device``."""
+    return CpuLedger() if device.type == "cpu" else DeviceLedger(device)
 
 
 def _sums(changes: Sequence[tuple[int, int]], marks: Mapping[str, int]) -> dict[str, int]:
