@@ -114,6 +114,24 @@ def test_memory_of_report_000_is_in_gib():
     assert published[:4] == ["published: 1 s4000 opensora", "", "", "21.18 [M?]"]
 
 
+def test_rows_of_report_000_with_and_without_encoders_are_told_apart():
+    encoders = trained(
+        "test_opensora_encoders",
+        1,
+        2.0,
+        model="opensora",
+        strategy="fsdp",
+        overrides={"encoders": "t5xxl-sdvae"},
+        builds=("memory",),
+        records=MEMORY,
+    )
+    both = run(opensora(1, 1.0), encoders)
+    for title in ("Overview", "Compute", "Time", "Memory, GiB per device"):
+        heads, *rows = table(style("opensora", both), title)
+        variants = [dict(zip(heads, row, strict=True))["variant"] for row in rows if row[0].startswith("1 x 1")]
+        assert ["", "encoders=t5xxl-sdvae"] == sorted(variants)
+
+
 def test_another_platform_and_model_say_why_they_are_not_compared():
     text = style("opensora", run(opensora(2, 1.0, model="opensora-tiny", platform="cpu")))
     assert (

@@ -79,6 +79,8 @@ class Family(ABC):
     """How rank processes start: fork of a preloaded parent, or a new interpreter where a fork poisons the driver."""
     shareable: ClassVar[bool] = False
     """Whether more ranks than devices are always allowed (cpu); elsewhere only with --perf-oversubscribe."""
+    preloads: ClassVar[bool] = False
+    """Whether a case's modules may be imported before the fork: an import may open a device, which no fork survives."""
     simulated: ClassVar[bool] = False
     """Results are stamped and never meet real ones; such a family is never detected, only asked for by name."""
     communication_settings: ClassVar[Mapping[str, Mapping[str, str]]] = {}

@@ -99,6 +99,7 @@ class Cpu(Family):
     backend = "gloo"
     start_method = "fork"
     shareable = True
+    preloads = True
     communication_settings = MappingProxyType(
         {
             # Each interface named is a device of its own with two threads: collectives take them in turn.

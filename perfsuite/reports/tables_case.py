@@ -224,6 +224,7 @@ def _settings(parameters: Mapping[str, Any], platform: str, ranks: int, hosts: i
     if "schedule" in found:
         found.setdefault("strategy", f"pipeline, {found['schedule']}")
     found["fix_hp"] = _told(parameters.get("overrides")) or "/"
+    found["variant"] = _told(parameters.get("overrides"))
     found["options"] = _options(parameters)
     return found
 

@@ -30,6 +30,17 @@ from perfsuite.reports.tables_spec import (
     setting,
 )
 
+_PIPELINE = (
+    setting("micro-batches", "num_micro_batches"),
+    LAYOUT,
+    setting("micro-batch", "micro_batch_size"),
+    SAMPLES,
+    Column(title="bubble %", key="bubble_ratio", scale=100),
+    Column(title="bubble % (simulated)", key="simulated_bubble_ratio", scale=100),
+    PEAK,
+)
+"""What both tables of pipelines have."""
+
 # -- which cases -------------------------------------------------------------------------------------------------
 
 
@@ -174,13 +185,7 @@ METHODS = Style(
             columns=(
                 setting("schedule", "schedule"),
                 setting("stages", "stages"),
-                setting("micro-batches", "num_micro_batches"),
-                LAYOUT,
-                setting("micro-batch", "micro_batch_size"),
-                SAMPLES,
-                Column(title="bubble %", key="bubble_ratio", scale=100),
-                Column(title="bubble % (simulated)", key="simulated_bubble_ratio", scale=100),
-                PEAK,
+                *_PIPELINE,
             ),
         ),
         TableSpec(
@@ -192,13 +197,7 @@ METHODS = Style(
             columns=(
                 setting("stages", "stages"),
                 setting("schedule", "schedule"),
-                setting("micro-batches", "num_micro_batches"),
-                LAYOUT,
-                setting("micro-batch", "micro_batch_size"),
-                SAMPLES,
-                Column(title="bubble %", key="bubble_ratio", scale=100),
-                Column(title="bubble % (simulated)", key="simulated_bubble_ratio", scale=100),
-                PEAK,
+                *_PIPELINE,
             ),
         ),
         TableSpec(

@@ -87,6 +87,7 @@ def is_gpt(case: TableCase) -> bool:
 # -- columns that several tables have ----------------------------------------------------------------------------
 
 OPTIONS = Column(title="options", key="options", value=False, optional=True)
+VARIANT = Column(title="variant", key="variant", value=False, optional=True)
 LAYOUT = setting("nodes x ranks", "layout")
 MODEL = setting("model", "model")
 LOCAL = setting("local batch", "local_batch_size")

@@ -16,6 +16,7 @@ from perfsuite.reports.tables_spec import (
     SAMPLES,
     SPEED_UP,
     STEP_S,
+    VARIANT,
     Column,
     Style,
     TableSpec,
@@ -45,6 +46,7 @@ OPENSORA = Style(
             published=("000/overview",),
             columns=(
                 LAYOUT,
+                VARIANT,
                 MODEL,
                 Column(title="videos/s (all devices)", key="samples_per_s"),
                 Column(title="videos/s per device", key="samples_per_s_per_device"),
@@ -58,6 +60,7 @@ OPENSORA = Style(
             published=("000/compute",),
             columns=(
                 LAYOUT,
+                VARIANT,
                 LOCAL,
                 LENGTH,
                 Column(title="TFLOPS per device (ColossalAI)", key="colossalai_tflops_per_device"),
@@ -72,6 +75,7 @@ OPENSORA = Style(
             published=("000/time",),
             columns=(
                 LAYOUT,
+                VARIANT,
                 Column(title="data ms", key="data_ms"),
                 Column(title="forward ms", key="forward_ms"),
                 Column(title="backward + optimizer ms", key="backward_with_optimizer_ms"),
@@ -88,6 +92,7 @@ OPENSORA = Style(
             published=("000/memory",),
             columns=(
                 LAYOUT,
+                VARIANT,
                 Column(title="weights", key="weights_gib"),
                 Column(title="gradients", key="gradients_gib"),
                 Column(title="optimizer", key="optimizer_gib"),

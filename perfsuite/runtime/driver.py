@@ -139,7 +139,7 @@ class Driver:
             purpose=job.purpose,
         )
         env = process.env if process else {}
-        if self._family.name == "cpu" and not env:  # elsewhere an import may open the device, which no fork survives
+        if self._family.preloads and not env:
             self._transport.preload(job.workload.preload)
         self._acquire(job.world_size, fresh=fresh, env=env)
         self._form(job.world_size, job.budget.timeout_s)
