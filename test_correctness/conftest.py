@@ -1,17 +1,28 @@
-"""What an old torch cannot do is a skip with its reason in the tests too, never a failure of perfsuite."""
+"""What all tests share: one build of the simulated device, and what an old torch cannot do is a skip with its reason."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Generator
 from importlib.metadata import version
 
 import pytest
 
 from perfsuite.errors import UnsupportedCase
+from simmusa import build
 
 COMPLETE = (2, 8)
 """2.5.0 and 2.7.1 cannot do all that the tests run on a CPU; of newer ones a test that cannot run is a failure."""
+
+
+def pytest_configure() -> None:
+    """Children are interruptible, also where a shell started these tests in the background and so made them not."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -23,3 +34,26 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         if tuple(map(int, re.findall(r"\d+", version("torch"))[:2])) >= COMPLETE:
             raise
         pytest.skip(str(error))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build the simulated device beside the tests that come before those that need it, which wait for it."""
+    os.environ["SIMMUSA_CACHE"] = str(build.cache())  # pytester gives every test a home of its own
+    if session.config.option.collectonly or not any("simmusa" in item.path.name for item in session.items):
+        return
+    if not build.why_not() and not build.library().exists():
+        builder = subprocess.Popen(
+            ["nice", sys.executable, "-m", "simmusa.build"],
+            cwd=session.config.rootpath,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        session.config.add_cleanup(lambda: _end(builder))
+
+
+def _end(builder: subprocess.Popen[bytes]) -> None:
+    if builder.poll() is None:
+        os.killpg(builder.pid, signal.SIGKILL)  # and the compilers; a build that dies leaves nothing to wait for
+        builder.wait()

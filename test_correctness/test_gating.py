@@ -1,12 +1,13 @@
 """The gate in pytest runs: a slowed case fails and no other, and every way around it.
 
-Most runs have a scripted driver whose times are known; one has real rank processes.
+Most runs have a scripted driver whose times are known; one has real rank processes on a device whose clock the case moves.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import random
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -62,16 +63,27 @@ def repo(pytester, monkeypatch, machine):
     return repository(pytester, monkeypatch, CASES, machine)
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Where the baselines of :func:`store` are kept once they have been made."""
+    return tmp_path_factory.mktemp("kept") / "baselines"
+
+
 @pytest.fixture
-def stored(repo):
+def stored(repo, kept, machine):
     """The repository with stored runs of eight sessions."""
-    store(repo)
+    store(repo, kept)
+    machine.draw.seed(2)  # the same from here on, whether they were made now or before
     return repo
 
 
-def store(repo):
+def store(repo, kept):
+    if kept.exists():
+        shutil.copytree(kept, "baselines")
+        return
     for _ in range(8):
         repo.run("--perf-update=append").stdout.fnmatch_lines(["*3 runs of 3 cases added"])
+    shutil.copytree("baselines", kept)
 
 
 def baseline_file():
@@ -139,9 +151,9 @@ def test_settled_in_place_where_a_report_cannot_wait(stored, machine, option):
     done.stdout.fnmatch_lines(["*REGRESSED*"])
 
 
-def test_xfail_covers_a_regression(pytester, monkeypatch, machine):
+def test_xfail_covers_a_regression(pytester, monkeypatch, machine, kept):
     repo = repository(pytester, monkeypatch, CASES.replace("\n@pytest", "\n@pytest.mark.xfail\n@pytest"), machine)
-    store(repo)
+    store(repo, kept)
     machine.factors[1] = 1.2
     repo.run("--perf-gate").assert_outcomes(xfailed=1, xpassed=2)
 
@@ -325,29 +337,60 @@ def test_the_summary_goes_to_the_ci_service_too(repo, monkeypatch):
     assert "3 cases on" in Path("step.md").read_text()
 
 
-REAL = """
+FAMILY = """
+    import random
     import os
-    import time
-    import pytest
+    from perfsuite.platforms.clocks import PerfCounterClock
+    from perfsuite.platforms.cpu import Cpu, CpuDevice
 
-    def sleeping(rank, number=0):
+    NOW_NS = [0]
+
+    class ScriptedClock(PerfCounterClock):
+        def stamp(self):
+            NOW_NS[0] += 1000
+            return NOW_NS[0]
+
+    class ScriptedDevice(CpuDevice):
+        def __init__(self):
+            super().__init__()
+            self.clock = ScriptedClock()
+
+    class Scripted(Cpu):
+        name = "scripted"
+        stands_for = "cpu"
+        simulated = True
+        device_code = "scripted:ScriptedDevice"
+
+    def lasting(rank, number=0):
         slow = float(os.environ.get("SLOW", "1")) if number == 1 else 1.0
-        return lambda: time.sleep(0.02 * slow)
+        run_ns = 20e6 * slow * random.uniform(0.998, 1.002)  # bounded: no draw is far from the others
+
+        def step():
+            NOW_NS[0] += round(run_ns * random.uniform(0.998, 1.002))
+
+        return step
+"""
+REAL = """
+    import pytest
+    from scripted import lasting
 
     @pytest.mark.parametrize("number", range(2))
-    def test_sleep(perf, number):
-        perf(sleeping, number=number)
+    def test_lasting(perf, number):
+        perf(lasting, number=number)
 """
 
 
 def test_a_real_case_slowed_twofold_is_caught(pytester, pytestconfig, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
-    pytester.makeini("[pytest]\naddopts = --benchmark-max-time=0.5\n")
+    monkeypatch.setenv("PERFSUITE_FAMILIES", "scripted=scripted:Scripted")
+    monkeypatch.syspath_prepend(pytester.path)
+    options = "--benchmark-max-time=0.1 --perf-platform=scripted -p no:hypothesispytest -p no:cacheprovider"
+    pytester.makeini(f"[pytest]\npythonpath = .\naddopts = {options}\n")
     pytester.makeconftest('pytest_plugins = ["perfsuite.plugin"]')
-    pytester.makepyfile(test_suite=textwrap.dedent(REAL))
+    pytester.makepyfile(scripted=textwrap.dedent(FAMILY), test_suite=textwrap.dedent(REAL))
     pytester.runpytest_subprocess("--perf-update=append", "--perf-runs=6").assert_outcomes(passed=2)
     pytester.runpytest_subprocess("--perf-gate", "--junitxml=same.xml")
     assert failures("same.xml") == []
     monkeypatch.setenv("SLOW", "2")
     pytester.runpytest_subprocess("--perf-gate", "--junitxml=slow.xml").assert_outcomes(passed=1, failed=1)
-    assert failures("slow.xml") == ["test_sleep[cpu-1]"]
+    assert failures("slow.xml") == ["test_lasting[scripted-1]"]
