@@ -1,4 +1,4 @@
-"""Many ranks and many cases: does the suite run 128 ranks on this host, and does anything grow over 100 cases?
+"""Many ranks, many cases: 128 ranks run on this host, and over 100 cases nothing grows.
 
     python benchmarks/endurance.py [--ranks 128] [--cases 100]
 

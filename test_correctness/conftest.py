@@ -1,4 +1,4 @@
-"""What all tests share: one build of the simulated device, and what an old torch cannot do is a skip with its reason."""
+"""What all tests share: one build of the simulated device; what an old torch cannot do is a skip with its reason."""
 
 from __future__ import annotations
 

@@ -19,6 +19,12 @@ def add_up(rank, elements=1024):
     return lambda: dist.all_reduce(buffer)
 
 
+def allowed(rank):
+    """Nothing, and how many cores each rank may use."""
+    rank.record(f"cores{rank.rank}", float(len(os.sched_getaffinity(0))), unit="cores", reduce="only")
+    return lambda: None
+
+
 def late_rank(rank, late=1, delay_s=0.02):
     """One rank comes to the collective a known time after the others."""
     import torch

@@ -1,6 +1,6 @@
 """The gate in pytest runs: a slowed case fails and no other, and every way around it.
 
-Most runs have a scripted driver whose times are known; one has real rank processes on a device whose clock the case moves.
+Most runs have a scripted driver whose times are known; one has real ranks on a device whose clock the case moves.
 """
 
 from __future__ import annotations

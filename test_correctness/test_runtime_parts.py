@@ -1,4 +1,4 @@
-"""The parts of the runtime that need no process: references, failure reports, lateness, placement, spans, assembly."""
+"""The parts of the runtime that need no process: references, failure reports, lateness, spans, assembly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from perfsuite.runtime.assembly import assemble
 from perfsuite.runtime.failures import RankFailure, compose, judge_stack
 from perfsuite.runtime.forkserver import describe_status
 from perfsuite.runtime.lateness import judge_arrivals
-from perfsuite.runtime.placement import divide_cores
 from perfsuite.runtime.reference import describe, refer, resolve
 from perfsuite.runtime.spans import SpanRecorder
 from perfsuite.workload import FunctionWorkload, Step, Workload
@@ -200,18 +199,6 @@ def test_the_rank_that_is_late_is_named_with_its_lag(case, delay_s):
 def test_without_communication_nobody_is_late():
     assert judge_arrivals([[0.1], []]) is None
     assert judge_arrivals([[0.1, 0.2]]) is None
-
-
-@given(st.integers(1, 64), st.integers(1, 64))
-def test_cores_are_divided_without_overlap(cores, ranks):
-    places = [divide_cores(tuple(range(cores)), rank, ranks) for rank in range(ranks)]
-    assert len({place.threads for place in places}) == 1
-    if ranks > cores:
-        assert all(place.cores is None and place.threads == 1 for place in places)
-    else:
-        used = [core for place in places for core in place.cores]
-        assert len(used) == len(set(used)) == ranks * (cores // ranks)
-        assert all(len(place.cores) == place.threads for place in places)
 
 
 class Ticks(Clock):

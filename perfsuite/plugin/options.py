@@ -48,6 +48,8 @@ class Settings:
     """Ranks may share devices on platforms where that is not always allowed."""
     fresh: bool
     """Every case in rank processes of its own."""
+    pin: bool
+    """Ranks are pinned to cores."""
     resume: Path | None
     """Journal whose finished cases are reported instead of run."""
     time_budget_s: float | None
@@ -74,6 +76,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--perf-timeout", metavar="DURATION", help="deadline of one case, e.g. 90s or 2min (ini: perf_timeout)")
     add("--perf-oversubscribe", action="store_true", help="let ranks share devices when there are fewer than ranks")
     add("--perf-fresh", action="store_true", help="start new rank processes for every case")
+    add(
+        "--perf-pin",
+        metavar="none|cores",
+        default="none",
+        help="where ranks run: as a plain program's (none, default), or each pinned to its share of the cores",
+    )
     add("--perf-cache-flush", action="store_true", help="flush the last-level cache before every sample")
     add(
         "--perf-yardstick", action="store_true", help="time a fixed kernel after every sample, to tell host noise apart"
@@ -102,6 +110,9 @@ def read_settings(config: pytest.Config) -> Settings:
     scale = option("perf_scale")
     if scale not in (None, "full", "small"):
         raise pytest.UsageError(f"--perf-scale: {scale!r} is no scale; choose full or small")
+    pin = option("perf_pin")
+    if pin not in ("none", "cores"):
+        raise pytest.UsageError(f"--perf-pin: {pin!r} is no way to pin ranks; choose none or cores")
     directory = config.invocation_params.dir
     resume = _path(option("perf_resume"), directory)
     if resume and not resume.is_file():
@@ -121,6 +132,7 @@ def read_settings(config: pytest.Config) -> Settings:
         scale=scale,
         oversubscribe=option("perf_oversubscribe"),
         fresh=option("perf_fresh"),
+        pin=pin == "cores",
         resume=resume,
         time_budget_s=positive_duration(budget_text, "--perf-time-budget") if budget_text is not None else None,
         journal=journal,

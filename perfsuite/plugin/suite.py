@@ -145,6 +145,7 @@ class Suite:
             family=self.machine.family,
             rootpath=self.config.rootpath,
             device_count=self.machine.device_count,
+            pin=self.settings.pin,
         )
 
     def start_workers(self) -> None:

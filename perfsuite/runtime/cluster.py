@@ -19,6 +19,7 @@ from typing import Any, Literal
 from perfsuite.errors import AgentLost, RanksFailed
 from perfsuite.runtime.keys import offer_key
 from perfsuite.runtime.launchers import Launch
+from perfsuite.runtime.placement import allowed_cores
 from perfsuite.runtime.slot import OneSlot
 from perfsuite.runtime.star import Arrival, Star, gather
 from perfsuite.runtime.transport import Event, Message, Place, Transport
@@ -95,9 +96,16 @@ class ClusterTransport(Transport):
                 host=socket.gethostname(),
                 local_rank=here.local_rank,
                 local_world_size=here.local_world_size,
+                cores=allowed_cores(),
             )
         facts = self._star.facts[slot]
-        return Place(slot=slot, host=facts.host, local_rank=facts.local_rank, local_world_size=facts.local_world_size)
+        return Place(
+            slot=slot,
+            host=facts.host,
+            local_rank=facts.local_rank,
+            local_world_size=facts.local_world_size,
+            cores=facts.cores,
+        )
 
     def acquire(self, count: int, *, fresh: bool, env: Mapping[str, str], deadline_s: float) -> bool:
         """See :meth:`Transport.acquire`."""

@@ -28,7 +28,7 @@ from perfsuite.runtime import protocol
 from perfsuite.runtime.assembly import assemble
 from perfsuite.runtime.failures import RankFailure, compose, judge_stack
 from perfsuite.runtime.reference import refer
-from perfsuite.runtime.transport import Message, Transport
+from perfsuite.runtime.transport import Message, Place, Transport
 from perfsuite.units import format_seconds
 from perfsuite.workload import Budget, Purpose, Workload
 
@@ -82,8 +82,11 @@ class _Wait:
 class Driver:
     """Runs jobs one at a time on a transport's slots."""
 
-    def __init__(self, *, transport: Transport, family: Family, rootpath: Path, device_count: int) -> None:
-        """``device_count``: devices on each host; ranks beyond it share devices."""
+    def __init__(
+        self, *, transport: Transport, family: Family, rootpath: Path, device_count: int, pin: bool = False
+    ) -> None:
+        """``device_count``: devices on each host; ranks beyond it share devices.  ``pin``: ranks to cores."""
+        self._pin = pin
         self._transport = transport
         self._family = family
         self._rootpath = rootpath
@@ -187,6 +190,10 @@ class Driver:
                 store=store,
                 generation=self._generation,
                 timeout_s=timeout_s,
+                cores=place.cores,
+                share=[other.slot for other in places if _same_cores(other, place)].index(place.slot),
+                shares=sum(_same_cores(other, place) for other in places),
+                pin=self._pin,
             )
             for place in places
         }
@@ -284,3 +291,8 @@ class Driver:
         return RankFailure(
             rank=slot, host=host, state="waiting" if waits else "hung", what=where, phase=phase, detail=stack
         )
+
+
+def _same_cores(one: Place, other: Place) -> bool:
+    """Whether two ranks share cores; a launcher that binds its ranks gives each, or each few, cores of their own."""
+    return (one.host, one.cores) == (other.host, other.cores)

@@ -19,6 +19,7 @@ from perfsuite.errors import RanksFailed
 from perfsuite.runtime import protocol
 from perfsuite.runtime.forkserver import boot_command
 from perfsuite.runtime.launchers import launcher_variables
+from perfsuite.runtime.placement import allowed_cores
 from perfsuite.runtime.transport import Event, Message, Place, Transport
 
 STORE = -1
@@ -104,7 +105,13 @@ class LocalTransport(Transport):
 
     def place(self, slot: int) -> Place:
         """Every slot is on this host."""
-        return Place(slot=slot, host=socket.gethostname(), local_rank=slot - self._first, local_world_size=0)
+        return Place(
+            slot=slot,
+            host=socket.gethostname(),
+            local_rank=slot - self._first,
+            local_world_size=0,
+            cores=allowed_cores(),
+        )
 
     def acquire(self, count: int, *, fresh: bool, env: Mapping[str, str], deadline_s: float) -> bool:
         """See :meth:`Transport.acquire`; slots are ``first_slot`` onwards."""

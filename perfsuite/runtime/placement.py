@@ -1,4 +1,8 @@
-"""How many threads a rank gets and which cores it is pinned to."""
+"""Where a rank runs: as many threads as its share of the cores it is allowed, and pinned to them only on request.
+
+A plain program under torchrun is not pinned, and pinned it measures something else: gloo's own threads would share the
+core of the rank whose messages they move.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +18,30 @@ class Placement:
     threads: int
     """Intra-op threads."""
     cores: tuple[int, ...] | None
-    """Cores the rank is pinned to; None when the ranks of a host outnumber its cores and share them all."""
+    """Cores the rank is pinned to; None when it is not."""
 
 
-def divide_cores(cores: tuple[int, ...], local_rank: int, local_world_size: int) -> Placement:
-    """Equal consecutive shares of the cores; with more ranks than cores one thread each and no pinning.
+def allowed_cores() -> tuple[int, ...]:
+    """Cores that this process may use, as whoever started it left them."""
+    return tuple(sorted(os.sched_getaffinity(0)))
 
-    Pinning more ranks than cores would decide for the scheduler which of them wait for each other.
 
-    >>> divide_cores((0, 1, 2, 3), local_rank=1, local_world_size=2)
+def divide_cores(cores: tuple[int, ...], share: int, shares: int, *, pin: bool = False) -> Placement:
+    """Equal consecutive shares of ``cores``, which ``shares`` ranks may use; one thread each when they are more.
+
+    Pinning more ranks than cores would decide for the scheduler which of them wait for each other: they are not pinned.
+
+    >>> divide_cores((0, 1, 2, 3), share=1, shares=2)
+    Placement(threads=2, cores=None)
+    >>> divide_cores((0, 1, 2, 3), share=1, shares=2, pin=True)
     Placement(threads=2, cores=(2, 3))
-    >>> divide_cores((0, 1), local_rank=3, local_world_size=4)
+    >>> divide_cores((0, 1), share=3, shares=4, pin=True)
     Placement(threads=1, cores=None)
     """
-    share = len(cores) // local_world_size
-    if share == 0:
+    width = len(cores) // shares
+    if width == 0:
         return Placement(threads=1, cores=None)
-    mine = cores[local_rank * share : (local_rank + 1) * share]
-    return Placement(threads=share, cores=mine)
-
-
-def usable_cores() -> tuple[int, ...]:
-    """Every core that this process may use, whatever a launcher bound it to (mpirun binds a rank to one core)."""
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    return tuple(sorted(os.sched_getaffinity(0)))
+    return Placement(threads=width, cores=cores[share * width : (share + 1) * width] if pin else None)
 
 
 def pin(cores: tuple[int, ...]) -> None:

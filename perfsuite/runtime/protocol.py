@@ -5,6 +5,7 @@ verb    fields                                      final answer (a worker may s
 ======  ==========================================  ==================================================================
 form    rank, local_rank, world_size,               ``{"done": {}}`` once the rank is in its process group
         local_world_size, family, backend, device,
+        cores, share, shares, pin,
         store_host, store_port, generation,
         timeout_s
 run     workload (see runtime.reference), shape,    ``{"done": report}`` with the rank's timings
@@ -55,8 +56,12 @@ def form(
     store: tuple[str, int],
     generation: int,
     timeout_s: float,
+    cores: tuple[int, ...],
+    share: int,
+    shares: int,
+    pin: bool,
 ) -> Message:
-    """Join the process group of one generation."""
+    """Join the process group of one generation; the rank has one of ``shares`` equal shares of ``cores``."""
     return {
         "verb": "form",
         "rank": rank,
@@ -70,6 +75,10 @@ def form(
         "store_port": store[1],
         "generation": generation,
         "timeout_s": timeout_s,
+        "cores": list(cores),
+        "share": share,
+        "shares": shares,
+        "pin": pin,
     }
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from perfsuite.errors import LaunchError
 from perfsuite.runtime.launchers import Launch
+from perfsuite.runtime.placement import allowed_cores
 from perfsuite.runtime.transport import Message
 from perfsuite.runtime.wire import PROTOCOL, Door, Link, LinkLost
 
@@ -34,6 +35,8 @@ class AgentFacts:
     pid: int
     local_rank: int
     local_world_size: int
+    cores: tuple[int, ...]
+    """Cores that it, and so its worker, may use."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} (pid {self.pid})"
@@ -155,6 +158,7 @@ def greeting(launch: Launch, host: str, pid: int) -> Message:
         "pid": pid,
         "local_rank": launch.local_rank,
         "local_world_size": launch.local_world_size,
+        "cores": list(allowed_cores()),
     }
 
 
@@ -172,6 +176,7 @@ def _take_in(launch: Launch, link: Link, hello: Message, links: dict[int, Link],
         pid=hello["pid"],
         local_rank=hello["local_rank"],
         local_world_size=hello["local_world_size"],
+        cores=tuple(hello["cores"]),
     )
 
 

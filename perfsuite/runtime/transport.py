@@ -35,6 +35,8 @@ class Place:
     local_rank: int
     local_world_size: int
     """Slots on that host that the launcher gave; 0 when the transport gives as many as are asked for."""
+    cores: tuple[int, ...]
+    """Cores that the slot's processes may use; a launcher may have bound each of its ranks to cores of its own."""
 
 
 class Transport(ABC):

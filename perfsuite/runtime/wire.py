@@ -27,7 +27,7 @@ from perfsuite.runtime import protocol
 from perfsuite.runtime.launchers import Launch
 from perfsuite.runtime.transport import Message
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the frames between driver and agents."""
 MAX_FRAME_BYTES = 256 << 20
 HANDSHAKE_S = 5.0

@@ -101,7 +101,7 @@ class Worker:
         self._leave({})
         rank, world_size = command["rank"], command["world_size"]
         local_rank = command["local_rank"]
-        self._place(local_rank, command["local_world_size"])
+        self._place(command)
         self._several_hosts = command["local_world_size"] < world_size
         os.environ.update(
             RANK=str(rank),
@@ -134,10 +134,11 @@ class Worker:
         assert self._member is not None, "a worker runs a case only inside a process group"
         return self._member
 
-    def _place(self, local_rank: int, local_world_size: int) -> None:
-        cores = placement.usable_cores()
-        self._placement = placement.divide_cores(cores, local_rank, local_world_size)
-        placement.pin(self._placement.cores or cores)
+    def _place(self, command: Message) -> None:
+        cores = tuple(command["cores"])
+        self._placement = placement.divide_cores(cores, command["share"], command["shares"], pin=command["pin"])
+        if command["pin"]:
+            placement.pin(self._placement.cores or cores)
         torch.set_num_threads(self._placement.threads)
 
     def _leave(self, _: Message) -> Message:
