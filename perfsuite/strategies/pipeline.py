@@ -126,9 +126,10 @@ class Pipeline:
         mine = dist.get_rank(self.group)
         peer = dist.get_global_rank(self.group, between[mine == between[0]])
         theirs = torch.empty_like(gradient)
+        # The receive first: gloo would announce it behind the whole message that is sent (workloads.collective_base).
         operations = [
-            dist.P2POp(dist.isend, gradient, peer, self.group),
             dist.P2POp(dist.irecv, theirs, peer, self.group),
+            dist.P2POp(dist.isend, gradient, peer, self.group),
         ]
         for work in dist.batch_isend_irecv(operations):
             work.wait()

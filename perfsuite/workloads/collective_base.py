@@ -80,7 +80,7 @@ class Collective(Workload):
     """Short name of the elements' dtype."""
 
     name: ClassVar[str]
-    """In metrics.collective: fixes the bandwidth factor."""
+    """In perfsuite.collectives: fixes factor and bound of the bandwidth."""
     divided: ClassVar[bool] = False
     """Whether S is the ranks' parts together, so that it divides by the number of ranks."""
     summed: ClassVar[bool] = False
@@ -150,6 +150,27 @@ class Collective(Workload):
                     got=found.got,
                 )
             start += segment.length
+
+
+def passing(
+    dist: ModuleType, end: Endpoint, *, receive_from: int | None = None, send_to: int | None = None
+) -> Callable[[], object]:
+    """One batch that fills the target from a rank of the group, sends the source to one, or does both at once.
+
+    The receive comes first.  Gloo tells the sender over the same connection that a receive is waiting: behind a send
+    this would leave only after the whole message, and the two directions of a link would take turns.
+    """
+    operations = []
+    if receive_from is not None:
+        operations.append(dist.P2POp(dist.irecv, end.target, end.ranks_in_world[receive_from], end.group))
+    if send_to is not None:
+        operations.append(dist.P2POp(dist.isend, end.source, end.ranks_in_world[send_to], end.group))
+
+    def pass_on() -> None:
+        for request in dist.batch_isend_irecv(operations):
+            request.wait()
+
+    return pass_on
 
 
 class CollectiveStep(Step):
