@@ -27,6 +27,19 @@ def partner(rank: int, ranks: int) -> int:
     return (rank + ranks // 2) % ranks
 
 
+def receives_first(device: str, rank: int, to: int) -> bool:
+    """Whether a rank that sends to rank ``to`` and receives at the same time posts the receive first.
+
+    On a CPU every rank does.  Gloo tells the sender over the same connection that a receive is waiting: behind a send
+    this would leave only after the whole message, and the two directions of a link would take turns.  On an accelerator
+    a backend that does not batch runs the messages of a pair in the order of posting: somebody has to send first.
+
+    >>> receives_first("cpu", rank=0, to=1), receives_first("musa", rank=0, to=1), receives_first("musa", rank=1, to=0)
+    (True, False, True)
+    """
+    return device == "cpu" or rank > to
+
+
 def _all_reduce(hosts: Hosts) -> float:
     """n - 1 transfers add each byte up and n - 1 more spread the sum; inside a host they cost no link."""
     return 2 * _reduce_scatter(hosts)

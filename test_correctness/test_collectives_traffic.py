@@ -113,7 +113,7 @@ class Posts:
         self.posted += operations
         return [types.SimpleNamespace(wait=lambda: None) for _ in operations]
 
-    def get_rank(self, group):
+    def get_rank(self, group=None):
         return 0
 
     def get_global_rank(self, group, rank):
@@ -121,18 +121,23 @@ class Posts:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rank", "expected"),
+    ("kind", "rank", "device", "expected"),
     [
-        (collective.SendRecv, 1, [("irecv", 13), ("isend", 13)]),
-        (collective.RingShift, 0, [("irecv", 13), ("isend", 11)]),
-        (collective.OneDirection, 1, [("isend", 13)]),
-        (collective.OneDirection, 2, [("irecv", 10)]),
+        (collective.SendRecv, 1, "cpu", [("irecv", 13), ("isend", 13)]),
+        (collective.SendRecv, 3, "cpu", [("irecv", 11), ("isend", 11)]),
+        (collective.RingShift, 0, "cpu", [("irecv", 13), ("isend", 11)]),
+        (collective.OneDirection, 1, "cpu", [("isend", 13)]),
+        (collective.OneDirection, 2, "cpu", [("irecv", 10)]),
+        # Where messages of a pair run in the order of posting, two receives would wait for each other.
+        (collective.SendRecv, 1, "musa", [("isend", 13), ("irecv", 13)]),
+        (collective.SendRecv, 3, "musa", [("irecv", 11), ("isend", 11)]),
+        (collective.RingShift, 3, "musa", [("irecv", 12), ("isend", 10)]),
     ],
 )
-def test_a_receive_is_posted_before_the_send(kind, rank, expected):
+def test_on_a_cpu_a_receive_is_posted_before_the_send(kind, rank, device, expected):
     """The other way round gloo's two directions take turns: half of a full-duplex link."""
-    posts = Posts()
-    end = Endpoint(rank=rank, ranks=4, group=None, ranks_in_world=(10, 11, 12, 13), source=None, target=None)
+    posts, source = Posts(), types.SimpleNamespace(device=types.SimpleNamespace(type=device))
+    end = Endpoint(rank=rank, ranks=4, group=None, ranks_in_world=(10, 11, 12, 13), source=source, target=None)
     kind(message_bytes=4).operation(posts, end)()
     assert expected == posts.posted
 

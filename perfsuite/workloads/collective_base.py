@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
+from perfsuite.collectives import receives_first
 from perfsuite.errors import InvalidParameter, WrongResult
 from perfsuite.mesh import MeshShape
 from perfsuite.records import Work
@@ -155,16 +156,14 @@ class Collective(Workload):
 def passing(
     dist: ModuleType, end: Endpoint, *, receive_from: int | None = None, send_to: int | None = None
 ) -> Callable[[], object]:
-    """One batch that fills the target from a rank of the group, sends the source to one, or does both at once.
-
-    The receive comes first.  Gloo tells the sender over the same connection that a receive is waiting: behind a send
-    this would leave only after the whole message, and the two directions of a link would take turns.
-    """
+    """One batch that fills the target from a rank of the group, sends the source to one, or does both at once."""
     operations = []
-    if receive_from is not None:
-        operations.append(dist.P2POp(dist.irecv, end.target, end.ranks_in_world[receive_from], end.group))
     if send_to is not None:
         operations.append(dist.P2POp(dist.isend, end.source, end.ranks_in_world[send_to], end.group))
+    if receive_from is not None:
+        receive = dist.P2POp(dist.irecv, end.target, end.ranks_in_world[receive_from], end.group)
+        first = send_to is None or receives_first(end.source.device.type, end.rank, send_to)
+        operations.insert(0 if first else 1, receive)
 
     def pass_on() -> None:
         for request in dist.batch_isend_irecv(operations):
