@@ -34,7 +34,7 @@ def receives_first(device: str, rank: int, to: int) -> bool:
     this would leave only after the whole message, and the two directions of a link would take turns.  On an accelerator
     a backend that does not batch runs the messages of a pair in the order of posting: somebody has to send first.
 
-    >>> receives_first("cpu", rank=0, to=1), receives_first("musa", rank=0, to=1), receives_first("musa", rank=1, to=0)
+    >>> receives_first("cpu", rank=0, to=1), receives_first("gpu", rank=0, to=1), receives_first("gpu", rank=1, to=0)
     (True, False, True)
     """
     return device == "cpu" or rank > to

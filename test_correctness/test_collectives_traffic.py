@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 import types
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfsuite import collectives
 from perfsuite.collectives import TRAFFIC, busbw_factor, link_bound_gb_per_s, partner, traffic
 from perfsuite.errors import InvalidParameter
 from perfsuite.metrics import derive
@@ -39,6 +41,11 @@ def needed(workload: Collective, count: int, hosts: list[int]) -> float:
                 incoming[host] |= elements
                 outgoing[hosts[part.rank]] |= elements
     return max(len(elements) for end in (incoming, outgoing) for elements in end.values()) / count
+
+
+def test_the_worked_numbers_are_right():
+    failed, tried = doctest.testmod(collectives)
+    assert (failed, tried) == (0, 4)
 
 
 def test_every_collective_of_the_suite_has_an_entry_and_every_entry_a_collective():
