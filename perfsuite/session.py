@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
+from perfsuite.collectives import require_known
 from perfsuite.errors import CaseError, JournalError, OutOfMemory, PerfsuiteError
 from perfsuite.journal import Journal, JournalWriter
 from perfsuite.mesh import MeshShape
@@ -208,6 +209,7 @@ class PerfSession:
             session=self.id,
             started_at=started_at,
         )
+        require_known(result.work.collective)
         job = Job(
             workload=workload,
             world_size=case.world_size,

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import os
+import socket
+import struct
 import time
 from pathlib import Path
 
@@ -39,3 +43,28 @@ def processes_with(*variables: str) -> list[int]:
             if {variable.encode() for variable in variables} <= set(file.read_bytes().split(b"\0")):
                 found.append(int(file.parent.name))
     return found
+
+
+def listening_on(pid: int) -> dict[int, str]:
+    """The ports that a process listens on, each with its address: ``0.0.0.0`` and ``::`` are all interfaces."""
+    links = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(fd))
+    found = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in links:
+                address, port = local.split(":")
+                words = [struct.pack("=I", int(address[at : at + 8], 16)) for at in range(0, len(address), 8)]
+                found[int(port, 16)] = str(ipaddress.ip_address(b"".join(words)))
+    return found
+
+
+def own_address() -> str | None:
+    """An address of this machine that is not loopback; None when it has none.  Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
+    return None

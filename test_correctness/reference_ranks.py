@@ -30,7 +30,7 @@ from test_correctness.bare_rank import BareRank
 def reference(name: str, inputs: list[np.ndarray], rank: int, count: int) -> np.ndarray | None:
     """What ``rank`` must hold afterwards, by the books, when S is ``count`` elements; None where it is not defined."""
     ranks = len(inputs)
-    if rank and name in ("Reduce", "Gather"):
+    if (rank and name in ("Reduce", "Gather")) or (name == "OneDirection" and rank < ranks // 2):
         return None
     shares = np.floor(count // ranks * np.arange(1, ranks + 1) / ranks).astype(int)
     books: dict[str, Callable[[], np.ndarray]] = {
@@ -43,7 +43,9 @@ def reference(name: str, inputs: list[np.ndarray], rank: int, count: int) -> np.
         "Reduce": lambda: np.sum(inputs, axis=0),
         "Gather": lambda: np.concatenate(inputs),
         "Scatter": lambda: np.split(inputs[0], ranks)[rank],
-        "SendRecv": lambda: inputs[rank + 1 if rank % 2 == 0 else rank - 1],
+        "SendRecv": lambda: (inputs[ranks // 2 :] + inputs[: ranks // 2])[rank],
+        "RingShift": lambda: inputs[rank - 1],
+        "OneDirection": lambda: inputs[rank - ranks // 2],
     }
     return books[name]()
 

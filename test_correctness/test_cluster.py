@@ -26,7 +26,7 @@ from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.launchers import detect_launch, launcher_variables
 from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness import steps
-from test_correctness.processes import descendants, gone
+from test_correctness.processes import descendants, gone, listening_on
 
 ROOT = Path(__file__).parent.parent
 PRELOAD = ("torch", "torch.distributed", "perfsuite.runtime.worker")
@@ -62,7 +62,7 @@ def environ_of(rank: int, world_size: int, directory: Path, *, hosts: int = 1) -
         "LOCAL_RANK": str(rank % (world_size // hosts)),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size // hosts),
-        "MASTER_ADDR": "127.0.0.1" if hosts == 1 else socket.gethostbyname(socket.gethostname()),
+        "MASTER_ADDR": "127.0.0.1" if hosts == 1 else "127.0.0.2",
         "MASTER_PORT": str(port),
         "TMPDIR": str(directory),
     }
@@ -242,7 +242,10 @@ def test_several_hosts_use_the_key_and_keep_their_logs_to_themselves(tmp_path, m
     with launched(2, tmp_path, monkeypatch, hosts=2, preload=PRELOAD) as run:
         measurement = run.driver().run(job(steps.add_up, 2))
         assert len(measurement.ranks) == 2
-        assert run.transport.open_store(30)[0] == socket.gethostbyname(socket.gethostname())
+        address, port = run.transport.open_store(30)
+        assert address == "127.0.0.2", "the address that the agents came to"
+        listeners = [listening_on(pid) for pid in descendants(os.getpid())]
+        assert [each[port] for each in listeners if port in each] == [address], "and no other"
         assert len(list(tmp_path.glob("perfsuite-agent-*/rank1.log"))) == 1
         run.transport.close()
         assert run.agents[1].wait(30) == 0

@@ -22,7 +22,8 @@ RANKS = 5
 DEADLINE_S = 60
 DTYPES = [name for name in ITEM_BYTES if name != "tf32"]
 DIVIDED = ["AllGather", "ReduceScatter", "AllToAll", "AllToAllUneven", "Gather", "Scatter"]
-WHOLE = ["AllReduce", "Broadcast", "Reduce", "SendRecv"]
+WHOLE = ["AllReduce", "Broadcast", "Reduce", "SendRecv", "RingShift", "OneDirection"]
+PAIRED = ["SendRecv", "OneDirection"]
 SUMMED = ["AllReduce", "ReduceScatter", "Reduce"]
 
 
@@ -65,7 +66,7 @@ def sizes(op: str, ranks: int, dtype: str, elements: int) -> int:
 
 @pytest.mark.parametrize("op", DIVIDED + WHOLE)
 def test_equals_numpy_and_passes_its_own_check(pool: Pool, op: str) -> None:
-    ranks = st.sampled_from([2, 4] if op == "SendRecv" else [2, 3, 4, 5])
+    ranks = st.sampled_from([2, 4] if op in PAIRED else [2, 3, 4, 5])
 
     @settings(max_examples=25, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
     @given(ranks=ranks, dtype=st.sampled_from(DTYPES), elements=st.integers(1, 700), seed=st.integers(0, 2**32 - 1))
@@ -83,7 +84,7 @@ def test_equals_numpy_and_passes_its_own_check(pool: Pool, op: str) -> None:
 def test_check_notices_a_damaged_output(pool: Pool, op: str, damage: str, dtype: str) -> None:
     for seed in range(3):
         message_bytes = sizes(op, 4, dtype, elements=64)
-        victim = 0 if op in ("Reduce", "Gather") else seed
+        victim = {"Reduce": 0, "Gather": 0, "OneDirection": 2 + seed % 2}.get(op, seed)
         answers = pool.ask(
             op=op, ranks=4, dtype=dtype, message_bytes=message_bytes, damage=damage, victim=victim, seed=seed
         )
@@ -105,7 +106,8 @@ def test_check_notices_another_reduction(pool: Pool, op: str) -> None:
 def test_check_notices_an_output_that_nobody_wrote(pool: Pool, op: str) -> None:
     message_bytes = sizes(op, 4, "int8", elements=1)
     answers = pool.ask(op=op, ranks=4, dtype="int8", message_bytes=message_bytes, damage="not run", victim=0, seed=0)
-    defined = {"Reduce": [0], "Gather": [0], "Broadcast": [1, 2, 3]}.get(op, [0, 1, 2, 3])
+    rooted = {"Reduce": [0], "Gather": [0], "Broadcast": [1, 2, 3], "OneDirection": [2, 3]}
+    defined = rooted.get(op, [0, 1, 2, 3])
     if op == "AllToAllUneven":  # of a part of one element only the last rank gets any
         defined = [3]
     assert defined == [rank for rank, answer in enumerate(answers) if answer]

@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "perfsuite"
 LINES = (
     ("errors", "units"),
-    ("records", "workload", "mesh"),
+    ("collectives", "records", "workload", "mesh"),
     ("platforms", "metrics", "models", "schedules"),
     ("strategies", "runtime", "baselines", "projection"),
     ("workloads",),

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfsuite.collectives import TRAFFIC
 from perfsuite.errors import InvalidParameter
 from perfsuite.metrics import REGISTRY, busbw_factor, derive, find, fit_alpha_beta
-from perfsuite.metrics.collective import BUSBW_FACTORS
 from perfsuite.records import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Sample, Work
 
 DOCS = Path(__file__).parent.parent / "docs" / "metrics.md"
@@ -147,7 +147,7 @@ def test_the_convention_of_the_work_model_is_kept() -> None:
 
 
 @given(size=st.integers(1, 2**40), time=st.floats(1e-6, 100), ranks=st.integers(2, 64))
-@pytest.mark.parametrize("op", sorted(BUSBW_FACTORS))
+@pytest.mark.parametrize("op", sorted(TRAFFIC))
 @settings(max_examples=25)
 def test_collective_bandwidth(op: str, size: int, time: float, ranks: int) -> None:
     """Independent: the bytes that one rank must put on its link, over the time."""
@@ -156,7 +156,7 @@ def test_collective_bandwidth(op: str, size: int, time: float, ranks: int) -> No
         "all_reduce": 2 * (ranks - 1) * own,  # a ring passes each of n parts on n - 1 times, twice
         "broadcast": Fraction(size),
         "reduce": Fraction(size),
-        "send_recv": Fraction(size),
+        **dict.fromkeys(("send_recv", "ring_shift", "one_direction"), Fraction(size)),
     }.get(op, (ranks - 1) * own)
     work = Work(collective=op, message_bytes=float(size))
     measurement = measured(time, places=on(devices=ranks))
@@ -324,6 +324,6 @@ def test_the_table_of_factors_in_the_document_is_the_code() -> None:
     rows = re.findall(
         r"^\| `(\w+)` \| [^|]+\| [^|]+\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", DOCS.read_text(), re.MULTILINE
     )
-    assert set(BUSBW_FACTORS) == {row[0] for row in rows}
+    assert set(TRAFFIC) == {row[0] for row in rows}
     for op, *factors in rows:
         assert [float(factor) for factor in factors] == [busbw_factor(op, ranks) for ranks in (2, 4, 8)], op

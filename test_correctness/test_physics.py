@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.baselines.physics import bubble_bound, examine, link_bound_gb_per_s, speed_up_violation, violations
+from perfsuite.baselines.physics import bubble_bound, examine, speed_up_violation, violations
 from perfsuite.records import (
     ClockFacts,
     Measurement,
@@ -97,18 +97,23 @@ def test_nothing_is_above_a_sourced_peak(value, kind, expected):
     assert rules(result(metric("tflops", value, peak=989.0, kind=kind))) == expected
 
 
+GATHERED = Work(collective="all_gather")
+
+
 @pytest.mark.parametrize(
     ("busbw", "hosts", "expected"), [(24.0, 1, []), (26.0, 1, ["above-link"]), (45.0, 2, []), (48.0, 2, ["above-link"])]
 )
 def test_bus_bandwidth_is_bound_by_the_links(busbw, hosts, expected):
-    found = result(metric("busbw_gb_per_s", busbw, peak=25.0, unit="GB/s"), measurement=measured(ranks=16, hosts=hosts))
-    assert rules(found) == expected
+    busbw_metric = metric("busbw_gb_per_s", busbw, peak=25.0, unit="GB/s")
+    assert rules(result(busbw_metric, work=GATHERED, measurement=measured(ranks=16, hosts=hosts))) == expected
 
 
-@given(st.integers(2, 64), st.integers(1, 8), st.floats(1, 1000))
-def test_the_link_bound_is_never_below_the_link(ranks_per_host, hosts, link):
-    ranks = ranks_per_host * hosts
-    assert link_bound_gb_per_s(link, ranks, hosts) >= link * (1 - 1e-12)
+@pytest.mark.parametrize(("name", "bound"), [("ring_shift", 25.0), ("send_recv", 3.125), ("one_direction", 3.125)])
+def test_messages_between_hosts_are_bound_by_the_links_too(name, bound):
+    for busbw, expected in ((bound, []), (46.9, ["above-link"])):
+        busbw_metric = metric("busbw_gb_per_s", busbw, peak=25.0, unit="GB/s")
+        found = result(busbw_metric, work=Work(collective=name), measurement=measured(ranks=16, hosts=2))
+        assert rules(found) == expected
 
 
 def test_utilisation_is_at_most_whole():
@@ -175,17 +180,10 @@ def test_an_all_reduce_above_its_ring_is_flagged_as_long_as_switches_could_do_it
     assert severities(gathered) == ([("above-link", "impossible")] if expected else [])
 
 
-@pytest.mark.parametrize(
-    ("collective", "bound"),
-    [("all_reduce", 1.5), ("all_gather", 1.5), ("all_to_all", 0.75), ("broadcast", 1.0), ("send_recv", math.inf)],
-)
-def test_the_bound_over_hosts_follows_the_traffic_of_the_collective(collective, bound):
-    assert link_bound_gb_per_s(1.0, ranks=4, hosts=2, collective=collective) == pytest.approx(bound)
-
-
 def test_the_network_of_a_host_bounds_results_of_several_hosts():
     network = Peak(value=12.5, unit="GB/s", source="100 Gbit/s")
-    found = result(metric("busbw_gb_per_s", 30.0, unit="GB/s"), measurement=measured(ranks=16, hosts=2))
+    busbw_metric = metric("busbw_gb_per_s", 30.0, unit="GB/s")
+    found = result(busbw_metric, work=GATHERED, measurement=measured(ranks=16, hosts=2))
     assert violations(found) == ()
     assert [violation.rule for violation in violations(found, network=network)] == ["above-link"]
     measured_network = dataclasses.replace(network, kind="measured")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from perfsuite.errors import CaseError, InvalidParameter, RanksFailed
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.local import LocalTransport
+from perfsuite.runtime.local import STORE, LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness import steps
+from test_correctness.processes import listening_on, own_address
 
 ROOT = Path(__file__).parent.parent
 QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
@@ -68,6 +70,15 @@ def test_a_case_brings_back_samples_of_every_rank(driver):
     assert measurement.process == "reused"
     # the maximum over ranks is never below what any single rank saw
     assert measurement.median_s >= min(rank.min_s for rank in measurement.ranks)
+
+
+def test_the_store_of_a_local_run_is_out_of_reach_of_other_hosts(driver):
+    driver.run(job(steps.add_up, 2))
+    address, port = driver._transport.open_store(30)
+    assert listening_on(driver._transport._slots[STORE].pid) == {port: address} == {port: "127.0.0.1"}
+    if (mine := own_address()) is not None:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((mine, port), timeout=30)
 
 
 def test_workers_are_reused_and_replaced_when_asked(driver):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from perfsuite.errors import JournalError, RanksFailed
+from perfsuite.errors import InvalidParameter, JournalError, RanksFailed
 from perfsuite.journal import Header, JournalWriter, read_journal
 from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.records import Work
@@ -43,6 +43,19 @@ class Copy(Workload):
         raise AssertionError
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shift(Workload):
+    """A collective that no table knows."""
+
+    metrics = ("latency_us",)
+
+    def work(self, shape):
+        return Work(collective="neighbour_shift", message_bytes=1e6)
+
+    def build(self, rank):
+        raise AssertionError
+
+
 def session(script=measurement, name="cpu") -> tuple[PerfSession, ScriptedDriver]:
     driver = ScriptedDriver(script)
     made = PerfSession(
@@ -68,6 +81,13 @@ def test_a_result_has_all_that_is_known():
     assert result.environment == {"kernel": "5.4", "worker": {"torch": "scripted"}}
     assert result.started_at.endswith("+00:00")
     assert made.results == {result.case: result}
+
+
+def test_a_collective_that_no_table_knows_is_refused_before_anything_runs():
+    made, driver = session()
+    with pytest.raises(InvalidParameter, match="collective 'neighbour_shift' has no entry"):
+        made.run(case(Shift()))
+    assert driver.jobs == []
 
 
 def test_the_peak_of_a_cpu_is_measured_once_per_dtype():

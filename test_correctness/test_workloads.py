@@ -37,6 +37,8 @@ COLLECTIVES = [
     collective.Gather,
     collective.Scatter,
     collective.SendRecv,
+    collective.RingShift,
+    collective.OneDirection,
 ]
 DIVIDED = [each for each in COLLECTIVES if each.divided]
 EIGHT = MeshShape.of(dp=8)
@@ -216,6 +218,7 @@ def test_host_device_copy_is_checked(direction: str) -> None:
         (lambda: collective.AllReduce(message_bytes=8, dtype="tf32"), "choose 'fp32' for the same bytes"),
         (lambda: collective.AllGather(message_bytes=1028).work(EIGHT), "multiple of 32 .* choose 1024 or 1056"),
         (lambda: collective.SendRecv(message_bytes=8).work(MeshShape.of(dp=3)), "world_size=3 .* an even number"),
+        (lambda: collective.OneDirection(message_bytes=8).work(MeshShape.of(dp=3)), "world_size=3 .* an even number"),
         (lambda: collective.Reduce(message_bytes=8).work(MeshShape.of()), "world_size=1 .* choose at least 2"),
         (lambda: collective.Barrier().work(MeshShape.of(dp=1)), "nobody to wait for"),
     ],

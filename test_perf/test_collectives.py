@@ -1,7 +1,8 @@
 """Latency and bandwidth of every collective over message sizes and world sizes.
 
 The sizes are S as nccl-tests counts it (docs/metrics.md).  Gradients are summed in fp32 or bf16, so these two are swept
-over all sizes; the other dtypes at one.  Operations that only move bytes do not depend on the dtype.
+over all sizes; the other dtypes at one.  Operations that only move bytes do not depend on the dtype.  Pairs are at
+distance half the world (rank r and r + n/2), so that on several hosts they are on two.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from perfsuite.workloads.collective import (
     Barrier,
     Broadcast,
     Gather,
+    OneDirection,
     Reduce,
     ReduceScatter,
+    RingShift,
     Scatter,
     SendRecv,
 )
 
 pytestmark = world_sizes(2, 4, 8)
-over_sizes = sizes(
-    full=["1KiB", "64KiB", "1MiB", "16MiB", "64MiB", "256MiB", "1GiB"],
-    small=["1KiB", "1MiB", "16MiB"],
-)
+FULL = ["1KiB", "64KiB", "1MiB", "16MiB", "64MiB", "256MiB", "1GiB"]
+over_sizes = sizes(full=FULL, small=["1KiB", "1MiB", "16MiB"])
+in_one_small_size = sizes(full=FULL, small=["1MiB"])
 
 
 @over_sizes
@@ -85,6 +87,18 @@ def test_scatter(perf, ranks, message_bytes, dtype):
 @over_sizes
 def test_send_recv(perf, ranks, message_bytes, dtype):
     perf(SendRecv(message_bytes=message_bytes, dtype=dtype), on=ranks)
+
+
+@in_one_small_size
+@world_sizes(4, 8)  # a ring of two ranks is a pair
+def test_ring_shift(perf, ranks, message_bytes, dtype):
+    perf(RingShift(message_bytes=message_bytes, dtype=dtype), on=ranks)
+
+
+@in_one_small_size
+@world_sizes(2, 8)
+def test_one_direction(perf, ranks, message_bytes, dtype):
+    perf(OneDirection(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
 def test_barrier(perf, ranks):

@@ -18,7 +18,7 @@ from perfsuite.baselines.audit_quantities import (
 )
 from perfsuite.baselines.audit_rule import Hit, Rule
 from perfsuite.baselines.audit_table import Row, Table, Value
-from perfsuite.metrics.collective import BUSBW_FACTORS, busbw_factor
+from perfsuite.collectives import TRAFFIC, busbw_factor
 
 TERA = Fraction(10**12)
 CONVENTIONS = 2
@@ -202,7 +202,7 @@ def check_bandwidth(table: Table) -> Iterator[Hit]:
     for row in table.rows:
         moved = product(table.value(row, "bandwidth"), table.value(row, "communication_time"))
         count, collective = devices(table, row), table.text(row, "collective")
-        if not moved or not count or collective not in BUSBW_FACTORS or moved.interval.high <= 0:
+        if not moved or not count or collective not in TRAFFIC or moved.interval.high <= 0:
             continue
         if count.interval.low < 2:
             continue

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from perfsuite.collectives import busbw_factor, link_bound_gb_per_s
 from perfsuite.errors import InvalidParameter
-from perfsuite.metrics import busbw_factor
 from perfsuite.metrics.pipeline import bubble_ratio, impossible_bubble
 from perfsuite.metrics.scaling import speed_up
 from perfsuite.metrics.spec import devices_used
@@ -67,9 +67,10 @@ class Subject:
         return self.result.measurement
 
     @property
-    def hosts(self) -> int:
-        """Number of hosts that the ranks ran on."""
-        return len({rank.host for rank in self.measurement.ranks}) if self.measurement else 1
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each rank, in rank order."""
+        ranks = self.measurement.ranks if self.measurement else ()
+        return tuple(each.host for each in sorted(ranks, key=lambda each: each.rank))
 
     def metric(self, name: str) -> Metric | None:
         """The metric of this name, when it has a value."""
@@ -96,30 +97,6 @@ def examine(
         return ()
     subject = Subject(result=result, peaks=peaks, network=network, base=base)
     return tuple(violation for rule in RULES for violation in rule(subject))
-
-
-def link_bound_gb_per_s(link_gb_per_s: float, ranks: int, hosts: int, collective: str = "all_reduce") -> float:
-    """The most bus bandwidth that a link of this one-directional rate allows.
-
-    On one host the link itself.  Over h hosts of n ranks the link is a host's: the best algorithm sends over it, per
-    direction and byte of S, 2(h-1)/h for all_reduce, (h-1)/h for all_gather and reduce_scatter, (n/h)(h-1)/h for
-    all_to_all, 1 for broadcast and reduce; the bound is the rate times busbw's own factor over that.  For all_reduce
-    that is B x [(n-1)/n] / [(h-1)/h].  Pairs that send may all be on one host: no bound.  Source: wire traffic counted
-    on shaped links.
-
-    >>> link_bound_gb_per_s(25.0, ranks=16, hosts=2), link_bound_gb_per_s(150.0, ranks=8, hosts=1)
-    (46.875, 150.0)
-    """
-    if hosts < 2:
-        return link_gb_per_s
-    away = (hosts - 1) / hosts
-    if collective == "all_to_all":
-        return link_gb_per_s * ((ranks - 1) / ranks) / (ranks / hosts * away)
-    if collective == "send_recv":
-        return math.inf
-    if collective in ("broadcast", "reduce"):
-        return link_gb_per_s
-    return link_gb_per_s * ((ranks - 1) / ranks) / away
 
 
 def speed_up_violation(faster: float, ranks: int, base_ranks: int = 1) -> str:
@@ -156,16 +133,17 @@ def _above_link(subject: Subject) -> Iterator[Violation]:
     metric, measurement = subject.metric("busbw_gb_per_s"), subject.measurement
     if metric is None or metric.value is None or measurement is None:
         return
-    link = (metric.peak or subject.network) if subject.hosts > 1 else metric.peak
+    hosts = len(set(subject.hosts))
+    link = (metric.peak or subject.network) if hosts > 1 else metric.peak
     if link is None or link.kind != "published":
         return
     ranks, collective = measurement.world_size, subject.result.work.collective
-    bound = link_bound_gb_per_s(link.value, ranks, subject.hosts, collective)
+    bound = link_bound_gb_per_s(link.value, subject.hosts, collective)
     if metric.value <= bound * (1 + PEAK_SLACK):
         return
     text = (
         f"busbw {metric.value:.4g} GB/s is above {bound:.4g}, what links of {link.value:.4g} GB/s allow "
-        f"{ranks} ranks on {subject.hosts} host{'s' if subject.hosts > 1 else ''} ({link.source})"
+        f"{ranks} ranks on {hosts} host{'s' if hosts > 1 else ''} ({link.source})"
     )
     # Switches that add up what passes through them halve what a rank sends: S once instead of twice (n-1)/n.
     if collective == "all_reduce" and metric.value <= link.value * busbw_factor(collective, ranks) * (1 + PEAK_SLACK):

@@ -1,6 +1,7 @@
 """What the numbers mean: one file per family of formulas, assembled into one immutable registry."""
 
-from perfsuite.metrics.collective import AlphaBeta, busbw_factor, fit_alpha_beta
+from perfsuite.collectives import busbw_factor
+from perfsuite.metrics.collective import AlphaBeta, fit_alpha_beta
 from perfsuite.metrics.registry import REGISTRY, derive, find
 from perfsuite.metrics.spec import MetricSpec, Reading
 

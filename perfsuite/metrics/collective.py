@@ -7,54 +7,16 @@ busbw comparable with the speed of a link, whatever the number of ranks n.  Sour
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
+from perfsuite.collectives import TRAFFIC, busbw_factor, require_known
 from perfsuite.metrics.spec import MetricSpec, Reading
 from perfsuite.records import Measurement, Peak, Peaks, Work
 from perfsuite.units import gb_per_s, seconds_to_us
 
 LATENCY_FLOOR_US = 0.3
 """3 % of 10 us: below 10 us the clock and the scheduler blur a relative change."""
-
-
-def _ring_twice(ranks: int) -> float:
-    return 2 * (ranks - 1) / ranks
-
-
-def _all_but_own(ranks: int) -> float:
-    return (ranks - 1) / ranks
-
-
-def _once(ranks: int) -> float:
-    return 1.0
-
-
-BUSBW_FACTORS: Mapping[str, Callable[[int], float]] = MappingProxyType(
-    {
-        "all_reduce": _ring_twice,
-        "all_gather": _all_but_own,
-        "reduce_scatter": _all_but_own,
-        "all_to_all": _all_but_own,
-        "all_to_all_uneven": _all_but_own,
-        "gather": _all_but_own,
-        "scatter": _all_but_own,
-        "broadcast": _once,
-        "reduce": _once,
-        "send_recv": _once,
-    }
-)
-"""busbw / algbw by collective; a barrier moves no message and has neither."""
-
-
-def busbw_factor(collective: str, ranks: int) -> float:
-    """Ratio busbw / algbw of a collective over ``ranks`` ranks; KeyError for one that has no bandwidth.
-
-    >>> busbw_factor("all_reduce", 8), busbw_factor("all_gather", 4), busbw_factor("broadcast", 8)
-    (1.75, 0.75, 1.0)
-    """
-    return BUSBW_FACTORS[collective](ranks)
 
 
 def _latency(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
@@ -69,7 +31,8 @@ def _latency_p99(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
 
 
 def _no_bandwidth(work: Work) -> str:
-    if work.collective not in BUSBW_FACTORS:
+    require_known(work.collective)
+    if work.collective not in TRAFFIC:
         return f"{work.collective or 'the workload'} moves no message that a bandwidth could be taken of"
     return "" if work.message_bytes else "the message is empty"
 

@@ -53,15 +53,12 @@ class ClusterTransport(Transport):
         self._launch = launch
         self._deadline_s = deadline_s
         self._environ = environ
-        self._store_host = "127.0.0.1" if launch.single_host else launch.master_addr
         self._welcome: Message = {
             "start_method": start_method,
             "preload": list(preload),
             "log_directory": str(log_directory.absolute()) if launch.single_host else "",
         }
-        self._local = OneSlot(
-            start_method=start_method, preload=preload, log_directory=log_directory, store_host=self._store_host
-        )
+        self._local = OneSlot(start_method=start_method, preload=preload, log_directory=log_directory)
         self._star = Star({}, {})
         self._events: list[Event] = []
         self._replies: dict[int, dict[int, Message]] = {}
@@ -132,8 +129,8 @@ class ClusterTransport(Transport):
         return replaced or any(reply["value"] for reply in replies.values())
 
     def open_store(self, deadline_s: float) -> tuple[str, int]:
-        """See :meth:`Transport.open_store`; served on the driver's host, under the address that the launcher gave."""
-        return self._local.open_store(deadline_s)
+        """See :meth:`Transport.open_store`; served on the driver's host, on the address that the agents came to."""
+        return self._local.open_store(deadline_s, self._star.address())
 
     def send(self, slot: int, command: Message) -> None:
         """See :meth:`Transport.send`; raises AgentLost."""

@@ -70,18 +70,16 @@ class LocalTransport(Transport):
         start_method: Literal["fork", "exec"],
         preload: tuple[str, ...],
         log_directory: Path,
-        store_host: str = "127.0.0.1",
         first_slot: int = 0,
     ) -> None:
         """``first_slot`` is the number of the only slot when an agent serves one rank of a launch."""
         self._method = start_method
         self._preload = preload if start_method == "fork" else ()
         self._logs = log_directory
-        self._store_host = store_host
         self._first = first_slot
         self._server: _ForkServer | None = None
         self._slots: dict[int, _Child] = {}
-        self._store_port = 0
+        self._store = ("", 0)
         self._requests = 0
         self._closed = False
 
@@ -129,22 +127,22 @@ class LocalTransport(Transport):
             child.log_start = _size(child.log)
         return bool(stale)
 
-    def open_store(self, deadline_s: float) -> tuple[str, int]:
-        """A TCPStore served by a child without a rank, so that it survives every rank."""
+    def open_store(self, deadline_s: float, host: str = "127.0.0.1") -> tuple[str, int]:
+        """A TCPStore served on one address by a child without a rank, so that it survives every rank."""
         child = self._slots.get(STORE)
-        if child is not None and not child.ended and self._store_port:
-            return self._store_host, self._store_port
+        if child is not None and not child.ended and self._store[1]:
+            return self._store
         until = time.monotonic() + deadline_s
         child = self._slots[STORE] = self._start_child(STORE, {})
         self._await_started([STORE], until)
-        self.send(STORE, {"verb": "store"})
+        self.send(STORE, {"verb": "store", "host": host})
         while time.monotonic() < until:
             if child.link.poll(min(0.5, max(0.0, until - time.monotonic()))):
                 with contextlib.suppress(EOFError, OSError):
                     answer = protocol.decode(child.link.recv_bytes())
                     if "done" in answer:
-                        self._store_port = answer["done"]["port"]
-                        return self._store_host, self._store_port
+                        self._store = (host, answer["done"]["port"])
+                        return self._store
                 break
             self._look(0.0)
         raise RanksFailed(

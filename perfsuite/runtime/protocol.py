@@ -11,7 +11,8 @@ form    rank, local_rank, world_size,               ``{"done": {}}`` once the ra
 run     workload (see runtime.reference), shape,    ``{"done": report}`` with the rank's timings
         budget, purpose
 facts   family                                      ``{"done": {...}}``: torch and library versions
-store   --                                          ``{"done": {"port": ...}}``; the process then serves a TCPStore
+store   host                                        ``{"done": {"port": ...}}``; the process then serves a TCPStore on
+                                                    that address
 leave   --                                          ``{"done": {}}`` once the rank has left its process group
 ======  ==========================================  ==================================================================
 

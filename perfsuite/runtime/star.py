@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from socket import socket
+from socket import gethostname, socket
 from typing import Any
 
 from perfsuite.errors import LaunchError
@@ -66,6 +66,16 @@ class Star:
     def ranks(self) -> Collection[int]:
         """Ranks whose agents are there."""
         return self._links.keys()
+
+    def address(self) -> str:
+        """The driver's address that agents reach it by: one on another host, if any is.
+
+        The launcher's name for this host may be a loopback address here.  Where agents came to several addresses it is
+        that of the lowest rank.
+        """
+        here = gethostname()
+        ranks = sorted(self._links, key=lambda rank: (self.facts[rank].host == here, rank))
+        return self._links[ranks[0]].local_host() if ranks else "127.0.0.1"
 
     def send(self, ranks: Iterable[int], frame: Message) -> None:
         """Hand ``frame`` to the agents of ``ranks``; an agent that cannot be reached shows in :meth:`receive`."""

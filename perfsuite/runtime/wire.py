@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import queue
 import socket
 import struct
@@ -73,6 +74,11 @@ class Link:
     def fileno(self) -> int:
         """The descriptor, for ``multiprocessing.connection.wait``."""
         return self._connection.fileno()
+
+    def local_host(self) -> str:
+        """The address of this end, without the prefix that an IPv4 address has on a listener for both families."""
+        with socket.socket(fileno=os.dup(self.fileno())) as sock:
+            return str(sock.getsockname()[0]).removeprefix("::ffff:")
 
     def readable(self, timeout_s: float) -> bool:
         """Whether a frame, or the end of the connection, comes within ``timeout_s``."""

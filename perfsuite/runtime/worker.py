@@ -28,6 +28,7 @@ from perfsuite.runtime.clock_offset import offset_to_rank0_s
 from perfsuite.runtime.rank import Membership, WorkerRank
 from perfsuite.runtime.reference import resolve
 from perfsuite.runtime.spans import SpanRecorder
+from perfsuite.runtime.store import serve_store
 from perfsuite.runtime.timer import Samples, Timer
 from perfsuite.runtime.transport import Message
 from perfsuite.units import gib
@@ -147,10 +148,9 @@ class Worker:
             dist.destroy_process_group()
         return {}
 
-    def _serve_store(self, _: Message) -> Message:
-        store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
-        self._store = store
-        return {"port": store.port}
+    def _serve_store(self, command: Message) -> Message:
+        self._store = serve_store(command["host"])
+        return {"port": self._store.port}
 
     def _facts(self, command: Message) -> Message:
         versions: dict[str, Any] = {"torch": torch.__version__, "torch_git": torch.version.git_version}

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from perfsuite.collectives import receives_first
 from perfsuite.errors import PerfsuiteError, UnsupportedCase
 from perfsuite.schedules import Action, Kind, Order, Schedule
 from perfsuite.strategies.pipeline_watch import Watch
@@ -126,10 +127,9 @@ class Pipeline:
         mine = dist.get_rank(self.group)
         peer = dist.get_global_rank(self.group, between[mine == between[0]])
         theirs = torch.empty_like(gradient)
-        operations = [
-            dist.P2POp(dist.isend, gradient, peer, self.group),
-            dist.P2POp(dist.irecv, theirs, peer, self.group),
-        ]
+        send = dist.P2POp(dist.isend, gradient, peer, self.group)
+        receive = dist.P2POp(dist.irecv, theirs, peer, self.group)
+        operations = [receive, send] if receives_first(gradient.device.type, dist.get_rank(), peer) else [send, receive]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
         gradient.add_(theirs)

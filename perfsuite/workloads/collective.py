@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar
 
+from perfsuite.collectives import partner
 from perfsuite.errors import InvalidParameter, WrongResult
 from perfsuite.mesh import MeshShape
 from perfsuite.records import Work
 from perfsuite.workload import ITEM_BYTES, CallableStep, Rank, Step, Workload, Yardstick
-from perfsuite.workloads.collective_base import ALL, ROOT, Collective, Endpoint, Extents, Segment
+from perfsuite.workloads.collective_base import ALL, ROOT, Collective, Endpoint, Extents, Segment, passing
 
 _LATE_S = 0.005
 """How late the last rank comes to the barrier that is checked."""
@@ -259,13 +260,8 @@ class Scatter(Collective):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SendRecv(Collective):
-    """Ranks 0 and 1, 2 and 3, ... swap buffers: each sends and receives at the same time."""
-
-    message_bytes: int
-    """Buffer that each rank sends."""
-
-    name: ClassVar[str] = "send_recv"
+class PairedCollective(Collective):
+    """Base of those in which a rank has one partner, at distance half the world: on another host if there are any."""
 
     def require_ranks(self, ranks: int) -> None:
         """Pairs need an even number of ranks."""
@@ -273,25 +269,77 @@ class SendRecv(Collective):
         if ranks % 2:
             raise InvalidParameter(f"world_size={ranks} leaves a rank without a partner; choose an even number")
 
+
+@dataclass(frozen=True, kw_only=True)
+class SendRecv(PairedCollective):
+    """Ranks r and r + n/2 swap buffers: each sends and receives at the same time."""
+
+    message_bytes: int
+    """Buffer that each rank sends."""
+
+    name: ClassVar[str] = "send_recv"
+
     def extents(self, count: int, ranks: int, rank: int) -> Extents:
         """As much out as in."""
         return Extents(source=count, target=count)
 
     def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """One batch of a send and a receive."""
-        partner = end.ranks_in_world[end.rank ^ 1]
-        send = dist.P2POp(dist.isend, end.source, partner, end.group)
-        receive = dist.P2POp(dist.irecv, end.target, partner, end.group)
-
-        def swap() -> None:
-            for request in dist.batch_isend_irecv([send, receive]):
-                request.wait()
-
-        return swap
+        """One batch of a receive and a send."""
+        other = partner(end.rank, end.ranks)
+        return passing(dist, end, receive_from=other, send_to=other)
 
     def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
         """The partner's buffer."""
-        return [Segment(rank=rank ^ 1, start=0, length=count)]
+        return [Segment(rank=partner(rank, ranks), start=0, length=count)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingShift(Collective):
+    """Each rank sends its buffer to the next one and receives that of the one before."""
+
+    message_bytes: int
+    """Buffer that each rank sends."""
+
+    name: ClassVar[str] = "ring_shift"
+
+    def extents(self, count: int, ranks: int, rank: int) -> Extents:
+        """As much out as in."""
+        return Extents(source=count, target=count)
+
+    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
+        """One batch of a receive and a send."""
+        before, after = (end.rank - 1) % end.ranks, (end.rank + 1) % end.ranks
+        return passing(dist, end, receive_from=before, send_to=after)
+
+    def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
+        """The buffer of the rank before."""
+        return [Segment(rank=(rank - 1) % ranks, start=0, length=count)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneDirection(PairedCollective):
+    """Rank r of the lower half sends its buffer to rank r + n/2; nothing comes back."""
+
+    message_bytes: int
+    """Buffer that each rank of the lower half sends."""
+
+    name: ClassVar[str] = "one_direction"
+
+    def extents(self, count: int, ranks: int, rank: int) -> Extents:
+        """Out in the lower half, in in the upper."""
+        sends = rank < ranks // 2
+        return Extents(source=count if sends else 0, target=0 if sends else count)
+
+    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
+        """A send or a receive."""
+        other = partner(end.rank, end.ranks)
+        if end.rank < end.ranks // 2:
+            return passing(dist, end, send_to=other)
+        return passing(dist, end, receive_from=other)
+
+    def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
+        """The partner's buffer in the upper half."""
+        return [] if rank < ranks // 2 else [Segment(rank=partner(rank, ranks), start=0, length=count)]
 
 
 @dataclass(frozen=True, kw_only=True)

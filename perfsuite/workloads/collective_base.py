@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
+from perfsuite.collectives import receives_first
 from perfsuite.errors import InvalidParameter, WrongResult
 from perfsuite.mesh import MeshShape
 from perfsuite.records import Work
@@ -80,7 +81,7 @@ class Collective(Workload):
     """Short name of the elements' dtype."""
 
     name: ClassVar[str]
-    """In metrics.collective: fixes the bandwidth factor."""
+    """In perfsuite.collectives: fixes factor and bound of the bandwidth."""
     divided: ClassVar[bool] = False
     """Whether S is the ranks' parts together, so that it divides by the number of ranks."""
     summed: ClassVar[bool] = False
@@ -150,6 +151,25 @@ class Collective(Workload):
                     got=found.got,
                 )
             start += segment.length
+
+
+def passing(
+    dist: ModuleType, end: Endpoint, *, receive_from: int | None = None, send_to: int | None = None
+) -> Callable[[], object]:
+    """One batch that fills the target from a rank of the group, sends the source to one, or does both at once."""
+    operations = []
+    if send_to is not None:
+        operations.append(dist.P2POp(dist.isend, end.source, end.ranks_in_world[send_to], end.group))
+    if receive_from is not None:
+        receive = dist.P2POp(dist.irecv, end.target, end.ranks_in_world[receive_from], end.group)
+        first = send_to is None or receives_first(end.source.device.type, end.rank, send_to)
+        operations.insert(0 if first else 1, receive)
+
+    def pass_on() -> None:
+        for request in dist.batch_isend_irecv(operations):
+            request.wait()
+
+    return pass_on
 
 
 class CollectiveStep(Step):

@@ -6,6 +6,7 @@ Every rank trains the whole global batch by itself as well, in plain torch, and 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from perfsuite.mesh import MeshShape
 from perfsuite.records import Work
 from perfsuite.strategies.base import Plan
 from perfsuite.workload import Rank, Step
-from perfsuite.workloads.pipeline_case import PipelineCase, raise_alike
+from perfsuite.workloads.pipeline_case import PipelineCase, raise_alike, texts_of_all
 
 if TYPE_CHECKING:
     import torch
@@ -106,11 +107,8 @@ class PipelineParityStep(Step):
 
     def names_of_all_ranks(self) -> set[str]:
         """Parameters that some rank has a gradient of; a collective."""
-        import torch.distributed as dist
-
-        found: list[list[str]] = [[]] * self._rank.world_size
-        dist.all_gather_object(found, sorted(self.outcome.gradients), group=self._rank.group())
-        return {name for names in found for name in names}
+        found = texts_of_all(self._rank, json.dumps(sorted(self.outcome.gradients)))
+        return {name for names in found for name in json.loads(names)}
 
     def close(self) -> None:
         """Free the model."""

@@ -1,0 +1,113 @@
+"""What a stranger on the network can reach, and what perfsuite does with bytes that came by it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import socket
+import types
+from pathlib import Path
+
+import pytest
+
+from perfsuite.runtime import star, store
+from perfsuite.runtime.star import AgentFacts, Star
+from test_correctness.processes import listening_on
+
+PACKAGE = Path(__file__).parent.parent / "perfsuite"
+PICKLING_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+PICKLING_CALLS = {
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+    *("send_object_list", "recv_object_list", "rpc_sync", "rpc_async"),
+}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.3", "::1"])
+def test_a_store_listens_on_its_address_alone(host):
+    if host == "::1" and not _has_ipv6():
+        pytest.skip("no IPv6 loopback here")
+    served = store.serve_store(host)
+    assert listening_on(os.getpid())[served.port] == host
+    served.set("a", "b")
+    assert store.TCPStore(host, served.port).get("a") == b"b"
+
+
+def test_a_torch_whose_newer_server_takes_no_socket_gets_the_older_one(monkeypatch):
+    """torch 2.5 to 2.7 say so by a NotImplementedError."""
+    real, tried = store.TCPStore, []
+
+    def before_2_8(*arguments, **options):
+        tried.append(options.get("use_libuv", True))
+        if tried[-1]:
+            raise NotImplementedError("The libuv TCPStore backend does not support initialization with an listen fd.")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(store, "TCPStore", before_2_8)
+    served = store.serve_store("127.0.0.1")
+    assert tried == [True, False]
+    assert listening_on(os.getpid())[served.port] == "127.0.0.1"
+    assert real("127.0.0.1", served.port).add("n", 2) == 2
+
+
+def test_the_launch_s_address_is_the_one_by_which_other_hosts_came(monkeypatch):
+    """A host's own name may be a loopback address on that host, so that its own agents come by another."""
+    monkeypatch.setattr(star, "gethostname", lambda: "a")
+    hosts = {1: ("a", "127.0.1.1"), 2: ("b", "10.0.0.1"), 3: ("b", "10.0.0.1")}
+    links = {rank: types.SimpleNamespace(local_host=lambda at=at: at) for rank, (_, at) in hosts.items()}
+    facts = {
+        rank: AgentFacts(rank=rank, host=host, pid=1, local_rank=rank % 2, local_world_size=2)
+        for rank, (host, _) in hosts.items()
+    }
+    assert Star(links, facts).address() == "10.0.0.1"
+    assert Star({1: links[1]}, facts).address() == "127.0.1.1"
+    assert Star({}, {}).address() == "127.0.0.1"
+
+
+def pickling(tree: ast.AST) -> list[str]:
+    """Places in a module that would unpickle bytes: as \"line: what\"."""
+    found = []
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".")[0] for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [str(node.module).split(".")[0], *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Attribute):
+            names = [node.attr]
+        elif isinstance(node, ast.Name):
+            names = [node.id]
+        found += [f"{node.lineno}: {name}" for name in names if name in PICKLING_MODULES | PICKLING_CALLS]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            called = ast.unparse(node.func)
+            options = {option.arg: ast.unparse(option.value) for option in node.keywords}
+            if called == "torch.load" and options.get("weights_only") != "True":
+                found.append(f"{node.lineno}: torch.load without weights_only=True")
+            if node.func.attr == "recv" and not node.args and not node.keywords:
+                found.append(f"{node.lineno}: {called}() of a multiprocessing connection")
+    return found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("import pickle", "from pickle import loads", "dist.all_gather_object(found, mine)", "torch.load(file)"),
+        *("from torch.distributed import broadcast_object_list", "message = link.recv()"),
+        "torch.load(file, weights_only=False)",
+    ],
+)
+def test_the_search_for_pickles_finds(code):
+    assert pickling(ast.parse(code))
+
+
+def test_nothing_of_perfsuite_unpickles_what_came_from_elsewhere():
+    assert pickling(ast.parse("torch.load(file, weights_only=True); dist.recv(box, 0); link.recv_bytes()")) == []
+    found = {str(file.relative_to(PACKAGE)): pickling(ast.parse(file.read_text())) for file in PACKAGE.glob("**/*.py")}
+    assert {file: places for file, places in found.items() if places} == {}
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
