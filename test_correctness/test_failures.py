@@ -132,6 +132,11 @@ def test_who_waits_or_may_wait_is_named_after_who_hangs():
         assert report.startswith(f"rank {cause} on node1")
 
 
+def test_of_several_that_died_the_first_is_the_cause():
+    report = compose(3, [failure(2, "died", "killed by SIGKILL"), failure(0, "died", "killed by SIGABRT")], "")
+    assert report.startswith("rank 2 on node1 died: killed by SIGKILL (while timing); so did rank 0")
+
+
 @pytest.mark.parametrize(
     ("failures", "kind", "message"),
     [

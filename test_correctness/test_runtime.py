@@ -170,7 +170,8 @@ def test_what_is_no_step_is_named(driver):
         (steps.dying, {"how": "sys.exit"}, "rank 1 on .* raised SystemExit: a workload called sys.exit"),
     ],
 )
-def test_a_failing_rank_is_named_and_the_next_case_runs(driver, function, arguments, message):
+def test_a_failing_rank_is_named_and_the_next_case_runs(driver, monkeypatch, function, arguments, message):
+    monkeypatch.setattr("perfsuite.runtime.driver.GRACE_S", 0.5)
     with pytest.raises(RanksFailed, match=message) as failure:
         driver.run(job(function, 3, **arguments))
     first_line = str(failure.value).splitlines()[0]

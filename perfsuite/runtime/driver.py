@@ -27,6 +27,8 @@ from perfsuite.workload import Budget, Purpose, Workload
 
 START_TIMEOUT_S = 120.0
 """For workers to come up: the first import of torch from a cold disk can take most of a minute."""
+JOIN_S = 10.0
+"""For ranks to join their process group, where the deadline of the case is shorter still: devices are opened in it."""
 GRACE_S = 2.0
 """After one rank failed, the others get this long to finish or fail by themselves."""
 DUMP_S = 2.0
@@ -117,7 +119,7 @@ class Driver:
 
         Raises RanksFailed when a rank died, raised or hung; WrongResult, InvalidParameter, UnsupportedCase,
         ExpectedFailure and OutOfMemory as the ranks raised them; AgentLost when the run cannot go on.  The deadline
-        of the job's budget holds for joining the process group and again for the rest.
+        of the job's budget holds for the joining of the process group (at least JOIN_S) and again for the rest.
         """
         shape = job.shape or MeshShape.of(dp=job.world_size)
         if shape.world_size != job.world_size:
@@ -167,6 +169,7 @@ class Driver:
             return
         self._formed = 0
         self._generation += 1
+        limit_s = max(timeout_s, JOIN_S)
         store = self._transport.open_store(START_TIMEOUT_S)
         places = [self._transport.place(rank) for rank in range(world_size)]
         on_host = {place.host: sum(other.host == place.host for other in places) for place in places}
@@ -181,11 +184,11 @@ class Driver:
                 device=place.local_rank % self._device_count,
                 store=store,
                 generation=self._generation,
-                timeout_s=timeout_s,
+                timeout_s=limit_s,
             )
             for place in places
         }
-        self._command(commands, timeout_s, start_s=START_TIMEOUT_S)
+        self._command(commands, limit_s, start_s=START_TIMEOUT_S)
         self._formed = world_size
 
     def _command(
@@ -248,7 +251,8 @@ class Driver:
         late = not (wait.errors or wait.exits)
         looks = self._look_at(stuck, twice=late)
         self._tails = {slot: tail for slot in slots if (tail := self._transport.log_tail(slot))}
-        failures = [self._judge(slot, wait, looks) for slot in slots]
+        in_order = dict.fromkeys([*wait.exits, *slots])  # of several that died the first is the cause
+        failures = [self._judge(slot, wait, looks) for slot in in_order]
         kinds = {error["kind"] for error in wait.errors.values()}
         self._formed = 0
         if wait.exits or stuck or not kinds <= set(protocol.CLEAN_ERRORS):

@@ -111,9 +111,12 @@ def _from_communication(each: RankFailure) -> bool:
 
 
 def compose(world_size: int, failures: Sequence[RankFailure], limit: str) -> str:
-    """The report: a first line that names the cause, then every failed rank with its stack."""
+    """The report: a first line that names the cause, then every failed rank with its stack.
+
+    Of ranks in the same state the first of ``failures`` comes first.
+    """
     told = [replace(each, state="skipped", detail="") if _is_word(each) else each for each in consequences(failures)]
-    ordered = sorted(told, key=lambda each: (_ORDER.index(each.state), each.rank))
+    ordered = sorted(told, key=lambda each: _ORDER.index(each.state))
     lines = [f"{_headline(ordered[0])}{_more(ordered)} ({world_size} ranks{limit})"]
     for each in ordered:
         if each.state == "finished":
