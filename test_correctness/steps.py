@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 
+from perfsuite.errors import UnsupportedCase
 from perfsuite.workload import Step
 
 
@@ -259,6 +260,8 @@ def patience(rank):
     import torch.distributed as dist
 
     groups = {"world": rank.group(), "mesh": rank.group("tp"), "own": dist.new_group()}
+    if not hasattr(groups["world"]._get_backend(torch.device("cpu")), "options"):
+        raise UnsupportedCase("this torch does not tell how long a group waits")
 
     def run():
         for name, group in groups.items():
