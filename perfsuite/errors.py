@@ -7,6 +7,7 @@
     │   ├── UnknownPlatform       a platform name that no row of platforms.toml has
     │   └── LaunchError           the launcher's environment is unknown, contradictory or unsafe
     ├── UnsupportedCase           the case cannot run on this machine: becomes a skip that names what is missing
+    ├── ExpectedFailure           a rank called pytest.xfail: becomes one of the test
     ├── CaseError                 one case failed; the other cases go on
     │   ├── InvalidParameter      a workload parameter breaks a rule
     │   ├── WrongResult           what was timed computed the wrong thing
@@ -41,6 +42,10 @@ class LaunchError(ConfigurationError):
 
 class UnsupportedCase(PerfsuiteError):
     """The case cannot run on this machine; the message names what is missing and becomes the reason of a skip."""
+
+
+class ExpectedFailure(PerfsuiteError):
+    """A rank called ``pytest.xfail``; the message has its reason."""
 
 
 class CaseError(PerfsuiteError):

@@ -88,7 +88,7 @@ class Budget:
     yardstick: bool = False
     """Time the workload's yardstick kernel after every sample."""
     timeout_s: float = 120.0
-    """The whole case, build and checks included, must end within this."""
+    """One build of the case, its checks included, must end within this; so must joining the process group before it."""
 
 
 class Step(ABC):
@@ -156,7 +156,10 @@ class Rank(Protocol):
     def record(
         self, name: str, value: Any, *, unit: str = "", reduce: Literal["max", "mean", "equal", "only"] = "max"
     ) -> None:
-        """Return a number that is not a time; a tensor is read after the last sample, so nothing is synchronised."""
+        """Return a number that is not a time; a tensor is read after the last sample, so nothing is synchronised.
+
+        NaN or an infinity fails the case, whatever ``reduce`` is.
+        """
 
 
 class Probe(Protocol):

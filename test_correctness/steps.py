@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 
+from perfsuite.errors import UnsupportedCase
 from perfsuite.workload import Step
 
 
@@ -185,3 +186,112 @@ def closing(rank, file):
 def not_a_step(rank):
     """Returns something that is no iteration."""
     return 42
+
+
+class Unheard(BaseException):
+    """No Exception: no ``except Exception`` takes it."""
+
+
+def leaving(rank, how, culprits=(0,), phase="run"):
+    """The culprits leave in a way that is no Exception, in this phase; the others wait for them in a collective."""
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    ways = {
+        "skip": lambda: pytest.skip("no luck today"),
+        "fail": lambda: pytest.fail("not today"),
+        "xfail": lambda: pytest.xfail("known since long"),
+        "exit": lambda: pytest.exit("enough"),
+        "error": lambda: 1 / 0,
+    }
+    exceptions = {each.__name__: each for each in (KeyboardInterrupt, GeneratorExit, Unheard)}
+
+    def leave(how):
+        if how in exceptions:
+            raise exceptions[how]
+        ways[how]()
+
+    def run():
+        if rank.rank in culprits:
+            leave(how[rank.rank] if isinstance(how, (list, tuple)) else how)
+        dist.all_reduce(torch.ones(16))
+
+    if phase == "build":
+        run()
+    return run
+
+
+def shouting(rank, characters):
+    """Writes one line of this length and raises an exception with as long a message."""
+
+    def run():
+        print("last words " + "y" * characters, flush=True)
+        raise ValueError("begin " + "x" * characters + " end")
+
+    return run
+
+
+class Destroying(Step):
+    """Ends the process group in one of its iterations or when it is closed."""
+
+    def __init__(self, when):
+        self.when = when
+        self.iterations = 0
+
+    def run(self):
+        import torch
+        import torch.distributed as dist
+
+        dist.all_reduce(torch.ones(1024))
+        self.iterations += 1
+        if self.when == self.iterations:
+            dist.destroy_process_group()
+
+    def close(self):
+        import torch.distributed as dist
+
+        if self.when == "close":
+            dist.destroy_process_group()
+
+
+def destroying(rank, culprit, when):
+    """One rank ends the process group that is perfsuite's."""
+    return Destroying(when) if rank.rank == culprit else add_up(rank)
+
+
+def patience(rank):
+    """Records how long the groups of this rank wait: the world's, a mesh's, one that somebody makes (DeepSpeed)."""
+    import torch
+    import torch.distributed as dist
+
+    groups = {"world": rank.group(), "mesh": rank.group("tp"), "own": dist.new_group()}
+    if not hasattr(groups["world"]._get_backend(torch.device("cpu")), "options"):
+        raise UnsupportedCase("this torch does not tell how long a group waits")
+
+    def run():
+        for name, group in groups.items():
+            limit = group._get_backend(torch.device("cpu")).options._timeout
+            rank.record(name, limit.total_seconds(), unit="s", reduce="equal")
+
+    return run
+
+
+def unplugged(rank):
+    """Asks for the loopback interface where it is down: in a network of this rank's own."""
+    import ctypes
+
+    import pytest
+
+    from perfsuite.runtime.rendezvous import require_loopback
+
+    require_loopback()
+    if ctypes.CDLL(None).unshare(0x40000000):
+        pytest.skip("no network of its own for this user")
+    require_loopback()
+    return lambda: None
+
+
+def odd_record(rank, value):
+    """The last rank records something that is no finite number."""
+    return lambda: rank.record("loss", float(value) if rank.rank == rank.world_size - 1 else 1.0, reduce="max")

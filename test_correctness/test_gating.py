@@ -18,7 +18,7 @@ import pytest
 
 from perfsuite import gatekeeper
 from perfsuite.arms import ArmFailed
-from perfsuite.errors import OutOfMemory, RanksFailed
+from perfsuite.errors import OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.records import Sample
 from test_correctness.scripted_driver import measurement, repository
 
@@ -124,6 +124,22 @@ def test_a_slowed_case_fails_alone_after_fresh_runs(stored, machine):
     jobs = stored.driver.jobs[before:]
     assert all(job.fresh and job.budget.yardstick for job in jobs)
     assert sum(job.workload.parameters()["number"] == 1 for job in jobs) >= 5  # judged on runs after the suspicion
+
+
+def test_a_case_that_skips_when_it_is_run_again_stays_open(stored, machine):
+    measured = []
+
+    def script(job):
+        if job.workload.parameters().get("number") == 1 and measured:
+            raise UnsupportedCase("rank 0 on here skipped: no luck today")
+        measured.append(job)
+        return machine(job)
+
+    machine.factors[1] = 1.1
+    stored.driver.script = script
+    done = stored.run("--perf-gate", "-k", "cpu-1")
+    assert "could not judge" not in done.stdout.str()
+    done.stdout.fnmatch_lines(["*it failed when it was run again: rank 0 on here skipped: no luck today*"])
 
 
 def test_without_the_gate_a_verdict_is_shown_and_nothing_fails(stored, machine):

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from perfsuite.errors import AgentLost, OutOfMemory, RanksFailed, UnsupportedCase
+from perfsuite.errors import AgentLost, ExpectedFailure, OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.plugin import launch
 from perfsuite.runtime.transport import Event
 from test_correctness.scripted_driver import measurement, repository
@@ -61,6 +61,15 @@ def test_a_case_that_this_machine_cannot_run_is_skipped_at_its_own_place(pyteste
     found = repo.run("-rs")
     found.assert_outcomes(passed=2, skipped=1)
     found.stdout.fnmatch_lines(["SKIPPED [[]1] test_it.py:28: torch has no such thing here"])
+
+
+def test_what_a_rank_expects_to_fail_is_expected_of_the_test(pytester, monkeypatch):
+    error = ExpectedFailure("rank 1 on here expected to fail: known since long")
+    repo = repository(pytester, monkeypatch, THREE, failing(error))
+    found = repo.run("-rx")
+    assert found.parseoutcomes() == {"passed": 2, "xfailed": 1}
+    found.stdout.fnmatch_lines(["XFAIL test_it.py::test_second[[]cpu] - *rank 1 on here expected to fail: known *"])
+    assert repo.run("--runxfail").parseoutcomes() == {"passed": 2, "failed": 1}
 
 
 def test_out_of_memory_is_a_result(pytester, monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import CaseError, InvalidParameter, RanksFailed
+from perfsuite.errors import CaseError, ExpectedFailure, InvalidParameter, RanksFailed, UnsupportedCase
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
@@ -180,7 +180,8 @@ def test_what_is_no_step_is_named(driver):
         (steps.dying, {"how": "sys.exit"}, "rank 1 on .* raised SystemExit: a workload called sys.exit"),
     ],
 )
-def test_a_failing_rank_is_named_and_the_next_case_runs(driver, function, arguments, message):
+def test_a_failing_rank_is_named_and_the_next_case_runs(driver, monkeypatch, function, arguments, message):
+    monkeypatch.setattr("perfsuite.runtime.driver.GRACE_S", 0.5)
     with pytest.raises(RanksFailed, match=message) as failure:
         driver.run(job(function, 3, **arguments))
     first_line = str(failure.value).splitlines()[0]
@@ -188,6 +189,88 @@ def test_a_failing_rank_is_named_and_the_next_case_runs(driver, function, argume
     if function is steps.dying:
         assert driver.log_tails()[1] == "last words of the culprit"
     assert len(driver.run(job(steps.add_up, 3)).samples) >= 3
+
+
+@pytest.mark.parametrize(
+    ("how", "phase", "said"),
+    [
+        ("fail", "run", "raised Failed: not today .while checking before timing"),
+        ("fail", "build", "raised Failed: not today .while building"),
+        ("exit", "run", "raised Exit: enough"),
+        ("KeyboardInterrupt", "run", "raised KeyboardInterrupt .while checking before timing"),
+        ("GeneratorExit", "build", "raised GeneratorExit .while building"),
+        ("Unheard", "run", "raised Unheard .while checking before timing"),
+    ],
+)
+def test_whatever_a_rank_raises_is_named_with_its_place(driver, how, phase, said):
+    with pytest.raises(RanksFailed, match=f"^rank 0 on .* {said}") as failure:
+        driver.run(job(steps.leaving, 1, how=how, phase=phase))
+    assert "steps.py" in str(failure.value)
+
+
+def test_a_skip_of_some_ranks_is_one_of_the_case(driver, monkeypatch):
+    monkeypatch.setattr("perfsuite.runtime.driver.GRACE_S", 0.2)
+    with pytest.raises(UnsupportedCase, match=r"^rank 1 on .* skipped: no luck today$"):
+        driver.run(job(steps.leaving, 3, how="skip", culprits=(1,)))
+    with pytest.raises(ExpectedFailure, match=r"^rank 0 on .* expected to fail: known since long$"):
+        driver.run(job(steps.leaving, 2, how="xfail", culprits=(0, 1)))
+    with pytest.raises(RanksFailed, match=r"^rank 1 on .* raised ZeroDivisionError") as failure:
+        driver.run(job(steps.leaving, 2, how=("skip", "error"), culprits=(0, 1)))
+    assert "rank 0 on" in str(failure.value)
+    assert "skipped: no luck today" in str(failure.value)
+
+
+def test_a_message_of_megabytes_is_cut(driver):
+    with pytest.raises(RanksFailed, match=r"^rank 0 on .* raised ValueError: begin xxx") as failure:
+        driver.run(job(steps.shouting, 1, characters=50_000_000))
+    report = str(failure.value)
+    assert len(report) < 50_000
+    assert "characters left out" in report.splitlines()[0]
+    assert "in run" in report
+    tail = driver.log_tails()[0]
+    assert len(tail) < 50_000
+    assert "bytes before this left out" in tail
+    assert tail.endswith("yyy")
+
+
+@pytest.mark.parametrize(("world_size", "culprit", "when"), [(2, 1, 1), (2, 0, 3), (1, 0, 3), (2, 1, "close")])
+def test_a_rank_that_ends_the_process_group_is_named(driver, monkeypatch, world_size, culprit, when):
+    monkeypatch.setattr("perfsuite.runtime.driver.GRACE_S", 0.2)
+    with pytest.raises(RanksFailed, match=rf"^rank {culprit} on .*called torch\.distributed\.destroy_process_group"):
+        driver.run(job(steps.destroying, world_size, culprit=culprit, when=when))
+    assert driver.run(job(steps.add_up, world_size)).world_size == world_size
+
+
+def test_groups_wait_longer_than_any_case_whatever_the_case_before(driver):
+    driver.run(job(steps.surroundings, 4, budget=dataclasses.replace(QUICK, smoke=True)))
+    measurement = driver.run(job(steps.patience, 4, shape=MeshShape.parse("dp2-tp2")))
+    assert {record.name for record in measurement.records} == {"world", "mesh", "own"}
+    assert all(record.value > 10 * 24 * 3600 for record in measurement.records)
+
+
+def test_a_store_out_of_reach_is_told_at_once_by_its_address(driver, monkeypatch):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = unused.getsockname()
+        monkeypatch.setattr(driver._transport, "open_store", lambda deadline_s: address)
+        with pytest.raises(RanksFailed, match=rf"cannot reach the rendezvous store at 127\.0\.0\.1:{address[1]}"):
+            driver.run(job(steps.add_up, 2, fresh=True))
+    monkeypatch.undo()
+    assert driver.run(job(steps.add_up, 2)).world_size == 2
+
+
+def test_a_host_whose_loopback_is_down_says_so(driver):
+    with pytest.raises((RanksFailed, UnsupportedCase)) as failure:
+        driver.run(job(steps.unplugged, 1))
+    if failure.type is UnsupportedCase:
+        pytest.skip(str(failure.value))
+    assert "cannot connect to itself at 127.0.0.1" in str(failure.value).splitlines()[0]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_record_that_is_no_number_fails_with_its_rank(driver, value):
+    with pytest.raises(CaseError, match=f"^rank 1 recorded loss={value}"):
+        driver.run(job(steps.odd_record, 2, value=value, budget=dataclasses.replace(QUICK, smoke=True)))
 
 
 def test_a_hang_is_named_with_its_stack_within_the_limit(driver):

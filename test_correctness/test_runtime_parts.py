@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import sys
-import textwrap
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from perfsuite.platforms.base import Clock
 from perfsuite.records import ClockFacts, Work
 from perfsuite.runtime import protocol
 from perfsuite.runtime.assembly import assemble
-from perfsuite.runtime.failures import RankFailure, compose, judge_stack
 from perfsuite.runtime.forkserver import describe_status
 from perfsuite.runtime.lateness import judge_arrivals
 from perfsuite.runtime.reference import describe, refer, resolve
@@ -116,66 +114,6 @@ def test_a_test_file_loads_from_its_path_on_another_host(tmp_path, monkeypatch):
     }
     assert resolve(reference).function(None)() == 7
     del sys.modules["a_module_only_known_by_path"]
-
-
-STACK = textwrap.dedent(
-    """\
-    Thread 0x01 (most recent call first):
-      File "/x/perfsuite/runtime/worker_process.py", line 65 in _end_with_driver
-      File "/usr/lib/python3.11/threading.py", line 982 in run
-
-    Current thread 0x02 (most recent call first):
-    {frames}  File "/x/perfsuite/workload.py", line 116 in run
-      File "/x/perfsuite/runtime/worker.py", line 202 in _check
-      File "/x/perfsuite/runtime/worker_process.py", line 61 in become_worker
-    """
-)
-
-
-def test_a_rank_inside_a_collective_waits_for_others():
-    frames = (
-        '  File "/s/torch/distributed/distributed_c10d.py", line 3252 in all_reduce\n'
-        '  File "/s/torch/distributed/c10d_logger.py", line 83 in wrapper\n'
-        '  File "/home/me/mine.py", line 23 in f\n'
-    )
-    waits, where, stack = judge_stack(STACK.format(frames=frames))
-    assert waits
-    assert where == "all_reduce, called at /home/me/mine.py:23 in f"
-    assert "runtime" not in stack
-
-
-def test_a_rank_in_its_own_code_is_the_cause():
-    waits, where, _ = judge_stack(STACK.format(frames='  File "/home/me/mine.py", line 22 in f\n'))
-    assert (waits, where) == (False, "/home/me/mine.py:22 in f")
-
-
-def test_an_empty_dump_says_so():
-    assert judge_stack("") == (False, "no Python stack could be taken", "")
-
-
-def failure(rank, state, what="", detail=""):
-    return RankFailure(rank=rank, host="node1", state=state, what=what, phase="timing", detail=detail)
-
-
-def test_the_cause_comes_first_and_consequences_lose_their_tracebacks():
-    gloo = 'Traceback\n  File "/s/torch/distributed/distributed_c10d.py", line 1, in all_reduce\nRuntimeError: reset'
-    report = compose(
-        3,
-        [failure(0, "raised", "RuntimeError: reset", gloo), failure(1, "finished"), failure(2, "died", "exit code 3")],
-        "",
-    )
-    lines = report.splitlines()
-    assert lines[0] == "rank 2 on node1 died: exit code 3 (while timing) (3 ranks)"
-    assert "rank 0 on node1 lost the others: RuntimeError: reset" in report
-    assert "Traceback" not in report
-    assert "rank 1" not in report
-
-
-def test_a_communication_error_on_every_rank_is_its_own_cause():
-    gloo = 'Traceback\n  File "/s/torch/distributed/distributed_c10d.py", line 1, in all_reduce\nRuntimeError: size'
-    report = compose(2, [failure(rank, "raised", "RuntimeError: size", gloo) for rank in (0, 1)], "")
-    assert report.startswith("rank 0 on node1 raised RuntimeError: size (while timing); so did rank 1")
-    assert "as above" in report
 
 
 @given(
@@ -320,6 +258,19 @@ def test_a_record_that_one_rank_alone_may_give():
     assert put_together(report_of(0, records={}), report_of(1, records=only)).records[0].value == 1.0
     with pytest.raises(CaseError, match="reduce='only' allows one rank"):
         put_together(report_of(0, records=only), report_of(1, records=only))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("how", ["max", "mean", "equal", "only"])
+def test_a_record_that_is_no_finite_number_fails_with_its_rank(how, value):
+    reports = [report_of(rank, records={"loss": [1.0 if rank < 2 else value, "", how]}) for rank in range(3)]
+    if how == "only":
+        reports[:2] = [report_of(rank, records={}) for rank in range(2)]
+    with pytest.raises(CaseError, match=f"^rank 2 recorded loss={value}; a record must be a finite number"):
+        put_together(*reports)
+    many = [report_of(rank, records={"loss": [value, "", how]}) for rank in range(7)]
+    with pytest.raises(CaseError, match=r"rank 3 recorded loss=-?(nan|inf) \(so did 3 more ranks\)"):
+        put_together(*many)
 
 
 def test_frames_are_json_objects():

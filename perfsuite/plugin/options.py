@@ -73,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add = group.addoption
     add("--perf-platform", metavar="NAME", help="generate the cases of this platform instead of the one found here")
     add("--perf-scale", metavar="full|small", help="sizes as published, or small ones; default: the platform decides")
-    add("--perf-timeout", metavar="DURATION", help="deadline of one case, e.g. 90s or 2min (ini: perf_timeout)")
+    add("--perf-timeout", metavar="DURATION", help="deadline of a case's build, e.g. 90s or 2min (ini: perf_timeout)")
     add("--perf-oversubscribe", action="store_true", help="let ranks share devices when there are fewer than ranks")
     add("--perf-fresh", action="store_true", help="start new rank processes for every case")
     add(

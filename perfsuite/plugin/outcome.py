@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import AgentLost, PerfsuiteError, UnsupportedCase
+from perfsuite.errors import AgentLost, ExpectedFailure, PerfsuiteError, UnsupportedCase
 from perfsuite.plugin import hooks
 from perfsuite.plugin.collect import is_perf
 from perfsuite.plugin.fixtures import CaseState, state_key
@@ -62,6 +62,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
         returned = yield
     except UnsupportedCase as missing:
         raise CaseSkipped(str(missing)) from None
+    except ExpectedFailure as expected:
+        raise pytest.xfail.Exception(str(expected), pytrace=False) from None
     except PerfsuiteError as error:
         if isinstance(error, AgentLost):
             item.session.shouldstop = f"perfsuite: {str(error).partition(chr(10))[0]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any, Literal, cast
@@ -25,7 +26,7 @@ from perfsuite.runtime.transport import Message
 def assemble(
     reports: Sequence[Message], *, aligned: bool, backend: str, fresh: bool, transport: str, smoke: bool
 ) -> Measurement:
-    """``reports[r]`` is rank r's; raises CaseError when ranks disagree about a record that must be equal."""
+    """``reports[r]`` is rank r's; raises CaseError for a record that is not finite or that they disagree about."""
     lead = reports[0]
     memory = [report["peak_memory_bytes"] for report in reports if report["peak_memory_bytes"] is not None]
     timeline, bubbles = join(reports)
@@ -87,6 +88,11 @@ def _record(name: str, per_rank: Sequence[Any]) -> Record:
     given = {rank: value for rank, value in enumerate(per_rank) if value is not None}
     _, unit, how = next(iter(given.values()))
     values = [value for value, _, _ in given.values()]
+    # A maximum loses NaN, a mean spreads it, it is unequal to itself; and JSON has neither it nor infinity.
+    odd = [f"rank {rank} recorded {name}={value[0]}" for rank, value in given.items() if not math.isfinite(value[0])]
+    if odd:
+        more = f" (so did {len(odd) - 4} more ranks)" if len(odd) > 4 else ""
+        raise CaseError(f"{', '.join(odd[:4])}{more}; a record must be a finite number")
     if how == "equal" and any(value != values[0] for value in values):
         told = ", ".join(f"rank {rank}: {value[0]!r}" for rank, value in list(given.items())[:4])
         raise CaseError(f"ranks disagree about {name}, which must be equal on all of them: {told}")

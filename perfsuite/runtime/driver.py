@@ -12,38 +12,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfsuite.errors import (
-    AgentLost,
-    CaseError,
-    InvalidParameter,
-    OutOfMemory,
-    RanksFailed,
-    UnsupportedCase,
-    WrongResult,
-)
+from perfsuite.errors import AgentLost, InvalidParameter
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms.base import Family
 from perfsuite.records import Measurement
 from perfsuite.runtime import protocol
 from perfsuite.runtime.assembly import assemble
-from perfsuite.runtime.failures import RankFailure, compose, judge_stack
+from perfsuite.runtime.failures import RankFailure, exception_of
 from perfsuite.runtime.reference import refer
+from perfsuite.runtime.stacks import judge
 from perfsuite.runtime.transport import Message, Place, Transport
 from perfsuite.units import format_seconds
 from perfsuite.workload import Budget, Purpose, Workload
 
 START_TIMEOUT_S = 120.0
 """For workers to come up: the first import of torch from a cold disk can take most of a minute."""
+JOIN_S = 10.0
+"""For ranks to join their process group, where the deadline of the case is shorter still: devices are opened in it."""
 GRACE_S = 2.0
 """After one rank failed, the others get this long to finish or fail by themselves."""
 DUMP_S = 2.0
+BETWEEN_LOOKS_S = 0.2
+"""A rank that is at work has moved on by then, one that hangs or waits has not."""
 _POLL_S = 0.5
-_ERRORS: Mapping[str, type[CaseError] | type[UnsupportedCase]] = {
-    "wrong_result": WrongResult,
-    "invalid_parameter": InvalidParameter,
-    "unsupported": UnsupportedCase,
-    "out_of_memory": OutOfMemory,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +64,11 @@ class _Wait:
     exits: dict[int, str] = dataclasses.field(default_factory=dict)
     phases: dict[int, str] = dataclasses.field(default_factory=dict)
     lost: str = ""
+
+    @property
+    def begun(self) -> set[int]:
+        """Slots that have said anything."""
+        return {*self.phases, *self.answered}
 
     @property
     def answered(self) -> set[int]:
@@ -124,8 +120,9 @@ class Driver:
     def run(self, job: Job) -> Measurement:
         """Run ``job`` once and return what its ranks measured.
 
-        Raises RanksFailed when a rank died, raised or hung; WrongResult, InvalidParameter,
-        UnsupportedCase and OutOfMemory as the ranks raised them; AgentLost when the run cannot go on.
+        Raises RanksFailed when a rank died, raised or hung; WrongResult, InvalidParameter, UnsupportedCase,
+        ExpectedFailure and OutOfMemory as the ranks raised them; AgentLost when the run cannot go on.  The deadline
+        of the job's budget holds for the joining of the process group (at least JOIN_S) and again for the rest.
         """
         shape = job.shape or MeshShape.of(dp=job.world_size)
         if shape.world_size != job.world_size:
@@ -175,6 +172,7 @@ class Driver:
             return
         self._formed = 0
         self._generation += 1
+        limit_s = max(timeout_s, JOIN_S)
         store = self._transport.open_store(START_TIMEOUT_S)
         places = [self._transport.place(rank) for rank in range(world_size)]
         on_host = {place.host: sum(other.host == place.host for other in places) for place in places}
@@ -189,7 +187,7 @@ class Driver:
                 device=place.local_rank % self._device_count,
                 store=store,
                 generation=self._generation,
-                timeout_s=timeout_s,
+                timeout_s=limit_s,
                 cores=place.cores,
                 share=[other.slot for other in places if _same_cores(other, place)].index(place.slot),
                 shares=sum(_same_cores(other, place) for other in places),
@@ -197,18 +195,27 @@ class Driver:
             )
             for place in places
         }
-        self._command(commands, max(timeout_s, START_TIMEOUT_S))
+        self._command(commands, limit_s, start_s=START_TIMEOUT_S)
         self._formed = world_size
 
-    def _command(self, commands: Mapping[int, Message], timeout_s: float) -> dict[int, Message]:
-        """Send each slot its command and return the answers; any failure ends in an exception and a usable driver."""
+    def _command(
+        self, commands: Mapping[int, Message], timeout_s: float, *, start_s: float = 0.0
+    ) -> dict[int, Message]:
+        """Send each slot its command and return the answers; any failure ends in an exception and a usable driver.
+
+        With ``start_s`` the workers may be new: they get so long to import torch and to say that they have begun, and
+        ``timeout_s`` from then.
+        """
         for slot, command in commands.items():
             self._transport.send(slot, command)
         wait = _Wait(slots=frozenset(commands))
-        deadline = time.monotonic() + timeout_s
+        limit_s = start_s or timeout_s
+        deadline = time.monotonic() + limit_s
         try:
             while wait.answered != wait.slots and not wait.lost and (left := deadline - time.monotonic()) > 0:
                 self._take_events(wait, min(left, _POLL_S))
+                if start_s and wait.begun == wait.slots:
+                    start_s, limit_s, deadline = 0.0, timeout_s, time.monotonic() + timeout_s
                 if wait.errors or wait.exits:
                     deadline = min(deadline, time.monotonic() + GRACE_S)
                     self._await_grace(wait, deadline)
@@ -219,7 +226,7 @@ class Driver:
         if wait.lost:
             raise AgentLost(wait.lost)
         if wait.errors or wait.exits or wait.answered != wait.slots:
-            self._fail(wait, sorted(commands), timeout_s)
+            self._fail(wait, sorted(commands), limit_s)
         return wait.done
 
     def _await_grace(self, wait: _Wait, deadline: float) -> None:
@@ -245,33 +252,31 @@ class Driver:
         self._transport.kill(list(slots))
         self._formed = 0
 
-    def _fail(self, wait: _Wait, slots: list[int], timeout_s: float) -> None:
+    def _fail(self, wait: _Wait, slots: list[int], limit_s: float) -> None:
         """Name what went wrong, make the driver usable again, raise."""
         stuck = [slot for slot in slots if slot not in wait.answered]
-        dumps = self._transport.dump(stuck, DUMP_S) if stuck else {}
+        late = not (wait.errors or wait.exits)
+        looks = self._look_at(stuck, twice=late)
         self._tails = {slot: tail for slot in slots if (tail := self._transport.log_tail(slot))}
-        failures = [self._judge(slot, wait, dumps) for slot in slots]
+        in_order = dict.fromkeys([*wait.exits, *slots])  # of several that died the first is the cause
+        failures = [self._judge(slot, wait, looks) for slot in in_order]
         kinds = {error["kind"] for error in wait.errors.values()}
-        clean = not wait.exits and not stuck and kinds <= set(protocol.CLEAN_ERRORS)
         self._formed = 0
-        if not clean:
+        if wait.exits or stuck or not kinds <= set(protocol.CLEAN_ERRORS):
             self._discard(slots)
-        # What others raise because a rank that ran out of memory left them alone is a consequence.
-        cause = {slot: error for slot, error in wait.errors.items() if error["kind"] == "out_of_memory"} or wait.errors
-        first = next(iter(sorted(cause.items())), None)
-        if (
-            first is not None
-            and len({error["kind"] for error in cause.values()}) == 1
-            and not wait.exits
-            and first[1]["kind"] in _ERRORS
-        ):
-            rank, error = first
-            where = f"rank {rank} while {error['phase']}: " if error["kind"] == "wrong_result" else ""
-            raise _ERRORS[error["kind"]](where + error["message"])
-        limit = f", limit {format_seconds(timeout_s)}" if not (wait.errors or wait.exits) else ""
-        raise RanksFailed(compose(len(slots), failures, limit))
+        raise exception_of(len(slots), failures, f", limit {format_seconds(limit_s)}" if late else "")
 
-    def _judge(self, slot: int, wait: _Wait, dumps: Mapping[int, str]) -> RankFailure:
+    def _look_at(self, stuck: list[int], *, twice: bool) -> dict[int, tuple[str, str]]:
+        """Stack dumps by slot, an earlier and a later one; the earlier is empty unless ``twice``."""
+        if not stuck:
+            return {}
+        earlier = self._transport.dump(stuck, DUMP_S) if twice else {}
+        if twice:
+            time.sleep(BETWEEN_LOOKS_S)
+        later = self._transport.dump(stuck, DUMP_S)
+        return {slot: (earlier.get(slot, ""), later.get(slot, "")) for slot in stuck}
+
+    def _judge(self, slot: int, wait: _Wait, looks: Mapping[int, tuple[str, str]]) -> RankFailure:
         host, phase = self._transport.place(slot).host, wait.phases.get(slot, "starting")
         if slot in wait.exits:
             return RankFailure(rank=slot, host=host, state="died", what=wait.exits[slot], phase=phase)
@@ -284,13 +289,12 @@ class Driver:
                 what=error["message"],
                 phase=error["phase"],
                 detail=error["traceback"],
+                kind=error["kind"],
             )
         if slot in wait.done:
             return RankFailure(rank=slot, host=host, state="finished", what="", phase=phase)
-        waits, where, stack = judge_stack(dumps.get(slot, ""))
-        return RankFailure(
-            rank=slot, host=host, state="waiting" if waits else "hung", what=where, phase=phase, detail=stack
-        )
+        look = judge(*looks[slot])
+        return RankFailure(rank=slot, host=host, state=look.state, what=look.where, phase=phase, detail=look.stack)
 
 
 def _same_cores(one: Place, other: Place) -> bool:

@@ -17,14 +17,16 @@ from typing import Any, Literal
 
 from perfsuite.errors import RanksFailed
 from perfsuite.runtime import protocol
+from perfsuite.runtime.cut import LOG_BYTES
 from perfsuite.runtime.forkserver import boot_command
 from perfsuite.runtime.launchers import launcher_variables
 from perfsuite.runtime.placement import allowed_cores
+from perfsuite.runtime.stacks import is_whole
 from perfsuite.runtime.transport import Event, Message, Place, Transport
 
 STORE = -1
 """The slot of the process that serves the TCPStore and has no rank."""
-_STACK_SETTLE_S = 0.05
+_STACK_POLL_S = 0.02
 
 
 @dataclass(kw_only=True)
@@ -133,6 +135,7 @@ class LocalTransport(Transport):
         if child is not None and not child.ended and self._store[1]:
             return self._store
         until = time.monotonic() + deadline_s
+        self.kill([STORE])
         child = self._slots[STORE] = self._start_child(STORE, {})
         self._await_started([STORE], until)
         self.send(STORE, {"verb": "store", "host": host})
@@ -143,6 +146,8 @@ class LocalTransport(Transport):
                     if "done" in answer:
                         self._store = (host, answer["done"]["port"])
                         return self._store
+                    why = answer["error"]["message"].removeprefix("CaseError: ")
+                    raise RanksFailed(f"the rendezvous store cannot be served: {why}")
                 break
             self._look(0.0)
         raise RanksFailed(
@@ -168,14 +173,11 @@ class LocalTransport(Transport):
         before = {slot: _size(child.stacks) for slot, child in children.items()}
         self._signal(children.values(), signal.SIGUSR1)
         until = time.monotonic() + deadline_s
-        last = dict(before)
-        while time.monotonic() < until:
-            time.sleep(_STACK_SETTLE_S)
-            now = {slot: _size(child.stacks) for slot, child in children.items()}
-            if now == last and all(now[slot] > before[slot] for slot in children):
-                break
-            last = now
-        return {slot: _read_from(child.stacks, before[slot]) for slot, child in children.items()}
+        dumps = dict.fromkeys(children, "")
+        while not all(map(is_whole, dumps.values())) and time.monotonic() < until:
+            time.sleep(_STACK_POLL_S)
+            dumps = {slot: _read_from(child.stacks, before[slot]) for slot, child in children.items()}
+        return dumps
 
     def kill(self, slots: Iterable[int]) -> None:
         """See :meth:`Transport.kill`."""
@@ -190,7 +192,10 @@ class LocalTransport(Transport):
         child = self._slots.get(slot)
         if child is None:
             return ""
-        return "\n".join(_read_from(child.log, child.log_start).splitlines()[-lines:])
+        skipped = max(0, _size(child.log) - child.log_start - LOG_BYTES)
+        tail = _read_from(child.log, child.log_start + skipped).splitlines()[-lines:]
+        remark = [f"[... {skipped:,} bytes before this left out ...]"] if skipped and len(tail) < lines else []
+        return "\n".join([*remark, *tail])
 
     def close(self) -> None:
         """See :meth:`Transport.close`.  The forkserver kills what is left of its children before it ends."""

@@ -17,6 +17,8 @@ leave   --                                          ``{"done": {}}`` once the ra
 ======  ==========================================  ==================================================================
 
 Any verb may answer ``{"error": {"kind", "message", "traceback", "phase"}}``; ``kind`` is one of ERROR_KINDS.
+``timeout_s`` is how long joining may take; the process group itself waits for longer than any case (see
+:mod:`perfsuite.runtime.rendezvous`).
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ from typing import Any
 
 from perfsuite.runtime.transport import Message
 
-ERROR_KINDS = ("wrong_result", "invalid_parameter", "unsupported", "out_of_memory", "exception")
-"""The first three are clean: every rank raises alike before or between collectives, and its worker can go on."""
+CLEAN_ERRORS = ("wrong_result", "invalid_parameter", "unsupported", "skipped", "expected_failure")
+"""Every rank raises alike before or between collectives, and its worker can go on.
 
-CLEAN_ERRORS = ERROR_KINDS[:3]
+The last two are pytest's, called on a rank.
+"""
+ERROR_KINDS = (*CLEAN_ERRORS, "out_of_memory", "exception")
 
 
 def encode(message: Message) -> bytes:

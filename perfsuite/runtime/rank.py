@@ -29,7 +29,6 @@ class Membership:
     device: torch.device
     code: DeviceCode
     backend: str
-    timeout_s: float
 
 
 class WorkerRank:

@@ -7,35 +7,36 @@ import platform
 import resource
 import socket
 import statistics
-import traceback
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported at run time
 
-from perfsuite.errors import InvalidParameter, OutOfMemory, UnsupportedCase, WrongResult
+from perfsuite.errors import CaseError
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import device_code
 from perfsuite.records import ClockFacts, Sample, to_json
 from perfsuite.runtime import placement
 from perfsuite.runtime.arrival import arrival_times
 from perfsuite.runtime.clock_offset import offset_to_rank0_s
+from perfsuite.runtime.raised import DESTROYED, describe
 from perfsuite.runtime.rank import Membership, WorkerRank
 from perfsuite.runtime.reference import resolve
+from perfsuite.runtime.rendezvous import (
+    GROUP_TIMEOUT,
+    reach_store,
+    require_loopback,
+    serve_store,
+    wait_as_long_in_every_group,
+)
 from perfsuite.runtime.spans import SpanRecorder
-from perfsuite.runtime.store import serve_store
 from perfsuite.runtime.timer import Samples, Timer
 from perfsuite.runtime.transport import Message
-from perfsuite.units import gib
 from perfsuite.workload import Budget, Step, Workload
 
 _ARRIVAL_ITERATIONS = 5
-_OWN = Path(__file__).parent
 
 
 class Worker:
@@ -49,6 +50,8 @@ class Worker:
         self._placement = placement.Placement(threads=1, cores=None)
         self._several_hosts = False
         """Ranks of the group are on several hosts, each with a clock of its own."""
+        self._group: dist.ProcessGroup | None = None
+        """The process group that :attr:`_member` tells of."""
         self._store: TCPStore | None = None
         self._store_address = ("", 0)
         self._verbs: dict[str, Callable[[Message], Message]] = {
@@ -63,37 +66,13 @@ class Worker:
         """Carry out one command; whatever goes wrong in it becomes the answer."""
         try:
             return {"done": self._verbs[command["verb"]](command)}
-        except Exception as error:
-            return {"error": self._describe(error)}
-        except SystemExit as error:  # a workload that calls sys.exit must not end the worker without a word
-            return {"error": self._describe(error)}
+        except BaseException as error:  # sys.exit, pytest.skip or KeyboardInterrupt must not end it without a word
+            code = self._member.code if self._member else None
+            return {"error": describe(error, phase=self._phase, code=code, destroyed=self._has_lost_group())}
 
     def _enter(self, phase: str) -> None:
         self._phase = phase
         self._send({"phase": phase})
-
-    def _describe(self, error: BaseException) -> Message:
-        kind, message = "exception", f"{type(error).__name__}: {error}"
-        member = self._member
-        if isinstance(error, OutOfMemory) or (member is not None and member.code.is_out_of_memory(error)):
-            kind, message = "out_of_memory", self._out_of_memory(error)
-        elif isinstance(error, WrongResult):
-            kind, message = "wrong_result", str(error)
-        elif isinstance(error, InvalidParameter):
-            kind, message = "invalid_parameter", str(error)
-        elif isinstance(error, UnsupportedCase):
-            kind, message = "unsupported", str(error)
-        text = "".join(traceback.format_exception(type(error), error, _own_frames(error.__traceback__)))
-        return {"kind": kind, "message": message, "traceback": text, "phase": self._phase}
-
-    def _out_of_memory(self, error: BaseException) -> str:
-        assert self._member is not None
-        code = self._member.code
-        used, space = code.peak_memory_bytes(), code.memory_bytes()
-        if space is None:
-            return f"OOM: {error}"
-        reached = gib(used if used is not None else space[1] - space[0])
-        return f"OOM at {reached:.2f} GiB of {gib(space[1]):.2f} GiB"
 
     # -- process group -------------------------------------------------------------------------------------------
 
@@ -114,12 +93,16 @@ class Worker:
         )
         code = device_code(command["family"])
         device = code.open(command["device"])
-        limit = timedelta(seconds=command["timeout_s"])
         address = (command["store_host"], command["store_port"])
         if self._store is None or self._store_address != address:
-            self._store, self._store_address = TCPStore(*address, timeout=limit), address
+            # Half of the time, so that the rank says what is wrong before the driver says that it hangs.
+            self._store, self._store_address = reach_store(*address, command["timeout_s"] / 2), address
         store = PrefixStore(f"generation{command['generation']}", self._store)
-        dist.init_process_group(command["backend"], store=store, rank=rank, world_size=world_size, timeout=limit)
+        wait_as_long_in_every_group()
+        dist.init_process_group(
+            command["backend"], store=store, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT
+        )
+        self._group = dist.group.WORLD
         self._member = Membership(
             rank=rank,
             local_rank=local_rank,
@@ -127,13 +110,20 @@ class Worker:
             device=device,
             code=code,
             backend=command["backend"],
-            timeout_s=command["timeout_s"],
         )
         return {}
 
     def _in_group(self) -> Membership:
         assert self._member is not None, "a worker runs a case only inside a process group"
         return self._member
+
+    def _has_lost_group(self) -> bool:
+        """Whether the workload ended the process group of its case, or put another into its place."""
+        return self._member is not None and dist.group.WORLD is not self._group
+
+    def _require_group(self) -> None:
+        if self._has_lost_group():
+            raise CaseError(DESTROYED)
 
     def _place(self, command: Message) -> None:
         cores = tuple(command["cores"])
@@ -143,12 +133,13 @@ class Worker:
         torch.set_num_threads(self._placement.threads)
 
     def _leave(self, _: Message) -> Message:
-        self._member = None
+        self._member = self._group = None
         if dist.is_initialized():
             dist.destroy_process_group()
         return {}
 
     def _serve_store(self, command: Message) -> Message:
+        require_loopback()
         self._store = serve_store(command["host"])
         return {"port": self._store.port}
 
@@ -173,11 +164,13 @@ class Worker:
         member.code.reset_peak_memory()
         step = workload.build(rank)
         try:
-            return self._time(workload, step, rank, budget, spans)
+            report = self._time(workload, step, rank, budget, spans)
         finally:
             step.close()
             del step
             member.code.release()
+        self._require_group()
+        return report
 
     def _check_twin(self, workload: Workload, rank: WorkerRank) -> None:
         twin = workload.twin()
@@ -199,6 +192,7 @@ class Worker:
         step.run()
         end = member.code.clock.stamp()
         member.code.clock.wait(end)
+        self._require_group()  # now: on the next communication all ranks fail alike
         workload.check(rank, step)
         return member.code.clock.elapsed_s(start, end)
 
@@ -269,16 +263,7 @@ class Worker:
         }
 
 
-def _own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from where perfsuite called the workload; all of it when the error is perfsuite's own."""
-    inner = trace
-    while inner is not None and Path(inner.tb_frame.f_code.co_filename).parent == _OWN:
-        inner = inner.tb_next
-    return inner or trace
-
-
 def _smoke(first_s: float) -> Samples:
-
     return Samples(
         samples=(Sample(time_s=first_s),),
         own_s=(first_s,),

@@ -1,0 +1,179 @@
+"""What is known of failed ranks becomes one report and one exception: stacks, causes, consequences, cut messages."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from perfsuite.errors import ExpectedFailure, InvalidParameter, OutOfMemory, RanksFailed, UnsupportedCase
+from perfsuite.runtime.cut import cut
+from perfsuite.runtime.failures import RankFailure, compose, exception_of
+from perfsuite.runtime.stacks import is_whole, judge, judge_stack
+
+STACK = textwrap.dedent(
+    """\
+    Thread 0x01 (most recent call first):
+      File "/x/perfsuite/runtime/worker_process.py", line 65 in _end_with_driver
+      File "/usr/lib/python3.11/threading.py", line 982 in run
+
+    Current thread 0x02 (most recent call first):
+    {frames}  File "/x/perfsuite/workload.py", line 116 in run
+      File "/x/perfsuite/runtime/worker.py", line 202 in _check
+      File "/x/perfsuite/runtime/worker_process.py", line 61 in become_worker
+      File "<string>", line 1 in <module>
+    """
+)
+OWN_CODE = '  File "/home/me/mine.py", line 22 in f\n'
+
+
+def test_a_rank_inside_a_collective_waits_for_others():
+    frames = (
+        '  File "/s/torch/distributed/distributed_c10d.py", line 3252 in all_reduce\n'
+        '  File "/s/torch/distributed/c10d_logger.py", line 83 in wrapper\n'
+        '  File "/home/me/mine.py", line 23 in f\n'
+    )
+    look = judge_stack(STACK.format(frames=frames))
+    assert (look.state, look.where) == ("waiting", "all_reduce, called at /home/me/mine.py:23 in f")
+    assert "runtime" not in look.stack
+
+
+def test_a_rank_in_its_own_code_is_the_cause():
+    look = judge_stack(STACK.format(frames=OWN_CODE))
+    assert (look.state, look.where) == ("hung", "/home/me/mine.py:22 in f")
+
+
+def test_an_empty_dump_says_so():
+    look = judge_stack("")
+    assert (look.state, look.where) == ("stuck", "an unknown place, no Python stack could be taken")
+
+
+def failure(rank, state, what="", detail=""):
+    return RankFailure(rank=rank, host="node1", state=state, what=what, phase="timing", detail=detail)
+
+
+def test_the_cause_comes_first_and_consequences_lose_their_tracebacks():
+    gloo = 'Traceback\n  File "/s/torch/distributed/distributed_c10d.py", line 1, in all_reduce\nRuntimeError: reset'
+    report = compose(
+        3,
+        [failure(0, "raised", "RuntimeError: reset", gloo), failure(1, "finished"), failure(2, "died", "exit code 3")],
+        "",
+    )
+    lines = report.splitlines()
+    assert lines[0] == "rank 2 on node1 died: exit code 3 (while timing) (3 ranks)"
+    assert "rank 0 on node1 lost the others: RuntimeError: reset" in report
+    assert "Traceback" not in report
+    assert "rank 1" not in report
+
+
+def test_a_communication_error_on_every_rank_is_its_own_cause():
+    gloo = 'Traceback\n  File "/s/torch/distributed/distributed_c10d.py", line 1, in all_reduce\nRuntimeError: size\n'
+    report = compose(2, [failure(rank, "raised", "RuntimeError: size", gloo) for rank in (0, 1)], "")
+    assert report.startswith("rank 0 on node1 raised RuntimeError: size (while timing); so did rank 1")
+    assert "as above" in report
+
+
+def at(file, line, name):
+    return f'  File "{file}", line {line} in {name}\n'
+
+
+BACKWARD = at("/s/torch/autograd/graph.py", 9, "_engine_run_backward") + at("/s/torch/_tensor.py", 8, "backward")
+DEVICE = at("/s/torch/cuda/__init__.py", 9, "synchronize") + at("/x/perfsuite/platforms/cuda.py", 5, "synchronize")
+
+
+@pytest.mark.parametrize("frames", [BACKWARD + OWN_CODE, DEVICE], ids=["backward", "device"])
+def test_where_a_rank_may_wait_or_hang_it_is_only_stuck(frames):
+    assert judge_stack(STACK.format(frames=frames)).state == "stuck"
+
+
+@pytest.mark.parametrize(("line", "state"), [(2, "waiting"), (3, "stuck"), (4, "hung")])
+def test_a_wait_in_c_is_known_by_the_line_that_calls_it(tmp_path, line, state):
+    file = tmp_path / "mine.py"
+    file.write_text("work = dist.all_reduce(x, async_op=True)\nwork.wait()\nloss = x.item()\nspin()\n")
+    assert judge_stack(STACK.format(frames=at(file, line, "f"))).state == state
+
+
+def test_a_rank_that_moves_on_is_at_work_and_one_that_does_not_hangs():
+    earlier, later = STACK.format(frames=OWN_CODE), STACK.format(frames=at("/home/me/mine.py", 30, "g"))
+    assert judge(earlier, later).state == "working"
+    assert judge(later, later).state == "hung"
+    assert judge("", later).state == "hung"
+    assert judge(earlier, "").state == "stuck"
+
+
+@pytest.mark.parametrize("characters", range(0, len(STACK.format(frames=OWN_CODE)), 7))
+def test_half_a_dump_is_not_taken_for_a_whole_one(characters):
+    dump = STACK.format(frames=OWN_CODE)
+    assert is_whole(dump)
+    assert not is_whole(dump[:characters])
+    # Threads come before the main one: where that is missing, nothing says that the rank hangs.
+    assert judge_stack(dump[: min(characters, dump.index("Current"))]).state == "stuck"
+
+
+def test_of_a_deep_stack_the_innermost_frames_are_enough():
+    deep = STACK.partition("{frames}")[0] + OWN_CODE * 100 + "  ...\n"
+    assert is_whole(deep)
+    assert judge_stack(deep).where == "/home/me/mine.py:22 in f"
+
+
+def exception(*failures):
+    return exception_of(len(failures), failures, "")
+
+
+def raised(rank, kind, what="why"):
+    return RankFailure(rank=rank, host="node1", state="raised", what=what, phase="timing", detail="T", kind=kind)
+
+
+def test_who_waits_or_may_wait_is_named_after_who_hangs():
+    states = ["waiting", "stuck", "working", "hung"]
+    for known in range(1, 5):
+        report = compose(known, [failure(rank, state, "x") for rank, state in enumerate(states[:known])], "")
+        cause = {1: 0, 2: 1, 3: 1, 4: 3}[known]
+        assert report.startswith(f"rank {cause} on node1")
+
+
+def test_of_several_that_died_the_first_is_the_cause():
+    report = compose(3, [failure(2, "died", "killed by SIGKILL"), failure(0, "died", "killed by SIGABRT")], "")
+    assert report.startswith("rank 2 on node1 died: killed by SIGKILL (while timing); so did rank 0")
+
+
+@pytest.mark.parametrize(
+    ("failures", "kind", "message"),
+    [
+        ([raised(0, "skipped"), failure(1, "waiting", "all_reduce")], UnsupportedCase, "rank 0 on node1 skipped: why"),
+        ([raised(0, "expected_failure"), raised(1, "skipped")], ExpectedFailure, "rank 0 on node1 expected to fail"),
+        ([raised(0, "unsupported"), raised(1, "unsupported")], UnsupportedCase, "^why"),
+        ([raised(0, "skipped"), raised(1, "invalid_parameter")], InvalidParameter, "^why"),
+        ([raised(0, "skipped"), raised(1, "exception")], RanksFailed, "^rank 1 on node1 raised why"),
+        ([raised(0, "skipped"), failure(1, "died", "exit code 3")], RanksFailed, "^rank 1 on node1 died"),
+        ([raised(0, "exception"), raised(1, "out_of_memory")], OutOfMemory, "^why"),
+    ],
+)
+def test_an_error_counts_for_more_than_a_skip_and_a_skip_for_more_than_who_waits(failures, kind, message):
+    with pytest.raises(kind, match=message):
+        raise exception(*failures)
+
+
+PEER = "RuntimeError: [/x/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:2"
+
+
+def test_a_skip_stands_where_the_others_lost_the_rank_that_skipped():
+    with pytest.raises(UnsupportedCase, match="rank 1 on node1 skipped: why"):
+        raise exception(raised(0, "exception", PEER), raised(1, "skipped"))
+
+
+@pytest.mark.parametrize("what", ["ValueError: Default process group has not been initialized", "CaseError: gone"])
+def test_a_mistake_that_torch_reports_is_no_consequence(what):
+    torch = 'Traceback\n  File "/s/torch/distributed/distributed_c10d.py", line 1, in barrier\n' + what
+    report = compose(2, [failure(0, "raised", PEER), failure(1, "raised", what, torch)], "")
+    assert report.startswith(f"rank 1 on node1 raised {what}")
+    assert "rank 0 on node1 lost the others" in report
+
+
+def test_long_text_keeps_its_beginning_and_its_end():
+    text = "begin " + "x" * 1_000_000 + " end"
+    assert cut(text, 100).startswith("begin xxx")
+    assert cut(text, 100).endswith("xxx end")
+    assert "999,910 of 1,000,010 characters left out" in cut(text, 100)
+    assert cut("short", 100) == "short"
+    assert cut("half a pair: \ud800", 100) == r"half a pair: \ud800"
