@@ -179,3 +179,18 @@ def closing(rank, file):
 def not_a_step(rank):
     """Returns something that is no iteration."""
     return 42
+
+
+def leaving(rank, token, then="end"):
+    """Leaves processes behind that no process group of the rank's names: in sessions of their own, and daemons.
+
+    One of them is a chain: each process in it starts the next and ends.
+    """
+    import subprocess
+
+    environ = {**os.environ, "PERFSUITE_TEST_TOKEN": token}
+    chain = '[ $1 = 0 ] || { sleep 0.02; sh -c "$0" "$0" $(($1 - 1)) & }'
+    subprocess.Popen(["sleep", "600"], start_new_session=True, env=environ)
+    subprocess.run(["sh", "-c", "setsid sleep 600 &"], env=environ, check=True)
+    subprocess.run(["setsid", "sh", "-c", chain, chain, "9999"], env=environ, check=True)
+    return (lambda: time.sleep(3600)) if then == "hang" else (lambda: None)
