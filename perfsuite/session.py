@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
-from perfsuite.errors import CaseError, JournalError, OutOfMemory, PerfsuiteError
+from perfsuite.errors import CaseError, CaseStopped, JournalError, OutOfMemory, PerfsuiteError
 from perfsuite.journal import Journal, JournalWriter
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive
@@ -140,6 +140,10 @@ class PerfSession:
             except CaseError as error:
                 message = str(error)
                 self._write(lambda journal: journal.failure(case.id, message))
+                raise
+            except (CaseStopped, KeyboardInterrupt) as stopped:
+                signal = stopped.signal if isinstance(stopped, CaseStopped) else "SIGINT"
+                self._write(lambda journal: journal.interrupted(case.id, signal))
                 raise
         finished = result
         self._write(lambda journal: journal.result(finished))

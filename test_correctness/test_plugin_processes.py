@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from perfsuite.journal import read_journal
 from perfsuite.runtime.launchers import launcher_variables
 from test_correctness.processes import gone, processes_with
 from test_correctness.scripted_driver import ROOT
@@ -150,4 +151,5 @@ def test_a_signal_ends_a_stuck_run_with_its_reports_and_nothing_left(theirs, num
     if number == signal.SIGTERM:
         assert cases["test_stuck[cpu-ws2]"].find("failure").attrib["message"].startswith("Failed: stopped by SIGTERM")
     assert "test_decorated" in (theirs / "out.json").read_text()
-    assert list(theirs.glob(".perfsuite/journal-*.jsonl"))
+    (journal,) = theirs.glob(".perfsuite/journal-*.jsonl")
+    assert read_journal(journal).interrupted == {"tests/test_theirs.py::test_stuck[cpu-ws2]": number.name}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import AgentLost, PerfsuiteError, UnsupportedCase
+from perfsuite.errors import AgentLost, CaseStopped, PerfsuiteError, UnsupportedCase
 from perfsuite.plugin import hooks
 from perfsuite.plugin.collect import is_perf
 from perfsuite.plugin.fixtures import CaseState, state_key
@@ -19,10 +19,6 @@ from perfsuite.units import format_seconds
 
 class CaseSkipped(pytest.skip.Exception):  # type: ignore[name-defined, misc] # pytest types the attribute as a value
     """A skip whose place is the test, not the line here that raised it."""
-
-
-class CaseStopped(BaseException):
-    """A signal ended the case that was running; no ``except Exception`` of a test may keep it alive."""
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -127,7 +123,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whoever sends it again does not want to wait for reports
         session.shouldstop = "perfsuite: stopped by SIGTERM"
         if suite_of(session.config).running:
-            raise CaseStopped("stopped by SIGTERM while this case was running")
+            raise CaseStopped("SIGTERM")
 
     before = signal.signal(signal.SIGTERM, stop)
 
