@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from pathlib import Path
 from perfsuite.errors import CaseError, ConfigurationError, JournalError
 from perfsuite.journal import read_journal
 from perfsuite.records import Result
+from perfsuite.runtime import scratch
 
 _TAIL_LINES = 15
 _ENDED_BY_TESTS = (0, 1)
@@ -58,8 +58,8 @@ def work_tree(repository: Path, revision: str) -> Iterator[Path]:
         raise ConfigurationError(
             f"revision {revision!r} is not a commit of {top}; name a branch, a tag or a hash that git log shows"
         ) from None
-    with tempfile.TemporaryDirectory(prefix="perfsuite-base-") as scratch:
-        tree = Path(scratch) / "tree"
+    with scratch.directory("base") as directory:
+        tree = directory / "tree"
         _git(repository, "worktree", "add", "--detach", "--force", str(tree), commit)
         try:
             yield tree / repository.resolve().relative_to(top.resolve())
@@ -73,8 +73,8 @@ def run_arm(arm: Arm, arguments: Sequence[str], deadline_s: float) -> Mapping[st
     Raises ArmFailed when pytest did not get to its tests (an old revision may not know an option), measured nothing, or
     did not end within ``deadline_s``.
     """
-    with tempfile.TemporaryDirectory(prefix="perfsuite-arm-") as scratch:
-        journal = Path(scratch) / "journal.jsonl"
+    with scratch.directory("arm") as directory:
+        journal = directory / "journal.jsonl"
         command = [arm.interpreter, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--perf-fresh"]
         command += [f"--perf-journal={journal}", *arguments]
         code, output = _run(command, arm, deadline_s)

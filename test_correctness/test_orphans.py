@@ -13,6 +13,7 @@ import pytest
 
 from perfsuite.errors import RanksFailed
 from perfsuite.platforms import families
+from perfsuite.runtime import scratch
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.local import LocalTransport
 from perfsuite.runtime.orphans import MARK
@@ -26,9 +27,10 @@ QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0
 SLEEPERS = 2
 """Processes that steps.leaving leaves behind and that stay the same: a session and a daemon, beside a chain."""
 DRIVER = """
-import pathlib, sys, time
+import sys, time
+from perfsuite.runtime import scratch
 from test_correctness.test_orphans import a_driver, leave
-run = a_driver("exec", pathlib.Path(sys.argv[1]))
+run = a_driver("exec", scratch.make_directory("run")[0])
 leave(run, sys.argv[1])
 print("left", flush=True)
 time.sleep(3600)
@@ -115,10 +117,10 @@ def test_closing_does_the_work_of_a_killed_forkserver(tmp_path):
     assert left(tmp_path) == []
 
 
-def test_a_killed_driver_leaves_nothing_behind(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+def test_a_killed_driver_leaves_nothing_running_and_its_files_to_the_next_start(tmp_path, monkeypatch):
+    command = [sys.executable, "-c", DRIVER, str(tmp_path)]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline() == "left\n"
         assert len(left(tmp_path)) >= SLEEPERS
@@ -126,3 +128,7 @@ def test_a_killed_driver_leaves_nothing_behind(tmp_path):
         process.kill()
         process.communicate()
     assert gone(tmp_path)
+    assert list(tmp_path.glob("perfsuite-run-*/rank0.log"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    scratch.clear()
+    assert list(tmp_path.iterdir()) == []

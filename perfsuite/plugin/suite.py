@@ -7,10 +7,8 @@ import functools
 import importlib.metadata
 import platform as python_platform
 import re
-import shutil
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -36,6 +34,7 @@ from perfsuite.plugin import launch
 from perfsuite.plugin.options import Settings, runs_tests, settings_key
 from perfsuite.runtime.driver import Driver
 from perfsuite.runtime.local import LocalTransport
+from perfsuite.runtime.scratch import make_directory
 from perfsuite.runtime.transport import Transport
 from perfsuite.session import PerfSession, new_session_id
 
@@ -63,7 +62,7 @@ class Suite:
         """Word of whoever judged a case, by node id."""
         self.running = False
         """Whether ranks are at work on a case, which a signal may interrupt."""
-        self._logs: Path | None = None
+        self._remove_logs: Callable[[], None] = lambda: None
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -90,10 +89,8 @@ class Suite:
         cluster = self.config.stash.get(launch.transport_key, None)
         if cluster is not None:
             return cluster
-        self._logs = Path(tempfile.mkdtemp(prefix="perfsuite-"))
-        return LocalTransport(
-            start_method=self.machine.family.start_method, preload=launch.PRELOAD, log_directory=self._logs
-        )
+        logs, self._remove_logs = make_directory("run")
+        return LocalTransport(start_method=self.machine.family.start_method, preload=launch.PRELOAD, log_directory=logs)
 
     @functools.cached_property
     def _families(self) -> Mapping[str, Family]:
@@ -218,8 +215,7 @@ class Suite:
             if self.session is not None:
                 self.session.close()
         finally:
-            if self._logs is not None:
-                shutil.rmtree(self._logs, ignore_errors=True)
+            self._remove_logs()
 
     # -- for people ----------------------------------------------------------------------------------------------
 

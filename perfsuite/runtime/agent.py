@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.errors import LaunchError, RanksFailed
+from perfsuite.runtime import scratch
 from perfsuite.runtime.keys import find_key
 from perfsuite.runtime.launchers import Launch
 from perfsuite.runtime.slot import OneSlot
@@ -75,11 +74,8 @@ def _log_directory(welcome: Message) -> Any:
     if welcome["log_directory"]:
         yield Path(welcome["log_directory"])
         return
-    directory = tempfile.mkdtemp(prefix="perfsuite-agent-")
-    try:
-        yield Path(directory)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with scratch.directory("agent") as directory:
+        yield directory
 
 
 class _Agent:
