@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -11,12 +11,14 @@ from perfsuite.errors import ConfigurationError, LaunchError
 from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.plugin.options import runs_tests
 from perfsuite.runtime.launchers import detect_launch
-from perfsuite.runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from perfsuite.runtime.cluster import ClusterTransport
 
 PRELOAD = ("numpy", "torch", "torch.distributed", "perfsuite.runtime.worker")
 """What a forkserver imports once instead of every worker."""
 
-transport_key = pytest.StashKey[Transport]()
+transport_key: pytest.StashKey[ClusterTransport] = pytest.StashKey()
 """The transport of a launch, in the process of rank 0; absent without a launcher."""
 problem_key = pytest.StashKey[LaunchError]()
 """What is wrong with the launcher's environment; nobody's business unless there are perf cases."""

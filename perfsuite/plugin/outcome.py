@@ -61,10 +61,11 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
     except PerfsuiteError as error:
         if isinstance(error, AgentLost):
             item.session.shouldstop = f"perfsuite: {str(error).partition(chr(10))[0]}"
+            suite_of(item.config).hurried = True
         raise pytest.fail.Exception(str(error), pytrace=False) from None
     except CaseStopped as stopped:
-        causes = [str(stopped), *suite_of(item.config).lost_agents()]
-        raise pytest.fail.Exception("; ".join(causes), pytrace=False) from None
+        causes = (str(stopped), suite_of(item.config).lost_agents())
+        raise pytest.fail.Exception("; ".join(filter(None, causes)), pytrace=False) from None
     _judge(item)
     return returned
 
@@ -122,6 +123,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     def stop(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whoever sends it again does not want to wait for reports
         session.shouldstop = "perfsuite: stopped by SIGTERM"
+        suite_of(session.config).hurried = True
         if suite_of(session.config).running:
             raise CaseStopped("SIGTERM")
 
@@ -133,11 +135,27 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     session.config.add_cleanup(restore)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    """A run that was told to stop has nothing but pytest's own frames to show; to format them all takes too long."""
+    if isinstance(excinfo.value, pytest.Session.Interrupted):
+        excinfo.traceback = excinfo.traceback[-1:]
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
-    """End every process before the reports are written: whatever happens in those, nothing is left running."""
-    _close(session.config)
-    return (yield)
+    """End every process before the reports are written: whatever happens in those, nothing is left running.
+
+    In a hurry the reports come first.  Open MPI kills half a second to a second and a half after its SIGTERM, and what
+    runs then still ends with this process.
+    """
+    suite: Suite | None = session.config.stash.get(suite_key, None)
+    if suite is None or not suite.hurried:
+        _close(session.config)
+    try:
+        return (yield)
+    finally:
+        _close(session.config)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

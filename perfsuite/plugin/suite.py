@@ -62,6 +62,8 @@ class Suite:
         """Word of whoever judged a case, by node id."""
         self.running = False
         """Whether ranks are at work on a case, which a signal may interrupt."""
+        self.hurried = False
+        """A signal or a lost agent ended the run: a launcher is about to kill this process too."""
         self._remove_logs: Callable[[], None] = lambda: None
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -199,15 +201,10 @@ class Suite:
             return self.settings.time_budget_s
         return self.settings.time_budget_s - (time.monotonic() - self.first_case_at)
 
-    def lost_agents(self) -> list[str]:
+    def lost_agents(self) -> str:
         """Agents of a launch that are gone; waits a moment for them to show, because a launcher's signal is faster."""
         cluster = self.config.stash.get(launch.transport_key, None)
-        until = time.monotonic() + LOST_AGENT_S
-        while cluster is not None and (left_s := until - time.monotonic()) > 0:
-            lost = [event.text for event in cluster.poll(left_s) if event.kind == "agent_lost"]
-            if lost:
-                return lost
-        return []
+        return cluster.await_loss(LOST_AGENT_S) if cluster else ""
 
     def close(self) -> None:
         """End every process that the run started.  Idempotent."""

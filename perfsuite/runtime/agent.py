@@ -24,7 +24,7 @@ from perfsuite.runtime import scratch
 from perfsuite.runtime.keys import find_key
 from perfsuite.runtime.launchers import Launch
 from perfsuite.runtime.slot import OneSlot
-from perfsuite.runtime.star import greeting
+from perfsuite.runtime.star import GOT_SIGTERM, greeting
 from perfsuite.runtime.transport import Event, Message
 from perfsuite.runtime.wire import Link, LinkLost, reach_driver
 
@@ -118,7 +118,7 @@ class _Agent:
                 for event in self._slot.poll(0.0):
                     self._tell(_as_frame(event, self._epoch))
         except SystemExit as ended:
-            self._tell({"leaving": self._cause or "it got SIGTERM"})
+            self._tell({"leaving": self._cause or GOT_SIGTERM})
             raise SystemExit(ENDED_EARLY if self._cause else ended.code) from None
         finally:
             self._slot.close()
