@@ -25,6 +25,14 @@ _TAIL_LINES = 15
 _ENDED_BY_TESTS = (0, 1)
 """pytest's exit codes when the tests ran, whether or not some failed."""
 
+_END_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, kept by exec
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Runs a command that gets SIGTERM when the process with this pid, its parent, is killed; the pid comes first."""
+
 
 class ArmFailed(CaseError):
     """An arm could not be measured at all; the message ends with the last lines that its pytest printed."""
@@ -103,7 +111,7 @@ def arm_environment(arm: Arm) -> dict[str, str]:
 def _run(command: Sequence[str], arm: Arm, deadline_s: float) -> tuple[int | None, str]:
     """(exit code or None after the deadline, what was printed); an interrupt ends the child before it goes on."""
     child = subprocess.Popen(
-        command,
+        [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid()), *command],
         cwd=arm.root,
         env=arm_environment(arm),
         stdin=subprocess.DEVNULL,

@@ -35,6 +35,11 @@ leave(run, sys.argv[1])
 print("left", flush=True)
 time.sleep(3600)
 """
+COMPARISON = """
+from pathlib import Path
+from perfsuite import arms
+arms._run(["sleep", "600"], arms.Arm(name="base", root=Path.cwd()), 600)
+"""
 
 
 def a_driver(start_method, directory: Path) -> Driver:
@@ -115,6 +120,16 @@ def test_closing_does_the_work_of_a_killed_forkserver(tmp_path):
         transport._server.process.kill()
         transport.close()
     assert left(tmp_path) == []
+
+
+def test_an_arm_of_a_comparison_ends_with_its_run(tmp_path):
+    environ = {**os.environ, "PERFSUITE_TEST_TOKEN": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", COMPARISON], cwd=ROOT, env=environ) as process:
+        while process.poll() is None and len(left(tmp_path)) < 2:
+            time.sleep(0.02)
+        assert process.poll() is None
+        process.kill()
+    assert gone(tmp_path)
 
 
 def test_a_killed_driver_leaves_nothing_running_and_its_files_to_the_next_start(tmp_path, monkeypatch):
