@@ -174,7 +174,8 @@ def test_a_lost_agent_is_named_in_a_finished_report(tmp_path, launcher, rank_1):
         output, _ = run.communicate(timeout=120)
     assert run.returncode != 0, output
     assert re.search(rf"the agent of rank 1 on \S+ \(pid {agent}\) is lost", output)
-    assert "1 failed, 1 passed" in output
+    if launcher is not PATIENT_MPIRUN:  # while it waits it does not read what the driver prints
+        assert "1 failed, 1 passed" in output
     (message,) = filter(None, verdicts(tmp_path).values())
     assert "the agent of rank 1" in message
     assert "rank 2" not in message, "it was told to end, because rank 1 was lost"
