@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,10 +19,19 @@ from pathlib import Path
 from perfsuite.errors import CaseError, ConfigurationError, JournalError
 from perfsuite.journal import read_journal
 from perfsuite.records import Result
+from perfsuite.runtime import scratch
 
 _TAIL_LINES = 15
 _ENDED_BY_TESTS = (0, 1)
 """pytest's exit codes when the tests ran, whether or not some failed."""
+
+_END_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, kept by exec
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Runs a command that gets SIGTERM when the process with this pid, its parent, is killed; the pid comes first."""
 
 
 class ArmFailed(CaseError):
@@ -58,8 +66,8 @@ def work_tree(repository: Path, revision: str) -> Iterator[Path]:
         raise ConfigurationError(
             f"revision {revision!r} is not a commit of {top}; name a branch, a tag or a hash that git log shows"
         ) from None
-    with tempfile.TemporaryDirectory(prefix="perfsuite-base-") as scratch:
-        tree = Path(scratch) / "tree"
+    with scratch.directory("base") as directory:
+        tree = directory / "tree"
         _git(repository, "worktree", "add", "--detach", "--force", str(tree), commit)
         try:
             yield tree / repository.resolve().relative_to(top.resolve())
@@ -73,8 +81,8 @@ def run_arm(arm: Arm, arguments: Sequence[str], deadline_s: float) -> Mapping[st
     Raises ArmFailed when pytest did not get to its tests (an old revision may not know an option), measured nothing, or
     did not end within ``deadline_s``.
     """
-    with tempfile.TemporaryDirectory(prefix="perfsuite-arm-") as scratch:
-        journal = Path(scratch) / "journal.jsonl"
+    with scratch.directory("arm") as directory:
+        journal = directory / "journal.jsonl"
         command = [arm.interpreter, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--perf-fresh"]
         command += [f"--perf-journal={journal}", *arguments]
         code, output = _run(command, arm, deadline_s)
@@ -103,7 +111,7 @@ def arm_environment(arm: Arm) -> dict[str, str]:
 def _run(command: Sequence[str], arm: Arm, deadline_s: float) -> tuple[int | None, str]:
     """(exit code or None after the deadline, what was printed); an interrupt ends the child before it goes on."""
     child = subprocess.Popen(
-        command,
+        [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid()), *command],
         cwd=arm.root,
         env=arm_environment(arm),
         stdin=subprocess.DEVNULL,

@@ -78,6 +78,7 @@ def _is_journal(path: Path) -> bool:
 def _run_of_journal(journal: Journal, catalog: Catalog) -> Run:
     header = journal.header
     missing = {case: f"failed: {message.strip().partition(chr(10))[0]}" for case, message in journal.failures.items()}
+    missing.update({case: f"interrupted by {signal}" for case, signal in journal.interrupted.items()})
     missing.update({case: f"skipped: {reason}" for case, reason in journal.skips.items()})
     return run_of_results(
         journal.results.values(),

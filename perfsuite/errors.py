@@ -16,6 +16,7 @@
     │   └── AgentLost             a cluster's agent is gone: the case fails and the run ends
     ├── BaselineError             a stored file is truncated, hand-broken, foreign or of a newer schema
     └── JournalError              a journal cannot be written, read or resumed from
+    CaseStopped                   a signal ended the running case; no PerfsuiteError, not even an Exception
 
 A message says what was given, which rule it breaks and what to do, in one line:
 ``tp=3 does not divide num_heads=16; choose 1, 2, 4, 8 or 16``.  Broken invariants of perfsuite itself are asserts.
@@ -86,3 +87,12 @@ class BaselineError(PerfsuiteError):
 
 class JournalError(PerfsuiteError):
     """A journal cannot be written, read or resumed from."""
+
+
+class CaseStopped(BaseException):
+    """A signal ended the case that was running; no ``except Exception`` of a test may keep it alive."""
+
+    def __init__(self, signal: str) -> None:
+        """``signal`` is its name: SIGTERM."""
+        self.signal = signal
+        super().__init__(f"stopped by {signal} while this case was running")

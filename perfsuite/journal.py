@@ -1,12 +1,14 @@
 """The journal of a run: one line of JSON per finished case, synced to disk before the next case starts.
 
 pytest-benchmark writes its file at the end of a session; the journal is there after a crash, a kill or a power cut.
-The first line is a header, every other line a result, a failure, a skip, or the environment of the results after it::
+The first line is a header, every other line a result, a failure, an interrupted case, a skip, or the environment of
+the results after it::
 
     {"header": {"schema": 1, "session": "...", "fingerprint": "...", "versions": {...}, ...}}
     {"environment": {"hostname": "...", ...}}
     {"result": {"case": "test_perf/...", ...}}
     {"failure": {"case": "test_perf/...", "message": "..."}}
+    {"interrupted": {"case": "test_perf/...", "signal": "SIGTERM"}}
     {"skip": {"case": "test_perf/...", "reason": "..."}}
 
 Only the last line may be damaged: a run that was killed while writing leaves it without its end, and that case counts
@@ -53,6 +55,8 @@ class Journal:
     """The newest result of each case, by node id."""
     failures: Mapping[str, str]
     """Message of each case that failed and was not measured later."""
+    interrupted: Mapping[str, str]
+    """Signal that ended the run while this case was running; it was not measured later."""
     skips: Mapping[str, str]
     """Reason of each case that was skipped and not measured."""
     truncated: bool
@@ -88,6 +92,10 @@ class JournalWriter:
     def failure(self, case: str, message: str) -> None:
         """Add a case that failed; it runs again when the journal is resumed."""
         self._append({"failure": {"case": case, "message": message}})
+
+    def interrupted(self, case: str, signal: str) -> None:
+        """Add the case that was running when ``signal`` (SIGTERM, SIGINT) ended the run; a resumed run runs it."""
+        self._append({"interrupted": {"case": case, "signal": signal}})
 
     def skip(self, case: str, reason: str) -> None:
         """Add a case that was skipped; a journal of nothing else is not kept."""
@@ -142,6 +150,7 @@ def read_journal(path: Path) -> Journal:
         raise JournalError(f"journal {path}, line 1: no complete line; the run that wrote it did not get far enough")
     results: dict[str, Result] = {}
     failures: dict[str, str] = {}
+    interrupted: dict[str, str] = {}
     skips: dict[str, str] = {}
     environment: Mapping[str, Any] = {}
     header = _read_header(path, lines[0])
@@ -151,16 +160,27 @@ def read_journal(path: Path) -> Journal:
             result = _decode(path, number, Result, body)
             results[result.case] = dataclasses.replace(result, environment=environment)
             failures.pop(result.case, None)
+            interrupted.pop(result.case, None)
         elif kind == "environment" and isinstance(body, dict):
             environment = body
         elif kind == "failure" and isinstance(body, dict) and {"case", "message"} <= set(body):
             failures[str(body["case"])] = str(body["message"])
+        elif kind == "interrupted" and isinstance(body, dict) and {"case", "signal"} <= set(body):
+            interrupted[str(body["case"])] = str(body["signal"])
         elif kind == "skip" and isinstance(body, dict) and {"case", "reason"} <= set(body):
             skips[str(body["case"])] = str(body["reason"])
         else:
             raise _damage(path, number, f"{kind!r} is not what a line of a journal is; expected result or failure")
     skips = {case: reason for case, reason in skips.items() if case not in results}
-    return Journal(path=path, header=header, results=results, failures=failures, skips=skips, truncated=bool(rest))
+    return Journal(
+        path=path,
+        header=header,
+        results=results,
+        failures=failures,
+        interrupted=interrupted,
+        skips=skips,
+        truncated=bool(rest),
+    )
 
 
 def _read_header(path: Path, line: bytes) -> Header:

@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from perfsuite.collectives import require_known
-from perfsuite.errors import CaseError, JournalError, OutOfMemory, PerfsuiteError
+from perfsuite.errors import CaseError, CaseStopped, JournalError, OutOfMemory, PerfsuiteError
 from perfsuite.journal import Journal, JournalWriter
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive
@@ -141,6 +141,10 @@ class PerfSession:
             except CaseError as error:
                 message = str(error)
                 self._write(lambda journal: journal.failure(case.id, message))
+                raise
+            except (CaseStopped, KeyboardInterrupt) as stopped:
+                signal = stopped.signal if isinstance(stopped, CaseStopped) else "SIGINT"
+                self._write(lambda journal: journal.interrupted(case.id, signal))
                 raise
         finished = result
         self._write(lambda journal: journal.result(finished))

@@ -272,6 +272,18 @@ def test_a_killed_agent_is_named_once_and_its_workers_end(tmp_path, monkeypatch)
         assert 2 not in transport.dump([2], 1.0)
 
 
+def test_an_agent_that_was_told_to_end_is_not_named_for_one_that_was_killed(tmp_path, monkeypatch):
+    with launched(3, tmp_path, monkeypatch) as run:
+        run.agents[2].terminate()
+        assert run.agents[2].wait(30) == 128 + signal.SIGTERM
+        assert "the agent of rank 2" in run.transport.await_loss(30.0)
+        run.agents[1].kill()
+        run.agents[1].wait(30)
+        assert "the agent of rank 1" in run.transport.await_loss(30.0)
+        with pytest.raises(AgentLost, match=r"^the agent of rank 1 on .*launcher$"):
+            run.transport.acquire(3, fresh=False, env={}, deadline_s=60)
+
+
 def killing_its_agent(rank, agent_pid):
     """Rank 1 ends the process that serves it."""
 

@@ -86,6 +86,8 @@ def test_every_line_is_synced_before_the_call_returns(path, monkeypatch):
 def test_the_newest_line_of_a_case_counts(path):
     writer = JournalWriter(path, HEADER)
     writer.failure("a", "rank 1 died")
+    writer.interrupted("a", "SIGINT")
+    writer.interrupted("c", "SIGTERM")
     writer.result(result("a", 0.25))
     writer.result(result("a", 0.75))
     writer.failure("b", "rank 0 hung")
@@ -93,6 +95,7 @@ def test_the_newest_line_of_a_case_counts(path):
     journal = read_journal(path)
     assert journal.results["a"].median_s == 0.75
     assert journal.failures == {"b": "rank 0 hung"}
+    assert journal.interrupted == {"c": "SIGTERM"}
 
 
 def test_a_torn_last_line_is_left_out_wherever_it_ends(path):

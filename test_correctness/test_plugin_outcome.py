@@ -10,7 +10,6 @@ import pytest
 
 from perfsuite.errors import AgentLost, ExpectedFailure, OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.plugin import launch
-from perfsuite.runtime.transport import Event
 from test_correctness.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]
@@ -201,12 +200,32 @@ def test_sigterm_fails_the_running_case_and_finishes_the_reports(pytester, monke
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize("how", ["SIGTERM", "a lost agent", "at its leisure"])
+def test_a_run_that_a_launcher_is_about_to_kill_writes_its_reports_before_it_waits_for_anybody(
+    pytester, monkeypatch, how
+):
+    written = []
+
+    def script(job):
+        if how == "SIGTERM":
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+        if how == "a lost agent":
+            raise AgentLost("the agent of rank 1 on node7 is lost")
+        return measurement(job)
+
+    repo = repository(pytester, monkeypatch, THREE, script)
+    monkeypatch.setattr(repo.driver, "close", lambda: written.append(pytester.path.joinpath("junit.xml").exists()))
+    repo.run("--junitxml=junit.xml")
+    assert written[0] == (how != "at its leisure")
+
+
 def test_a_launchers_sigterm_does_not_hide_the_agent_whose_loss_it_follows(pytester, monkeypatch):
     class Launched:
         name, capacity = "torchrun", 2
 
-        def poll(self, timeout_s):
-            return [Event(slot=1, kind="agent_lost", text="the agent of rank 1 on node7 is lost")]
+        def await_loss(self, timeout_s):
+            return "the agent of rank 1 on node7 is lost"
 
     class Launching:
         def pytest_configure(self, config):

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from perfsuite.journal import read_journal
 from perfsuite.runtime.launchers import launcher_variables
 from test_correctness.processes import gone, processes_with
 from test_correctness.scripted_driver import ROOT
@@ -102,6 +103,7 @@ def running(theirs: Path, *command: str):
         "PERFSUITE_TEST_TOKEN": str(theirs),
         "PYTHONPATH": os.pathsep.join([str(theirs.parent / "site"), str(ROOT)]),
         "PYTEST_ADDOPTS": "",
+        "TMPDIR": str(theirs.parent),
     }
     process = subprocess.Popen(
         command, cwd=theirs, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -131,7 +133,7 @@ def test_an_installed_perfsuite_serves_another_repository(theirs, command):
     stored = {each["name"]: each for each in json.loads((theirs / "out.json").read_text())["benchmarks"]}
     assert set(stored) == {"test_decorated[cpu-ws2-4KiB]", "test_workload_of_this_file[cpu]"}
     assert stored["test_workload_of_this_file[cpu]"]["extra_info"]["gb_per_s"] > 0
-    assert not list(theirs.glob("perfsuite-*"))
+    assert not list(theirs.parent.glob("*perfsuite-*"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -150,4 +152,6 @@ def test_a_signal_ends_a_stuck_run_with_its_reports_and_nothing_left(theirs, num
     if number == signal.SIGTERM:
         assert cases["test_stuck[cpu-ws2]"].find("failure").attrib["message"].startswith("Failed: stopped by SIGTERM")
     assert "test_decorated" in (theirs / "out.json").read_text()
-    assert list(theirs.glob(".perfsuite/journal-*.jsonl"))
+    assert not list(theirs.parent.glob("*perfsuite-*"))
+    (journal,) = theirs.glob(".perfsuite/journal-*.jsonl")
+    assert read_journal(journal).interrupted == {"tests/test_theirs.py::test_stuck[cpu-ws2]": number.name}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import signal
+import time
 
 import pytest
 
@@ -65,6 +68,27 @@ def test_a_resumed_run_reports_finished_cases_and_runs_the_others(repo, pytester
         "test_third[cpu]": 3.0,
     }
     assert len(read_journal(pytester.path / "two.jsonl").results) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_case_that_a_signal_ended_is_in_the_journal_and_runs_again(repo, pytester, number):
+    def script(job):
+        if job.workload.parameters()["name"] == "second":
+            os.kill(os.getpid(), number)
+            time.sleep(60)
+        return measurement(job)
+
+    repo.driver.script = script
+    caught = pytest.raises(KeyboardInterrupt) if number == signal.SIGINT else contextlib.nullcontext()
+    with caught:  # pytester's way to tell
+        repo.run("--perf-journal=one.jsonl")
+    journal = read_journal(pytester.path / "one.jsonl")
+    assert list(journal.results) == ["test_it.py::test_first[cpu]"]
+    assert journal.interrupted == {"test_it.py::test_second[cpu]": number.name}
+    repo.driver.jobs.clear()
+    repo.driver.script = measurement
+    repo.run("--perf-resume=one.jsonl").assert_outcomes(passed=3)
+    assert names(repo) == ["second", "third"]
 
 
 def test_a_case_whose_parameters_changed_is_run_again(repo, pytester):

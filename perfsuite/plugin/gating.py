@@ -23,7 +23,7 @@ from _pytest.runner import runtestprotocol
 from perfsuite.arms import Arm, work_tree
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
 from perfsuite.baselines.verdict import Verdict
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import CaseStopped, PerfsuiteError
 from perfsuite.gatekeeper import Base, Gatekeeper, hardware_of
 from perfsuite.platforms import fingerprint
 from perfsuite.platforms.telemetry import Telemetry, disturbance, family_of_processes
@@ -32,7 +32,6 @@ from perfsuite.plugin.fixtures import CaseState, state_key
 from perfsuite.plugin.gate_options import GateOptions, gate_options_key, tolerances_of
 from perfsuite.plugin.hooks import Judgement
 from perfsuite.plugin.options import runs_tests
-from perfsuite.plugin.outcome import CaseStopped
 from perfsuite.plugin.suite import Suite, suite_of
 from perfsuite.records import Result
 from perfsuite.reports.summary import markdown_summary

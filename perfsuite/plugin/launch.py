@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -14,12 +11,14 @@ from perfsuite.errors import ConfigurationError, LaunchError
 from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.plugin.options import runs_tests
 from perfsuite.runtime.launchers import detect_launch
-from perfsuite.runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from perfsuite.runtime.cluster import ClusterTransport
 
 PRELOAD = ("numpy", "torch", "torch.distributed", "perfsuite.runtime.worker")
 """What a forkserver imports once instead of every worker."""
 
-transport_key = pytest.StashKey[Transport]()
+transport_key: pytest.StashKey[ClusterTransport] = pytest.StashKey()
 """The transport of a launch, in the process of rank 0; absent without a launcher."""
 problem_key = pytest.StashKey[LaunchError]()
 """What is wrong with the launcher's environment; nobody's business unless there are perf cases."""
@@ -41,16 +40,15 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     # Only a launch pays for importing what serves one: this plugin is loaded in every pytest run.
     from perfsuite.runtime.agent import serve_agent
     from perfsuite.runtime.cluster import ClusterTransport
+    from perfsuite.runtime.scratch import make_directory
 
     runs = runs_tests(config)
     if launch.rank != 0:
         return serve_agent(launch) if runs else 0
     if runs:
-        logs = tempfile.mkdtemp(prefix="perfsuite-")
-        config.add_cleanup(lambda: shutil.rmtree(logs, ignore_errors=True))
-        transport = ClusterTransport(
-            launch, start_method=_start_method(config), preload=PRELOAD, log_directory=Path(logs)
-        )
+        logs, remove_logs = make_directory("run")
+        config.add_cleanup(remove_logs)
+        transport = ClusterTransport(launch, start_method=_start_method(config), preload=PRELOAD, log_directory=logs)
         # Called on every way out, last registered first: the agents have ended before the directory goes.
         config.add_cleanup(transport.close)
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import AgentLost, ExpectedFailure, PerfsuiteError, UnsupportedCase
+from perfsuite.errors import AgentLost, CaseStopped, ExpectedFailure, PerfsuiteError, UnsupportedCase
 from perfsuite.plugin import hooks
 from perfsuite.plugin.collect import is_perf
 from perfsuite.plugin.fixtures import CaseState, state_key
@@ -19,10 +19,6 @@ from perfsuite.units import format_seconds
 
 class CaseSkipped(pytest.skip.Exception):  # type: ignore[name-defined, misc] # pytest types the attribute as a value
     """A skip whose place is the test, not the line here that raised it."""
-
-
-class CaseStopped(BaseException):
-    """A signal ended the case that was running; no ``except Exception`` of a test may keep it alive."""
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -67,10 +63,11 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
     except PerfsuiteError as error:
         if isinstance(error, AgentLost):
             item.session.shouldstop = f"perfsuite: {str(error).partition(chr(10))[0]}"
+            suite_of(item.config).hurried = True
         raise pytest.fail.Exception(str(error), pytrace=False) from None
     except CaseStopped as stopped:
-        causes = [str(stopped), *suite_of(item.config).lost_agents()]
-        raise pytest.fail.Exception("; ".join(causes), pytrace=False) from None
+        causes = (str(stopped), suite_of(item.config).lost_agents())
+        raise pytest.fail.Exception("; ".join(filter(None, causes)), pytrace=False) from None
     _judge(item)
     return returned
 
@@ -128,8 +125,9 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     def stop(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whoever sends it again does not want to wait for reports
         session.shouldstop = "perfsuite: stopped by SIGTERM"
+        suite_of(session.config).hurried = True
         if suite_of(session.config).running:
-            raise CaseStopped("stopped by SIGTERM while this case was running")
+            raise CaseStopped("SIGTERM")
 
     before = signal.signal(signal.SIGTERM, stop)
 
@@ -139,11 +137,27 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     session.config.add_cleanup(restore)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    """A run that was told to stop has nothing but pytest's own frames to show; to format them all takes too long."""
+    if isinstance(excinfo.value, pytest.Session.Interrupted):
+        excinfo.traceback = excinfo.traceback[-1:]
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
-    """End every process before the reports are written: whatever happens in those, nothing is left running."""
-    _close(session.config)
-    return (yield)
+    """End every process before the reports are written: whatever happens in those, nothing is left running.
+
+    In a hurry the reports come first.  Open MPI kills half a second to a second and a half after its SIGTERM, and what
+    runs then still ends with this process.
+    """
+    suite: Suite | None = session.config.stash.get(suite_key, None)
+    if suite is None or not suite.hurried:
+        _close(session.config)
+    try:
+        return (yield)
+    finally:
+        _close(session.config)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -7,10 +7,8 @@ import functools
 import importlib.metadata
 import platform as python_platform
 import re
-import shutil
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -36,6 +34,7 @@ from perfsuite.plugin import launch
 from perfsuite.plugin.options import Settings, runs_tests, settings_key
 from perfsuite.runtime.driver import Driver
 from perfsuite.runtime.local import LocalTransport
+from perfsuite.runtime.scratch import make_directory
 from perfsuite.runtime.transport import Transport
 from perfsuite.session import PerfSession, new_session_id
 
@@ -63,7 +62,9 @@ class Suite:
         """Word of whoever judged a case, by node id."""
         self.running = False
         """Whether ranks are at work on a case, which a signal may interrupt."""
-        self._logs: Path | None = None
+        self.hurried = False
+        """A signal or a lost agent ended the run: a launcher is about to kill this process too."""
+        self._remove_logs: Callable[[], None] = lambda: None
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -90,10 +91,8 @@ class Suite:
         cluster = self.config.stash.get(launch.transport_key, None)
         if cluster is not None:
             return cluster
-        self._logs = Path(tempfile.mkdtemp(prefix="perfsuite-"))
-        return LocalTransport(
-            start_method=self.machine.family.start_method, preload=launch.PRELOAD, log_directory=self._logs
-        )
+        logs, self._remove_logs = make_directory("run")
+        return LocalTransport(start_method=self.machine.family.start_method, preload=launch.PRELOAD, log_directory=logs)
 
     @functools.cached_property
     def _families(self) -> Mapping[str, Family]:
@@ -203,15 +202,10 @@ class Suite:
             return self.settings.time_budget_s
         return self.settings.time_budget_s - (time.monotonic() - self.first_case_at)
 
-    def lost_agents(self) -> list[str]:
+    def lost_agents(self) -> str:
         """Agents of a launch that are gone; waits a moment for them to show, because a launcher's signal is faster."""
         cluster = self.config.stash.get(launch.transport_key, None)
-        until = time.monotonic() + LOST_AGENT_S
-        while cluster is not None and (left_s := until - time.monotonic()) > 0:
-            lost = [event.text for event in cluster.poll(left_s) if event.kind == "agent_lost"]
-            if lost:
-                return lost
-        return []
+        return cluster.await_loss(LOST_AGENT_S) if cluster else ""
 
     def close(self) -> None:
         """End every process that the run started.  Idempotent."""
@@ -219,8 +213,7 @@ class Suite:
             if self.session is not None:
                 self.session.close()
         finally:
-            if self._logs is not None:
-                shutil.rmtree(self._logs, ignore_errors=True)
+            self._remove_logs()
 
     # -- for people ----------------------------------------------------------------------------------------------
 

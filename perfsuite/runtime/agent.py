@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
@@ -22,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.errors import LaunchError, RanksFailed
+from perfsuite.runtime import scratch
 from perfsuite.runtime.keys import find_key
 from perfsuite.runtime.launchers import Launch
 from perfsuite.runtime.slot import OneSlot
-from perfsuite.runtime.star import greeting
+from perfsuite.runtime.star import GOT_SIGTERM, greeting
 from perfsuite.runtime.transport import Event, Message
 from perfsuite.runtime.wire import Link, LinkLost, reach_driver
 
@@ -75,11 +74,8 @@ def _log_directory(welcome: Message) -> Any:
     if welcome["log_directory"]:
         yield Path(welcome["log_directory"])
         return
-    directory = tempfile.mkdtemp(prefix="perfsuite-agent-")
-    try:
-        yield Path(directory)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with scratch.directory("agent") as directory:
+        yield directory
 
 
 class _Agent:
@@ -122,7 +118,7 @@ class _Agent:
                 for event in self._slot.poll(0.0):
                     self._tell(_as_frame(event, self._epoch))
         except SystemExit as ended:
-            self._tell({"leaving": self._cause or "it got SIGTERM"})
+            self._tell({"leaving": self._cause or GOT_SIGTERM})
             raise SystemExit(ENDED_EARLY if self._cause else ended.code) from None
         finally:
             self._slot.close()

@@ -12,7 +12,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from perfsuite.runtime.keys import offer_key
 from perfsuite.runtime.launchers import Launch
 from perfsuite.runtime.placement import allowed_cores
 from perfsuite.runtime.slot import OneSlot
-from perfsuite.runtime.star import Arrival, Star, gather
+from perfsuite.runtime.star import GOT_SIGTERM, Arrival, Star, gather
 from perfsuite.runtime.transport import Event, Message, Place, Transport
 
 _ANSWER_S = 10.0
@@ -29,6 +30,17 @@ _ANSWER_S = 10.0
 _FAREWELL_S = 15.0
 """For agents to end their workers and themselves."""
 _WATCH_S = 1.0
+_CAUSE_S = 0.2
+"""From the news that an agent was told to end to the news of the one that died before: across hosts, any order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loss:
+    """What is known of a lost agent."""
+
+    text: str
+    told_to: bool
+    """It got SIGTERM: as a rule from a launcher, because another process had died."""
 
 
 class ClusterTransport(Transport):
@@ -65,7 +77,7 @@ class ClusterTransport(Transport):
         """By request, then by rank; only requests that somebody waits for are here."""
         self._requests = itertools.count()
         self._epochs = dict.fromkeys(range(launch.world_size), 0)
-        self._lost: dict[int, str] = {}
+        self._lost: dict[int, _Loss] = {}
 
     def gather(self) -> None:
         """Wait until every agent of the launch is there.  To be called once, before anything else.
@@ -173,6 +185,15 @@ class ClusterTransport(Transport):
         replies = self._await_replies(self._ask(ranks, {"verb": "log_tail", "lines": lines}), ranks, _ANSWER_S)
         return str(replies[slot].get("value", "")) if slot in replies else ""
 
+    def await_loss(self, timeout_s: float) -> str:
+        """Which agents are lost; waits for one to show that nobody told to end.  Empty when none is lost by then."""
+        until = time.monotonic() + timeout_s
+        while all(loss.told_to for loss in self._lost.values()) and (left := until - time.monotonic()) > 0:
+            self._take_in(left, local=False)
+            if self._lost:
+                until = min(until, time.monotonic() + _CAUSE_S)
+        return _headline(self._lost.values()) if self._lost else ""
+
     def close(self) -> None:
         """See :meth:`Transport.close`.  May be called again, also by a signal handler that interrupted a first call."""
         try:
@@ -223,7 +244,7 @@ class ClusterTransport(Transport):
             f"the agent of {facts} is lost: {arrival.reason}; the run ends, because a launcher "
             "does not replace it: see its output and that of the launcher"
         )
-        self._lost[arrival.rank] = text
+        self._lost[arrival.rank] = _Loss(text=text, told_to=arrival.reason == GOT_SIGTERM)
         self._events.append(Event(slot=arrival.rank, kind="agent_lost", text=text))
 
     def _give_up(self, rank: int, reason: str) -> None:
@@ -233,9 +254,15 @@ class ClusterTransport(Transport):
 
     def _require_agents(self, ranks: Iterable[int] | None = None) -> None:
         """Raise AgentLost when one of ``ranks`` (of all, without) is gone."""
-        lost = [text for rank, text in self._lost.items() if ranks is None or rank in set(ranks)]
+        lost = [loss for rank, loss in self._lost.items() if ranks is None or rank in set(ranks)]
         if lost:
-            raise AgentLost(lost[0] + (f" ({len(lost) - 1} more are lost)" if len(lost) > 1 else ""))
+            raise AgentLost(_headline(lost))
+
+
+def _headline(losses: Collection[_Loss]) -> str:
+    """The first that was not told to end, and how many more; only those that were where there are no others."""
+    causes = [loss for loss in losses if not loss.told_to] or list(losses)
+    return causes[0].text + (f" ({len(causes) - 1} more are lost)" if len(causes) > 1 else "")
 
 
 def _end_with_parent(parent: int) -> None:

@@ -236,7 +236,7 @@ class Driver:
     def _take_events(self, wait: _Wait, timeout_s: float) -> None:
         for event in self._transport.poll(timeout_s):
             if event.kind == "agent_lost":
-                wait.lost = event.text
+                wait.lost = wait.lost or event.text  # what follows is a consequence
             elif event.slot not in wait.slots:
                 continue
             elif event.kind == "exit":

@@ -3,7 +3,8 @@
 It imports torch once, forks a worker for every request and so starts one in milliseconds; for platforms that a fork
 poisons it starts a new interpreter instead.  It is a session of its own, because launchers kill by process group, and
 ends all its children when the *life pipe* closes: only the driver (or agent) holds the pipe's write end, so the pipe
-closes however that process ends.
+closes however that process ends.  What an ended worker leaves behind becomes its child (see
+:mod:`perfsuite.runtime.orphans`) and is killed.
 
 It is single-threaded, talks JSON datagrams over one socket, and passes each worker its command socket by SCM_RIGHTS.
 Requests: ``{"start": id, "method": "fork"|"exec", "log": path, "stacks": path, "env": {...}}`` with one descriptor,
@@ -26,6 +27,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
+from perfsuite.runtime.orphans import adopt_orphans, children
 from perfsuite.runtime.worker_process import WorkerFiles, become_worker
 
 _PR_SET_PDEATHSIG = 1
@@ -67,6 +69,7 @@ class _Server:
         self.life_fd = life_fd
         self.children: set[int] = set()
         self.leaving = False
+        adopt_orphans()
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -96,9 +99,16 @@ class _Server:
             self._reap()
             if self.control.fileno() in ready and not self._request():
                 break
-        for pid in list(self.children):
-            _kill_group(pid)
+        self._end_all()
         os._exit(0)
+
+    def _end_all(self) -> None:
+        """Kill all that descends from here: what a child leaves behind shows as the next child."""
+        while sum(child.kill() for child in children()):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-1, 0)
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
 
     def _request(self) -> bool:
         data, fds, _, _ = socket.recv_fds(self.control, 1 << 20, 4)
@@ -130,6 +140,7 @@ class _Server:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.setsid()  # the worker leads a process group, so that its own children end with it
+            adopt_orphans()  # a living worker's daemons are its own business
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             self.control.close()
             os.close(self.wake_r)
@@ -154,17 +165,24 @@ class _Server:
                 os.kill(pid, number)
 
     def _reap(self) -> None:
-        while self.children:
-            try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if ended is None:
-                return
-            _kill_group(ended.si_pid)  # before reaping: as long as the leader is a zombie its group id is not reused
-            _, status = os.waitpid(ended.si_pid, 0)
-            self.children.discard(ended.si_pid)
-            self.tell({"exited": ended.si_pid, "text": describe_status(status)})
+        """Take note of children that ended, and kill what they left behind; its end is another SIGCHLD."""
+        exits = []
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                _kill_group(ended.si_pid)  # before reaping: a zombie leader's group id is not reused
+                exits.append(os.waitpid(ended.si_pid, 0))
+        if exits:
+            self._kill_orphans()
+        for pid, status in exits:
+            if pid in self.children:
+                self.children.discard(pid)
+                self.tell({"exited": pid, "text": describe_status(status)})
+
+    def _kill_orphans(self) -> None:
+        """Everything below a worker is in another session than this process; helpers of what it preloaded are not."""
+        for child in children():
+            if child.pid not in self.children and child.session != os.getpid():
+                child.kill()
 
 
 def describe_status(status: int) -> str:

@@ -15,9 +15,11 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from perfsuite.errors import LaunchError
 from perfsuite.runtime.launchers import Launch
+from perfsuite.runtime.scratch import hold, keys_home
 
 KEY = "PERFSUITE_KEY"
 KEY_FILE = "PERFSUITE_KEY_FILE"
@@ -33,9 +35,13 @@ class OfferedKey:
     key: bytes
     file: Path | None = None
     """The file that was made for this launch, to be removed by :meth:`discard`; None for a key of the user's."""
+    lock: IO[bytes] | None = None
+    """The file, held as long as the key is offered: nobody takes it for one that a killed driver left."""
 
     def discard(self) -> None:
         """Remove the file unless another launch has replaced it.  Idempotent."""
+        if self.lock is not None:
+            self.lock.close()
         if self.file is not None:
             with contextlib.suppress(OSError):
                 if self.file.read_bytes() == self.key:
@@ -56,15 +62,16 @@ def offer_key(launch: Launch, environ: Mapping[str, str]) -> OfferedKey:
         file = _automatic_file(launch)
         # Written beside and renamed: an agent sees the whole key or none, a key left by a killed driver is replaced.
         fd, draft = tempfile.mkstemp(dir=file.parent)  # mode 0600
-        with os.fdopen(fd, "wb") as stream:
-            stream.write(key)
+        hold(fd)
+        stream = os.fdopen(fd, "wb", buffering=0)
+        stream.write(key)
         os.replace(draft, file)
     except OSError as problem:
         raise LaunchError(
             f"no key can be written under {tempfile.gettempdir()} ({problem.strerror}): processes of a launch prove "
             f"by it that they belong together; make the directory writable, or set TMPDIR or {KEY}"
         ) from None
-    return OfferedKey(key=key, file=file)
+    return OfferedKey(key=key, file=file, lock=stream)
 
 
 def find_key(launch: Launch, environ: Mapping[str, str]) -> bytes | None:
@@ -133,7 +140,7 @@ def _require_private(status: os.stat_result, path: Path) -> None:
 
 
 def _automatic_file(launch: Launch) -> Path:
-    directory = Path(tempfile.gettempdir()) / f"perfsuite-{os.getuid()}"
+    directory = keys_home()
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     status = os.lstat(directory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from perfsuite.runtime import protocol
 from perfsuite.runtime.cut import LOG_BYTES
 from perfsuite.runtime.forkserver import boot_command
 from perfsuite.runtime.launchers import launcher_variables
+from perfsuite.runtime.orphans import MARK, end_marked
 from perfsuite.runtime.placement import allowed_cores
 from perfsuite.runtime.stacks import is_whole
 from perfsuite.runtime.transport import Event, Message, Place, Transport
@@ -27,6 +29,8 @@ from perfsuite.runtime.transport import Event, Message, Place, Transport
 STORE = -1
 """The slot of the process that serves the TCPStore and has no rank."""
 _STACK_POLL_S = 0.02
+_END_S = 10.0
+"""For a forkserver to end all its descendants, and for the driver to do so in its place."""
 
 
 @dataclass(kw_only=True)
@@ -56,8 +60,15 @@ class _ForkServer:
     process: subprocess.Popen[bytes]
     control: socket.socket
     life_w: int
+    mark: str
+    """Value of MARK in the environment of all that descends from it."""
     children: dict[int, _Child] = field(default_factory=dict)
     """By request id until started, then by pid."""
+
+    def end_in_its_place(self) -> None:
+        """Once its end is certain: what it would have ended itself, had it not been killed."""
+        if self.process.wait(5) != 0:
+            end_marked(self.mark, _END_S)
 
 
 class LocalTransport(Transport):
@@ -209,16 +220,17 @@ class LocalTransport(Transport):
         os.close(server.life_w)
         server.control.close()
         try:
-            server.process.wait(10)
+            server.process.wait(_END_S)
         except subprocess.TimeoutExpired:  # stuck in a preload: its children watch the same pipe
             server.process.kill()
-            server.process.wait()
+        server.end_in_its_place()
 
     # -- the forkserver ------------------------------------------------------------------------------------------
 
     def _start_server(self) -> _ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life_r, life_w = os.pipe()
+        mark = secrets.token_hex(8)
         arguments = {"control_fd": theirs.fileno(), "life_fd": life_r, "preload": list(self._preload)}
         with (self._logs / "forkserver.log").open("ab") as log:
             process = subprocess.Popen(
@@ -228,11 +240,11 @@ class LocalTransport(Transport):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_worker_environment(),
+                env={**_worker_environment(), MARK: mark},
             )
         theirs.close()
         os.close(life_r)
-        return _ForkServer(process=process, control=ours, life_w=life_w)
+        return _ForkServer(process=process, control=ours, life_w=life_w, mark=mark)
 
     def _start_child(self, slot: int, env: dict[str, str]) -> _Child:
         assert not self._closed, "a closed transport starts no workers"
@@ -316,6 +328,7 @@ class LocalTransport(Transport):
         code = server.process.wait(5)
         os.close(server.life_w)
         server.control.close()
+        server.end_in_its_place()
         for child in server.children.values():
             child.ended = f"its parent, the forkserver, ended with exit code {code}"
 

@@ -23,6 +23,8 @@ from perfsuite.runtime.placement import allowed_cores
 from perfsuite.runtime.transport import Message
 from perfsuite.runtime.wire import PROTOCOL, Door, Link, LinkLost
 
+GOT_SIGTERM = "it got SIGTERM"
+"""Last word of an agent that was told to end: a launcher tells so to all when one process has died."""
 _TICK_S = 0.2
 
 

@@ -1,0 +1,149 @@
+"""What a rank's code leaves behind, in sessions of its own and as daemons, ends with the rank's process, not before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import RanksFailed
+from perfsuite.platforms import families
+from perfsuite.runtime import scratch
+from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.local import LocalTransport
+from perfsuite.runtime.orphans import MARK
+from perfsuite.workload import Budget, FunctionWorkload
+from test_correctness import steps
+from test_correctness.processes import processes_with
+
+ROOT = Path(__file__).parent.parent
+PRELOAD = ("torch", "torch.distributed", "perfsuite.runtime.worker")
+QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
+SLEEPERS = 2
+"""Processes that steps.orphaning leaves behind and that stay the same: a session and a daemon, beside a chain."""
+DRIVER = """
+import sys, time
+from perfsuite.runtime import scratch
+from test_correctness.test_orphans import a_driver, leave
+run = a_driver("exec", scratch.make_directory("run")[0])
+leave(run, sys.argv[1])
+print("left", flush=True)
+time.sleep(3600)
+"""
+COMPARISON = """
+from pathlib import Path
+from perfsuite import arms
+arms._run(["sleep", "600"], arms.Arm(name="base", root=Path.cwd()), 600)
+"""
+
+
+def a_driver(start_method, directory: Path) -> Driver:
+    transport = LocalTransport(start_method=start_method, preload=PRELOAD, log_directory=directory)
+    return Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
+
+
+def job(function, *, fresh=False, budget=QUICK, **arguments) -> Job:
+    workload = FunctionWorkload(function=function, arguments=arguments)
+    return Job(workload=workload, world_size=1, budget=budget, fresh=fresh)
+
+
+def leave(driver: Driver, directory: Path | str, **changes) -> None:
+    driver.run(job(steps.orphaning, token=str(directory), **changes))
+
+
+def left(directory: Path) -> list[int]:
+    return processes_with(f"PERFSUITE_TEST_TOKEN={directory}")
+
+
+def gone(directory: Path, within_s: float = 60.0) -> bool:
+    until = time.monotonic() + within_s
+    while left(directory) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not left(directory)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    driver = a_driver("fork", tmp_path_factory.mktemp("logs"))
+    yield driver
+    driver.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_outlives_its_test(tmp_path):
+    yield
+    for pid in left(tmp_path):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_they_live_as_long_as_their_worker_and_no_longer(driver, tmp_path):
+    leave(driver, tmp_path)
+    driver.run(job(steps.add_up))
+    assert len(left(tmp_path)) >= SLEEPERS, "the worker lives and is reused"
+    driver.run(job(steps.add_up, fresh=True))
+    assert gone(tmp_path)
+
+
+def test_those_of_a_hung_worker_end_with_it(driver, tmp_path):
+    budget = Budget(min_rounds=3, max_time_s=0.05, timeout_s=1.5)
+    with pytest.raises(RanksFailed, match="hung"):
+        leave(driver, tmp_path, then="hang", budget=budget)
+    assert gone(tmp_path)
+
+
+def test_those_of_a_killed_forkserver_are_ended_by_the_driver(driver, tmp_path):
+    leave(driver, tmp_path)
+    server = driver._transport._server.process
+    server.kill()
+    server.wait()
+    driver.run(job(steps.add_up))
+    assert gone(tmp_path)
+
+
+def test_nothing_is_left_once_the_run_is_closed(tmp_path):
+    driver = a_driver("fork", tmp_path)
+    leave(driver, tmp_path)
+    driver.close()
+    assert left(tmp_path) == []
+
+
+def test_closing_does_the_work_of_a_killed_forkserver(tmp_path):
+    transport = LocalTransport(start_method="fork", preload=(), log_directory=tmp_path)
+    transport.start()
+    marks = {MARK: transport._server.mark, "PERFSUITE_TEST_TOKEN": str(tmp_path)}
+    with subprocess.Popen(["sleep", "600"], start_new_session=True, env={**os.environ, **marks}):
+        transport._server.process.kill()
+        transport.close()
+    assert left(tmp_path) == []
+
+
+def test_an_arm_of_a_comparison_ends_with_its_run(tmp_path):
+    environ = {**os.environ, "PERFSUITE_TEST_TOKEN": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", COMPARISON], cwd=ROOT, env=environ) as process:
+        while process.poll() is None and len(left(tmp_path)) < 2:
+            time.sleep(0.02)
+        assert process.poll() is None
+        process.kill()
+    assert gone(tmp_path)
+
+
+def test_a_killed_driver_leaves_nothing_running_and_its_files_to_the_next_start(tmp_path, monkeypatch):
+    command = [sys.executable, "-c", DRIVER, str(tmp_path)]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "left\n"
+        assert len(left(tmp_path)) >= SLEEPERS
+    finally:
+        process.kill()
+        process.communicate()
+    assert gone(tmp_path)
+    assert list(tmp_path.glob("perfsuite-run-*/rank0.log"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    scratch.clear()
+    assert list(tmp_path.iterdir()) == []
