@@ -67,6 +67,10 @@ def test_number(perf):
             "perf was given the method Sum.work bound to an object that the ranks do not have; make it a function at"
             " module level and pass what it needs of the object as parameters",
         ),
+        (
+            "perf(type('Bare', (Workload,), {'work': None, 'build': None}))",
+            "Bare is no dataclass, so nobody knows its parameters; write @dataclass(frozen=True, kw_only=True)*",
+        ),
         ("perf(42)", "perf was given 42, which is neither a workload nor a function at module level*"),
         (
             "perf(Sum(), side=3)",

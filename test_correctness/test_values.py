@@ -152,6 +152,10 @@ def test_what_json_cannot_say_arrives_as_well() -> None:
         ),
         (Shape(rows=1, inner=Shape(rows=2)), None, "Shape(rows=1,inner=Shape(rows=2))"),
         (function, f"{__name__}:function", None),
+        (Point((1, [2])), {"Point": {"x": [1, [2]], "y": 0.0}}, "Point(x=[1,[2]],y=0.0)"),  # type: ignore[arg-type]
+        (Point(function), None, "Point(x=function,y=0.0)"),  # type: ignore[arg-type]
+        (Point(torch.ones(2)), None, None),  # type: ignore[arg-type]
+        (Point([object()]), None, None),  # type: ignore[arg-type]
         ((1, [2]), [1, [2]], None),
     ],
 )

@@ -119,6 +119,11 @@ def perf(request: pytest.FixtureRequest, platform: DeviceModel, benchmark: Any) 
 def make_workload(what: Any, parameters: Mapping[str, Any]) -> Workload:
     """The workload that ``perf(what, **parameters)`` means; InvalidParameter when it means none."""
     if isinstance(what, Workload):
+        if not hasattr(what, "__dataclass_fields__"):
+            raise InvalidParameter(
+                f"{type(what).__name__} is no dataclass, so nobody knows its parameters; "
+                "write @dataclass(frozen=True, kw_only=True) above it"
+            )
         if parameters:
             raise InvalidParameter(
                 f"perf got {', '.join(parameters)} beside a finished {type(what).__name__}; "
@@ -126,8 +131,7 @@ def make_workload(what: Any, parameters: Mapping[str, Any]) -> Workload:
             )
         return what
     if isinstance(what, type) and issubclass(what, Workload):
-        workload: Workload = what(**parameters)
-        return workload
+        return make_workload(what(**parameters), {})
     if inspect.isfunction(what):
         return FunctionWorkload(function=what, arguments=parameters)
     if isinstance(what, functools.partial):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
+import json
 import sys
 from typing import Any
 
@@ -112,16 +113,30 @@ def token(value: Any) -> str | None:
     if fields is None:
         return None
     defaults = {each.name: each.default for each in dataclasses.fields(value)} if _is_dataclass(value) else {}
-    said = [
-        f"{name}={_short(item)}" for name, item in fields.items() if item != defaults.get(name, dataclasses.MISSING)
-    ]
+    said = []
+    for name, item in fields.items():
+        short = _short(item)
+        if short is None:
+            return None
+        if item != defaults.get(name, dataclasses.MISSING):
+            said.append(f"{name}={short}")
     return f"{type(value).__name__}({','.join(said)})"
 
 
-def _short(value: Any) -> str:
+def _short(value: Any) -> str | None:
+    """A field in an id; None for what has no text that is the same in every run."""
+    if type(value) in _PLAIN:
+        return str(value).replace(" ", "")
     if isinstance(value, enum.Enum):
         return str(value.name)
-    return token(value) or str(value).replace(" ", "")
+    if inspect.isfunction(value) or isinstance(value, type):
+        return value.__name__
+    if type(value) in (list, tuple, dict):
+        try:
+            return json.dumps(recorded(value), separators=(",", ":"))
+        except TypeError:
+            return None
+    return token(value)
 
 
 def _torch_constant(value: Any) -> str:
