@@ -279,7 +279,7 @@ class Result:
     workload: str
     """``module:Class`` or ``module:function``."""
     parameters: Mapping[str, Any]
-    """Fields of the workload, or keyword arguments of the function."""
+    """Fields of the workload, or keyword arguments of the function, as :func:`perfsuite.runtime.values.recorded`."""
     platform: str
     world_size: int
     outcome: Literal["measured", "out_of_memory", "smoke"]

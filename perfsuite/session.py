@@ -21,9 +21,10 @@ from perfsuite.journal import Journal, JournalWriter
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.platforms import Machine
-from perfsuite.records import Measurement, Peak, Peaks, Record, Result, Work, to_json
+from perfsuite.records import Measurement, Peak, Peaks, Record, Result, Work
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.reference import describe
+from perfsuite.runtime.values import recorded
 from perfsuite.units import MIB, gb_per_s, tflops
 from perfsuite.workload import Budget, Purpose, Workload
 from perfsuite.workloads.matmul import Matmul
@@ -187,7 +188,7 @@ class PerfSession:
             return None
         same = (
             old.workload == describe(case.workload)
-            and to_json(old.parameters) == to_json(case.workload.parameters())
+            and old.parameters == recorded(case.workload.parameters())
             and old.world_size == case.world_size
             and old.platform == case.platform
         )
@@ -203,7 +204,7 @@ class PerfSession:
         result = Result(
             case=case.id,
             workload=describe(workload),
-            parameters=to_json(workload.parameters()),
+            parameters=recorded(workload.parameters()),
             platform=case.platform,
             world_size=case.world_size,
             outcome="smoke" if case.budget.smoke else "measured",

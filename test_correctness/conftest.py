@@ -1,4 +1,4 @@
-"""What all tests share: one build of the simulated device; what an old torch cannot do is a skip with its reason."""
+"""What all tests share: how Hypothesis draws, one build of the simulated device, an old torch's skips."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ from collections.abc import Generator
 from importlib.metadata import version
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from perfsuite.errors import UnsupportedCase
 from simmusa import build
+
+# No deadline: how long an example takes is up to whatever else the machine does.
+settings.register_profile(
+    "gate", derandomize=True, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+# Other examples in every run (tox -e explore); what fails prints the blob that brings it back under either profile.
+settings.register_profile("explore", settings.get_profile("gate"), derandomize=False, database=None, max_examples=500)
+settings.load_profile("gate")  # --hypothesis-profile is read later and decides
 
 COMPLETE = (2, 8)
 """2.5.0 and 2.7.1 cannot do all that the tests run on a CPU; of newer ones a test that cannot run is a failure."""

@@ -37,7 +37,9 @@ LEVEL = {name: level for level, names in enumerate(LINES) for name in names}
 MODULES = sorted(PACKAGE.glob("**/*.py"))
 RANK_PACKAGES = ("models", "strategies")
 """Have modules that only ranks load, beside those that describe."""
-DRIVER_RUNTIME = ("driver", "local", "forkserver", "cluster", "agent", "launchers", "reference", "transport")
+DRIVER_RUNTIME = (
+    "driver", "local", "forkserver", "cluster", "agent", "launchers", "reference", "held", "values", "transport",
+)  # fmt: skip
 """What of the runtime the driver, the agents and the forkserver load."""
 
 

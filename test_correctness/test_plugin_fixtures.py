@@ -57,6 +57,20 @@ def test_number(perf):
     ("body", "message"),
     [
         ("perf(step); perf(step)", "perf was called twice in one test; one test is one case: parametrize it instead"),
+        (
+            "import functools; perf(functools.partial(step, 3))",
+            "perf was given a partial with the positional arguments (3,), but the first argument is the rank; give them"
+            " by name",
+        ),
+        (
+            "perf(Sum().work)",
+            "perf was given the method Sum.work bound to an object that the ranks do not have; make it a function at"
+            " module level and pass what it needs of the object as parameters",
+        ),
+        (
+            "perf(type('Bare', (Workload,), {'work': None, 'build': None}))",
+            "Bare is no dataclass, so nobody knows its parameters; write @dataclass(frozen=True, kw_only=True)*",
+        ),
         ("perf(42)", "perf was given 42, which is neither a workload nor a function at module level*"),
         (
             "perf(Sum(), side=3)",
@@ -82,12 +96,69 @@ def test_a_case_for_several_ranks_must_run_on_them(pytester, monkeypatch, on):
     found.stdout.fnmatch_lines(["the case is one of 2 ranks, but perf was called with on=*; call it with on=ranks"])
 
 
-def test_a_test_that_never_calls_perf_has_no_case(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, "def test_idle(perf):\n    pass\n")
+def test_a_test_that_never_calls_perf_fails_unless_it_says_otherwise(pytester, monkeypatch):
+    tests = """
+import pytest
+
+def test_idle(perf):
+    pass
+
+def test_skips(perf):
+    pytest.skip("not today")
+
+@pytest.mark.xfail(reason="to be written", strict=True)
+def test_expected(perf):
+    raise NotImplementedError
+"""
+    repo = repository(pytester, monkeypatch, tests)
     found = repo.run()
-    found.assert_outcomes(passed=1, warnings=1)  # pytest-benchmark's own, about its unused fixture
+    found.assert_outcomes(failed=1, skipped=1, xfailed=1)
+    found.stdout.fnmatch_lines(
+        [
+            "perf was asked for and never called: nothing was measured; "
+            "call perf(...) once, or drop it from the arguments"
+        ]
+    )
     assert repo.driver.jobs == []
-    assert "perfsuite: cpu" not in found.stdout.str()
+
+
+@pytest.mark.parametrize("options", [[], ["--benchmark-disable"]])
+@pytest.mark.parametrize(
+    "body",
+    ["perf(step); benchmark(int)", "benchmark(int); perf(step)", "benchmark(int)"],
+    ids=["after", "before", "only"],
+)
+def test_perf_and_benchmark_do_not_share_a_test(pytester, monkeypatch, body, options):
+    repo = repository(pytester, monkeypatch, f"def test_both(perf, benchmark):\n    {body}\n")
+    found = repo.run(*options)
+    found.assert_outcomes(failed=1)
+    found.stdout.fnmatch_lines(
+        [
+            "perf and benchmark were both used in one test, and a case has one record; "
+            "use perf for what runs on ranks, benchmark for a function of this process, each in a test of its own"
+        ]
+    )
+    assert "Traceback" not in found.stdout.str()
+    assert bool(repo.driver.jobs) == body.startswith("perf")
+
+
+def test_what_perf_records_can_be_added_to(pytester, monkeypatch):
+    tests = "def test_more(perf, benchmark):\n    benchmark.extra_info['seed'] = 7\n    perf(step)\n"
+    repository(pytester, monkeypatch, tests).run().assert_outcomes(passed=1)
+
+
+def test_a_partial_adds_its_keywords(pytester, monkeypatch):
+    tests = """
+import functools
+
+def test_function(perf):
+    wide = functools.partial(functools.partial(step, n=3, way="up"), n=4)
+    assert perf(wide, way="down").parameters == {"n": 4, "way": "down"}
+
+def test_class(perf):
+    assert perf(functools.partial(Product, side=8)).parameters == {"side": 8, "dtype": "fp32"}
+"""
+    repository(pytester, monkeypatch, tests).run().assert_outcomes(passed=2)
 
 
 def test_perf_must_be_an_argument(pytester, monkeypatch):

@@ -307,7 +307,6 @@ def test_a_damaged_byte_is_an_error_or_harmless(tmp_path):
 
 def test_no_files_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("perfsuite.baselines.published_read.__file__", str(tmp_path / "a" / "b" / "c.py"))
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     with pytest.raises(BaselineError, match="reinstall perfsuite"):
         directory()
     assert () == read_all(tmp_path)

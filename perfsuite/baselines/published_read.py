@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +88,20 @@ def _check_row(table: PublishedTable, row: PublishedRow) -> None:
 
 
 def directory() -> Path:
-    """Where the shipped files are: beside the package in a checkout, else in the environment's data directory.
+    """Where the shipped files are: in ``baselines`` of a checkout, else in ``share`` of what it was installed into.
 
-    Raises BaselineError when they are in neither.
+    That is a folder above the package, whether an environment, a user's own folder or one named by ``--target``.
+    Raises BaselineError when there is none.
     """
-    checkout = Path(__file__).parents[2] / "baselines" / "published"
-    installed = Path(sysconfig.get_path("data")) / "share" / "perfsuite" / "published"
-    for place in (checkout, installed):
+    package = Path(__file__).parents[1]
+    checkout = package.parent / "baselines" / "published"
+    for place in (checkout, *(above / "share" / "perfsuite" / "published" for above in package.parents)):
         if any(place.glob("*.json")):
             return place
-    raise BaselineError(f"no published tables in {checkout} or {installed}; reinstall perfsuite")
+    raise BaselineError(
+        f"no published tables in {checkout} or in share/perfsuite/published of a folder above {package}; "
+        "reinstall perfsuite"
+    )
 
 
 def read_all(place: Path) -> tuple[PublishedReport, ...]:

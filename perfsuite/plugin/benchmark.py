@@ -13,21 +13,29 @@ from typing import Any
 
 import pytest
 
+from perfsuite.errors import InvalidParameter
 from perfsuite.plugin.collect import is_perf
 from perfsuite.plugin.suite import Suite, suite_key
 from perfsuite.records import SCHEMA, Result
 
+ONE_RECORD = (
+    "perf and benchmark were both used in one test, and a case has one record; use perf for what runs on ranks, "
+    "benchmark for a function of this process, each in a test of its own"
+)
+
 
 class WorkerClock:
-    """A timer that moves only when told to."""
+    """A timer that moves only when told to, and runs only while :func:`feed` holds it."""
 
     __name__ = "worker_clock"  # pytest-benchmark stores it; without it a repr with an address would be in every file
 
     def __init__(self) -> None:
-        self.now_s = 0.0
+        self.now_s: float | None = None
 
     def __call__(self) -> float:
-        """Seconds since it was last set to zero."""
+        """Seconds since it was last set to zero; InvalidParameter for a test that times something else with it."""
+        if self.now_s is None:
+            raise InvalidParameter(ONE_RECORD)
         return self.now_s
 
 
@@ -56,9 +64,12 @@ def feed(benchmark: Any, clock: WorkerClock, result: Result) -> None:
         clock.now_s = 0.0
 
     def one_sample() -> None:  # pytest-benchmark may call once more for a profile: no time passes then
-        clock.now_s += next(times, 0.0)
+        clock.now_s = clock() + next(times, 0.0)
 
-    benchmark.pedantic(one_sample, setup=rewind, rounds=len(result.measurement.samples), iterations=1)
+    try:
+        benchmark.pedantic(one_sample, setup=rewind, rounds=len(result.measurement.samples), iterations=1)
+    finally:
+        clock.now_s = None
 
 
 class _NothingMeasured(Exception):
@@ -72,7 +83,7 @@ def feed_nothing(benchmark: Any) -> None:
         raise _NothingMeasured
 
     with contextlib.suppress(_NothingMeasured):
-        benchmark.pedantic(nothing)
+        benchmark.pedantic(nothing, setup=nothing)  # before it looks at the clock
 
 
 def extra_info(result: Result) -> dict[str, Any]:

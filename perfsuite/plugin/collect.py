@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +10,9 @@ import pytest
 from perfsuite.errors import ConfigurationError, PerfsuiteError
 from perfsuite.platforms.base import DeviceModel
 from perfsuite.plugin.options import budget_of
-from perfsuite.plugin.suite import Suite, suite_of
+from perfsuite.plugin.suite import Suite, suite_key, suite_of
 from perfsuite.plugin.sweep import Scale, Sweep, read_sweep
+from perfsuite.runtime.values import token
 
 
 def is_perf(fixturenames: Iterable[str]) -> bool:
@@ -22,11 +23,11 @@ def is_perf(fixturenames: Iterable[str]) -> bool:
     return {"perf", "platform", "benchmark"} <= set(fixturenames)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[Any]:
     """One parametrize call with platform, ranks, size and dtype, so that the id reads ``s4000-ws8-64MiB-bf16``."""
     if not is_perf(metafunc.fixturenames):
-        return
+        return (yield)
     suite = suite_of(metafunc.config)
     suite.asked = True
     if suite.prepare():
@@ -34,6 +35,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             _generate(metafunc, suite)
         except ConfigurationError as error:
             pytest.fail(f"{metafunc.definition.nodeid}: {error}", pytrace=False)
+    suite.naming = True
+    try:
+        return (yield)
+    finally:
+        suite.naming = False
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object) -> str | None:
+    """Name what pytest would only number, in the ids of perf cases; those of other tests are not ours."""
+    suite = config.stash.get(suite_key, None)
+    return token(val) if suite is not None and suite.naming else None
 
 
 def _generate(metafunc: pytest.Metafunc, suite: Suite) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,13 +12,17 @@ import pytest
 
 from perfsuite.errors import InvalidParameter, PerfsuiteError, UnsupportedCase
 from perfsuite.platforms import DeviceModel
-from perfsuite.plugin.benchmark import clock_key, feed, feed_nothing
+from perfsuite.plugin.benchmark import ONE_RECORD, clock_key, feed, feed_nothing
 from perfsuite.plugin.collect import is_perf
 from perfsuite.plugin.options import budget_of
 from perfsuite.plugin.suite import Suite, suite_of
 from perfsuite.records import Result
 from perfsuite.session import Case
 from perfsuite.workload import FunctionWorkload, Workload
+
+NEVER_CALLED = (
+    "perf was asked for and never called: nothing was measured; call perf(...) once, or drop it from the arguments"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +74,9 @@ def perf(request: pytest.FixtureRequest, platform: DeviceModel, benchmark: Any) 
     """Time a workload on the ranks of this case: ``perf(what, on=None, **parameters) -> Result``.
 
     ``what`` is a :class:`perfsuite.Workload`, a class of them that ``parameters`` are the fields of, or a function at
-    module level that gets a rank and ``parameters`` and returns one iteration as a callable.  ``on`` is the fixture
-    ``ranks`` or a number of ranks; without it there is one rank.  To be called once per test.
+    module level that gets a rank and ``parameters`` and returns one iteration as a callable; a functools.partial of
+    either adds its keywords to ``parameters``.  ``on`` is the fixture ``ranks`` or a number of ranks; without it there
+    is one rank.  To be called once per test.
     """
     item: pytest.Function = request.node
     state = item.stash.setdefault(state_key, CaseState())
@@ -80,6 +86,8 @@ def perf(request: pytest.FixtureRequest, platform: DeviceModel, benchmark: Any) 
         if state.called:
             raise InvalidParameter("perf was called twice in one test; one test is one case: parametrize it instead")
         state.called = True
+        if getattr(benchmark, "_mode", None):  # without it pytest-benchmark says so, after everything was measured
+            raise InvalidParameter(ONE_RECORD)
         if not is_perf(item.fixturenames):
             raise InvalidParameter("perf was asked for by getfixturevalue; name it among the arguments of the test")
         suite = suite_of(item.config)
@@ -111,6 +119,11 @@ def perf(request: pytest.FixtureRequest, platform: DeviceModel, benchmark: Any) 
 def make_workload(what: Any, parameters: Mapping[str, Any]) -> Workload:
     """The workload that ``perf(what, **parameters)`` means; InvalidParameter when it means none."""
     if isinstance(what, Workload):
+        if not hasattr(what, "__dataclass_fields__"):
+            raise InvalidParameter(
+                f"{type(what).__name__} is no dataclass, so nobody knows its parameters; "
+                "write @dataclass(frozen=True, kw_only=True) above it"
+            )
         if parameters:
             raise InvalidParameter(
                 f"perf got {', '.join(parameters)} beside a finished {type(what).__name__}; "
@@ -118,10 +131,21 @@ def make_workload(what: Any, parameters: Mapping[str, Any]) -> Workload:
             )
         return what
     if isinstance(what, type) and issubclass(what, Workload):
-        workload: Workload = what(**parameters)
-        return workload
+        return make_workload(what(**parameters), {})
     if inspect.isfunction(what):
         return FunctionWorkload(function=what, arguments=parameters)
+    if isinstance(what, functools.partial):
+        if what.args:
+            raise InvalidParameter(
+                f"perf was given a partial with the positional arguments {what.args!r:.60}, but the first argument is "
+                "the rank; give them by name"
+            )
+        return make_workload(what.func, {**what.keywords, **parameters})
+    if inspect.ismethod(what):
+        raise InvalidParameter(
+            f"perf was given the method {what.__qualname__} bound to an object that the ranks do not have; "
+            "make it a function at module level and pass what it needs of the object as parameters"
+        )
     raise InvalidParameter(
         f"perf was given {what!r:.60}, which is neither a workload nor a function at module level; "
         "the ranks find only those by name"

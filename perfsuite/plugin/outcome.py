@@ -8,11 +8,13 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
+from pytest_benchmark.fixture import FixtureAlreadyUsed
 
 from perfsuite.errors import AgentLost, CaseStopped, ExpectedFailure, PerfsuiteError, UnsupportedCase
 from perfsuite.plugin import hooks
+from perfsuite.plugin.benchmark import ONE_RECORD, feed_nothing
 from perfsuite.plugin.collect import is_perf
-from perfsuite.plugin.fixtures import CaseState, state_key
+from perfsuite.plugin.fixtures import NEVER_CALLED, CaseState, state_key
 from perfsuite.plugin.suite import Suite, suite_key, suite_of
 from perfsuite.units import format_seconds
 
@@ -68,8 +70,23 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
     except CaseStopped as stopped:
         causes = (str(stopped), suite_of(item.config).lost_agents())
         raise pytest.fail.Exception("; ".join(filter(None, causes)), pytrace=False) from None
+    except FixtureAlreadyUsed:
+        raise pytest.fail.Exception(ONE_RECORD, pytrace=False) from None
+    _require_called(item)
     _judge(item)
     return returned
+
+
+def _require_called(item: pytest.Item) -> None:
+    """A test that measured nothing must not look like one whose case is well."""
+    state = item.stash.get(state_key, None)
+    if state is None or state.called:
+        return
+    benchmark = getattr(item, "funcargs", {})["benchmark"]
+    used = bool(getattr(benchmark, "_mode", None))
+    if not used:
+        feed_nothing(benchmark)
+    raise pytest.fail.Exception(ONE_RECORD if used else NEVER_CALLED, pytrace=False)
 
 
 def _judge(item: pytest.Item) -> None:

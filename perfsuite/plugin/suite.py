@@ -60,6 +60,8 @@ class Suite:
         """Whether any perf test was collected; until then nothing is done and no problem told."""
         self.verdicts: dict[str, str] = {}
         """Word of whoever judged a case, by node id."""
+        self.naming = False
+        """Whether the cases of a perf test are being made, whose ids name dataclasses and dtypes."""
         self.running = False
         """Whether ranks are at work on a case, which a signal may interrupt."""
         self.hurried = False

@@ -1,0 +1,179 @@
+"""What a parameter of a case may be, and its three forms: on the wire, in records and in ids.
+
+Numbers, strings, booleans, None, lists, tuples and dicts of these go as they are, keys that are not text included; enum
+members, dataclasses, named tuples, torch's dtypes, functions and classes go by the name under which a module holds
+them.  A rank gets back an equal value of the same type; anything else is refused with one line.
+
+On the wire every JSON object has one tag::
+
+    {"tuple": [...]}                     {"mapping": [[key, value], ...]}
+    {"held": where}                      an enum member, a dtype, a function, a class
+    {"made": where, "fields": {...}}     a dataclass, a named tuple, a combination of flags
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import json
+import sys
+from typing import Any
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.runtime.held import Holder, find
+
+_PLAIN = (str, int, float, bool, type(None))
+_RULE = (
+    "pass numbers, strings, booleans, lists, tuples, dicts, enum members, dataclasses, torch dtypes, "
+    "or functions and classes at module level"
+)
+
+
+def encode(value: Any, holder: Holder, where: str) -> Any:  # noqa: PLR0911 - one return per kind of value
+    """JSON of ``value`` for the way to a rank; InvalidParameter names ``where`` it was given when it cannot travel."""
+    kind = type(value)
+    if kind in _PLAIN:  # a subclass would arrive as its base
+        return value
+    if kind is list:
+        return [encode(item, holder, where) for item in value]
+    if kind is tuple:
+        return {"tuple": [encode(item, holder, where) for item in value]}
+    if kind is dict:
+        pairs = [[encode(key, holder, where), encode(item, holder, where)] for key, item in value.items()]
+        return {"mapping": pairs}
+    constant = _torch_constant(value)
+    if constant:
+        return {"held": {"module": "torch", "attribute": constant}}
+    by_name = inspect.isfunction(value) or isinstance(value, type)
+    fields = None if by_name else _fields(value)
+    if not by_name and fields is None:
+        raise InvalidParameter(f"{where} is a {kind.__name__}, which cannot travel to the ranks; {_RULE}")
+    try:
+        held = holder.name(value if by_name else kind)
+    except InvalidParameter as error:
+        raise InvalidParameter(f"{where}: {error}") from None
+    if by_name:
+        return {"held": held}
+    if isinstance(value, enum.Enum) and kind.__members__.get(value.name) is value:
+        return {"held": {**held, "attribute": f"{held['attribute']}.{value.name}"}}
+    plain = {name: encode(item, holder, f"{where}.{name}") for name, item in (fields or {}).items()}
+    _require_made_of_fields(value, fields or {}, where)
+    return {"made": held, "fields": plain}
+
+
+def decode(plain: Any) -> Any:
+    """The value that :func:`encode` made ``plain`` of."""
+    if isinstance(plain, list):
+        return [decode(item) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    if "tuple" in plain:
+        return tuple(decode(item) for item in plain["tuple"])
+    if "mapping" in plain:
+        return {decode(key): decode(item) for key, item in plain["mapping"]}
+    if "held" in plain:
+        return find(plain["held"])
+    return find(plain["made"])(**{name: decode(item) for name, item in plain["fields"].items()})
+
+
+def recorded(value: Any) -> Any:  # noqa: PLR0911 - one return per kind of value
+    """``value`` as results, journals and baselines keep it: JSON that a reader understands and that tells values apart.
+
+    >>> recorded({"shape": (2, 3), "by_stage": {1: "a"}, "nothing": None})
+    {'shape': [2, 3], 'by_stage': [[1, 'a']], 'nothing': None}
+    """
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}" if value.name else str(value)
+    if _torch_constant(value):
+        return str(value)
+    if inspect.isfunction(value) or isinstance(value, type):
+        return f"{value.__module__}:{value.__qualname__}"
+    fields = _fields(value)
+    if fields is not None:
+        return {type(value).__name__: {name: recorded(item) for name, item in fields.items()}}
+    if isinstance(value, dict):
+        if all(type(key) is str for key in value):
+            return {key: recorded(item) for key, item in value.items()}
+        return [[recorded(key), recorded(item)] for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [recorded(item) for item in value]
+    return value
+
+
+def token(value: Any) -> str | None:
+    """``value`` in the id of a case; None where pytest's own way says it, or nobody can.
+
+    pytest would number dataclasses, named tuples and dtypes, and whoever adds one would rename the cases after it.
+    """
+    constant = _torch_constant(value)
+    if constant:
+        return constant
+    fields = None if isinstance(value, enum.Enum) else _fields(value)
+    if fields is None:
+        return None
+    defaults = {each.name: each.default for each in dataclasses.fields(value)} if _is_dataclass(value) else {}
+    said = []
+    for name, item in fields.items():
+        short = _short(item)
+        if short is None:
+            return None
+        if item != defaults.get(name, dataclasses.MISSING):
+            said.append(f"{name}={short}")
+    return f"{type(value).__name__}({','.join(said)})"
+
+
+def _short(value: Any) -> str | None:
+    """A field in an id; None for what has no text that is the same in every run."""
+    if type(value) in _PLAIN:
+        return str(value).replace(" ", "")
+    if isinstance(value, enum.Enum):
+        return str(value.name)
+    if inspect.isfunction(value) or isinstance(value, type):
+        return value.__name__
+    if type(value) in (list, tuple, dict):
+        try:
+            return json.dumps(recorded(value), separators=(",", ":"))
+        except TypeError:
+            return None
+    return token(value)
+
+
+def _torch_constant(value: Any) -> str:
+    """Name in torch of a dtype, layout or memory format; empty for anything else.  torch is never imported for it."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(value).__module__ != "torch":
+        return ""
+    name = str(value).removeprefix("torch.")
+    return name if name.isidentifier() and getattr(torch, name, None) is value else ""
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    """What an equal value of the same class is made of; None when nobody can say."""
+    if isinstance(value, enum.Enum):
+        return {"value": value.value}
+    if _is_dataclass(value):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.init}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
+    return None
+
+
+def _require_made_of_fields(value: Any, fields: dict[str, Any], where: str) -> None:
+    kind = type(value)
+    try:
+        same = kind(**fields) == value
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        if same:
+            return
+        reason = "the new one is not equal"
+    raise InvalidParameter(
+        f"{where} is a {kind.__name__} that cannot be made again of its fields ({reason}); "
+        "a frozen dataclass whose fields say everything can travel to the ranks"
+    )

@@ -1,0 +1,152 @@
+"""perfsuite installed plainly, not editable, and used from another directory: nothing of the checkout is in reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from perfsuite.runtime.launchers import launcher_variables
+from test_correctness.scripted_driver import ROOT
+
+TESTS = """
+import enum
+from dataclasses import dataclass
+
+import perfsuite
+import pytest
+import torch
+
+class Way(enum.Enum):
+    UP = "up"
+    DOWN = "down"
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    rows: int
+    way: Way = Way.UP
+
+@dataclass(frozen=True, kw_only=True)
+class Fill(perfsuite.Workload):
+    shape: Shape
+    dtype: torch.dtype
+    metrics = ("latency_us",)
+
+    def work(self, shape):
+        return perfsuite.Work()
+
+    def build(self, rank):
+        assert type(self.dtype) is torch.dtype, self
+        return perfsuite.CallableStep(step(rank, self.shape, {1: self.dtype}, place=perfsuite.__file__))
+
+def step(rank, shape, by_stage, place):
+    assert perfsuite.__file__ == place
+    assert shape == Shape(rows=2, way=Way.DOWN), shape
+    assert shape.way is Way.DOWN
+    assert by_stage == {1: torch.bfloat16}, by_stage
+    ones = torch.ones(shape.rows, dtype=by_stage[1])
+    return lambda: torch.distributed.all_reduce(ones)
+
+SHAPES = pytest.mark.parametrize("shape", [Shape(rows=2, way=Way.DOWN)])
+
+@perfsuite.world_sizes(2)
+@SHAPES
+def test_function(perf, ranks, shape):
+    perf(step, on=ranks, shape=shape, by_stage={1: torch.bfloat16}, place=perfsuite.__file__)
+
+@perfsuite.world_sizes(2)
+@SHAPES
+@pytest.mark.parametrize("kind", [torch.bfloat16])
+def test_class(perf, ranks, shape, kind):
+    perf(Fill(shape=shape, dtype=kind), on=ranks)
+
+@perfsuite.world_sizes(2)
+def test_refused(perf, ranks):
+    perf(step, on=ranks, shape=object())
+
+@perfsuite.world_sizes(2)
+def test_lambda(perf, ranks):
+    perf(lambda rank: rank, on=ranks)
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Where the wheel, built of nothing but what a source distribution has, was installed to."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    ignore = shutil.ignore_patterns("__pycache__")
+    for directory in ("perfsuite", "baselines/published"):
+        shutil.copytree(ROOT / directory, source / directory, ignore=ignore)
+    for file in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / file, source)
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile"]
+    subprocess.run([*pip, "--target", target, source], check=True, capture_output=True, text=True)
+    return target
+
+
+def run(installed, directory, *command):
+    """A command in ``directory`` of somebody who has only the installed package."""
+    environment = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
+    environment.update(PYTHONPATH=str(installed), PERFSUITE_FAMILIES="")
+    return subprocess.run(
+        [sys.executable, *command], cwd=directory, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_wheel_has_every_file_of_the_package(installed):
+    def files(place):
+        return {
+            str(path.relative_to(place))
+            for path in (place / "perfsuite").rglob("*.*")
+            if "__pycache__" not in path.parts
+        }
+
+    assert files(ROOT) == files(installed)
+
+
+def test_another_repository_measures_with_it(installed, tmp_path):
+    (tmp_path / "test_mine.py").write_text(TESTS)
+    found = run(
+        installed,
+        tmp_path,
+        "-m",
+        "pytest",
+        "--benchmark-max-time=0.05",
+        "--benchmark-min-rounds=2",
+        "--perf-journal=journal",
+        "--perf-update=append",
+    )
+    said = found.stdout + found.stderr
+    assert found.returncode == 1, said
+    assert "2 failed, 2 passed" in said, said
+    refusals = (
+        "step(shape=...) is a object, which cannot travel to the ranks; pass numbers, strings, ",
+        "test_lambda.<locals>.<lambda> of test_mine is not held by its module under any name, "
+        "so the ranks cannot find it; move it to module level",
+    )
+    for refusal in refusals:
+        assert any(line.startswith(refusal) for line in said.splitlines()), said
+    shape = {"Shape": {"rows": 2, "way": "Way.DOWN"}}
+    lines = [json.loads(line) for line in (tmp_path / "journal").read_text().splitlines()]
+    parameters = {line["result"]["case"]: line["result"]["parameters"] for line in lines if "result" in line}
+    function = "test_mine.py::test_function[cpu-ws2-Shape(rows=2,way=DOWN)]"
+    workload = "test_mine.py::test_class[cpu-ws2-bfloat16-Shape(rows=2,way=DOWN)]"
+    assert {function, workload} == set(parameters)
+    assert (shape, [[1, "torch.bfloat16"]]) == (parameters[function]["shape"], parameters[function]["by_stage"])
+    assert str(installed / "perfsuite" / "__init__.py") == parameters[function]["place"]
+    assert {"shape": shape, "dtype": "torch.bfloat16"} == parameters[workload]
+    (stored,) = (tmp_path / "baselines").rglob("*.json")
+    entries = json.loads(stored.read_text())["benchmarks"]
+    assert parameters == {entry["fullname"]: entry["params"] for entry in entries}
+
+
+def test_its_commands_find_their_data(installed, tmp_path):
+    script = installed / "bin" / "perfsuite"
+    for command, answer in (("platforms", "s4000"), ("audit", "004/")):
+        found = run(installed, tmp_path, script, command)
+        assert answer in found.stdout, found.stderr
+        assert "" == found.stderr
