@@ -117,8 +117,8 @@ class DeviceLedger(Ledger):
 class CpuLedger(Ledger):
     """The allocator events that torch's profiler notes in this thread: their running sum is what is allocated.
 
-    A collective holds its buffers no longer than it takes (:mod:`.settled`), so that no thread of gloo's decides when
-    they are given back.  What such a thread allocates for itself meanwhile is not counted.
+    A collective holds its buffers no longer than it takes (:mod:`perfsuite.runtime.settled`), so that no thread of
+    gloo's decides when they are given back.  What such a thread allocates for itself meanwhile is not counted.
     """
 
     _PREFIX = "perfsuite: "
@@ -131,7 +131,7 @@ class CpuLedger(Ledger):
         """Profile allocations from before the build on."""
         import torch
 
-        from perfsuite.workloads.settled import Settled
+        from perfsuite.runtime.settled import Settled
 
         activities = [torch.profiler.ProfilerActivity.CPU]
         gc.collect()
@@ -155,7 +155,7 @@ class CpuLedger(Ledger):
 
     def totals(self) -> Mapping[str, int]:
         """Sums of the events up to each mark."""
-        from perfsuite.workloads.settled import COLLECTIVE
+        from perfsuite.runtime.settled import COLLECTIVE
 
         # Addresses are in the tree of the events alone; what is public has sizes, as a file of hundreds of megabytes.
         events = sorted(_walk(self._profile.profiler.kineto_results.experimental_event_tree()), key=_start_ns)
