@@ -1,16 +1,20 @@
 """Is what the suite reports of a training step true?  Bare loops in the same ranks, known times, known bytes.
 
     python benchmarks/train_truth.py [--pairs 20] [--device cpu] [--model gpt2-tiny] [--ranks 2]
+    python benchmarks/train_truth.py --memory-runs 20 [--busy 2]
 
 Prints: the step's time by the suite over a hand-written loop of the same model and strategy, with a 95 % interval over
 interleaved pairs; the remainder of a step whose parts sleep; what an injected sleep in one rank's forward was reported
-as; and the difference of every memory figure to the bytes that were allocated.
+as; and the difference of every memory figure to the bytes that were allocated.  With --memory-runs instead: in how many
+ways the memory figures of each strategy came out in so many runs, --busy loops beside them.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -229,7 +233,10 @@ def known_bytes(driver, model, ranks):
         "weights": (plain["weights_bytes"], weights),
         "gradients": (plain["gradients_bytes"], weights),
         "optimizer, two moments and a counter per tensor": (plain["optimizer_bytes"], 2 * weights + 4 * round(tensors)),
-        "untracked, batches and buckets": (plain["untracked_bytes"], 4 * 8 * batches + (weights if ranks > 1 else 0)),
+        "untracked, batches, loss and buckets": (
+            plain["untracked_bytes"],
+            4 * 8 * batches + 4 + (weights if ranks > 1 else 0),
+        ),
         "activations, with and without 8 MiB held": (
             held["activations_bytes"] - plain["activations_bytes"],
             HELD_BYTES,
@@ -239,19 +246,61 @@ def known_bytes(driver, model, ranks):
         print(f"memory of {model} on {ranks} rank(s), {name}: {found:.0f} bytes, off by {found - known:.0f}")
 
 
+def repeats(driver, model, ranks, runs, strategies):
+    """How many sets of memory figures are seen in so many runs."""
+    for strategy in strategies:
+        job = Job(workload=TrainStep(model=model, strategy=strategy), world_size=ranks, budget=SMOKE, purpose="memory")
+        seen = set()
+        for _ in range(runs):
+            records = {each.name: each.value for each in driver.run(job).records if each.unit == "bytes"}
+            del records["final_host_bytes"]  # the kernel's figure, not the allocator's
+            seen.add(tuple(records.items()))
+        found = [dict(each) for each in seen]
+        peaks = ", ".join(sorted({f"{each['peak_bytes']:.0f}" for each in found}))
+        parts = ", ".join(sorted({f"{each['parts_at_once_bytes']:.0f}" for each in found}))
+        print(
+            f"memory of {model} under {strategy} on {ranks} ranks: {len(seen)} set(s) of figures in {runs} runs; "
+            f"peak {peaks}, parts alive at once {parts} bytes",
+            flush=True,
+        )
+
+
+@contextmanager
+def busy_loops(count):
+    """Processes that only spin."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", default="gpt2-tiny")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--memory-runs", type=int, default=0)
+    parser.add_argument("--busy", type=int, default=0)
     arguments = parser.parse_args()
+    strategies = ["ddp", "fsdp", "zero_redundancy"]
+    deepspeed = importlib.util.find_spec("deepspeed") is not None
+    strategies += [f"zero{stage}" for stage in range(4) if deepspeed]
     with tempfile.TemporaryDirectory() as logs:
         preload = ("torch", "torch.distributed", "torch._dynamo", "perfsuite.runtime.worker")
+        if arguments.memory_runs and deepspeed:
+            preload += ("deepspeed",)
         transport = LocalTransport(start_method="fork", preload=preload, log_directory=Path(logs))
         family = families()[arguments.device]
         driver = Driver(transport=transport, family=family, rootpath=Path(__file__).parent, device_count=1)
         try:
+            if arguments.memory_runs:
+                with busy_loops(arguments.busy):
+                    repeats(driver, arguments.model, arguments.ranks, arguments.memory_runs, strategies)
+                return
             known_bytes(driver, arguments.model, 1)
             known_bytes(driver, arguments.model, arguments.ranks)
             remainder(driver, arguments.ranks, max(3, arguments.pairs // 4))

@@ -74,7 +74,7 @@ def test_the_uses_that_are_known_by_heart_are_among_those_found() -> None:
         ("perfsuite/platforms/clocks.py", "torch.musa.Event.elapsed_time"),  # through an opaque stamp
         ("perfsuite/platforms/musa.py", "torch.backends.mudnn.allow_tf32"),
         ("perfsuite/platforms/musa.py", "torch.musa.get_device_capability"),
-        ("perfsuite/workloads/train_memory.py", "torch.musa.max_memory_reserved"),  # through an attribute
+        ("perfsuite/workloads/memory_ledger.py", "torch.musa.max_memory_reserved"),  # through an attribute
         ("perfsuite/workloads/collective.py", "torch.musa.synchronize"),
     } <= places
 

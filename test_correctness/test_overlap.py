@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 
 from perfsuite.metrics import derive
 from perfsuite.records import Peaks, Record, Work
+from perfsuite.reports.summary import markdown_summary
+from perfsuite.reports.tables import report
+from perfsuite.reports.tables_styles import STYLES
 from perfsuite.runtime.driver import Job
 from perfsuite.workload import Budget
 from perfsuite.workloads import train_overlap
 from perfsuite.workloads.train_overlap import Kernel, exposed_share, kernels_of, record_kernels
 from perfsuite.workloads.train_step import TrainStep
 from test_correctness import scripted_driver
+from test_correctness.report_runs import run, table, trained
 
 
 def test_worked_numbers():
@@ -96,3 +100,17 @@ def test_a_cpu_has_no_kernels_and_the_metric_says_so():
     assert (kernels.value, kernels.note.partition(":")[0]) == (None, "unknown")
     half_told = (dataclasses.replace(ranks[0], utilisation_percent=None), ranks[1])
     assert metrics(dataclasses.replace(plain, ranks=half_told))[1].value is None
+
+
+def test_the_interval_stands_beside_the_share_wherever_it_is_printed():
+    def case(ranks, share, low, high):
+        values = (("exposed_share", share), ("exposed_share_low", low), ("exposed_share_high", high))
+        return trained("test_weak", ranks, 1.0, model="gpt2-xl", strategy="ddp", builds=("exposed",), records=values)
+
+    several, one = case(2, 0.1234, -0.02, 0.251), case(1, 0.0, 0.0, 0.0)
+    rows = table(report([run(several, one)], [STYLES["methods"]]), "Data parallel, DDP: gpt2-xl")
+    at = rows[0].index("communication % of step")
+    assert ["0", "12.34 (-2 to 25)"] == [row[at] for row in rows[1:] if "s4000" in row[0]]
+    summary = markdown_summary({each.case: each for each in (several, one)}, {}, hardware="here")
+    assert "exposed_communication_percent 12.34 (-2 to 25) percent, exposed_kernels_percent" in summary
+    assert "exposed_communication_percent 0 percent, exposed_kernels_percent" in summary

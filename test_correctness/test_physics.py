@@ -17,6 +17,7 @@ from perfsuite.records import (
     Peak,
     Peaks,
     RankFacts,
+    Record,
     Result,
     Sample,
     SpanTotal,
@@ -266,6 +267,13 @@ def test_a_bubble_is_never_below_what_its_own_durations_allow():
         assert rules(found) == expected
     assert bubble_bound(dataclasses.replace(timeline, schedule="own")) is None
     assert bubble_bound(dataclasses.replace(timeline, events=timeline.events[:-1])) is None
+
+
+@pytest.mark.parametrize(("beyond", "expected"), [(-8.0, []), (0.0, []), (4.0, ["memory"])])
+def test_a_peak_is_never_below_what_was_allocated_at_one_moment(beyond, expected):
+    values = {"peak_bytes": 100.0, "parts_at_once_bytes": 100.0 + beyond, "parts_beyond_peak_bytes": beyond}
+    found = tuple(Record(name=name, value=value, unit="bytes", reduce="max") for name, value in values.items())
+    assert expected == rules(result(measurement=dataclasses.replace(measured(ranks=2), records=found)))
 
 
 @pytest.mark.parametrize("time_s", [0.0, -0.1, math.nan, math.inf])

@@ -153,29 +153,45 @@ def test_memory_is_the_bytes_of_what_was_allocated(driver):
     assert found["weights_bytes"] == found["gradients_bytes"] == weights
     # Two fp32 moments of every parameter, and a step counter for each of the 28 tensors.
     assert found["optimizer_bytes"] == 2 * weights + 4 * 28
-    # What is left are the batches, 4 x 65 tokens of 8 bytes.
-    assert found["untracked_bytes"] == 4 * 65 * 8
+    # What is left are the batches, 4 x 65 tokens of 8 bytes, and the loss.
+    assert found["untracked_bytes"] == 4 * 65 * 8 + 4
     assert found["final_device_bytes"] == 3 * weights + 4 * 28 + found["untracked_bytes"]
     # At the end of the forward all activations are there, at the end of the backward all gradients.
     assert found["peak_bytes"] >= found["final_device_bytes"] + max(found["activations_bytes"], weights)
     assert found["final_host_bytes"] > found["peak_bytes"]
 
 
+def memory_of_runs(driver, workload, runs=3):
+    """Bytes by kind on two ranks, which are the same in every run; the resident set is the kernel's."""
+    found = [records(run(driver, workload, 2, budget=ONCE, purpose="memory")) for _ in range(runs)]
+    for each in found:
+        del each["final_host_bytes"]
+    assert [found[0]] * runs == found
+    assert found[0]["parts_beyond_peak_bytes"] <= 0
+    return found[0]
+
+
 def test_buckets_that_gloo_holds_longer_than_the_rank_are_not_counted_twice(driver):
     weights = 4 * find_model("gpt2-tiny").parameters
-    for _ in range(3):
-        found = records(
-            run(driver, TrainStep(model="gpt2-tiny", strategy="ddp"), 2, budget=ONCE, purpose="memory"),
-        )
-        # The reducer's bucket and the batches; a scalar or two may be on their way out.
-        assert found["untracked_bytes"] == pytest.approx(weights + 4 * 65 * 8, abs=64)
+    found = memory_of_runs(driver, TrainStep(model="gpt2-tiny", strategy="ddp"))
+    # The reducer's bucket, the batches and the loss.
+    assert found["untracked_bytes"] == weights + 4 * 65 * 8 + 4
+    assert found["parts_at_once_bytes"] == 2 * weights + found["optimizer_bytes"]
 
 
 def test_what_is_spread_takes_half_of_the_memory(driver):
     whole = 4 * find_model("llama2-tiny").parameters
-    found = records(run(driver, TrainStep(model="llama2-tiny", strategy="fsdp"), 2, budget=ONCE, purpose="memory"))
+    found = memory_of_runs(driver, TrainStep(model="llama2-tiny", strategy="fsdp"))
     assert found["weights_bytes"] == found["gradients_bytes"] == whole / 2
     assert found["optimizer_bytes"] == pytest.approx(whole, rel=0.001)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strategy", ["zero_redundancy", *(pytest.param(f"zero{n}", marks=DEEPSPEED) for n in range(4))]
+)
+def test_memory_is_the_same_in_every_run(driver, strategy):
+    memory_of_runs(driver, TrainStep(model="gpt2-tiny", strategy=strategy), runs=5)
 
 
 def test_checkpointing_frees_activations(driver):
@@ -209,6 +225,13 @@ def test_exposed_communication_comes_with_its_interval(driver, strategy):
     found = records(run(driver, workload, 2, budget=ONCE, purpose="exposed"))
     assert found["exposed_share_low"] <= found["exposed_share"] <= found["exposed_share_high"] < 1
     assert run(driver, workload, 2, budget=ONCE).smoke  # the group is as good as before
+
+
+def test_one_rank_exposes_no_communication(driver):
+    workload = TrainStep(model="gpt2-tiny", builds=("exposed",))
+    measurement = run(driver, workload, 1, budget=ONCE, purpose="exposed")
+    names = ("exposed_share", "exposed_share_low", "exposed_share_high")
+    assert dict.fromkeys(names, 0.0) == records(measurement)  # and no step was built: no loss, no batch
 
 
 def test_a_seeded_build_gives_the_same_losses_every_time(driver):

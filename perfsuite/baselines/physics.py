@@ -238,6 +238,15 @@ def _constant(subject: Subject) -> Iterator[Violation]:
         yield Violation(rule="constant", message=text)
 
 
+def _memory(subject: Subject) -> Iterator[Violation]:
+    found = {each.name: each.value for each in subject.measurement.records} if subject.measurement else {}
+    short = found.get("parts_beyond_peak_bytes", 0.0)  # of the rank where it is most
+    if short > 0:
+        parts, peak = found.get("parts_at_once_bytes", math.nan), found.get("peak_bytes", math.nan)
+        text = f"on a rank the peak is {short:.0f} bytes less than what is known to be allocated at one moment"
+        yield Violation(rule="memory", message=f"{text} (most of any rank: peak {peak:.0f}, parts {parts:.0f} bytes)")
+
+
 def _speed_up(subject: Subject) -> Iterator[Violation]:
     result, base = subject.result, subject.base
     if base is None or result.measurement is None or base.measurement is None or base.world_size >= result.world_size:
@@ -260,6 +269,7 @@ RULES: tuple[Callable[[Subject], Iterator[Violation]], ...] = (
     _parts,
     _bubble,
     _constant,
+    _memory,
     _speed_up,
 )
 """Each yields one violation per breach."""

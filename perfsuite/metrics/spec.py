@@ -50,6 +50,8 @@ class MetricSpec:
     """Shown and stored, never judged."""
     headline: bool = True
     """Has a column in the terminal's table; JSON, JUnit and the summary have every metric."""
+    interval: tuple[str, str] | None = None
+    """Metrics that are the ends of this one's 95 % interval, which stands beside it wherever it is printed."""
 
     def format(self, value: float) -> str:
         """The value as printed, four significant digits, without its unit."""

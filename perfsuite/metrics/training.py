@@ -247,9 +247,22 @@ _ALL = (
         unit="percent",
         better="lower",
         convention="fake-group difference",
-        doc="Share of the step that goes when its collectives do nothing; its interval is recorded beside it.",
+        doc="Share of the step that goes when its collectives do nothing; 0 on one rank.",
         compute=_recorded("exposed_share", _percent, "exposed"),
         observed=True,
+        interval=("exposed_communication_low_percent", "exposed_communication_high_percent"),
+    ),
+    *(
+        MetricSpec(
+            name=f"exposed_communication_{end}_percent",
+            unit="percent",
+            better="neither",
+            convention="95 % interval over 12 pairs of steps",
+            doc=f"The {which} end of the interval of the exposed communication.",
+            compute=_recorded(f"exposed_share_{end}", _percent, "exposed"),
+            observed=True,
+        )
+        for end, which in (("low", "lower"), ("high", "upper"))
     ),
     MetricSpec(
         name="exposed_kernels_percent",

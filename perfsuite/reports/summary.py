@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from perfsuite.baselines.verdict import Verdict
 from perfsuite.metrics import find
-from perfsuite.records import Result
+from perfsuite.metrics.spec import significant
+from perfsuite.records import Metric, Result
 from perfsuite.units import format_seconds
 
 _ATTENTION = ("impossible", "regressed", "inconclusive", "unstable-host", "not-comparable", "improved")
@@ -62,13 +63,25 @@ def _table(results: Mapping[str, Result], verdicts: Mapping[str, Verdict]) -> It
         median = result.detail or "no samples"
         if result.measurement is not None:
             median = format_seconds(result.measurement.median_s)
-        metrics = ", ".join(_metric(metric.name, metric.value, metric.unit) for metric in result.metrics)
+        metrics = ", ".join(_metrics(result.metrics))
         verdict = verdicts[case].name if case in verdicts else ""
         yield f"| {_code(case)} | {result.world_size} | {median} | {_cell(metrics)} | {verdict} |"
 
 
+def _metrics(metrics: Sequence[Metric]) -> Iterator[str]:
+    values = {metric.name: metric.value for metric in metrics}
+    ends = {end for name in values for end in find(name).interval or ()}
+    for metric in metrics:
+        if metric.name in ends:
+            continue
+        interval = [values.get(end) for end in find(metric.name).interval or ()]
+        known = [significant(value, 2) for value in interval if value is not None]
+        between = f" ({' to '.join(known)})" if len(set(known)) == 2 else ""
+        yield _metric(metric.name, metric.value, f"{between} {metric.unit}")
+
+
 def _metric(name: str, value: float | None, unit: str) -> str:
-    return f"{name} unknown" if value is None else f"{name} {find(name).format(value)} {unit}".strip()
+    return f"{name} unknown" if value is None else f"{name} {find(name).format(value)}{unit}".strip()
 
 
 def _code(text: str) -> str:

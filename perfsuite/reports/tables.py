@@ -310,10 +310,17 @@ def _cell(case: TableCase, column: Column) -> str:
         return ""
     base = case.bases.get(column.key)
     if base is None:
-        return significant(number * column.scale)
+        return f"{significant(number * column.scale)}{_interval(case, column)}"
     if case.ranks == case.base_ranks:
         return f"{significant(number * column.scale, 3)} (base)"
     return f"{significant(number * column.scale, 3)} vs {base}"
+
+
+def _interval(case: TableCase, column: Column) -> str:
+    """Two digits say how far a value is known."""
+    ends = [case.values.get(f"{column.key}_{end}") for end in ("low", "high")]
+    low, high = (None if end is None else significant(end * column.scale, 2) for end in ends)
+    return "" if low is None or high is None or low == high else f" ({low} to {high})"
 
 
 def _published_cell(line: PublishedLine, column: Column) -> str:

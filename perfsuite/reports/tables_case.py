@@ -344,8 +344,9 @@ def _derived(values: Mapping[str, float]) -> dict[str, float]:
     found = dict(values)
     if found.get("step_time_s"):
         found["iterations_per_s"] = 1 / found["step_time_s"]
-    if "exposed_communication_percent" in found:
-        found["communication_share"] = found["exposed_communication_percent"] / 100
+    for end in ("", "_low", "_high"):
+        if f"exposed_communication{end}_percent" in found:
+            found[f"communication_share{end}"] = found[f"exposed_communication{end}_percent"] / 100
     if "mfu_percent" in found and found.get("tflops_per_device") and "palm_tflops_per_device" in found:
         found["mfu_palm_percent"] = found["mfu_percent"] * found["palm_tflops_per_device"] / found["tflops_per_device"]
     if "median_s" in found:

@@ -105,6 +105,6 @@ DTYPE = setting("dtype", "dtype")
 NAMED_BASE = "speed-up and efficiency name what they are counted from: the smallest number of ranks that was measured"
 MFU_NOTE = "MFU here counts every product once (convention exact); perfsuite's JSON has the other conventions"
 COMMUNICATION = (
-    "communication is the exposed part: what the step loses to it, overlap taken off; "
-    "on a busy machine it may come out below 0"
+    "communication is the exposed part: what the step loses to it, overlap taken off; in brackets its 95 % interval, "
+    "which reaches below 0 on a busy machine; on one rank it is 0 by definition"
 )

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from perfsuite.workload import Rank, Step
-from perfsuite.workloads.train_memory import Ledger, ledger_of, storage_bytes
+from perfsuite.workloads.memory_ledger import Ledger, ledger_of, parts_against_peak, storage_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -127,4 +127,5 @@ class PipelineMemoryStep(Step):
             kinds = {name: storage_bytes(held, seen) for name, held in step.trainer.tensors().items()}
             step.trainer.step()
             ledger.mark("final")
-        return {**kinds, "peak": ledger.totals()["peak"]}
+        peak = ledger.totals()["peak"]
+        return {**kinds, "peak": peak, **parts_against_peak(sum(kinds.values()), peak)}

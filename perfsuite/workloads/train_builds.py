@@ -41,10 +41,23 @@ class ExposedStep(Observed):
 
     With overlap the cost of communication is not the time spent in it; it is the time that goes when it goes.  The
     interval is Student's for the mean of the logarithms of the paired ratios; on a busy machine it reaches below zero.
+    One rank has nobody to communicate with: there it is 0, and nothing is built.
     """
 
     def run(self) -> None:
         """Build both, step them in turn, record the share and its 95 % interval."""
+        if self.rank.world_size == 1:
+            self._record(0.0, 0.0, 0.0)
+            if self.rank.device.type != "cpu":
+                self.rank.record("exposed_kernel_share", 0.0, reduce="mean")
+        else:
+            self._measure()
+
+    def _record(self, share: float, low: float, high: float) -> None:
+        for name, value in (("exposed_share", share), ("exposed_share_low", low), ("exposed_share_high", high)):
+            self.rank.record(name, value, reduce="equal")
+
+    def _measure(self) -> None:
         import torch
         import torch.distributed as dist
 
@@ -57,10 +70,7 @@ class ExposedStep(Observed):
                 self._look_at_kernels(real)
         worst = torch.tensor(pairs, dtype=torch.float64, device=self.rank.device)
         dist.all_reduce(worst, dist.ReduceOp.MAX, group=self.rank.group())
-        share, low, high = exposed_share([(float(a), float(b)) for a, b in worst.tolist()])
-        self.rank.record("exposed_share", share, reduce="equal")
-        self.rank.record("exposed_share_low", low, reduce="equal")
-        self.rank.record("exposed_share_high", high, reduce="equal")
+        self._record(*exposed_share([(float(a), float(b)) for a, b in worst.tolist()]))
 
     def _look_at_kernels(self, real: TrainingStep) -> None:
         import torch.distributed as dist

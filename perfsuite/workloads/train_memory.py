@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfsuite.workload import Rank, Step
+from perfsuite.workloads.memory_ledger import Ledger, ledger_of, parts_against_peak, storage_bytes
 from perfsuite.workloads.training_step import TrainingStep
 
 if TYPE_CHECKING:
@@ -51,19 +48,20 @@ class MemoryStep(Observed):
         with ledger.observing(), self.training() as step:
             step.run()
             self._observe(step, ledger, kinds)
-        kept = kinds["weights"] + kinds["optimizer"] + kinds["held_gradients"]
-        totals = ledger.totals(kept)
+        totals = ledger.totals()
         final = totals["final"]
+        activations = totals["after forward"] - totals["before forward"]
+        held, at_once = kinds.pop("held_gradients"), kinds.pop("at_once")
         measured = {
             **kinds,
-            "activations": totals["after forward"] - totals["before forward"],
+            "activations": activations,
             "peak": totals["peak"],
             "final_device": final,
-            "untracked": final - kept,
+            "untracked": final - kinds["weights"] - kinds["optimizer"] - held,
             "final_host": ledger.host_bytes,
             **ledger.beyond(),
+            **parts_against_peak(max(at_once, kinds.pop("before_forward") + activations), totals["peak"]),
         }
-        del measured["held_gradients"]
         for name, count in measured.items():
             self.rank.record(f"{name}_bytes", float(count), unit="bytes", reduce="max")
 
@@ -74,6 +72,7 @@ class MemoryStep(Observed):
             batch = next(step.batches)
             with trainer.micro_batch(last=micro == count - 1):
                 if micro == 0:
+                    kinds["before_forward"] = self._on_device(trainer.tensors())
                     ledger.mark("before forward")
                 loss = trainer.forward(batch)
                 if micro == 0:
@@ -83,6 +82,7 @@ class MemoryStep(Observed):
         tensors = trainer.tensors()
         kinds["weights"] = storage_bytes(tensors["weights"], seen)
         kinds["gradients"] = storage_bytes(tensors["gradients"], seen)
+        kinds["at_once"] = self._on_device(tensors)
         del tensors, loss, batch
         trainer.step()
         after = trainer.tensors()
@@ -91,177 +91,11 @@ class MemoryStep(Observed):
         storage_bytes(after["weights"], seen)
         kinds["held_gradients"] = storage_bytes(after["gradients"], seen)
         kinds["optimizer"] = storage_bytes(after["optimizer"], seen)
+        kinds["at_once"] = max(kinds["at_once"], self._on_device(after))
         del after
         ledger.mark("final")
 
-
-def storage_bytes(tensors: Iterable[torch.Tensor], seen: set[int]) -> int:
-    """Bytes of the storages behind ``tensors`` that are not in ``seen``; adds them to it.
-
-    >>> import torch
-    >>> buffer = torch.zeros(8)
-    >>> storage_bytes([buffer[:4], buffer[4:]], set())
-    32
-    """
-    total = 0
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        if storage.nbytes() and storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
-            total += storage.nbytes()
-    return total
-
-
-def resident_bytes() -> int:
-    """Resident set of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-class Ledger:
-    """Totals of allocated bytes at marked moments, beyond what was allocated at the first."""
-
-    host_bytes = 0
-    """Resident set at the mark ``final``."""
-
-    @contextmanager
-    def observing(self) -> Iterator[None]:
-        """Everything between the base and the last mark happens inside."""
-        yield
-
-    def mark(self, name: str) -> None:
-        """Now: ``start`` of the step whose peak is taken, ``before forward``, ``after forward``, ``final``."""
-        if name == "final":
-            self.host_bytes = resident_bytes()
-
-    def totals(self, kept: int | None = None) -> Mapping[str, int]:
-        """Bytes at every mark, and at the ``peak`` between ``start`` and ``final``.
-
-        ``kept`` are bytes known to be allocated at ``final``: given them, a ledger may correct what it missed.
-        """
-        raise AssertionError("a subclass knows its allocator")
-
-    def beyond(self) -> Mapping[str, int]:
-        """What an allocator of its own holds beyond what is allocated; nothing on a CPU."""
-        return {}
-
-
-class DeviceLedger(Ledger):
-    """The statistics of an accelerator's caching allocator."""
-
-    def __init__(self, device: torch.device) -> None:
-        import torch
-
-        self._device = device
-        self._memory: Any = torch.get_device_module(device)
-        self._totals: dict[str, int] = {}
-        self._beyond: dict[str, int] = {}
-        self._base = self._now()
-
-    def _now(self) -> int:
-        self._memory.synchronize(self._device)
-        return int(self._memory.memory_allocated(self._device))
-
-    def mark(self, name: str) -> None:
-        """Read the allocator; the peak starts anew at ``start`` and is read at ``final``."""
-        super().mark(name)
-        self._totals[name] = self._now() - self._base
-        if name == "start":
-            self._memory.reset_peak_memory_stats(self._device)
-        if name == "final":
-            peak = int(self._memory.max_memory_allocated(self._device))
-            free, total = self._memory.mem_get_info(self._device)
-            self._totals["peak"] = peak - self._base
-            self._beyond = {
-                "fragmentation": int(self._memory.max_memory_reserved(self._device)) - peak,
-                "whole_device": total - free,
-            }
-
-    def totals(self, kept: int | None = None) -> Mapping[str, int]:
-        """As marked."""
-        return self._totals
-
-    def beyond(self) -> Mapping[str, int]:
-        """Reserved and never used, and the whole device."""
-        return self._beyond
-
-
-class CpuLedger(Ledger):
-    """The allocator events that torch's profiler notes: their running sum is what is allocated."""
-
-    _PREFIX = "perfsuite: "
-
-    def __init__(self) -> None:
-        self._profile: Any = None
-
-    @contextmanager
-    def observing(self) -> Iterator[None]:
-        """Profile allocations from before the build on."""
-        import torch
-
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        with torch.profiler.profile(activities=activities, profile_memory=True) as self._profile:
-            yield
-            gc.collect()  # wrappers refer to themselves; what is still allocated now was freed unseen
-
-    def mark(self, name: str) -> None:
-        """Note the moment among the events."""
-        import torch
-
-        super().mark(name)
-        with torch.profiler.record_function(self._PREFIX + name):
-            pass
-
-    def totals(self, kept: int | None = None) -> Mapping[str, int]:
-        """Sums of the events up to each mark."""
-        # The events with their sizes are public in the exported trace only, as a file of hundreds of megabytes.
-        events = list(self._profile.profiler.kineto_results.events())
-        marks = {
-            event.name().removeprefix(self._PREFIX): event.start_ns()
-            for event in events
-            if event.name().startswith(self._PREFIX)
-        }
-        changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-        corrected = _sums(seen_to_end(changes), marks)
-        # A strategy that keeps its tensors beyond its end (modules of DeepSpeed's do) leaves nothing to tell apart.
-        return corrected if kept is not None and corrected["final"] >= kept else _sums(changes, marks)
-
-
-def ledger_of(device: torch.device) -> Ledger:
-    """What keeps the books of ``device``."""
-    return CpuLedger() if device.type == "cpu" else DeviceLedger(device)
-
-
-def _sums(changes: Sequence[tuple[int, int]], marks: Mapping[str, int]) -> dict[str, int]:
-    """Bytes allocated at each mark, and the peak between ``start`` and ``final``."""
-    totals, peak, now = dict.fromkeys(marks, 0), 0, 0
-    for at, change in changes:
-        now += change
-        for name, moment in marks.items():
-            if at <= moment:
-                totals[name] = now
-        if marks["start"] <= at <= marks["final"]:
-            peak = max(peak, now)
-    return {**totals, "peak": max(peak, totals["start"])}
-
-
-def seen_to_end(changes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(moment, bytes allocated or, below 0, freed) without allocations that nobody saw end.
-
-    The profiler does not see what a thread of gloo's frees, which is whatever a communication happens to hold longer
-    than the rank does.  At the end everything has been freed: of each size, the allocations that are left over then are
-    dropped, the earliest first.
-
-    >>> seen_to_end([(1, 8), (2, 4), (3, 8), (4, -8), (5, -4)])
-    [(2, 4), (3, 8), (4, -8), (5, -4)]
-    """
-    left: dict[int, int] = Counter()
-    for _, change in changes:
-        left[abs(change)] += 1 if change > 0 else -1
-    kept = []
-    for moment, change in changes:
-        if change > 0 and left[change] > 0:
-            left[change] -= 1
-        else:
-            kept.append((moment, change))
-    return kept
+    def _on_device(self, tensors: Mapping[str, list[torch.Tensor]]) -> int:
+        """Bytes of all kinds together that the device's allocator gave; what is offloaded is not among them."""
+        device = self.rank.device.type
+        return storage_bytes((each for kind in tensors.values() for each in kind if each.device.type == device), set())

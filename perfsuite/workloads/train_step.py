@@ -67,7 +67,12 @@ MEMORY_METRICS = (
 )
 _UNTIMED: Mapping[str, tuple[str, ...]] = {
     "memory": MEMORY_METRICS,
-    "exposed": ("exposed_communication_percent", "exposed_kernels_percent"),
+    "exposed": (
+        "exposed_communication_percent",
+        "exposed_communication_low_percent",
+        "exposed_communication_high_percent",
+        "exposed_kernels_percent",
+    ),
     "flops": ("counted_tflop",),
     "loss": ("final_loss", "time_to_target_s"),
 }
