@@ -1,0 +1,164 @@
+"""The fastest that a host is seen to multiply or to move, for devices whose peaks nobody publishes: CPUs.
+
+A fixed set of kernels, whatever is measured beside it: products from such as fit into a core's own cache to some that
+keep every core busy, and a copy and a triad well beyond the last-level cache.  Each runs in both ways in which ranks
+use a host: one kernel on all threads, and one on every core by itself.  The second matters where other programs run: a
+kernel of two threads waits for the one that was switched out, and then reaches less than half of what one thread does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.mesh import MeshShape
+from perfsuite.records import Work
+from perfsuite.units import MIB, gb_per_s, tflops
+from perfsuite.workload import DTYPES, CallableStep, Rank, Workload
+from perfsuite.workloads.matmul import Matmul
+
+if TYPE_CHECKING:
+    import torch
+
+MEMORY = "memory"
+"""What is probed beside the dtypes."""
+_SIDES = (256, 512, 1024)
+_LARGE_SIDES = (2048, 4096)
+"""Only these keep more than _MANY_CORES busy, and fewer would take too long for them."""
+_MANY_CORES = 16
+_WINDOW_S = 0.001
+"""Less than a scheduler gives a thread at once: on a busy machine too some windows pass undisturbed."""
+_WINDOWS = 12
+"""The best of so many windows: the first two of one kernel each, the others of as many as fill them."""
+_ENOUGH_S = 0.03
+"""No window of a kernel is begun after this long, ..."""
+_LONGEST_S = 0.5
+"""... and no kernel after this long: on a busy machine the larger ones are left out."""
+_BUFFER_BYTES = (64 * MIB, 512 * MIB)
+"""Smallest and largest buffer; between them the last-level cache decides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakProbe(Workload):
+    """Records the rate of every kernel of the fixed set under its name; its own time means nothing."""
+
+    quantity: str
+    """A short dtype name, or ``memory``."""
+    cache_bytes: int = 0
+    """Last-level cache, for ``memory``."""
+
+    metrics: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if self.quantity not in (*DTYPES, MEMORY):
+            raise InvalidParameter(f"quantity={self.quantity!r} has no peak; choose {', '.join((*DTYPES, MEMORY))}")
+
+    @property
+    def unit(self) -> str:
+        """Of what is recorded."""
+        if self.quantity == MEMORY:
+            return "GB/s"
+        return "TOPS" if "int" in self.quantity else "TFLOPS"
+
+    def work(self, shape: MeshShape) -> Work:
+        """None that counts."""
+        return Work()
+
+    def build(self, rank: Rank) -> CallableStep:
+        """One pass over the set."""
+        return CallableStep(functools.partial(self._streams if self.quantity == MEMORY else self._products, rank))
+
+    def _products(self, rank: Rank) -> None:
+        cores, started_s = _cores(), time.perf_counter()
+        for side in (*_SIDES, *(_LARGE_SIDES if cores > _MANY_CORES else ())):
+            for m, k, n in ((side, side, side), (2 * side, side // 2, side)):
+                if time.perf_counter() > started_s + _LONGEST_S:
+                    return
+                product = Matmul(m=m, k=k, n=n, dtype=self.quantity)
+                operations = product.work(MeshShape.of()).flops["exact"]
+                steps = [product.build(rank) for _ in range(cores)]
+                runs = [step.run for step in steps]
+                name = f"{m}x{k}x{n} product"
+                self._record(rank, f"{name} on {cores} threads", tflops(operations, _fastest_s(runs[:1])))
+                if cores > 1:
+                    rate = tflops(cores * operations, _fastest_s(runs))
+                    self._record(rank, f"{cores} x {name} on one thread each", rate)
+                for step in steps:
+                    step.close()
+
+    def _streams(self, rank: Rank) -> None:
+        import torch
+
+        least, most = _BUFFER_BYTES
+        # The three buffers of a triad are then 4 times the cache, from where on a bandwidth counts as the memory's.
+        size = min(max(math.ceil(4 / 3 * self.cache_bytes / MIB) * MIB, least), most)
+        cores = _cores()
+        buffers = [torch.ones(size // 4) for _ in range(3)]
+        parts = [[part.chunk(cores)[core] for part in buffers] for core in range(cores)]
+        for name, kernel, moved in (("triad", _triad, 3 * size), ("copy", _copy, 2 * size)):
+            whole = gb_per_s(moved, _fastest_s([functools.partial(kernel, *buffers)]))
+            self._record(rank, f"{name} of {size // MIB} MiB on {cores} threads", whole)
+            if cores > 1:
+                rate = gb_per_s(moved, _fastest_s([functools.partial(kernel, *each) for each in parts]))
+                self._record(rank, f"{name} of {size // MIB} MiB on {cores} x one thread", rate)
+
+    def _record(self, rank: Rank, name: str, rate: float) -> None:
+        rank.record(name, rate, unit=self.unit, reduce="only")
+
+
+def _triad(b: torch.Tensor, c: torch.Tensor, target: torch.Tensor) -> None:
+    import torch
+
+    torch.add(b, c, alpha=3, out=target)
+
+
+def _copy(source: torch.Tensor, _: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source)
+
+
+def _cores() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _fastest_s(runs: Sequence[Callable[[], Any]]) -> float:
+    """Seconds of one kernel on all threads, or of several at once, each on one; the best of the windows."""
+    import torch
+
+    with contextlib.ExitStack() as after:
+        each: Callable[..., Iterable[tuple[float, float]]] = map
+        if len(runs) > 1:
+            after.callback(torch.set_num_threads, _cores())  # a thread sets its own number, but MKL's for all
+            each = after.enter_context(ThreadPoolExecutor(len(runs), "", torch.set_num_threads, (1,))).map
+        started_s = time.perf_counter()
+        times_s = [_window_s(each, runs, 1) for _ in range(2)]
+        repeats = max(1, math.ceil(_WINDOW_S / min(times_s)))
+        while len(times_s) < _WINDOWS and time.perf_counter() < started_s + _ENOUGH_S:
+            times_s.append(_window_s(each, runs, repeats) / repeats)
+        return min(times_s)
+
+
+def _window_s(
+    each: Callable[..., Iterable[tuple[float, float]]], runs: Sequence[Callable[[], Any]], repeats: int
+) -> float:
+    """Seconds from the first start to the last end of all kernels, each run ``repeats`` times."""
+    ready = threading.Barrier(len(runs))
+
+    def window(run: Callable[[], Any]) -> tuple[float, float]:
+        ready.wait()
+        start_s = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        return start_s, time.perf_counter()
+
+    stamps = list(each(window, runs))
+    return max(end for _, end in stamps) - min(start for start, _ in stamps)
