@@ -72,7 +72,8 @@ def _candidates() -> list[str]:
 def end_marked(value: str, deadline_s: float) -> None:
     """Kill every process of this user whose environment has ``MARK=value``, until none is left or time is up.
 
-    For what a forkserver that was killed can no longer end.  A process that emptied its environment is not found.
+    For what a forkserver that was killed can no longer end.  Not found is a process that emptied its environment, or
+    one that started its successor and ended while ``/proc`` was read.
     """
     until = time.monotonic() + deadline_s
     while (found := list(_marked(f"{MARK}={value}".encode()))) and time.monotonic() < until:
