@@ -1,13 +1,18 @@
 """The journal of a run: one line of JSON per finished case, synced to disk before the next case starts.
 
 pytest-benchmark writes its file at the end of a session; the journal is there after a crash, a kill or a power cut.
-The first line is a header, every other line a result, a failure, a skip, or the environment of the results after it::
+The first line is a header, every other line a result, a failure, a skip, the environment of the results after it, or
+peaks::
 
     {"header": {"schema": 1, "session": "...", "fingerprint": "...", "versions": {...}, ...}}
     {"environment": {"hostname": "...", ...}}
     {"result": {"case": "test_perf/...", ...}}
     {"failure": {"case": "test_perf/...", "message": "..."}}
     {"skip": {"case": "test_perf/...", "reason": "..."}}
+    {"peaks": {"tflops": {"fp32": {...}}, ...}}
+
+Peaks that had to be measured stand there as often as they were, because that goes on after the last case; results are
+read as shares of the last ones.
 
 Only the last line may be damaged: a run that was killed while writing leaves it without its end, and that case counts
 as not finished.
@@ -24,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.errors import JournalError
-from perfsuite.records import SCHEMA, Result, from_json, to_json
+from perfsuite.metrics import rederive
+from perfsuite.records import SCHEMA, Peaks, Result, from_json, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +63,8 @@ class Journal:
     """Reason of each case that was skipped and not measured."""
     truncated: bool
     """The last line was not complete and is left out."""
+    peaks: Peaks | None = None
+    """What the results are shares of, where it had to be measured."""
 
 
 class JournalWriter:
@@ -84,6 +92,13 @@ class JournalWriter:
             self._append({"environment": to_json(result.environment)})
             self._environment = result.environment
         self._append({"result": to_json(dataclasses.replace(result, environment={}))})
+
+    def peaks(self, peaks: Peaks) -> None:
+        """Add peaks that were measured, for all results of the journal."""
+        nothing_finished = self._end == self._head
+        self._append({"peaks": to_json(peaks)})
+        if nothing_finished:
+            self._head = self._end
 
     def failure(self, case: str, message: str) -> None:
         """Add a case that failed; it runs again when the journal is resumed."""
@@ -144,6 +159,7 @@ def read_journal(path: Path) -> Journal:
     failures: dict[str, str] = {}
     skips: dict[str, str] = {}
     environment: Mapping[str, Any] = {}
+    peaks: Peaks | None = None
     header = _read_header(path, lines[0])
     for number, line in enumerate(lines[1:], start=2):
         kind, body = _read_line(path, number, line)
@@ -151,6 +167,8 @@ def read_journal(path: Path) -> Journal:
             result = _decode(path, number, Result, body)
             results[result.case] = dataclasses.replace(result, environment=environment)
             failures.pop(result.case, None)
+        elif kind == "peaks":
+            peaks = _decode(path, number, Peaks, body)
         elif kind == "environment" and isinstance(body, dict):
             environment = body
         elif kind == "failure" and isinstance(body, dict) and {"case", "message"} <= set(body):
@@ -160,7 +178,17 @@ def read_journal(path: Path) -> Journal:
         else:
             raise _damage(path, number, f"{kind!r} is not what a line of a journal is; expected result or failure")
     skips = {case: reason for case, reason in skips.items() if case not in results}
-    return Journal(path=path, header=header, results=results, failures=failures, skips=skips, truncated=bool(rest))
+    if peaks is not None:
+        results = {case: rederive(result, peaks) for case, result in results.items()}
+    return Journal(
+        path=path,
+        header=header,
+        results=results,
+        failures=failures,
+        skips=skips,
+        truncated=bool(rest),
+        peaks=peaks,
+    )
 
 
 def _read_header(path: Path, line: bytes) -> Header:

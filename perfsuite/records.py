@@ -18,6 +18,9 @@ from typing import Any, Literal, TypeVar
 SCHEMA = 1
 """Version of the JSON form; a reader refuses a higher one."""
 
+ABOVE_MEASURED_PEAK = "above the measured peak"
+"""Said in place of a share or utilisation."""
+
 Better = Literal["higher", "lower", "neither"]
 
 
@@ -33,6 +36,14 @@ class Peak:
     """Where the number stands: a data sheet, a report, or how it was measured."""
     kind: Literal["published", "measured"] = "published"
     """A measured peak is shown as a share but never makes a result impossible."""
+
+    def share(self, value: float) -> float | None:
+        """value / peak, 0 to 1; None above a measured peak: what is exceeded was none, so nothing is a share of it.
+
+        >>> Peak(value=4.0, unit="TFLOPS", source="probe", kind="measured").share(3.0)
+        0.75
+        """
+        return None if self.kind == "measured" and value > self.value else value / self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,13 +272,25 @@ class Metric:
     convention: str = ""
     """How it was counted, e.g. ``exact`` FLOPs or ``nccl-tests`` bandwidth."""
     peak: Peak | None = None
-    """What the value is a share of."""
+    """What the value is a share of; of a utilisation in percent, what it was taken of."""
     note: str = ""
 
     @property
     def share_of_peak(self) -> float | None:
-        """value / peak, 0 to 1; None without either."""
-        return None if self.value is None or self.peak is None else self.value / self.peak.value
+        """value / peak, 0 to 1; None without either, and above a measured peak."""
+        if self.value is None or self.peak is None:
+            return None
+        return self.value / 100 if self.unit == "percent" else self.peak.share(self.value)
+
+    @property
+    def is_above_measured_peak(self) -> bool:
+        """Whether there is a value and a measured peak, and the value is no share of it."""
+        return self.value is not None and self.peak is not None and self.share_of_peak is None
+
+    @property
+    def moves_with_peak(self) -> bool:
+        """Whether the value itself changes when a later probe finds a higher peak: not to be stored, never judged."""
+        return self.unit == "percent" and self.peak is not None and self.peak.kind == "measured"
 
 
 @dataclass(frozen=True, kw_only=True)

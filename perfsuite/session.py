@@ -18,16 +18,14 @@ from typing import Any, Protocol
 from perfsuite.collectives import require_known
 from perfsuite.errors import CaseError, JournalError, OutOfMemory, PerfsuiteError
 from perfsuite.journal import Journal, JournalWriter
+from perfsuite.measured_peaks import MeasuredPeaks
 from perfsuite.mesh import MeshShape
-from perfsuite.metrics import derive
+from perfsuite.metrics import derive, rederive
 from perfsuite.platforms import Machine
-from perfsuite.records import Measurement, Peak, Peaks, Record, Result, Work, to_json
+from perfsuite.records import Measurement, Peaks, Record, Result, to_json
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.reference import describe
-from perfsuite.units import MIB, gb_per_s, tflops
 from perfsuite.workload import Budget, Purpose, Workload
-from perfsuite.workloads.matmul import Matmul
-from perfsuite.workloads.memory_bandwidth import MemoryTriad
 
 
 class Runner(Protocol):
@@ -99,7 +97,7 @@ class PerfSession:
         self._read_environment = read_environment
         self._driver: Runner | None = None
         self._environment: Mapping[str, Any] | None = None
-        self.cpu_peaks = CpuPeaks(self._run_job)
+        self.measured_peaks = MeasuredPeaks(self._run_job)
 
     def resume(self, journal: Journal) -> None:
         """Report the cases finished in ``journal`` from it; JournalError when it is of other hardware."""
@@ -109,6 +107,8 @@ class PerfSession:
                 f"{self.fingerprint}; a run resumes only on the same hardware: start a new one without --perf-resume"
             )
         self._resumed = journal
+        if journal.peaks is not None:
+            self.measured_peaks.know(journal.peaks)
 
     def start(self) -> None:
         """Begin to start rank processes, so that they are up when collection is done."""
@@ -157,6 +157,14 @@ class PerfSession:
     def skip(self, case_id: str, reason: str) -> None:
         """Note in the journal that a case was not run, for reports that are made of it."""
         self._write(lambda journal: journal.skip(case_id, reason))
+
+    def finish(self) -> None:
+        """After the last case: measure once more the peaks that cases are shares of, and tell shares of the best."""
+        if not self.measured_peaks.measure_again():
+            return
+        peaks = self.measured_peaks.complete(self.machine.peaks())
+        self._write(lambda journal: journal.peaks(peaks))
+        self.results = {case: rederive(result, peaks) for case, result in self.results.items()}
 
     def log_tails(self) -> dict[int, str]:
         """Rank -> last lines of its log, of the last failed case."""
@@ -259,10 +267,14 @@ class PerfSession:
         return dataclasses.replace(measurement, records=tuple(records.values()))
 
     def _peaks(self, result: Result, measurement: Measurement) -> Peaks:
+        """Peaks of the machine; those that nobody publishes of a CPU are measured when a case first needs them."""
         peaks = self.machine.peaks()
         if measurement.smoke or self.machine.family.name != "cpu":
             return peaks
-        return self.cpu_peaks.complete(peaks, result.work, measurement)
+        if self.measured_peaks.need(peaks, result.work, measurement):
+            completed = self.measured_peaks.complete(peaks)
+            self._write(lambda journal: journal.peaks(completed))
+        return self.measured_peaks.complete(peaks)
 
     def _environment_now(self) -> Mapping[str, Any]:
         """Read once: it cannot change while the workers live.  No case is lost because a worker could not tell."""
@@ -282,79 +294,6 @@ class PerfSession:
             write(self.journal)
         except JournalError as problem:
             self.journal_problem = str(problem)
-
-
-class CpuPeaks:
-    """Peaks of the CPU that runs the cases, measured when first needed and kept for the session.
-
-    No data sheet says what a part of a rented machine can do, so a CPU case's share of the peak is a share of what this
-    very machine was seen to do: the fastest sample of a 1024 x 1024 x 1024 product per dtype, and of a triad over
-    buffers well beyond the last-level cache.  One rank with all cores runs them.  It makes no result impossible.
-    """
-
-    BUDGET = Budget(min_rounds=5, max_rounds=50, max_time_s=0.5, warmup_time_s=0.5)
-    SIDE = 1024
-    TRIAD_BYTES = (64 * MIB, 512 * MIB)
-    """Smallest and largest buffer of the triad; between them the cache decides."""
-
-    def __init__(self, run: Callable[[Job], Measurement]) -> None:
-        self._run = run
-        self._tflops: dict[str, Peak] = {}
-        self._memory: Peak | None = None
-        self._problems: dict[str, str] = {}
-
-    def complete(self, peaks: Peaks, work: Work, measurement: Measurement) -> Peaks:
-        """``peaks`` with the measured one that this case's metrics are a share of, or with the reason why not."""
-        if work.flops and work.dtype not in peaks.tflops:
-            self._once(work.dtype, lambda: self._measure_product(work.dtype))
-            peaks = dataclasses.replace(
-                peaks, tflops={**peaks.tflops, **self._tflops}, unknown=self._problems.get(work.dtype, "")
-            )
-        if work.memory_path == "device" and peaks.memory_bandwidth is None:
-            cache_bytes = max(rank.cache_bytes for rank in measurement.ranks)
-            self._once("memory", lambda: self._measure_memory(cache_bytes))
-            peaks = dataclasses.replace(peaks, memory_bandwidth=self._memory, unknown=self._problems.get("memory", ""))
-        return peaks
-
-    def measured(self) -> Mapping[str, Peak]:
-        """What was measured so far, by dtype or ``memory``."""
-        return {**self._tflops, **({"memory": self._memory} if self._memory else {})}
-
-    def _once(self, what: str, measure: Callable[[], None]) -> None:
-        if what in self.measured() or what in self._problems:
-            return
-        try:
-            measure()
-        except PerfsuiteError as error:
-            reason = str(error).partition("\n")[0]
-            self._problems[what] = f"the CPU's {what} peak could not be measured: {reason}"
-
-    def _measure_product(self, dtype: str) -> None:
-        product = Matmul(m=self.SIDE, k=self.SIDE, n=self.SIDE, dtype=dtype)
-        fastest_s, threads = self._fastest(product)
-        operations = product.work(MeshShape.of()).flops["exact"]
-        self._tflops[dtype] = Peak(
-            value=tflops(operations, fastest_s),
-            unit="TOPS" if dtype.startswith("int") else "TFLOPS",
-            source=f"measured here: fastest {self.SIDE}x{self.SIDE}x{self.SIDE} product, {threads} threads",
-            kind="measured",
-        )
-
-    def _measure_memory(self, cache_bytes: int) -> None:
-        least, most = self.TRIAD_BYTES
-        size = min(max(2 * cache_bytes // MIB * MIB, least), most)
-        triad = MemoryTriad(buffer_bytes=size)
-        fastest_s, threads = self._fastest(triad)
-        self._memory = Peak(
-            value=gb_per_s(triad.work(MeshShape.of()).bytes_moved, fastest_s),
-            unit="GB/s",
-            source=f"measured here: fastest triad over 3 buffers of {size // MIB} MiB, {threads} threads",
-            kind="measured",
-        )
-
-    def _fastest(self, workload: Workload) -> tuple[float, int]:
-        measurement = self._run(Job(workload=workload, world_size=1, budget=self.BUDGET))
-        return min(sample.time_s for sample in measurement.samples), measurement.ranks[0].threads
 
 
 def new_session_id() -> str:

@@ -7,6 +7,8 @@ per second, 1 TFLOPS is 1e12 operations per second), as nccl-tests and every ven
 from __future__ import annotations
 
 import re
+import statistics
+from collections.abc import Sequence
 from decimal import Decimal
 
 from perfsuite.errors import ConfigurationError
@@ -78,6 +80,17 @@ def format_seconds(seconds: float) -> str:
     if abs(seconds) >= 1e-3:
         return f"{seconds * 1e3:.4g} ms"
     return f"{seconds * 1e6:.4g} us"
+
+
+def readable_unit(sizes_bytes: Sequence[float]) -> tuple[str, int]:
+    """Name and bytes of the one unit in which a column of sizes reads best: the middle size is at least 0.1 of it.
+
+    >>> readable_unit([0.0109 * GIB]), readable_unit([2.0 * KIB, 20.0 * KIB, 44.0 * GIB]), readable_unit([])
+    (('MiB', 1048576), ('KiB', 1024), ('GiB', 1073741824))
+    """
+    there = [size for size in sizes_bytes if size]
+    middle = statistics.median_low(there) if there else GIB
+    return next((unit for unit in (("GiB", GIB), ("MiB", MIB)) if middle >= 0.1 * unit[1]), ("KiB", KIB))
 
 
 def seconds_to_us(seconds: float) -> float:

@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 
 from perfsuite.plugin.suite import Suite
-from perfsuite.records import ClockFacts, Measurement, RankFacts, Sample
+from perfsuite.records import ClockFacts, Measurement, RankFacts, Record, Sample
 from perfsuite.runtime.driver import Job
+from perfsuite.workloads.peak_probe import PeakProbe
 
 ROOT = Path(__file__).parent.parent
+PROBED = tuple(
+    Record(name=name, value=value, unit="TFLOPS", reduce="only")
+    for name, value in (("a product on 1 threads", 0.25), ("a larger product on 1 threads", 0.5))
+)
 CLOCK = ClockFacts(name="perf_counter", resolution_s=5e-8, cost_s=1e-7)
 
 WORKLOADS = """
@@ -47,7 +52,7 @@ def step(rank, **parameters):
 
 
 def measurement(job: Job, times_s: Sequence[float] = (0.5, 0.25, 1.0), **changes: Any) -> Measurement:
-    """What ranks would report; rank r is r percent slower than rank 0."""
+    """What ranks would report; rank r is r percent slower than rank 0, and probes of peaks find PROBED."""
     if job.budget.smoke:
         times_s = times_s[:1]
     ranks = tuple(
@@ -77,6 +82,7 @@ def measurement(job: Job, times_s: Sequence[float] = (0.5, 0.25, 1.0), **changes
         process="fresh" if job.fresh else "reused",
         transport="local",
         smoke=job.budget.smoke,
+        records=PROBED if isinstance(job.workload, PeakProbe) else (),
     )
     return dataclasses.replace(plain, **changes)
 

@@ -17,7 +17,7 @@ LINES = (
     ("strategies", "runtime", "baselines", "projection"),
     ("workloads",),
     ("reports", "journal"),
-    ("session", "arms", "gatekeeper"),
+    ("measured_peaks", "session", "arms", "gatekeeper"),
     (
         "plugin",
         "cli",
@@ -31,7 +31,8 @@ LINES = (
     ),
 )
 """From the ground up, as the design draws them: each may import those of earlier lines, and modules (not packages)
-those of their own.  ``arms`` and ``gatekeeper`` stand beside the session, ``command`` and ``cli_*`` beside cli.
+those of their own.  ``arms``, ``gatekeeper`` and the peaks of CPUs stand beside the session, ``command`` and ``cli_*``
+beside cli.
 """
 LEVEL = {name: level for level, names in enumerate(LINES) for name in names}
 MODULES = sorted(PACKAGE.glob("**/*.py"))

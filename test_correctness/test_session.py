@@ -1,8 +1,7 @@
-"""The session without pytest: results, peaks measured on a CPU, runs once more."""
+"""The session without pytest: results, runs once more, the journal."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import pytest
@@ -11,7 +10,7 @@ from perfsuite.errors import InvalidParameter, JournalError, RanksFailed
 from perfsuite.journal import Header, JournalWriter, read_journal
 from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.records import Work
-from perfsuite.session import Case, CpuPeaks, PerfSession
+from perfsuite.session import Case, PerfSession
 from perfsuite.workload import Budget, Workload
 from test_correctness.scripted_driver import ScriptedDriver, measurement
 
@@ -25,19 +24,6 @@ class Product(Workload):
 
     def work(self, shape):
         return Work(flops={"exact": 2.0 * self.side**3}, dtype="fp32")
-
-    def build(self, rank):
-        raise AssertionError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Copy(Workload):
-    """A kernel that moves bytes."""
-
-    metrics = ("gb_per_s",)
-
-    def work(self, shape):
-        return Work(bytes_moved=1e9, memory_path="device")
 
     def build(self, rank):
         raise AssertionError
@@ -88,52 +74,6 @@ def test_a_collective_that_no_table_knows_is_refused_before_anything_runs():
     with pytest.raises(InvalidParameter, match="collective 'neighbour_shift' has no entry"):
         made.run(case(Shift()))
     assert driver.jobs == []
-
-
-def test_the_peak_of_a_cpu_is_measured_once_per_dtype():
-    made, driver = session()
-    first, second = made.run(case(Product())), made.run(case(Product(side=8), "other"))
-    peak = first.metric("tflops").peak
-    # the fastest of the samples 0.5, 0.25 and 1 s of a 1024^3 product
-    assert peak.value == pytest.approx(2 * 1024**3 / 0.25 / 1e12)
-    assert (peak.kind, peak.unit) == ("measured", "TFLOPS")
-    assert "measured here: fastest 1024x1024x1024 product, 1 threads" in peak.source
-    assert second.metric("tflops").peak == peak
-    assert [type(job.workload).__name__ for job in driver.jobs] == ["Product", "Matmul", "Product"]
-
-
-def test_the_bandwidth_of_a_cpu_is_measured_beyond_its_cache():
-    def script(job):
-        measured = measurement(job)
-        return dataclasses.replace(
-            measured, ranks=tuple(dataclasses.replace(rank, cache_bytes=100 << 20) for rank in measured.ranks)
-        )
-
-    made, driver = session(script)
-    peak = made.run(case(Copy())).metric("gb_per_s").peak
-    assert driver.jobs[1].workload.buffer_bytes == 200 << 20
-    assert peak.value == pytest.approx(3 * (200 << 20) / 0.25 / 1e9)
-    assert list(made.cpu_peaks.measured()) == ["memory"]
-
-
-def test_a_peak_that_cannot_be_measured_leaves_the_share_out_and_says_why():
-    def script(job):
-        if job.budget == CpuPeaks.BUDGET:
-            raise RanksFailed("rank 0 on here died\nwith a stack")
-        return measurement(job)
-
-    made, driver = session(script)
-    for name in ("first", "second"):
-        metric = made.run(case(Product(), name)).metric("tflops")
-        assert (metric.peak, metric.value) == (None, 2 * 64**3 / 0.5 / 1e12)
-        assert metric.note == "the CPU's fp32 peak could not be measured: rank 0 on here died"
-    assert len(driver.jobs) == 3  # tried once
-
-
-def test_a_smoke_run_measures_no_peaks():
-    made, driver = session()
-    result = made.run(dataclasses.replace(case(Product()), budget=Budget(smoke=True)))
-    assert (result.outcome, len(driver.jobs)) == ("smoke", 1)
 
 
 def test_a_case_can_be_run_again_in_fresh_processes(tmp_path):

@@ -124,6 +124,8 @@ def _above_peak(subject: Subject) -> Iterator[Violation]:
         peak = metric.peak
         if metric.value is None or peak is None or peak.kind != "published" or metric.name.startswith("busbw"):
             continue
+        if metric.unit == "percent":
+            continue  # a utilisation has a rule of its own
         if metric.value > peak.value * (1 + PEAK_SLACK):
             text = f"{metric.name} {metric.value:.4g} is above the peak {peak.value:.4g} {peak.unit} ({peak.source})"
             yield Violation(rule="above-peak", message=text)

@@ -187,7 +187,11 @@ def case_of(result: Result, *, backend: str = "", group: str | None = None) -> C
         parameters=json.loads(json.dumps(to_json(result.parameters), default=str)),
         workload=result.workload,
         group=group,
-        metrics={metric.name: Meaning(unit=metric.unit, better=metric.better) for metric in result.metrics},
+        metrics={
+            metric.name: Meaning(unit=metric.unit, better=metric.better)
+            for metric in result.metrics
+            if not metric.moves_with_peak
+        },
     )
 
 
@@ -230,7 +234,7 @@ def summarise(result: Result, *, ordinal: int = 0, commit: str = "", disturbance
         metrics={
             metric.name: rounded(metric.value, 6)
             for metric in result.metrics
-            if metric.value is not None and math.isfinite(metric.value)
+            if metric.value is not None and math.isfinite(metric.value) and not metric.moves_with_peak
         },
         process=measurement.process,
         disturbance=disturbance,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -9,7 +10,7 @@ from types import MappingProxyType
 from perfsuite.errors import InvalidParameter
 from perfsuite.metrics import collective, compute, memory, pipeline, training
 from perfsuite.metrics.spec import MetricSpec
-from perfsuite.records import Measurement, Metric, Peaks, Work
+from perfsuite.records import Measurement, Metric, Peaks, Result, Work
 
 
 def _by_name(families: Iterable[tuple[MetricSpec, ...]]) -> Mapping[str, MetricSpec]:
@@ -41,6 +42,19 @@ def derive(names: Iterable[str], *, work: Work, measurement: Measurement, peaks:
     value cannot be known it is None, with the reason.  Raises InvalidParameter for a name that is not in the registry.
     """
     return tuple(_derive_one(find(name), work, measurement, peaks) for name in names)
+
+
+def rederive(result: Result, peaks: Peaks) -> Result:
+    """The result with what it says of a measured peak said of ``peaks``, which were found later."""
+    if result.measurement is None:
+        return result
+    metrics = tuple(
+        _derive_one(REGISTRY[metric.name], result.work, result.measurement, peaks)
+        if metric.peak is not None and metric.peak.kind == "measured" and metric.name in REGISTRY
+        else metric
+        for metric in result.metrics
+    )
+    return dataclasses.replace(result, metrics=metrics)
 
 
 def _derive_one(spec: MetricSpec, work: Work, measurement: Measurement, peaks: Peaks) -> Metric:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from perfsuite.metrics import flop_conventions as conventions
 from perfsuite.metrics.spec import MetricSpec, Reading, devices_used
-from perfsuite.records import Measurement, Peaks, Work
+from perfsuite.records import ABOVE_MEASURED_PEAK, Measurement, Peaks, Work
 from perfsuite.units import gib, tflops
 
 Compute = Callable[[Work, Measurement, Peaks], Reading]
@@ -49,9 +49,12 @@ def _utilisation(convention: str) -> Compute:
         peak = peaks.tflops.get(work.dtype)
         if reached.value is None:
             return reached
-        if peaks.unknown or peak is None:
+        if peak is None:
             return Reading(value=None, note=peaks.unknown or f"no {work.dtype} peak in the platform's row")
-        return Reading(value=100 * reached.value / peak.value, note=f"of {peak.value:g} TFLOPS: {peak.source}")
+        share = peak.share(reached.value)
+        if share is None:
+            return Reading(value=None, peak=peak, note=ABOVE_MEASURED_PEAK)
+        return Reading(value=100 * share, peak=peak, note=f"of {peak.value:g} TFLOPS: {peak.source}")
 
     return compute
 
@@ -154,8 +157,7 @@ _HEADLINES = (
     "largest_local_batch_samples",
     "samples_per_s",
     "tokens_per_s_per_device",
-    "tflops_per_device",
-    "mfu_percent",
+    "tflops_per_device",  # its share of the peak is the MFU
     "peak_gib",
 )
 

@@ -80,7 +80,7 @@ def extra_info(result: Result) -> dict[str, Any]:
     assert result.measurement is not None
     measurement = result.measurement
     return {
-        **{metric.name: metric.value for metric in result.metrics},
+        **{metric.name: metric.value for metric in result.metrics if not metric.moves_with_peak},
         "platform": result.platform,
         "world_size": result.world_size,
         "backend": measurement.backend,

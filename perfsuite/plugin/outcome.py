@@ -109,14 +109,28 @@ def properties(state: CaseState, verdict: str) -> list[tuple[str, object]]:
     """JUnit properties of a case: each metric by name, and the verdict if there is one."""
     found: list[tuple[str, object]] = []
     if state.result is not None:
-        found += [(metric.name, metric.value) for metric in state.result.metrics if metric.value is not None]
+        found += [
+            (metric.name, metric.value)
+            for metric in state.result.metrics
+            if metric.value is not None and not metric.moves_with_peak
+        ]
         if state.result.outcome != "measured":
             found.append(("outcome", state.result.outcome))
     return found + ([("verdict", verdict)] if verdict else [])
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
+    """Finish the session after the last case and all that the gate runs again, while there are ranks to run on."""
+    _fail_the_case_on_sigterm(session)
+    returned = yield  # raises where somebody ended the run, who does not want to wait
+    suite: Suite | None = session.config.stash.get(suite_key, None)
+    if suite is not None and suite.session is not None:
+        suite.session.finish()
+    return returned
+
+
+def _fail_the_case_on_sigterm(session: pytest.Session) -> None:
     """From here to the end SIGTERM fails the running perf case and leaves time for all reports.
 
     torchrun sends it to everybody when one process dies, as likely while the reports are written as before.

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.metrics import find
-from perfsuite.records import ClockFacts, Measurement, Metric, Peak, Result
+from perfsuite.records import ABOVE_MEASURED_PEAK, ClockFacts, Measurement, Metric, Peak, Result
 from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives
-from perfsuite.units import format_seconds
+from perfsuite.units import GIB, format_seconds, readable_unit
 
 SAME_AS_MEDIAN = "latency_us"
 """The median column shows it already."""
@@ -59,9 +59,12 @@ Cell = Callable[[Entry], str]
 
 def _table(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
     columns: list[tuple[str, Cell]] = [("ranks", lambda entry: str(entry.result.world_size)), ("median", _median)]
+    # A training step's share of the peak is its MFU: one column under the name that people look for.
+    share = "MFU" if any(_find(entry, "mfu_percent") for entry in entries) else "of\npeak"
     for name in names:
-        columns.append((_heading(name, entries), functools.partial(_value, name=name)))
-        columns.append(("of\npeak", functools.partial(_share, name=name)))
+        unit, scale = _unit(name, entries)
+        columns.append((_heading(name, unit), functools.partial(_value, name=name, scale=scale)))
+        columns.append((share, functools.partial(_share, name=name)))
     columns += [
         ("spread\nslowest", lambda entry: _of(entry, _spread)),
         ("last\nby", lambda entry: _of(entry, _late)),
@@ -91,10 +94,20 @@ def lay_out(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
     ]
 
 
-def _heading(name: str, entries: Sequence[Entry]) -> str:
+def _unit(name: str, entries: Sequence[Entry]) -> tuple[str, float]:
+    """The unit that a column is in, and how many of it are one of the metric's: sizes are read in MiB as often."""
+    metrics = [metric for entry in entries if (metric := _find(entry, name))]
+    unit = next((metric.unit for metric in metrics), "")
+    if unit != "GiB":
+        return unit, 1.0
+    unit, unit_bytes = readable_unit([(metric.value or 0.0) * GIB for metric in metrics])
+    return unit, GIB / unit_bytes
+
+
+def _heading(name: str, unit: str) -> str:
     """What the metric is, and its unit below: ``busbw``, ``GB/s``; the unit alone where the name says no more."""
-    unit = next((metric.unit for entry in entries for metric in entry.result.metrics if metric.name == name), "")
-    quantity = name.removesuffix(unit.lower().replace("/", "_per_")).rstrip("_").replace("_", " ")
+    spec = find(name).unit.lower().replace("/", "_per_")
+    quantity = name.removesuffix(spec).rstrip("_").replace("_", " ")
     return f"{quantity}\n{unit}" if quantity else unit
 
 
@@ -102,15 +115,17 @@ def _find(entry: Entry, name: str) -> Metric | None:
     return next((metric for metric in entry.result.metrics if metric.name == name), None)
 
 
-def _value(entry: Entry, *, name: str) -> str:
+def _value(entry: Entry, *, name: str, scale: float = 1.0) -> str:
     metric = _find(entry, name)
     if metric is None:
         return ""
-    return "-" if metric.value is None else find(name).format(metric.value)
+    return "-" if metric.value is None else find(name).format(metric.value * scale)
 
 
 def _share(entry: Entry, *, name: str) -> str:
     metric = _find(entry, name)
+    if metric is not None and metric.is_above_measured_peak:
+        return ABOVE_MEASURED_PEAK
     share = metric.share_of_peak if metric else None
     return "" if share is None else f"{share:.1%}"
 

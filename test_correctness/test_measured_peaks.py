@@ -1,0 +1,282 @@
+"""Peaks of a CPU: a fixed set of probes at the start and at the end, the best of which every share is taken of."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+
+from perfsuite.baselines.runs import case_of, summarise
+from perfsuite.errors import InvalidParameter, RanksFailed
+from perfsuite.journal import Header, JournalWriter, read_journal
+from perfsuite.metrics import derive
+from perfsuite.plugin.benchmark import extra_info
+from perfsuite.plugin.fixtures import CaseState
+from perfsuite.plugin.outcome import properties
+from perfsuite.records import ABOVE_MEASURED_PEAK, Peak, Peaks, Record, Work
+from perfsuite.reports.tables_case import from_result, why_empty
+from perfsuite.reports.terminal import Entry, metric_tables
+from perfsuite.runtime.driver import Job
+from perfsuite.workload import Budget, Workload
+from perfsuite.workloads.matmul import Matmul
+from perfsuite.workloads.peak_probe import PeakProbe
+from test_correctness.scripted_driver import measurement
+from test_correctness.test_session import Product, case, session
+
+HEADER = Header(session="s1", fingerprint="cpu-x", platform="cpu", started_at="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Workload):
+    """A training step of so many operations that takes half a second."""
+
+    operations: float
+    metrics = ("tflops_per_device", "mfu_percent", "hfu_percent")
+
+    def work(self, shape):
+        return Work(flops={"exact": self.operations, "exact with recompute": self.operations}, dtype="fp32")
+
+    def build(self, rank):
+        raise AssertionError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy(Workload):
+    """A kernel that moves bytes."""
+
+    metrics = ("gb_per_s",)
+
+    def work(self, shape):
+        return Work(bytes_moved=1e9, memory_path="device")
+
+    def build(self, rank):
+        raise AssertionError
+
+
+def probing(*rounds):
+    """A script whose probes find these rates, one tuple a probe; cases take half a second."""
+    left = iter(rounds)
+
+    def script(job):
+        measured = measurement(job)
+        if not isinstance(job.workload, PeakProbe):
+            return measured
+        records = tuple(Record(name=f"probe {rate}", value=rate, unit="TFLOPS", reduce="only") for rate in next(left))
+        return dataclasses.replace(measured, records=records)
+
+    return script
+
+
+def probes(driver) -> list[Job]:
+    return [job for job in driver.jobs if isinstance(job.workload, PeakProbe)]
+
+
+def test_the_peak_is_the_best_of_probes_at_start_and_end_for_every_case():
+    made, driver = session(probing((0.25, 0.5), (0.75, 0.5)))
+    first, _ = made.run(case(Product())), made.run(case(Product(side=8), "other"))
+    assert first.metric("tflops").peak.value == 0.5  # what is known by then
+    made.finish()
+    peaks = {result.metric("tflops").peak for result in made.results.values()}
+    source = "measured here, best of probes at start and end: probe 0.75"
+    assert peaks == {Peak(value=0.75, unit="TFLOPS", source=source, kind="measured")}
+    assert [type(job.workload).__name__ for job in driver.jobs] == ["Product", "PeakProbe", "Product", "PeakProbe"]
+
+
+def test_a_lower_probe_at_the_end_lowers_no_peak():
+    made, _ = session(probing((0.5,), (0.1,)))
+    result = made.run(case(Product()))
+    made.finish()
+    assert made.results[result.case] == result
+
+
+def test_probes_are_the_same_whatever_is_measured_and_run_in_a_process_of_their_own():
+    seen = []
+    for side in (8, 4096):
+        made, driver = session()
+        made.run(case(Product(side=side)))
+        made.finish()
+        seen.append(probes(driver))
+    assert seen[0] == seen[1]
+    assert all(job.fresh and job.world_size == 1 for job in seen[0])
+    assert {job.workload for job in seen[0]} == {PeakProbe(quantity="fp32")}
+
+
+def test_nothing_is_probed_where_no_case_needs_a_peak():
+    made, driver = session()
+    smoke = made.run(dataclasses.replace(case(Product()), budget=Budget(smoke=True)))
+    made.finish()
+    assert (smoke.outcome, probes(driver)) == ("smoke", [])
+
+
+def test_the_bandwidth_of_a_cpu_is_probed_beyond_its_cache():
+    def script(job):
+        measured = measurement(job)
+        ranks = tuple(dataclasses.replace(rank, cache_bytes=100 << 20) for rank in measured.ranks)
+        return dataclasses.replace(measured, ranks=ranks)
+
+    made, driver = session(script)
+    made.run(case(Copy()))
+    assert [job.workload for job in probes(driver)] == [PeakProbe(quantity="memory", cache_bytes=100 << 20)]
+
+
+def test_a_peak_that_cannot_be_measured_leaves_the_share_out_and_says_why():
+    def script(job):
+        if isinstance(job.workload, PeakProbe):
+            raise RanksFailed("rank 0 on here died\nwith a stack")
+        return measurement(job)
+
+    made, driver = session(script)
+    for name in ("first", "second"):
+        metric = made.run(case(Product(), name)).metric("tflops")
+        assert (metric.peak, metric.value) == (None, 2 * 64**3 / 0.5 / 1e12)
+        assert metric.note == "the CPU's fp32 peak could not be measured: rank 0 on here died"
+    assert len(probes(driver)) == 1
+    made.finish()
+    assert len(made.results) == 2
+
+
+# -- above the peak ----------------------------------------------------------------------------------------------
+
+
+def test_a_result_above_the_measured_peak_is_no_share_of_it():
+    made, _ = session(probing((0.5,), (0.5,)))
+    made.run(case(Training(operations=1e12)))
+    made.finish()
+    (result,) = made.results.values()
+    metrics = {metric.name: metric for metric in result.metrics}
+    assert metrics["tflops_per_device"].value == 2.0
+    assert metrics["tflops_per_device"].share_of_peak is None
+    assert {(metrics[name].value, metrics[name].note) for name in ("mfu_percent", "hfu_percent")} == {
+        (None, "above the measured peak")
+    }
+    table = metric_tables([Entry(result=result)])
+    assert "above the measured peak" in next(line for line in table if line.startswith("test_it["))
+    assert "%" not in "".join(table)
+    assert why_empty(from_result(result), "mfu_percent") == ABOVE_MEASURED_PEAK
+
+
+def test_a_share_and_the_mfu_of_a_step_are_one_column():
+    made, _ = session(probing((8.0,), (4.0,)))
+    result = made.run(case(Training(operations=1e12)))
+    assert result.metric("mfu_percent").value == 25.0
+    headings, _, row = metric_tables([Entry(result=result)])[2:5]
+    assert headings.split() == ["case", "ranks", "median", "tflops", "per", "device", "MFU", "samples"]
+    assert row.split() == ["test_it[cpu]", "1", "500", "ms", "2", "25.0%", "3", "x", "7"]
+    kernel = metric_tables([Entry(result=made.run(case(Product(), "other")))])
+    assert ["of", "peak"] == [kernel[2].split()[4], kernel[3].split()[0]]
+
+
+def test_a_published_peak_is_exceeded_as_before():
+    work = Work(flops={"exact": 1e12}, dtype="fp32")
+    measured = measurement(Job(workload=Product(), world_size=1, budget=Budget()))
+    peaks = Peaks(tflops={"fp32": Peak(value=1.0, unit="TFLOPS", source="data sheet")})
+    rate, mfu = derive(("tflops_per_device", "mfu_percent"), work=work, measurement=measured, peaks=peaks)
+    assert (rate.share_of_peak, mfu.value, mfu.share_of_peak) == (2.0, 200.0, 2.0)
+    assert not rate.is_above_measured_peak
+    assert not mfu.moves_with_peak
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------
+
+
+def test_a_journal_is_read_as_shares_of_its_last_peaks(tmp_path):
+    made, _ = session(probing((2.0,), (8.0,)))
+    made.journal = JournalWriter(tmp_path / "j", HEADER)
+    made.run(case(Training(operations=1e12)))
+    assert read_journal(tmp_path / "j").results["test_it.py::test_it[cpu]"].metric("mfu_percent").value == 100.0
+    made.finish()
+    made.close()
+    journal = read_journal(tmp_path / "j")
+    assert journal.results["test_it.py::test_it[cpu]"].metric("mfu_percent").value == 25.0
+    assert journal.results == made.results
+
+
+def test_a_run_that_is_resumed_keeps_the_higher_peak(tmp_path):
+    earlier, _ = session(probing((4.0,), (8.0,)))
+    earlier.journal = JournalWriter(tmp_path / "j", HEADER)
+    earlier.run(case(Training(operations=1e12)))
+    earlier.finish()
+    earlier.close()
+    made, _ = session(probing((2.0,), (1.0,)))
+    made.resume(read_journal(tmp_path / "j"))
+    made.run(case(Training(operations=1e12)))
+    made.run(case(Product(), "new"))
+    made.finish()
+    assert made.reused == {"test_it.py::test_it[cpu]"}
+    assert {result.metrics[0].peak.value for result in made.results.values()} == {8.0}
+
+
+def test_what_moves_with_the_peak_is_neither_stored_nor_judged():
+    made, _ = session()
+    result = made.run(case(Training(operations=1e12 / 8)))
+    assert result.metric("mfu_percent").value == 50.0
+    kept = (
+        case_of(result).metrics,
+        summarise(result).metrics,
+        dict(properties(CaseState(result=result), "")),
+        extra_info(result),
+    )
+    for place in kept:
+        assert "tflops_per_device" in place
+        assert not {"mfu_percent", "hfu_percent"} & set(place)
+
+
+# -- the kernels -------------------------------------------------------------------------------------------------
+
+
+class Host:
+    """A rank that has what the kernels of a probe ask for."""
+
+    def __init__(self):
+        import torch
+
+        self.device, self.rank = torch.device("cpu"), 0
+        self.records: dict[str, float] = {}
+        self.units: set[str] = set()
+
+    def dtype(self, name):
+        import torch
+
+        return {"fp32": torch.float32, "int8": torch.int8}[name]
+
+    def generator(self, seed):
+        import torch
+
+        return torch.Generator().manual_seed(seed)
+
+    def record(self, name, value, *, unit, reduce):
+        self.records[name] = value
+        self.units.add(unit)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "unit", "kernels"),
+    [
+        ("int8", "TOPS", ["64x64x64 product", "128x32x64 product"]),
+        ("memory", "GB/s", ["triad of 1 MiB", "copy of 1 MiB"]),
+    ],
+)
+def test_a_probe_runs_every_kernel_on_all_threads_and_on_every_core(quantity, unit, kernels, monkeypatch):
+    import torch
+
+    monkeypatch.setattr("perfsuite.workloads.peak_probe._SIDES", (64,))
+    monkeypatch.setattr("perfsuite.workloads.peak_probe._BUFFER_BYTES", (1 << 20, 1 << 20))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    host = Host()
+    try:
+        PeakProbe(quantity=quantity, cache_bytes=1 << 30).build(host).run()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    both = [name for kernel in kernels for name in (f"{kernel} on 2 threads", f"2 x {kernel} on one thread each")]
+    assert list(host.records) == both
+    assert all(rate > 0 for rate in host.records.values())
+    assert host.units == {unit}
+
+
+def test_only_what_has_a_peak_can_be_probed():
+    with pytest.raises(InvalidParameter, match=r"quantity='fp3' has no peak; choose fp64, fp32, .*, memory"):
+        PeakProbe(quantity="fp3")
+    assert Matmul(m=64, k=64, n=64, dtype="int8")  # the smallest product of the test above is legal
