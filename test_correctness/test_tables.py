@@ -109,7 +109,7 @@ def test_time_of_report_000_has_the_optimizer_inside_and_beside_backward():
 
 
 def test_memory_of_report_000_is_in_gib():
-    _, measured, published = table(style("opensora", run(opensora(1, 1.0))), "Memory, GiB per device")
+    _, measured, published = table(style("opensora", run(opensora(1, 1.0))), "Memory per device")
     assert measured == ["1 x 1 s4000", "3", "3", "6", "2.5", "14.5", "0.5", "12", "10"]
     assert published[:4] == ["published: 1 s4000 opensora", "", "", "21.18 [M?]"]
 
@@ -126,7 +126,7 @@ def test_rows_of_report_000_with_and_without_encoders_are_told_apart():
         records=MEMORY,
     )
     both = run(opensora(1, 1.0), encoders)
-    for title in ("Overview", "Compute", "Time", "Memory, GiB per device"):
+    for title in ("Overview", "Compute", "Time", "Memory per device"):
         heads, *rows = table(style("opensora", both), title)
         variants = [dict(zip(heads, row, strict=True))["variant"] for row in rows if row[0].startswith("1 x 1")]
         assert ["", "encoders=t5xxl-sdvae"] == sorted(variants)
@@ -145,14 +145,15 @@ def test_values_that_were_not_measured_are_empty_with_the_reason():
     assert "- empty: final loss: the case has no loss build" in section(text, "Overview")
     heads, measured, *_ = table(text, "Overview")
     assert dict(zip(heads, measured, strict=True))["final loss"] == ""
-    (empty,) = [line for line in section(text, "Memory, GiB per device") if line.startswith("- empty")]
+    (empty,) = [line for line in section(text, "Memory per device") if line.startswith("- empty")]
     assert empty.endswith(": the case has no memory build")
 
 
 def test_a_build_that_ran_and_could_not_tell_is_not_called_missing():
     text = style("opensora", run(opensora(1, 1.0, records=MEMORY[:5], platform="cpu")))
-    assert "- empty: fragmentation; final (device); final (host): the memory build does not tell it here" in section(
-        text, "Memory, GiB per device"
+    assert (
+        "- empty: fragmentation GiB; final (device) GiB; final (host) GiB: the memory build does not tell it here"
+        in section(text, "Memory per device")
     )
 
 

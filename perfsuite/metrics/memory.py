@@ -33,12 +33,17 @@ def cache_note(footprint_bytes: float, cache_bytes: int) -> str:
     return f"partly cache-resident: touches {touched}, under {CACHE_FACTOR} x the last-level cache of {cache}"
 
 
-def _peak(work: Work, measurement: Measurement, peaks: Peaks, ranks_per_device: float) -> tuple[Peak | None, str]:
-    if work.memory_path == "device":
-        cache_bytes = max((rank.cache_bytes for rank in measurement.ranks), default=0)
-        note = cache_note(work.footprint_bytes * ranks_per_device, cache_bytes)
-        if note:
-            return None, note
+def residence(work: Work, measurement: Measurement) -> str:
+    """:func:`cache_note` of a case: ranks that share a device share its cache; empty for a copy over the host link."""
+    if work.memory_path != "device":
+        return ""
+    cache_bytes = max((rank.cache_bytes for rank in measurement.ranks), default=0)
+    return cache_note(work.footprint_bytes * measurement.world_size / devices_used(measurement), cache_bytes)
+
+
+def _peak(work: Work, measurement: Measurement, peaks: Peaks) -> tuple[Peak | None, str]:
+    if note := residence(work, measurement):
+        return None, note
     peak, what = peaks.host_link, "host link"
     if work.memory_path == "device":
         peak, what = peaks.memory_bandwidth, "memory bandwidth"
@@ -49,7 +54,7 @@ def _bandwidth(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
     if not work.bytes_moved:
         return Reading(value=None, note="the work model moves no bytes")
     ranks_per_device = measurement.world_size / devices_used(measurement)
-    peak, note = _peak(work, measurement, peaks, ranks_per_device)
+    peak, note = _peak(work, measurement, peaks)
     value = gb_per_s(work.bytes_moved * ranks_per_device, measurement.median_s)
     return Reading(value=value, peak=peak, note=note)
 

@@ -24,7 +24,7 @@ from perfsuite.records import Measurement, Result, Timeline
 from perfsuite.reports.terminal import lay_out
 from perfsuite.reports.timeline_files import check_timeline
 from perfsuite.schedules import Imbalance, Schedule, find_imbalance, formula_bubble, schedule_of
-from perfsuite.units import GIB, KIB, MIB, format_seconds
+from perfsuite.units import format_seconds, readable_unit
 
 EVEN = 0.05
 """The busiest rank may have this much more work than the average before its stage is said to bind."""
@@ -149,7 +149,7 @@ def pipeline_section(results: Iterable[Result]) -> list[str]:
 
 
 def _table(test: str, pipelines: Sequence[Pipeline]) -> list[str]:
-    unit, name = _memory_unit(pipelines)
+    name, unit = readable_unit([size for each in pipelines for size in each.peak_activations_bytes])
     told = all(each.schedule in _short(each) for each in pipelines)
     columns: Mapping[str, list[str]] = {
         "pipeline": [_short(each) for each in pipelines],
@@ -168,11 +168,6 @@ def _table(test: str, pipelines: Sequence[Pipeline]) -> list[str]:
     }
     kept = {heading: cells for heading, cells in columns.items() if any(cells)}
     return [test, *lay_out(list(kept), [list(row) for row in zip(*kept.values(), strict=True)])]
-
-
-def _memory_unit(pipelines: Sequence[Pipeline]) -> tuple[int, str]:
-    most = max(max(each.peak_activations_bytes, default=0) for each in pipelines)
-    return next(((size, name) for size, name in ((GIB, "GiB"), (MIB, "MiB")) if most >= size), (KIB, "KiB"))
 
 
 def _short(pipeline: Pipeline) -> str:

@@ -21,6 +21,7 @@ from perfsuite.reports.tables_markdown import Grid, escape, markdown
 from perfsuite.reports.tables_published import PublishedLine, notes_of, paired, published_of
 from perfsuite.reports.tables_spec import Column, Style, TableSpec
 from perfsuite.reports.tables_styles import STYLES
+from perfsuite.units import GIB, readable_unit
 
 _NAMED = 4
 """Cases without a row that are named for each reason."""
@@ -262,6 +263,7 @@ def _grid(title: str, spec: TableSpec, cases: Sequence[TableCase], material: _Ma
         columns.insert(at, Column(title=f"times {material.base}, same ranks", key="over_base"))
     ordered = sorted(cases, key=lambda case: _order(case, columns))
     beside = paired(published_of(spec.published), ordered, spec.pair_by)
+    columns = [_readable(column, ordered, beside) for column in columns]
     rows: list[tuple[str, ...]] = []
     blocks: list[tuple[TableCase, PublishedLine]] = []
     for index, case in enumerate(ordered):
@@ -277,6 +279,16 @@ def _grid(title: str, spec: TableSpec, cases: Sequence[TableCase], material: _Ma
         rows=tuple(row if remarks else row[:-1] for row in rows),
         notes=(*spec.notes, *_doubts(ordered, shown), *_empty(ordered, columns), *notes_of(blocks, shown)),
     )
+
+
+def _readable(column: Column, cases: Sequence[TableCase], beside: Mapping[int, Sequence[PublishedLine]]) -> Column:
+    """A column of sizes in the unit that all its figures, published ones among them, read best in; others as is."""
+    if not column.in_gib:
+        return column
+    published = (line.figures[column.key] for lines in beside.values() for line in lines if column.key in line.figures)
+    sizes = [*(case.values.get(column.key, 0.0) for case in cases), *(figure.metric_value for figure in published)]
+    unit, unit_bytes = readable_unit([size * GIB for size in sizes])
+    return dataclasses.replace(column, title=column.title.replace("GiB", unit), scale=GIB / unit_bytes)
 
 
 def _order(case: TableCase, columns: Sequence[Column]) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from perfsuite import models
 from perfsuite.baselines.baseline import Entry
 from perfsuite.errors import InvalidParameter, PerfsuiteError
 from perfsuite.mesh import AXES, MeshShape
+from perfsuite.metrics.memory import residence
 from perfsuite.metrics.spec import devices_used, significant
 from perfsuite.records import Result
 from perfsuite.reports.scaling import Point, Scaling, scale, series_of, without_ranks
@@ -81,6 +82,8 @@ def from_result(result: Result) -> TableCase:
     settings["kernel"] = _kernel(result.workload, result.parameters, result.work.collective)
     if result.work.collective:
         settings["collective"] = result.work.collective
+    if measurement is not None:
+        settings["residence"] = residence(result.work, measurement).partition(":")[0]
     if measurement is not None and measurement.timeline is not None:
         timeline = measurement.timeline
         settings.update(

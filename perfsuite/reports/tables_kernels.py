@@ -26,6 +26,7 @@ KERNELS = (
             setting("kernel", "kernel"),
             setting("buffer", "size"),
             Column(title="GB/s", key="gb_per_s"),
+            Column(title="bandwidth of", key="residence", value=False, optional=True),
             Column(title="ms", key="median_s", scale=1000),
         ),
     ),

@@ -19,13 +19,22 @@ class Column:
     title: str
     """With its unit."""
     key: str
-    """Name of a setting, or of a value: then a metric, under the name that published figures have too."""
+    """Name of a setting, or of a value: then a metric, under the name that published figures have too.  One in GiB is
+    shown in the unit that the column reads best in, and has GiB in its title."""
     scale: float = 1.0
     """Value x scale is what the title says."""
     value: bool = True
     """False for a setting."""
     optional: bool = False
     """Left out where no case of the table has it."""
+
+    def __post_init__(self) -> None:
+        assert "iB" in self.title or not self.in_gib, f"column {self.title} of {self.key} does not name its unit"
+
+    @property
+    def in_gib(self) -> bool:
+        """Whether its values are sizes in GiB."""
+        return self.value and self.key.endswith("_gib")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,8 +73,10 @@ class SpanRecorder:
             seconds, count = totals[span.name]
             totals[span.name] = (seconds + length / iterations, count + 1 / iterations)
             intervals.append((begin, begin + length))
-        covered = _covered(intervals)
-        totals[REMAINDER] = ((self.clock.elapsed_s(start, end) - covered) / iterations, 1.0)
+        rest_s = self.clock.elapsed_s(start, end) - _covered(intervals)
+        if abs(rest_s) < self.clock.facts().resolution_s:  # what rounding left of nothing
+            rest_s = 0.0
+        totals[REMAINDER] = (rest_s / iterations, 1.0)
         self.samples.append(dict(totals))
         self.open_spans.clear()
 

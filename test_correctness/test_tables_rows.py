@@ -1,0 +1,99 @@
+"""Rows that people misread: units that fit their figures, bandwidths of a cache, the batch of a pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from perfsuite.records import Metric, RankFacts, Work
+from perfsuite.reports.terminal import Entry, metric_tables
+from perfsuite.runtime.spans import SpanRecorder
+from test_correctness.report_runs import run, table
+from test_correctness.test_runtime_parts import Ticks
+from test_correctness.test_tables import gpt, kernel, llama, pipeline, style
+
+MIB, GIB = 2**20, 2**30
+
+
+def test_a_pipelines_micro_batch_is_its_local_batch_and_their_number_its_accumulation():
+    case = dataclasses.replace(
+        pipeline("1F1B", 4, 0.28),
+        workload="perfsuite.workloads.pipeline_step:PipelineStep",
+        parameters={"model": "llama2-7b", "mesh": "pp2-dp2", "schedule": "1f1b", "num_micro_batches": 4},
+        work=Work(samples=24.0, tokens=24.0 * 4096),
+    )
+    text = style("flagperf", run(case, platform="s4000"))
+    for title in ("Batch", "Performance"):
+        told = dict(zip(*table(text, title)[:2], strict=True))
+        assert ["3", "4"] == [value for name, value in told.items() if name.startswith(("LBS", "GAS"))]
+    assert "24" == dict(zip(*table(text, "Batch"), strict=True))["GBS = LBS x GAS x DP"]
+
+
+@pytest.mark.parametrize(
+    ("sizes_bytes", "unit", "cells"),
+    [
+        ((11.2 * MIB,), "MiB", ["11.2"]),
+        ((3 * GIB,), "GiB", ["3"]),
+        ((48 * 2**10, 50 * 2**10, 3 * GIB), "KiB", ["48", "50", "3145728"]),
+    ],
+)
+def test_a_column_of_sizes_has_the_unit_it_reads_best_in(sizes_bytes, unit, cells):
+    cases = [
+        gpt(f"test_{number}", 2, 1.0, builds=("memory",), records=(("peak_bytes", size),))
+        for number, size in enumerate(sizes_bytes)
+    ]
+    heads, *rows = table(style("methods", run(*cases)), "Memory per device")
+    assert cells == [dict(zip(heads, row, strict=True))[f"peak {unit}"] for row in rows]
+
+
+def test_published_sizes_stand_in_the_unit_of_their_column():
+    small = llama(8, 1.0, records=(("whole_device_bytes", 6 * MIB),))
+    heads, measured, published = table(style("flagperf", run(small)), "Performance")
+    at = heads.index("memory used MiB (whole device)")
+    assert ("6", "45261 [M?]") == (measured[at], published[at])
+
+
+def test_the_terminal_shows_sizes_in_the_unit_they_read_best_in():
+    metric = Metric(name="peak_gib", value=0.0109, unit="GiB", better="lower")
+    result = dataclasses.replace(llama(8, 1.0), metrics=(metric,))
+    heading, units, row = metric_tables([Entry(result=result)])[2:5]
+    assert (heading.split()[3], units.split()[0], row.split()[4]) == ("peak", "MiB", "11.16")
+
+
+def test_a_bandwidth_of_the_cache_says_so():
+    def copy(size_bytes):
+        work = Work(bytes_moved=2.0 * size_bytes, memory_path="device", footprint_bytes=2.0 * size_bytes)
+        plain = kernel(f"copy{size_bytes}", "MemoryCopy", 1, {"buffer_bytes": size_bytes}, work, gb_per_s=139.0)
+        (rank,) = plain.measurement.ranks
+        assert isinstance(rank, RankFacts)
+        cached = dataclasses.replace(rank, cache_bytes=32 * MIB)
+        return dataclasses.replace(plain, measurement=dataclasses.replace(plain.measurement, ranks=(cached,)))
+
+    text = style("methods", run(copy(MIB), copy(32 * MIB), copy(GIB)))
+    heads, *rows = table(text, "Memory bandwidth")
+    at = heads.index("bandwidth of")
+    assert [["1MiB", "cache-resident"], ["32MiB", "partly cache-resident"], ["1GiB", ""]] == [
+        [row[2], row[at]] for row in rows
+    ]
+    assert "bandwidth of" not in table(style("methods", run(copy(GIB))), "Memory bandwidth")[0]
+
+
+def test_a_remainder_below_what_the_clock_tells_is_none():
+    clock = Ticks()
+    recorder = SpanRecorder(clock=clock)
+    for name, length in (("data", 0.1), ("forward", 0.2), ("backward", 0.3)):
+        with recorder.span(name):
+            clock.now += length
+    assert clock.now - sum((0.1, 0.2, 0.3)) == 0.0
+    recorder.close_sample(0.0, clock.now + 4e-16, 1)
+    recorder.close_sample(0.0, clock.now + 4e-16, 1)  # nothing covered: no spans, no remainder
+    assert recorder.samples == [
+        {
+            "data": (0.1, 1),
+            "forward": (pytest.approx(0.2), 1),
+            "backward": (pytest.approx(0.3), 1),
+            "remainder": (0.0, 1.0),
+        },
+        {},
+    ]
