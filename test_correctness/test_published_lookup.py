@@ -41,7 +41,63 @@ def test_differences_name_what_both_state_and_differ_in():
     assert differences(figure, "v100", {**case, "num_heads": 16, "mesh": "pp2-dp8-tp2"}) == (
         "tp 1, not 2",
         "pp 4, not 2",
+        "vocabulary 50304, not 50432",
     )
+
+
+def oneflow(**changes):
+    """The case that measures the first run of report 003 on eight devices, or one that differs from it."""
+    same = {"model": "gpt-1536x16", "mesh": "dp8", "micro_batch_size": 2, "dtype": "fp16"}
+    return {name: value for name, value in {**same, **changes}.items() if value is not None}
+
+
+def test_a_run_of_another_length_or_vocabulary_is_another_run():
+    def times(**changes):
+        return [each.text for each in lookup("v100", "train_step", oneflow(**changes), 8, metric="step_time_s")]
+
+    assert times() == ["417.952 (ms)", "417.902 (ms)"]
+    assert times(overrides={"context": 2048, "words": 50304, "words_multiple": 1}) == times()
+    for overrides in ({"context": 1024}, {"sequence_length": 1024}, {"words": 50257, "words_multiple": 1}):
+        assert times(overrides=overrides) == []
+    shape = {"hidden_size": 1536, "num_layers": 16, "num_heads": 16, "model": None}
+    assert times(**shape, sequence_length=1024) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, ()),
+        ({"overrides": {"context": 1024}}, ("sequence_length 2048, not 1024",)),
+        ({"overrides": {"words_multiple": 1}}, ("vocabulary 50304, not 50257",)),
+        ({"model": "gpt2-xl"}, ("model gpt-1536x16, not gpt2-xl",)),
+    ],
+)
+def test_length_and_vocabulary_are_differences(changes, found):
+    (figure,) = [
+        each for each in select(platform="v100", metric="step_time_s", world_size=8) if each.text == "417.952 (ms)"
+    ]
+    told = differences(figure, "v100", oneflow(**changes))
+    assert told[: len(found)] == found
+    assert bool(told) == bool(found)
+
+
+def test_the_vocabulary_of_every_published_row_is_padded_for_its_ranks():
+    rows = {
+        (each.model, each.parameters["tp"]): each.parameters
+        for each in select(platform="v100")
+        if each.table == "results"
+    }
+    assert len({tp for _, tp in rows}) == 6
+    for (model, tp), parameters in rows.items():
+        assert parameters["vocabulary"] == MODELS[model].split(tp).vocabulary
+        assert parameters["sequence_length"] == MODELS[model].tokens_per_sample
+
+
+def test_report_002_states_no_strategy():
+    (figure,) = select(platform="s4000", model="Llama2-7B", metric="final_loss")
+    assert "strategy" not in figure.parameters
+    case = {"model": "llama2-7b", "mesh": "dp8", "micro_batch_size": 3, "dtype": "amp", "strategy": "fsdp"}
+    assert differences(figure, "s4000", case) == ()
 
 
 def test_lookup_by_shape_of_the_model():

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from perfsuite import models
 from perfsuite.baselines.audit_numbers import printed
 from perfsuite.baselines.audit_roles import ROLES
 from perfsuite.baselines.audit_rule import Label
@@ -145,7 +146,8 @@ def lookup(
     """Published figures of the run that a case is: same platform, workload, model and number of ranks.
 
     ``workload`` is a class's import path or name, or its name in snake case (``train_step``).  A parameter that the
-    report and the case both state must agree; a mesh counts as the sizes of its axes.  A report that names a model
+    report and the case both state must agree; a mesh counts as the sizes of its axes, and a model that perfsuite knows
+    as its width, layers, heads, length and vocabulary.  A report that names a model
     matches a case that names it too, or that has its width, layers and heads.  Nothing found is an empty list.
 
     >>> [str(figure.text) for figure in lookup("s4000", "train_step", {"model": "opensora"}, 8, metric="step_time_s")]
@@ -209,7 +211,9 @@ def differences(figure: PublishedFigure, platform: str, parameters: Mapping[str,
 
 
 def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters that a case states (not None), a mesh taken apart into the sizes of dp, tp and pp."""
+    """Parameters that a case states (not None), a mesh taken apart into the sizes of dp, tp and pp, and the shape of
+    its model: a run of another length or vocabulary is another run.
+    """
     settings = {name: value for name, value in parameters.items() if value is not None}
     mesh = settings.pop("mesh", None)
     shape = MeshShape.parse(mesh) if isinstance(mesh, str) and mesh else mesh
@@ -219,7 +223,7 @@ def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if settings.get("micro_batch_size"):
         steps = settings.get("num_micro_batches", settings.get("accumulation", 1))
         settings.setdefault("local_batch_size", settings["micro_batch_size"] * steps)
-    return settings
+    return {**models.stated(settings, settings.get("tp", 1)), **settings}
 
 
 def _snake(workload: str) -> str:

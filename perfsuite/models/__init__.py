@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.errors import InvalidParameter, PerfsuiteError
 from perfsuite.models import dit, gpt, llama
 from perfsuite.models.base import Model, Part
 
-__all__ = ["MODELS", "Model", "Part", "find"]
+__all__ = ["MODELS", "Model", "Part", "find", "stated"]
 
 MODELS: Mapping[str, Model] = MappingProxyType(
     {model.name: model for model in (*gpt.MODELS, *llama.MODELS, *dit.MODELS)}
@@ -41,3 +41,23 @@ def find(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
     if unknown:
         raise InvalidParameter(f"model {name} has no field {', '.join(unknown)}; it has {', '.join(known)}")
     return dataclasses.replace(MODELS[name], **overrides)
+
+
+def stated(parameters: Mapping[str, Any], tp: int = 1) -> dict[str, Any]:
+    """What a case's ``model`` and ``overrides`` set up, under the names that reports have for it.
+
+    Empty for a model of somebody else's, or of an older perfsuite.  Length and vocabulary are those of language models:
+    what a token of a video is differs from report to report.
+
+    >>> stated({"model": "gpt-1536x16"}, tp=8)["vocabulary"], stated({"model": "opensora"}).get("sequence_length")
+    (51200, None)
+    """
+    name, overrides = parameters.get("model"), parameters.get("overrides")
+    try:
+        model = find(str(name), overrides if isinstance(overrides, Mapping) else None).split(tp)
+    except (PerfsuiteError, TypeError):
+        return {}
+    found = {"hidden_size": model.width, "num_heads": model.heads, "num_layers": model.layers}
+    if model.vocabulary:
+        found.update(sequence_length=model.tokens_per_sample, vocabulary=model.vocabulary)
+    return found

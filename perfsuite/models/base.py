@@ -72,6 +72,10 @@ class Model(ABC):
         """Rows of the output projection of a language model; 0 for other models."""
         return 0
 
+    def split(self, tp: int) -> Model:
+        """The configuration that ``tp`` ranks share: a vocabulary may be padded so that all have as many rows."""
+        return self
+
     @property
     @abstractmethod
     def parameters(self) -> int:

@@ -1,13 +1,15 @@
 """GPT-2 and GPT-3 shapes: learned positions, layer norms before attention and MLP, tied embeddings.
 
 Sources: GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, table 2.1), OneFlow's published GPT benchmark (hidden
-size x layers; vocabulary padded to a multiple of 128).  GPT-3 13B is printed with a width of 5140, which its 40 heads
-do not divide; 5120 is what everybody builds.
+size x layers; 2048 tokens; vocabulary padded to a multiple of 128 times the ranks that share it).  GPT-3 13B is printed
+with a width of 5140, which its 40 heads do not divide; 5120 is what everybody builds.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +29,9 @@ class Gpt(Model):
     """
 
     words: int = 50257
-    """Rows of the token embedding, which is also the output projection (V)."""
+    """Different tokens of the data."""
+    words_multiple: int = 1
+    """The token embedding, which is also the output projection, has the next multiple of this in rows (V)."""
     context: int = 1024
     """Learned positions."""
     sequence_length: int = 0
@@ -35,7 +39,7 @@ class Gpt(Model):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_sizes(self.name, words=self.words, context=self.context)
+        require_sizes(self.name, words=self.words, words_multiple=self.words_multiple, context=self.context)
         if not isinstance(self.sequence_length, int) or not 0 <= self.sequence_length <= self.context:
             raise InvalidParameter(
                 f"sequence_length={self.sequence_length!r} does not fit context={self.context} of model {self.name}; "
@@ -55,13 +59,21 @@ class Gpt(Model):
     @property
     def vocabulary(self) -> int:
         """V."""
-        return self.words
+        return math.ceil(self.words / self.words_multiple) * self.words_multiple
+
+    def split(self, tp: int) -> Gpt:
+        """A padded vocabulary is padded to as many rows on every rank.
+
+        >>> [find.split(tp).vocabulary for find in MODELS if find.name == "gpt-1536x16" for tp in (1, 2, 4, 8, 16, 32)]
+        [50304, 50432, 50688, 51200, 51200, 53248]
+        """
+        return dataclasses.replace(self, words_multiple=self.words_multiple * tp) if self.words_multiple > 1 else self
 
     @property
     def parameters(self) -> int:
         """12 D^2 + 13 D in each block, the embeddings, and the last norm's 2 D."""
         block = 12 * self.width**2 + 13 * self.width
-        return self.layers * block + (self.words + self.context + 2) * self.width
+        return self.layers * block + (self.vocabulary + self.context + 2) * self.width
 
     @property
     def block_flops(self) -> float:
@@ -72,11 +84,13 @@ class Gpt(Model):
     @property
     def forward_flops(self) -> float:
         """The blocks and 2 S D V for the logits."""
-        return self.block_flops + 2.0 * self.tokens_per_sample * self.width * self.words
+        return self.block_flops + 2.0 * self.tokens_per_sample * self.width * self.vocabulary
 
     def twin(self) -> Gpt:
         """Two blocks of 48 features."""
-        return dataclasses.replace(self, layers=2, width=48, heads=4, words=64, context=16, sequence_length=0)
+        return dataclasses.replace(
+            self, layers=2, width=48, heads=4, words=64, words_multiple=1, context=16, sequence_length=0
+        )
 
     def build(self, checkpointing: Checkpointing = "none") -> TrainingModule:
         """The torch module."""
@@ -85,19 +99,18 @@ class Gpt(Model):
         return GptModule(self, checkpointing)
 
 
-_PADDED = 50304
-"""50257 padded to a multiple of 128."""
+_ONEFLOW: Mapping[str, int] = {"words_multiple": 128, "context": 2048}
 
 MODELS = (
     Gpt(name="gpt2", layers=12, width=768, heads=12),
     Gpt(name="gpt2-xl", layers=48, width=1600, heads=25),
     Gpt(name="gpt3-13b", layers=40, width=5120, heads=40, context=2048),
     Gpt(name="gpt3-175b", layers=96, width=12288, heads=96, context=2048),
-    Gpt(name="gpt-768x12", layers=12, width=768, heads=12, words=_PADDED),
-    Gpt(name="gpt-1536x16", layers=16, width=1536, heads=16, words=_PADDED),
-    Gpt(name="gpt-2304x24", layers=24, width=2304, heads=24, words=_PADDED),
-    Gpt(name="gpt-3072x16", layers=16, width=3072, heads=32, words=_PADDED),
-    Gpt(name="gpt-3072x32", layers=32, width=3072, heads=32, words=_PADDED),
+    Gpt(name="gpt-768x12", layers=12, width=768, heads=12, **_ONEFLOW),
+    Gpt(name="gpt-1536x16", layers=16, width=1536, heads=16, **_ONEFLOW),
+    Gpt(name="gpt-2304x24", layers=24, width=2304, heads=24, **_ONEFLOW),
+    Gpt(name="gpt-3072x16", layers=16, width=3072, heads=32, **_ONEFLOW),
+    Gpt(name="gpt-3072x32", layers=32, width=3072, heads=32, **_ONEFLOW),
     Gpt(name="gpt2-tiny", layers=2, width=128, heads=4, words=512, context=64),
     # As small as its own twin, so that a compiler has one thing to compile.
     Gpt(name="gpt2-micro", layers=2, width=48, heads=4, words=64, context=16),

@@ -51,7 +51,7 @@ class GptModule(TrainingModule):
 
     def __init__(self, config: Gpt, checkpointing: Checkpointing) -> None:
         super().__init__()
-        self.tokens = TiedEmbedding(config.words, config.width)
+        self.tokens = TiedEmbedding(config.vocabulary, config.width)
         self.positions = nn.Embedding(config.context, config.width)
         self.blocks = nn.ModuleList(GptBlock(config, checkpointing) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)

@@ -14,7 +14,7 @@ from typing import Any
 
 from perfsuite import models
 from perfsuite.baselines.baseline import Entry
-from perfsuite.errors import InvalidParameter, PerfsuiteError
+from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import AXES, MeshShape
 from perfsuite.metrics.memory import residence
 from perfsuite.metrics.spec import devices_used, significant
@@ -218,7 +218,7 @@ def _settings(parameters: Mapping[str, Any], platform: str, ranks: int, hosts: i
     found = {name: value for name, value in parameters.items() if value not in (None, "", {}, [])}
     found.update(ranks=ranks, layout=_layout(platform, ranks, hosts), nodes=hosts, platform=platform)
     found.update(_mesh(parameters, ranks))
-    found.update(_shape_of_model(parameters))
+    found.update(models.stated(parameters, found.get("tp", 1)))
     if "accumulation" in parameters:
         found["num_micro_batches"] = parameters["accumulation"]
     found.update(_size(parameters))
@@ -280,22 +280,6 @@ def _mesh(parameters: Mapping[str, Any], ranks: int) -> dict[str, int]:
     for axis in DATA_AXES:
         data *= shape.size(axis)
     return {"dp": data, **sizes}
-
-
-def _shape_of_model(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    name, overrides = parameters.get("model"), parameters.get("overrides")
-    if not isinstance(name, str):
-        return {}
-    try:
-        model = models.find(name, overrides if isinstance(overrides, Mapping) else None)
-    except (PerfsuiteError, TypeError):  # a model of somebody else's, or of an older perfsuite
-        return {}
-    return {
-        "hidden_size": model.width,
-        "num_heads": model.heads,
-        "num_layers": model.layers,
-        "sequence_length": model.tokens_per_sample,
-    }
 
 
 def _sizes(settings: Mapping[str, Any], samples: float, tokens: float) -> dict[str, Any]:

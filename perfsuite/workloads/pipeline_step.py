@@ -83,7 +83,8 @@ class PipelineStep(PipelineCase):
 
     def find_model(self) -> Model:
         """The configuration."""
-        return models.find(self.model, self.overrides)
+        model = models.find(self.model, self.overrides)
+        return model.split(MeshShape.parse(self.mesh).size("tp")) if self.mesh else model
 
     def find_micro_batch_size(self) -> int:
         """Samples of a micro-batch; InvalidParameter, naming legal counts, where the batch does not divide."""

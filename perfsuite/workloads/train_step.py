@@ -181,7 +181,8 @@ class TrainStep(Workload):
 
     def find_model(self) -> Model:
         """The configuration."""
-        return models.find(self.model, self.overrides)
+        model = models.find(self.model, self.overrides)
+        return model.split(MeshShape.parse(self.mesh).size("tp")) if self.mesh else model
 
     def find_strategy(self) -> Strategy:
         """The strategy with its options."""
