@@ -16,15 +16,17 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import MeshShape
 from perfsuite.records import Work
 from perfsuite.units import MIB, gb_per_s, tflops
-from perfsuite.workload import DTYPES, CallableStep, Rank, Step, Workload
+from perfsuite.workload import DTYPES, CallableStep, Rank, Workload
 from perfsuite.workloads.matmul import Matmul
-from perfsuite.workloads.memory_bandwidth import MemoryCopy, MemoryTriad
+
+if TYPE_CHECKING:
+    import torch
 
 MEMORY = "memory"
 """What is probed beside the dtypes."""
@@ -32,11 +34,14 @@ _SIDES = (256, 512, 1024)
 _LARGE_SIDES = (2048, 4096)
 """Only these keep more than _MANY_CORES busy, and fewer would take too long for them."""
 _MANY_CORES = 16
-_WINDOW_S = 0.005
-_WINDOWS = 7
+_WINDOW_S = 0.001
+"""Less than a scheduler gives a thread at once: on a busy machine too some windows pass undisturbed."""
+_WINDOWS = 12
 """The best of so many windows: the first two of one kernel each, the others of as many as fill them."""
-_ENOUGH_S = 0.05
-"""No window is begun after this long."""
+_ENOUGH_S = 0.03
+"""No window of a kernel is begun after this long, ..."""
+_LONGEST_S = 0.5
+"""... and no kernel after this long: on a busy machine the larger ones are left out."""
 _BUFFER_BYTES = (64 * MIB, 512 * MIB)
 """Smallest and largest buffer; between them the last-level cache decides."""
 
@@ -72,31 +77,51 @@ class PeakProbe(Workload):
         return CallableStep(functools.partial(self._streams if self.quantity == MEMORY else self._products, rank))
 
     def _products(self, rank: Rank) -> None:
-        for side in (*_SIDES, *(_LARGE_SIDES if _cores() > _MANY_CORES else ())):
+        cores, started_s = _cores(), time.perf_counter()
+        for side in (*_SIDES, *(_LARGE_SIDES if cores > _MANY_CORES else ())):
             for m, k, n in ((side, side, side), (2 * side, side // 2, side)):
+                if time.perf_counter() > started_s + _LONGEST_S:
+                    return
                 product = Matmul(m=m, k=k, n=n, dtype=self.quantity)
-                self._record(rank, product, product, f"{m}x{k}x{n} product")
+                operations = product.work(MeshShape.of()).flops["exact"]
+                steps = [product.build(rank) for _ in range(cores)]
+                runs = [step.run for step in steps]
+                name = f"{m}x{k}x{n} product"
+                self._record(rank, f"{name} on {cores} threads", tflops(operations, _fastest_s(runs[:1])))
+                if cores > 1:
+                    rate = tflops(cores * operations, _fastest_s(runs))
+                    self._record(rank, f"{cores} x {name} on one thread each", rate)
+                for step in steps:
+                    step.close()
 
     def _streams(self, rank: Rank) -> None:
+        import torch
+
         least, most = _BUFFER_BYTES
         # The three buffers of a triad are then 4 times the cache, from where on a bandwidth counts as the memory's.
         size = min(max(math.ceil(4 / 3 * self.cache_bytes / MIB) * MIB, least), most)
-        for kind, name in ((MemoryTriad, "triad"), (MemoryCopy, "copy")):
-            share = kind(buffer_bytes=size // _cores() // 4 * 4)
-            self._record(rank, kind(buffer_bytes=size), share, f"{name} of {size // MIB} MiB")
-
-    def _record(self, rank: Rank, kernel: Workload, share: Workload, name: str) -> None:
-        """Record the rates of ``kernel`` on all threads, and of a ``share`` of it on each core at once."""
         cores = _cores()
-        rate = self._rate(kernel, _fastest_s(rank, [kernel]))
-        rank.record(f"{name} on {cores} threads", rate, unit=self.unit, reduce="only")
-        if cores > 1:
-            rate = cores * self._rate(share, _fastest_s(rank, [share] * cores))
-            rank.record(f"{cores} x {name} on one thread each", rate, unit=self.unit, reduce="only")
+        buffers = [torch.ones(size // 4) for _ in range(3)]
+        parts = [[part.chunk(cores)[core] for part in buffers] for core in range(cores)]
+        for name, kernel, moved in (("triad", _triad, 3 * size), ("copy", _copy, 2 * size)):
+            whole = gb_per_s(moved, _fastest_s([functools.partial(kernel, *buffers)]))
+            self._record(rank, f"{name} of {size // MIB} MiB on {cores} threads", whole)
+            if cores > 1:
+                rate = gb_per_s(moved, _fastest_s([functools.partial(kernel, *each) for each in parts]))
+                self._record(rank, f"{name} of {size // MIB} MiB on {cores} x one thread", rate)
 
-    def _rate(self, kernel: Workload, time_s: float) -> float:
-        work = kernel.work(MeshShape.of())
-        return gb_per_s(work.bytes_moved, time_s) if work.bytes_moved else tflops(work.flops["exact"], time_s)
+    def _record(self, rank: Rank, name: str, rate: float) -> None:
+        rank.record(name, rate, unit=self.unit, reduce="only")
+
+
+def _triad(b: torch.Tensor, c: torch.Tensor, target: torch.Tensor) -> None:
+    import torch
+
+    torch.add(b, c, alpha=3, out=target)
+
+
+def _copy(source: torch.Tensor, _: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source)
 
 
 def _cores() -> int:
@@ -105,36 +130,35 @@ def _cores() -> int:
     return torch.get_num_threads()
 
 
-def _fastest_s(rank: Rank, kernels: Sequence[Workload]) -> float:
-    """Seconds per kernel: of one on all threads, or of several at once, each on one; the best of the windows."""
+def _fastest_s(runs: Sequence[Callable[[], Any]]) -> float:
+    """Seconds of one kernel on all threads, or of several at once, each on one; the best of the windows."""
     import torch
 
-    with contextlib.ExitStack() as built:
-        steps = [kernel.build(rank) for kernel in kernels]
-        for step in steps:
-            built.callback(step.close)
+    with contextlib.ExitStack() as after:
         each: Callable[..., Iterable[tuple[float, float]]] = map
-        if len(steps) > 1:
-            built.callback(torch.set_num_threads, _cores())  # a thread sets its own number, but MKL's for all
-            each = built.enter_context(ThreadPoolExecutor(len(steps), "", torch.set_num_threads, (1,))).map
+        if len(runs) > 1:
+            after.callback(torch.set_num_threads, _cores())  # a thread sets its own number, but MKL's for all
+            each = after.enter_context(ThreadPoolExecutor(len(runs), "", torch.set_num_threads, (1,))).map
         started_s = time.perf_counter()
-        times_s = [_window_s(each, steps, 1) for _ in range(2)]
+        times_s = [_window_s(each, runs, 1) for _ in range(2)]
         repeats = max(1, math.ceil(_WINDOW_S / min(times_s)))
         while len(times_s) < _WINDOWS and time.perf_counter() < started_s + _ENOUGH_S:
-            times_s.append(_window_s(each, steps, repeats) / repeats)
+            times_s.append(_window_s(each, runs, repeats) / repeats)
         return min(times_s)
 
 
-def _window_s(each: Callable[..., Iterable[tuple[float, float]]], steps: Sequence[Step], repeats: int) -> float:
-    """Seconds from the first start to the last end of all steps, each run ``repeats`` times."""
-    ready = threading.Barrier(len(steps))
+def _window_s(
+    each: Callable[..., Iterable[tuple[float, float]]], runs: Sequence[Callable[[], Any]], repeats: int
+) -> float:
+    """Seconds from the first start to the last end of all kernels, each run ``repeats`` times."""
+    ready = threading.Barrier(len(runs))
 
-    def window(step: Step) -> tuple[float, float]:
+    def window(run: Callable[[], Any]) -> tuple[float, float]:
         ready.wait()
         start_s = time.perf_counter()
         for _ in range(repeats):
-            step.run()
+            run()
         return start_s, time.perf_counter()
 
-    stamps = list(each(window, steps))
+    stamps = list(each(window, runs))
     return max(end for _, end in stamps) - min(start for start, _ in stamps)
