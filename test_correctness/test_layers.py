@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "perfsuite"
 LINES = (
-    ("errors", "units"),
+    ("errors", "units", "decoding"),
     ("collectives", "records", "workload", "mesh"),
     ("platforms", "metrics", "models", "schedules"),
     ("strategies", "runtime", "baselines", "projection"),

@@ -1,0 +1,63 @@
+"""Plain JSON values back to the dataclasses that they were made of, by the types of their fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def decode(kind: Any, plain: Any, where: str) -> Any:  # noqa: PLR0911 - one return per kind of type
+    """The value of type ``kind`` that ``plain`` stands for; ValueError says what does not fit, and ``where``."""
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _decode_dataclass(kind, plain, where)
+    if origin in (types.UnionType, typing.Union):
+        if plain is None and type(None) in typing.get_args(kind):
+            return None
+        choices = [choice for choice in typing.get_args(kind) if choice is not type(None)]
+        return decode(choices[0], plain, where)
+    if origin is tuple:
+        if not isinstance(plain, list):
+            raise ValueError(f"{where} is {plain!r:.60}, not a list")
+        inner = typing.get_args(kind)[0]
+        return tuple(decode(inner, value, f"{where}[{index}]") for index, value in enumerate(plain))
+    if origin is Literal:
+        if plain not in typing.get_args(kind):
+            raise ValueError(f"{where} is {plain!r:.60}, not one of {', '.join(map(repr, typing.get_args(kind)))}")
+        return plain
+    if origin is not None:
+        if not isinstance(plain, Mapping):
+            raise ValueError(f"{where} is {plain!r:.60}, not an object")
+        inner = typing.get_args(kind)[1]
+        return {key: decode(inner, value, f"{where}.{key}") for key, value in plain.items()}
+    if kind is Any:
+        return plain
+    accepted = (int, float) if kind is float else kind
+    if not isinstance(plain, accepted) or (isinstance(plain, bool) and kind is not bool):
+        raise ValueError(f"{where} is {plain!r:.60}, not a {kind.__name__}")
+    return plain
+
+
+def _decode_dataclass(kind: type, plain: Any, where: str) -> Any:
+    if not isinstance(plain, Mapping):
+        raise ValueError(f"{where} is {plain!r:.60}, not an object")
+    hints = _hints(kind)
+    unknown = set(plain) - set(hints)
+    if unknown:
+        raise ValueError(
+            f"{where} has unknown fields {', '.join(sorted(unknown))}; a newer perfsuite may have written it"
+        )
+    values = {name: decode(hints[name], value, f"{where}.{name}") for name, value in plain.items()}
+    try:
+        return kind(**values)
+    except TypeError as missing:
+        raise ValueError(f"{where}: {missing}") from None
