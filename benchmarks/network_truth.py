@@ -225,7 +225,11 @@ def launch(folder: Path, hosts: list[str], per_host: int, command: list[str]) ->
                 text=True,
             )
         )
-    said = [process.communicate()[0] for process in running]
+    try:
+        said = [process.communicate()[0] for process in running]
+    finally:
+        for process in running:
+            process.terminate()
     if running[0].returncode:
         sys.exit("\n".join(said))
     return said[0]
@@ -327,6 +331,7 @@ def main() -> None:
     parser.add_argument("--delay-ms", type=float, default=50.0)
     parser.add_argument("--pairs", type=int, default=3)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     with tempfile.TemporaryDirectory() as folder:
         if arguments.what == "bandwidth":
             bandwidth(Path(folder), arguments.rates, arguments.ranks_per_host, arguments.pairs)
