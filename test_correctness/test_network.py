@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.runtime import star, store
+from perfsuite.runtime import rendezvous, star
 from perfsuite.runtime.star import AgentFacts, Star
 from test_correctness.processes import listening_on
 
@@ -26,15 +26,15 @@ PICKLING_CALLS = {
 def test_a_store_listens_on_its_address_alone(host):
     if host == "::1" and not _has_ipv6():
         pytest.skip("no IPv6 loopback here")
-    served = store.serve_store(host)
+    served = rendezvous.serve_store(host)
     assert listening_on(os.getpid())[served.port] == host
     served.set("a", "b")
-    assert store.TCPStore(host, served.port).get("a") == b"b"
+    assert rendezvous.TCPStore(host, served.port).get("a") == b"b"
 
 
 def test_a_torch_whose_newer_server_takes_no_socket_gets_the_older_one(monkeypatch):
     """torch 2.5 to 2.7 say so by a NotImplementedError."""
-    real, tried = store.TCPStore, []
+    real, tried = rendezvous.TCPStore, []
 
     def before_2_8(*arguments, **options):
         tried.append(options.get("use_libuv", True))
@@ -42,8 +42,8 @@ def test_a_torch_whose_newer_server_takes_no_socket_gets_the_older_one(monkeypat
             raise NotImplementedError("The libuv TCPStore backend does not support initialization with an listen fd.")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(store, "TCPStore", before_2_8)
-    served = store.serve_store("127.0.0.1")
+    monkeypatch.setattr(rendezvous, "TCPStore", before_2_8)
+    served = rendezvous.serve_store("127.0.0.1")
     assert tried == [True, False]
     assert listening_on(os.getpid())[served.port] == "127.0.0.1"
     assert real("127.0.0.1", served.port).add("n", 2) == 2
@@ -55,7 +55,7 @@ def test_the_launch_s_address_is_the_one_by_which_other_hosts_came(monkeypatch):
     hosts = {1: ("a", "127.0.1.1"), 2: ("b", "10.0.0.1"), 3: ("b", "10.0.0.1")}
     links = {rank: types.SimpleNamespace(local_host=lambda at=at: at) for rank, (_, at) in hosts.items()}
     facts = {
-        rank: AgentFacts(rank=rank, host=host, pid=1, local_rank=rank % 2, local_world_size=2)
+        rank: AgentFacts(rank=rank, host=host, pid=1, local_rank=rank % 2, local_world_size=2, cores=(0,))
         for rank, (host, _) in hosts.items()
     }
     assert Star(links, facts).address() == "10.0.0.1"
