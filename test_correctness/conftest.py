@@ -29,9 +29,10 @@ COMPLETE = (2, 8)
 
 
 def pytest_configure() -> None:
-    """Children are interruptible, also where a shell started these tests in the background and so made them not."""
+    """Children start fast, and are interruptible also where a shell started these tests in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("PYTEST_ADDOPTS", "-p no:hypothesispytest")  # no child needs it; it takes 0.7 s to import
 
 
 @pytest.hookimpl(wrapper=True)

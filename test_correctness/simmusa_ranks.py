@@ -24,7 +24,12 @@ from simmusa.costs import VARIABLE, Costs
 
 ROOT = Path(__file__).parent.parent
 FAMILY = "simmusa=simmusa.family:SimMusa"
+KERNELS = ("torch", "perfsuite.runtime.worker")
+TRAINING = (*KERNELS, "torch._dynamo", "torch.distributed.fsdp", "deepspeed")
+"""What the parent of the ranks imports."""
 QUICK = Budget(min_rounds=3, max_rounds=3, max_time_s=0.05, warmup_time_s=0.05, timeout_s=300.0)
+ONCE = Budget(smoke=True, timeout_s=300.0)
+"""For what takes no virtual time: a sample of it would be as many iterations as the clock seems to allow."""
 
 
 def require_built() -> None:
@@ -41,13 +46,15 @@ def simulated_machine() -> Machine:
 
 
 @contextmanager
-def opened(costs: Costs, logs: Path) -> Iterator[PerfSession]:
+def opened(costs: Costs, logs: Path, preload: tuple[str, ...]) -> Iterator[PerfSession]:
     """A session whose ranks run on simulated devices of these costs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PERFSUITE_FAMILIES", FAMILY)
         patch.setenv(VARIABLE, json.dumps(costs.as_dict()))
         machine = simulated_machine()
-        transport = LocalTransport(start_method=machine.family.start_method, preload=(), log_directory=logs)
+        # Forks of one parent that imported torch and never saw the device: importing it in every rank took most of the
+        # time of these tests.  How the family itself starts its ranks is held by test_simmusa.py.
+        transport = LocalTransport(start_method="fork", preload=preload, log_directory=logs)
         driver = Driver(transport=transport, family=machine.family, rootpath=ROOT, device_count=machine.device_count)
         session = PerfSession(
             id="simulated",

@@ -17,14 +17,26 @@ from perfsuite.arms import Arm, ArmFailed, arm_environment, run_arm, work_tree
 from perfsuite.errors import ConfigurationError
 
 STEP = """
-    import time
-
     def step(rank, delay_s={delay_s}):
-        return lambda: time.sleep(delay_s)
+        return lambda: None
 
     def test_sleep(perf):
         perf(step)
 """
+CONFTEST = """
+    import dataclasses
+    from perfsuite.plugin.suite import Suite
+    from test_correctness.scripted_driver import ScriptedDriver, measurement
+
+    pytest_plugins = ["perfsuite.plugin"]
+
+    def lasting(job):
+        delay_s = job.workload.function.__defaults__[0]
+        return measurement(job, [delay_s * factor for factor in (1.01, 0.99, 1.0, 1.005, 0.995)])
+
+    Suite._open_driver = lambda suite: ScriptedDriver(lasting)
+"""
+"""Real pytest processes whose ranks are scripted: what is compared is known."""
 
 
 @pytest.fixture
@@ -32,8 +44,8 @@ def repository(tmp_path):
     """A git repository with a perf test whose second commit is 25 % slower."""
     root = tmp_path / "repository"
     (root / "suite").mkdir(parents=True)
-    (root / "suite" / "pytest.ini").write_text("[pytest]\naddopts = --benchmark-max-time=0.2\n")
-    (root / "suite" / "conftest.py").write_text('pytest_plugins = ["perfsuite.plugin"]\n')
+    (root / "suite" / "pytest.ini").write_text("[pytest]\naddopts = --benchmark-max-time=0.2 -p no:hypothesispytest\n")
+    (root / "suite" / "conftest.py").write_text(textwrap.dedent(CONFTEST))
     git(root, "init", "--quiet")
     for delay_s in (0.02, 0.025):
         (root / "suite" / "test_sleep.py").write_text(textwrap.dedent(STEP.format(delay_s=delay_s)))

@@ -123,7 +123,6 @@ def test_tf32_is_set_whatever_its_default_and_whatever_came_before(
         device=torch.device("cpu"),
         code=MusaDevice(Module((2, 2))),
         backend="mccl",
-        timeout_s=1.0,
     )
     seen = []
     for dtype in ("", "tf32", "bf16", "tf32", "fp32", "tf32", ""):

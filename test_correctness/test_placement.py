@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from pathlib import Path
@@ -39,29 +40,35 @@ def test_without_pinning_a_rank_has_the_same_threads_and_no_core_of_its_own(core
     assert (divide_cores(tuple(range(cores)), 0, ranks, pin=True).threads, None) == (free.threads, free.cores)
 
 
-class Bound(LocalTransport):
-    """A launcher that bound ranks 0 and 1 to two cores each, or says so."""
-
-    def place(self, slot):
-        return dataclasses.replace(super().place(slot), cores=(2 * slot, 2 * slot + 1))
-
-
-def run(logs, ranks, *, transport=LocalTransport, pin=False):
-    """The ranks' facts, and the cores that each was allowed while it ran."""
+@contextlib.contextmanager
+def started(logs):
+    """A driver whose workers are children of this process as it is now."""
     preload = ("torch", "torch.distributed", "perfsuite.runtime.worker")
-    slots = transport(start_method="fork", preload=preload, log_directory=logs)
+    transport = LocalTransport(start_method="fork", preload=preload, log_directory=logs)
     root = Path(__file__).parent.parent
-    driver = Driver(transport=slots, family=families()["cpu"], rootpath=root, device_count=1, pin=pin)
+    driver = Driver(transport=transport, family=families()["cpu"], rootpath=root, device_count=1)
     try:
-        measured = driver.run(Job(workload=FunctionWorkload(function=steps.allowed), world_size=ranks, budget=ONCE))
+        yield driver
     finally:
         driver.close()
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    with started(tmp_path_factory.mktemp("logs")) as driver:
+        yield driver
+
+
+def run(driver, ranks):
+    """The ranks' facts, and the number of cores that each was allowed while it ran."""
+    step = FunctionWorkload(function=steps.allowed)
+    measured = driver.run(Job(workload=step, world_size=ranks, budget=ONCE, fresh=True))
     allowed = {record.name: int(record.value) for record in measured.records}
     return measured.ranks, [allowed[f"cores{rank}"] for rank in range(ranks)]
 
 
-def test_ranks_may_use_every_core_that_this_process_may(tmp_path):
-    ranks, allowed = run(tmp_path, 2)
+def test_ranks_may_use_every_core_that_this_process_may(driver):
+    ranks, allowed = run(driver, 2)
     assert [len(HERE)] * 2 == allowed
     assert [(max(1, len(HERE) // 2), None)] * 2 == [(rank.threads, rank.cores) for rank in ranks]
 
@@ -69,21 +76,26 @@ def test_ranks_may_use_every_core_that_this_process_may(tmp_path):
 def test_a_binding_of_this_process_is_kept(tmp_path):
     os.sched_setaffinity(0, HERE[:1])
     try:
-        ranks, allowed = run(tmp_path, 1)
+        with started(tmp_path) as driver:
+            ranks, allowed = run(driver, 1)
     finally:
         os.sched_setaffinity(0, HERE)
     assert [1] == allowed
     assert [1] == [rank.threads for rank in ranks]
 
 
-def test_cores_of_a_launchers_own_for_each_rank_are_not_divided(tmp_path):
-    ranks, _ = run(tmp_path, 2, transport=Bound)
+def test_cores_of_a_launchers_own_for_each_rank_are_not_divided(driver, monkeypatch):
+    real = driver._transport.place
+    bound = {slot: (2 * slot, 2 * slot + 1) for slot in range(2)}
+    monkeypatch.setattr(driver._transport, "place", lambda slot: dataclasses.replace(real(slot), cores=bound[slot]))
+    ranks, _ = run(driver, 2)
     assert [2, 2] == [rank.threads for rank in ranks]
 
 
 @pytest.mark.skipif(len(HERE) < 2, reason="one core cannot be divided")
-def test_pinned_ranks_have_cores_of_their_own(tmp_path):
-    ranks, allowed = run(tmp_path, 2, pin=True)
+def test_pinned_ranks_have_cores_of_their_own(driver, monkeypatch):
+    monkeypatch.setattr(driver, "_pin", True)
+    ranks, allowed = run(driver, 2)
     share = len(HERE) // 2
     assert [share] * 2 == allowed
     assert [HERE[:share], HERE[share : 2 * share]] == [rank.cores for rank in ranks]

@@ -16,7 +16,7 @@ from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import MemoryCopy, MemoryTriad
 from simmusa.costs import Costs
 from test_correctness.scripted_driver import repository
-from test_correctness.simmusa_ranks import FAMILY, QUICK, OneProcess, SetCosts, opened, require_built
+from test_correctness.simmusa_ranks import FAMILY, KERNELS, ONCE, QUICK, OneProcess, SetCosts, opened, require_built
 
 pytest_plugins = ["pytester"]
 
@@ -49,7 +49,7 @@ class Simulated:
         """One session's results, taken in by a gate."""
         self.session.id = f"session{number}"
         costs = dataclasses.replace(PRICES, seed=number, slow=slow or {})
-        self._measure("costs", SetCosts(costs=costs.as_dict()))
+        self._measure("costs", SetCosts(costs=costs.as_dict()), ONCE)
         keeper = Gatekeeper(
             session=self.session,
             settings=settings or GateSettings(yardstick=False),
@@ -61,15 +61,15 @@ class Simulated:
             keeper.take(self._measure(f"test_x.py::{name}", workload), Tolerances())
         return keeper
 
-    def _measure(self, node, workload):
-        return self.session.run(Case(id=node, workload=workload, world_size=1, budget=QUICK, platform="s4000"))
+    def _measure(self, node, workload, budget=QUICK):
+        return self.session.run(Case(id=node, workload=workload, world_size=1, budget=budget, platform="s4000"))
 
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
     require_built()
     folder = tmp_path_factory.mktemp("baselines")
-    with opened(PRICES, tmp_path_factory.mktemp("ranks")) as session:
+    with opened(PRICES, tmp_path_factory.mktemp("ranks"), KERNELS) as session:
         made = Simulated(session, folder)
         for number in range(STORED_SESSIONS):
             keeper = made.run(number)

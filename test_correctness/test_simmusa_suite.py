@@ -15,7 +15,7 @@ from perfsuite.workloads.pipeline_step import PipelineStep
 from perfsuite.workloads.train_step import TrainStep
 from simmusa.costs import Costs
 from test_correctness import simmusa_ranks
-from test_correctness.simmusa_ranks import QUICK, LateRank, SetCosts, opened, require_built
+from test_correctness.simmusa_ranks import ONCE, QUICK, TRAINING, LateRank, SetCosts, opened, require_built
 
 EXACT = 1e-12
 PRICES = Costs(
@@ -37,7 +37,7 @@ ONLY_ARITHMETIC = Costs(flops_per_s={"fp32": 1e9})
 @pytest.fixture(scope="module")
 def session(tmp_path_factory):
     require_built()
-    with opened(PRICES, tmp_path_factory.mktemp("ranks")) as session:
+    with opened(PRICES, tmp_path_factory.mktemp("ranks"), TRAINING) as session:
         yield session
 
 
@@ -48,7 +48,7 @@ def run(session, workload, ranks=1):
 
 def at_costs(session, costs, ranks):
     workload = SetCosts(costs=costs.as_dict())
-    session.run(Case(id="costs", workload=workload, world_size=ranks, budget=QUICK, platform="s4000"))
+    session.run(Case(id="costs", workload=workload, world_size=ranks, budget=ONCE, platform="s4000"))
 
 
 def metric(result, name):
