@@ -229,6 +229,18 @@ class Workload(ABC):
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(described)}
 
 
+def as_step(made: object, maker: str) -> Step:
+    """What a function or ``build`` returned: a Step as it is, a callable as one iteration of a step.
+
+    Raises InvalidParameter, in which ``maker`` is named, for anything else.
+    """
+    if isinstance(made, Step):
+        return made
+    if not callable(made):
+        raise InvalidParameter(f"{maker} returned {made!r:.80}; return a callable that is one iteration, or a Step")
+    return CallableStep(made)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FunctionWorkload(Workload):
     """A plain function of a test file: ``step(rank, **parameters)`` returns a callable or a Step."""
@@ -244,15 +256,7 @@ class FunctionWorkload(Workload):
 
     def build(self, rank: Rank) -> Step:
         """Call the function once; what it returns is the step."""
-        step = self.function(rank, **self.arguments)
-        if isinstance(step, Step):
-            return step
-        if not callable(step):
-            raise InvalidParameter(
-                f"{self.function.__qualname__} returned {step!r:.80}; "
-                "return a callable that is one iteration, or a Step"
-            )
-        return CallableStep(step)
+        return as_step(self.function(rank, **self.arguments), self.function.__qualname__)
 
     def parameters(self) -> dict[str, Any]:
         """The keyword arguments."""

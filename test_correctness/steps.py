@@ -6,9 +6,11 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 
 from perfsuite.errors import UnsupportedCase
-from perfsuite.workload import Step
+from perfsuite.records import Work
+from perfsuite.workload import Step, Workload
 
 
 def add_up(rank, elements=1024):
@@ -181,6 +183,19 @@ class Closing(Step):
 def closing(rank, file):
     """A Step with a close method."""
     return Closing(file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(Workload):
+    """Its build returns what is no Step."""
+
+    made: str | None
+
+    def work(self, shape):
+        return Work()
+
+    def build(self, rank):
+        return None if self.made is None else {"list": list}[self.made]
 
 
 def not_a_step(rank):

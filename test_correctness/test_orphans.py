@@ -16,7 +16,7 @@ from perfsuite.platforms import families
 from perfsuite.runtime import scratch
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.local import LocalTransport
-from perfsuite.runtime.orphans import MARK
+from perfsuite.runtime.orphans import MARK, Child
 from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness import steps
 from test_correctness.processes import processes_with
@@ -120,6 +120,14 @@ def test_closing_does_the_work_of_a_killed_forkserver(tmp_path):
         transport._server.process.kill()
         transport.close()
     assert left(tmp_path) == []
+
+
+def test_a_child_that_has_left_its_group_since_is_killed_all_the_same():
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    assert Child(pid=child.pid, group=ended.pid, session=child.pid).kill()
+    assert -signal.SIGKILL == child.wait()
 
 
 def test_an_arm_of_a_comparison_ends_with_its_run(tmp_path):

@@ -167,6 +167,12 @@ def test_a_step_is_closed(driver, tmp_path):
 def test_what_is_no_step_is_named(driver):
     with pytest.raises(InvalidParameter, match="not_a_step returned 42; return a callable"):
         driver.run(job(steps.not_a_step, 2))
+    with pytest.raises(InvalidParameter, match=r"Plain\.build returned None; return a callable"):
+        driver.run(Job(workload=steps.Plain(made=None), world_size=1, budget=QUICK))
+
+
+def test_a_build_may_return_a_plain_callable_as_a_function_may(driver):
+    assert driver.run(Job(workload=steps.Plain(made="list"), world_size=1, budget=QUICK)).samples
 
 
 @pytest.mark.parametrize(

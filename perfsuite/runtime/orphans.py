@@ -39,7 +39,8 @@ class Child:
         """
         try:
             if self.group != os.getpgrp():
-                os.killpg(self.group, signal.SIGKILL)  # in one call: nobody in it can fork a successor that is missed
+                with contextlib.suppress(ProcessLookupError):  # it left that group since, and was the last in it
+                    os.killpg(self.group, signal.SIGKILL)  # in one call: nobody in it can fork a successor unseen
             os.kill(self.pid, signal.SIGKILL)
         except PermissionError:
             return False

@@ -34,7 +34,7 @@ from perfsuite.runtime.rendezvous import (
 from perfsuite.runtime.spans import SpanRecorder
 from perfsuite.runtime.timer import Samples, Timer
 from perfsuite.runtime.transport import Message
-from perfsuite.workload import Budget, Step, Workload
+from perfsuite.workload import Budget, Step, Workload, as_step
 
 _ARRIVAL_ITERATIONS = 5
 
@@ -162,7 +162,7 @@ class Worker:
             self._check_twin(workload, rank)
         self._enter("building")
         member.code.reset_peak_memory()
-        step = workload.build(rank)
+        step = as_step(workload.build(rank), f"{type(workload).__name__}.build")
         try:
             report = self._time(workload, step, rank, budget, spans)
         finally:
@@ -177,7 +177,7 @@ class Worker:
         if twin is None:
             return
         self._enter("checking a small twin")
-        step = twin.build(rank)
+        step = as_step(twin.build(rank), f"{type(twin).__name__}.build")
         try:
             self._check(twin, step, rank)
         finally:
