@@ -54,6 +54,50 @@ def test_the_cases_get_the_values_that_their_ids_name(pytester, monkeypatch):
     assert [world_size for world_size, _, _ in jobs] == [2, 2, 2, 4, 4, 4]
 
 
+EXTENDED = """
+import pytest
+
+@world_sizes(1, 2, extended=[2])
+def test_sum(perf, ranks):
+    perf(Sum(), on=ranks)
+
+@pytest.mark.extended
+def test_long(perf):
+    perf(step)
+
+@pytest.mark.extended
+def test_of_others():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "selected"),
+    [
+        ([], ["test_sum[cpu-ws1]", "test_of_others"]),
+        (["-m", "extended"], ["test_sum[cpu-ws2]", "test_long[cpu]", "test_of_others"]),
+        (["-k", "test_sum"], ["test_sum[cpu-ws1]", "test_sum[cpu-ws2]"]),
+        (["test_it.py::test_long"], ["test_long[cpu]"]),
+        (["test_it.py::test_sum[cpu-ws2]", "test_it.py::test_long[cpu]"], ["test_sum[cpu-ws2]", "test_long[cpu]"]),
+        (["--perf-scale=full"], ["test_sum[cpu-ws1]", "test_sum[cpu-ws2]", "test_long[cpu]", "test_of_others"]),
+    ],
+)
+def test_extended_cases_of_the_small_scale_run_where_they_are_selected(pytester, monkeypatch, arguments, selected):
+    found = repository(pytester, monkeypatch, EXTENDED).run("--collect-only", "-q", *arguments)
+    assert selected == ids(found)
+
+
+def test_a_run_says_how_many_extended_cases_it_leaves_out(pytester, monkeypatch):
+    done = repository(pytester, monkeypatch, EXTENDED).run()
+    done.assert_outcomes(passed=2, deselected=2)
+    done.stdout.fnmatch_lines(["perfsuite: 2 extended cases left out; -m extended runs them"])
+
+
+def test_extended_world_sizes_are_among_the_world_sizes(pytester, monkeypatch):
+    done = repository(pytester, monkeypatch, EXTENDED.replace("extended=[2]", "extended=[4]")).run()
+    done.stdout.fnmatch_lines(["*@world_sizes(1, 2): extended=(4,) has what is no world size of it;*"])
+
+
 def test_the_scale_can_be_chosen_and_is_not_in_the_id(pytester, monkeypatch):
     found = repository(pytester, monkeypatch, SWEPT).run("--collect-only", "-q", "--perf-scale=full")
     assert "test_sum[cpu-ws2-1GiB-fp32]" in ids(found)

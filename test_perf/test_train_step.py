@@ -31,7 +31,7 @@ def data_for(request):
 
 
 @sizes(param="model", full=["opensora"], small=["opensora-tiny"])
-@world_sizes(1, 2, 4, 8)
+@world_sizes(1, 2, 4, 8, extended=[8])
 def test_opensora(perf, ranks, model, data_for):
     """Report 000: one video per card; optimizer state and gradients spread."""
     workload = TrainStep(
@@ -58,7 +58,7 @@ def test_opensora_encoders(perf, ranks, model):
 
 
 @sizes(param="model", full=["latte-l", "latte-xl"], small=["latte-tiny"])
-@world_sizes(1, 2, 4, 8)
+@world_sizes(1, 2, 4, 8, extended=[8])
 def test_latte(perf, ranks, model, data_for):
     """Report 001: DDP, one video per card."""
     perf(TrainStep(model=model, strategy="ddp", data=data_for(model), num_workers=1, builds=("memory",)), on=ranks)
@@ -75,7 +75,7 @@ def test_latte_loaders(perf, model, num_workers, data_for, platform):
 
 @sizes(param="model", full=["llama2-7b"], small=["llama2-tiny"])
 @dtypes("bf16", "fp32")
-@world_sizes(2, 4, 8)
+@world_sizes(2, 4, 8, extended=[8])
 def test_llama2(perf, ranks, model, dtype, data_for):
     """Report 002: LBS 3, MPE 4096, GAS 1, GBS = LBS x GAS x DP; mixed precision, full checkpointing, state spread."""
     workload = TrainStep(
@@ -94,7 +94,7 @@ def test_llama2(perf, ranks, model, dtype, data_for):
 
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
-@world_sizes(1, 2, 4, 8)
+@world_sizes(1, 2, 4, 8, extended=[8])
 def test_ddp(perf, ranks, model):
     """Report 004: weak scaling of the 1.5B GPT, and what its communication costs."""
     perf(TrainStep(model=model, strategy="ddp", micro_batch_size=4, builds=("exposed",)), on=ranks)
@@ -108,7 +108,7 @@ def test_ddp_strong(perf, ranks, model):
 
 
 @sizes(param="model", full=["gpt2-xl", "gpt3-13b"], small=["gpt2-tiny"])
-@world_sizes(2, 4, 8)
+@world_sizes(2, 4, 8, extended=[8])
 def test_fsdp(perf, ranks, model):
     """Report 004: everything spread."""
     perf(TrainStep(model=model, strategy="fsdp", micro_batch_size=4, builds=("memory", "exposed")), on=ranks)
@@ -138,7 +138,10 @@ def test_accumulation(perf, ranks, model, accumulation):
 
 
 @sizes(param="model", full=["gpt2"], small=["gpt2-micro"])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "compiled",
+    [pytest.param(False, id="eager"), pytest.param(True, id="compiled", marks=pytest.mark.extended)],
+)
 def test_compiled(perf, model, compiled):
     """What torch.compile on every block buys on one card.  The small size compiles nothing but its own twin."""
     perf(TrainStep(model=model, micro_batch_size=2, compiled=compiled))

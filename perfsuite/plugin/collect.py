@@ -72,6 +72,7 @@ def _cases(sweep: Sweep, model: DeviceModel, suite: Suite, with_platform: bool) 
             marks[count] = [
                 platform_mark,
                 pytest.mark.world_size(n=count or 1),
+                *([pytest.mark.extended] if count in sweep.extended else []),
                 *([pytest.mark.skip(reason=why_not)] if why_not else []),
             ]
             if not why_not:
@@ -109,7 +110,7 @@ def _parametrized(metafunc: pytest.Metafunc) -> frozenset[str]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What is wrong with the set-up or a marker ends the run, also when all perf cases are about to be deselected."""
     suite = suite_of(config)
     if suite.problem is not None and suite.asked:
@@ -117,6 +118,38 @@ def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.
     for item in items:
         if is_perf(getattr(item, "fixturenames", ())) and item.get_closest_marker("perf_timeout"):
             budget_of(item, suite.settings.budget)
+    _leave_out_extended(config, items, suite)
+
+
+def _leave_out_extended(config: pytest.Config, items: list[pytest.Item], suite: Suite) -> None:
+    """Deselect the extended cases of the small scale, unless the command line selects cases itself."""
+    if config.getoption("keyword") or config.getoption("markexpr"):
+        return
+    named = tuple(arg.partition("::")[2] for arg in config.args if "::" in arg)
+    left_out = [item for item in items if _is_extended(item, suite) and not _is_named(item, named)]
+    if left_out:
+        suite.left_out = len(left_out)
+        kept = set(items) - set(left_out)
+        items[:] = [item for item in items if item in kept]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def _is_extended(item: pytest.Item, suite: Suite) -> bool:
+    platform = item.get_closest_marker("platform")
+    if (
+        item.get_closest_marker("extended") is None
+        or platform is None
+        or not is_perf(getattr(item, "fixturenames", ()))
+    ):
+        return False
+    name = platform.kwargs["name"]
+    model = suite.machine.model if name == suite.machine.name else suite.catalog.find(name)
+    return scale_of(model, suite) == "small"
+
+
+def _is_named(item: pytest.Item, named: tuple[str, ...]) -> bool:
+    name = item.nodeid.partition("::")[2]
+    return any(name == each or name.startswith((f"{each}[", f"{each}::")) for each in named)
 
 
 @pytest.hookimpl(tryfirst=True)

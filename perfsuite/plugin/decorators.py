@@ -34,11 +34,15 @@ def sizes(*, full: Sequence[Size], small: Sequence[Size], param: str = "message_
     return mark(full=full, small=small, param=param)
 
 
-def world_sizes(*counts: int) -> pytest.MarkDecorator:
-    """Numbers of ranks that a test runs on; the test takes ``ranks`` and passes it to ``perf`` as ``on=ranks``."""
+def world_sizes(*counts: int, extended: Sequence[int] = ()) -> pytest.MarkDecorator:
+    """Numbers of ranks that a test runs on; the test takes ``ranks`` and passes it to ``perf`` as ``on=ranks``.
+
+    Cases of the ``extended`` ones among them carry the marker of that name: at the small scale they are left out unless
+    -k, -m or a node id selects them.
+    """
     _require_call("world_sizes", "2, 4, 8", counts)
     mark: pytest.MarkDecorator = getattr(pytest.mark, WORLD_SIZES)
-    return mark(counts=counts)
+    return mark(counts=counts, extended=tuple(extended))
 
 
 def dtypes(*names: str, only_at: Size | None = None) -> pytest.MarkDecorator:

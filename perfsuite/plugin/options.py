@@ -17,6 +17,7 @@ from perfsuite.workload import Budget
 MARKERS = (
     "platform(name): the case belongs to this platform; select with -m 'platform(name=\"s4000\")'",
     "world_size(n): number of ranks of the case; select with -m 'world_size(n=8)'",
+    "extended: at the small scale the case is left out unless -k, -m or a node id selects it",
     "perf_timeout(seconds): deadline of a perf case, instead of --perf-timeout",
     "perf_sizes: set by the decorator perfsuite.sizes",
     "perf_world_sizes: set by the decorator perfsuite.world_sizes",

@@ -58,6 +58,8 @@ class Suite:
         """What others did on this host before the first case."""
         self.asked = False
         """Whether any perf test was collected; until then nothing is done and no problem told."""
+        self.left_out = 0
+        """Extended cases that were deselected."""
         self.verdicts: dict[str, str] = {}
         """Word of whoever judged a case, by node id."""
         self.naming = False
@@ -230,7 +232,9 @@ class Suite:
             f"perfsuite: {perfsuite.__version__}, platform {machine}, transport {transport}, "
             f"torch {versions()['torch']}, hardware {hardware}"
         )
-        return [line] + [f"perfsuite: warning: {warning}" for warning in self.warnings()]
+        left_out = f"perfsuite: {self.left_out} extended cases left out; -m extended runs them"
+        lines = [line, left_out] if self.left_out else [line]
+        return lines + [f"perfsuite: warning: {warning}" for warning in self.warnings()]
 
     def warnings(self) -> list[str]:
         """What a reader of the numbers must know beforehand."""

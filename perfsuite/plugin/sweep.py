@@ -51,6 +51,8 @@ class Sweep:
 
     world_sizes: tuple[int, ...] = ()
     """Empty for a test without ``ranks``."""
+    extended: tuple[int, ...] = ()
+    """World sizes whose cases carry the marker ``extended``."""
     size_param: str = ""
     """Name of the argument that takes the size; empty without ``@sizes``."""
     full: tuple[Size, ...] = ()
@@ -91,7 +93,7 @@ def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized
     rank_mark = _only_mark(definition, WORLD_SIZES, "world_sizes")
     dtype_mark = _only_mark(definition, DTYPES, "dtypes")
     param, full, small = _read_sizes(size_mark)
-    world_sizes = _read_world_sizes(rank_mark)
+    world_sizes, extended = _read_world_sizes(rank_mark)
     names: tuple[str, ...] = ()
     only_at = None
     if dtype_mark:
@@ -116,7 +118,15 @@ def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized
         raise ConfigurationError(
             "takes ranks, but nothing says how many; add for example @world_sizes(2, 4), or drop ranks for one rank"
         )
-    return Sweep(world_sizes=world_sizes, size_param=param, full=full, small=small, dtypes=names, only_at=only_at)
+    return Sweep(
+        world_sizes=world_sizes,
+        extended=extended,
+        size_param=param,
+        full=full,
+        small=small,
+        dtypes=names,
+        only_at=only_at,
+    )
 
 
 def _only_mark(definition: pytest.Item, name: str, decorator: str) -> pytest.Mark | None:
@@ -176,14 +186,20 @@ def _read_size(written: object, param: str) -> Size:
     )
 
 
-def _read_world_sizes(mark: pytest.Mark | None) -> tuple[int, ...]:
+def _read_world_sizes(mark: pytest.Mark | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(all of them, those whose cases are extended)."""
     if mark is None:
-        return ()
+        return (), ()
     counts: tuple[int, ...] = mark.kwargs["counts"]
     if not counts or any(type(count) is not int or count < 1 for count in counts):
         raise ConfigurationError(f"@world_sizes{counts!r}: every world size is a whole number of at least 1")
     _refuse_repetition("world_sizes", [str(count) for count in counts])
-    return counts
+    extended: tuple[int, ...] = mark.kwargs["extended"]
+    if not set(extended) <= set(counts):
+        raise ConfigurationError(
+            f"@world_sizes{counts!r}: extended={extended!r} has what is no world size of it; choose among the former"
+        )
+    return counts, extended
 
 
 def _read_dtypes(mark: pytest.Mark, param: str, sizes: tuple[Size, ...]) -> tuple[tuple[str, ...], Size | None]:
