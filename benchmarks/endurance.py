@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from perfsuite.platforms import families
 from perfsuite.plugin.launch import PRELOAD
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.local import LocalTransport
+from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.units import MIB
 from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.collective import AllReduce

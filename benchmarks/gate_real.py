@@ -18,14 +18,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfsuite.baselines.casework import GateCase
-from perfsuite.baselines.gate import Gate
 from perfsuite.baselines.runs import Run, case_of, summarise
-from perfsuite.baselines.verdict import GateSettings
+from perfsuite.gate.evidence import GateCase
+from perfsuite.gate.gate import Gate
+from perfsuite.gate.verdict import GateSettings
 from perfsuite.platforms import families
 from perfsuite.records import Result, Work
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.local import LocalTransport
+from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload
 
 PRODUCTS = 20
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--slower", type=float, default=0.10)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as logs:
-        preload = ("torch", "torch.distributed", "perfsuite.runtime.worker")
+        preload = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
         transport = LocalTransport(start_method="fork", preload=preload, log_directory=Path(logs))
         driver = Driver(transport=transport, family=families()["cpu"], rootpath=Path(__file__).parent, device_count=1)
         try:

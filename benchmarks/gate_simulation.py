@@ -25,10 +25,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.gate_reference import judge_suite
-from perfsuite.baselines.casework import GateCase
-from perfsuite.baselines.gate import Gate
 from perfsuite.baselines.runs import Case, Run
-from perfsuite.baselines.verdict import GateSettings
+from perfsuite.gate.evidence import GateCase
+from perfsuite.gate.gate import Gate
+from perfsuite.gate.verdict import GateSettings
 
 CASES = 200
 KINDS = 20

@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware
-from perfsuite.baselines.casework import GateCase
-from perfsuite.baselines.document import dump
-from perfsuite.baselines.encoding import encode
-from perfsuite.baselines.gate import Gate
+from perfsuite.baselines.encode import encode
 from perfsuite.baselines.runs import QUANTILES, Case, Meaning, Run, rounded
-from perfsuite.baselines.verdict import GateSettings
+from perfsuite.baselines.text import dump
+from perfsuite.gate.evidence import GateCase
+from perfsuite.gate.gate import Gate
+from perfsuite.gate.verdict import GateSettings
 
 ENVIRONMENT = {"kernel": "6.1.0", "packages": {"torch": "2.13.0"}, "governor": "performance"}
 METRICS = {"latency_us": Meaning(unit="us", better="lower"), "busbw_gb_per_s": Meaning(unit="GB/s", better="higher")}

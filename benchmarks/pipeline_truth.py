@@ -21,21 +21,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfsuite.baselines.student import t_quantile
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics.pipeline import bubble_ratio
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.local import LocalTransport
+from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.schedules import SCHEDULES, formula_bubble
+from perfsuite.statistics.student import t_quantile
 from perfsuite.workload import Budget, FunctionWorkload
-from perfsuite.workloads.emulated_pipeline import EmulatedPipeline
+from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
 
 RANKS, MICRO_BATCHES = 4, 8
 SIMULATION_TARGET, FORMULA_TARGET, COST_TARGET = 0.03, 0.08, 0.02
 HELD_TO_FORMULA = ("naive", "gpipe", "1f1b", "interleaved_1f1b")
 CASE_TIMEOUT_S = 900.0
-PRELOAD = ("numpy", "torch", "torch.distributed.pipelining", "torch.distributed.fsdp", "perfsuite.runtime.worker")
+PRELOAD = ("numpy", "torch", "torch.distributed.pipelining", "torch.distributed.fsdp", "perfsuite.runtime.ranks.worker")
 
 
 def both_ways(rank, pairs=40, action_ms=5.0):

@@ -24,16 +24,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfsuite.baselines.student import ratio_interval
 from perfsuite.mesh import MeshShape
 from perfsuite.models import find
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.local import LocalTransport
+from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.statistics.student import ratio_interval
 from perfsuite.units import MIB
 from perfsuite.workload import Budget, FunctionWorkload
-from perfsuite.workloads.train_memory import MemoryStep
-from perfsuite.workloads.train_step import TrainStep
+from perfsuite.workloads.training.memory import MemoryStep
+from perfsuite.workloads.training.train_step import TrainStep
 
 BUDGET = Budget(min_rounds=10, max_time_s=0.2, warmup_time_s=0.1)
 ONCE = Budget(min_rounds=1, max_rounds=1, warmup_min_iterations=1, warmup_time_s=0.0)
@@ -290,7 +290,7 @@ def main() -> None:
     deepspeed = importlib.util.find_spec("deepspeed") is not None
     strategies += [f"zero{stage}" for stage in range(4) if deepspeed]
     with tempfile.TemporaryDirectory() as logs:
-        preload = ("torch", "torch.distributed", "torch._dynamo", "perfsuite.runtime.worker")
+        preload = ("torch", "torch.distributed", "torch._dynamo", "perfsuite.runtime.ranks.worker")
         if arguments.memory_runs and deepspeed:
             preload += ("deepspeed",)
         transport = LocalTransport(start_method="fork", preload=preload, log_directory=Path(logs))

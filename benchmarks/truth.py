@@ -17,10 +17,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfsuite.baselines.student import ratio_interval
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.local import LocalTransport
+from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.statistics.student import ratio_interval
 from perfsuite.workload import Budget, FunctionWorkload
 
 BUDGET = Budget(min_rounds=10, max_time_s=0.1, warmup_time_s=0.05)
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as logs:
-        preload = ("torch", "torch.distributed", "perfsuite.runtime.worker")
+        preload = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
         transport = LocalTransport(start_method="fork", preload=preload, log_directory=Path(logs))
         family = families()[arguments.device]
         driver = Driver(transport=transport, family=family, rootpath=Path(__file__).parent, device_count=1)

@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 from perfsuite.arms import Arm, ArmFailed, run_arm
 from perfsuite.baselines import store
-from perfsuite.baselines.a_a import AaReport, a_a
 from perfsuite.baselines.baseline import Baseline, Hardware
-from perfsuite.baselines.comparable import gate_case
-from perfsuite.baselines.gate import Gate
-from perfsuite.baselines.physics import violations
 from perfsuite.baselines.runs import Case, Run, case_of, summarise
-from perfsuite.baselines.verdict import GateSettings, Request, Verdict
 from perfsuite.errors import PerfsuiteError
+from perfsuite.gate.aa import AaReport, a_a
+from perfsuite.gate.comparable import gate_case
+from perfsuite.gate.gate import Gate
+from perfsuite.gate.physics import violations
+from perfsuite.gate.verdict import GateSettings, Request, Verdict
 from perfsuite.records import Result
 
 _ARM_SPARE_S = 120.0

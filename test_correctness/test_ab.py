@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite import ab, cli
 from perfsuite.arms import Arm, ArmFailed, arm_environment, run_arm, work_tree
+from perfsuite.cli import ab
+from perfsuite.cli import main as cli
 from perfsuite.errors import ConfigurationError
 
 STEP = """
@@ -26,7 +27,7 @@ STEP = """
 CONFTEST = """
     import dataclasses
     from perfsuite.plugin.suite import Suite
-    from test_correctness.scripted_driver import ScriptedDriver, measurement
+    from test_correctness.helpers.scripted_driver import ScriptedDriver, measurement
 
     pytest_plugins = ["perfsuite.plugin"]
 

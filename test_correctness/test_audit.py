@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.baselines.audit import RULES, applicable, audit, derived_label
-from perfsuite.baselines.audit_numbers import Interval, printed
-from perfsuite.baselines.audit_roles import ROLES
-from perfsuite.baselines.audit_table import Fact, Row
-from test_correctness.audit_cases import CASES
-from test_correctness.audit_tables import (
+from perfsuite.audit.audit import RULES, applicable, audit, derived_label
+from perfsuite.audit.table import Fact, Row
+from perfsuite.published.numbers import Interval, printed
+from perfsuite.published.roles import ROLES
+from test_correctness.helpers.audit_cases import CASES
+from test_correctness.helpers.audit_tables import (
     pipeline_tables,
     rules_of,
     scaled,

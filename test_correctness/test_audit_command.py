@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from perfsuite.baselines.audit import audit
-from perfsuite.baselines.audit_read import read_tables
-from perfsuite.baselines.published_read import directory
-from perfsuite.cli import main
-from test_correctness.audit_tables import scaling_tables
+from perfsuite.audit.audit import audit
+from perfsuite.audit.read import read_tables
+from perfsuite.cli.main import main
+from perfsuite.published.read import directory
+from test_correctness.helpers.audit_tables import scaling_tables
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.baselines.audit import RULES, applicable, audit
-from perfsuite.baselines.audit_read import tables_of
-from perfsuite.baselines.published import shipped
-from test_correctness.audit_tables import rules_of, scaled, text, with_cell
+from perfsuite.audit.audit import RULES, applicable, audit
+from perfsuite.audit.read import tables_of
+from perfsuite.published.lookup import shipped
+from test_correctness.helpers.audit_tables import rules_of, scaled, text, with_cell
 
 EXPECTED = {
     "000/overview": {"aggregate-as-per-device", "speedup-above-n", "equal-digits"},

@@ -9,7 +9,7 @@ from perfsuite.reports.beside import published_lines
 
 CASE = Result(
     case="test_perf/test_train_step.py::test_opensora[s4000-ws8]",
-    workload="perfsuite.workloads.train_step:TrainStep",
+    workload="perfsuite.workloads.training.train_step:TrainStep",
     parameters={"model": "opensora", "micro_batch_size": 1},
     platform="s4000",
     world_size=8,

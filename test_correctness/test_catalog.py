@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from perfsuite.errors import ConfigurationError, UnknownPlatform
 from perfsuite.platforms import detect_machine, load_catalog
-from test_correctness import machines
+from test_correctness.helpers import machines
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "add-a-platform.md"
 NAMES = ["cpu", "s4000", "s80", "s3000", "v100", "a100", "h100", "h200", "rtx4090", "rtx6000ada"]

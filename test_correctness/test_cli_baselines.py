@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import cli
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Hardware
 from perfsuite.baselines.runs import Case, Run
+from perfsuite.cli import main as cli
 
 HARDWARE = Hardware(platform="cpu", fingerprint="cpu-test", key={"cpu_model": "Test CPU", "cores": 2})
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import cli
+from perfsuite.cli import main as cli
 from perfsuite.platforms import Host
 from perfsuite.platforms.host import Answer
-from test_correctness import machines
+from test_correctness.helpers import machines
 
 ROOT = Path(__file__).parent.parent
 Use = Callable[[Host], None]

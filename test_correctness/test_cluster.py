@@ -20,27 +20,27 @@ import pytest
 
 from perfsuite.errors import AgentLost, LaunchError, RanksFailed
 from perfsuite.platforms import families
-from perfsuite.runtime import cluster
-from perfsuite.runtime.cluster import ClusterTransport
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.launchers import detect_launch, launcher_variables
+from perfsuite.runtime.transports import cluster
+from perfsuite.runtime.transports.cluster import ClusterTransport
+from perfsuite.runtime.transports.launchers import detect_launch, launcher_variables
 from perfsuite.workload import Budget, FunctionWorkload
-from test_correctness import steps
-from test_correctness.processes import descendants, gone, listening_on
+from test_correctness.helpers import steps
+from test_correctness.helpers.processes import descendants, gone, listening_on
 
 ROOT = Path(__file__).parent.parent
-PRELOAD = ("torch", "torch.distributed", "perfsuite.runtime.worker")
+PRELOAD = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
 QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
 AGENT = """
 import os, sys
-from perfsuite.runtime.agent import serve_agent
-from perfsuite.runtime.launchers import detect_launch
+from perfsuite.runtime.transports.agent import serve_agent
+from perfsuite.runtime.transports.launchers import detect_launch
 sys.exit(serve_agent(detect_launch(os.environ), deadline_s=60))
 """
 DRIVER = """
 import os, pathlib, sys, time
-from perfsuite.runtime.cluster import ClusterTransport
-from perfsuite.runtime.launchers import detect_launch
+from perfsuite.runtime.transports.cluster import ClusterTransport
+from perfsuite.runtime.transports.launchers import detect_launch
 transport = ClusterTransport(
     detect_launch(os.environ), start_method="fork", preload=(), log_directory=pathlib.Path(sys.argv[1])
 )

@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from perfsuite.runtime.launchers import launcher_variables
-from test_correctness.processes import gone, processes_with
+from perfsuite.runtime.transports.launchers import launcher_variables
+from test_correctness.helpers.processes import gone, processes_with
 
 ROOT = Path(__file__).parent.parent
 PROJECT = """

@@ -31,7 +31,7 @@ class Pool:
     """Forked once for this module; ``ask`` sends one command to all ranks."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "test_correctness.reference_ranks", str(RANKS)]
+        command = [sys.executable, "-m", "test_correctness.helpers.reference_ranks", str(RANKS)]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, **command: Any) -> list[str]:

@@ -15,7 +15,7 @@ from perfsuite.collectives import TRAFFIC, busbw_factor, link_bound_gb_per_s, pa
 from perfsuite.errors import InvalidParameter
 from perfsuite.metrics import derive
 from perfsuite.records import Peaks, Work
-from perfsuite.strategies.pipeline import Pipeline
+from perfsuite.strategies.pipeline.pipeline import Pipeline
 from perfsuite.workloads import collective
 from perfsuite.workloads.collective_base import Collective, Endpoint
 
@@ -153,7 +153,7 @@ def test_so_is_that_of_a_gradient_that_two_stages_share(monkeypatch):
     import torch
 
     posts = Posts()
-    monkeypatch.setattr("perfsuite.strategies.pipeline.dist", posts)
+    monkeypatch.setattr("perfsuite.strategies.pipeline.pipeline.dist", posts)
     pipeline = types.SimpleNamespace(group=None)
     Pipeline.exchange(pipeline, torch.zeros(2), between=(0, 1))
     assert posts.posted == [("irecv", 1), ("isend", 1)]

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from packaging.requirements import Requirement
 
-from test_correctness.scripted_driver import ROOT
+from test_correctness.helpers.scripted_driver import ROOT
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 

@@ -22,7 +22,7 @@ import pytest
 from perfsuite.platforms import detect_machine, load_catalog, read_environment
 from perfsuite.platforms.musa import Musa
 from perfsuite.platforms.quirks import all_quirks, quirks
-from test_correctness import device_names, machines
+from test_correctness.helpers import device_names, machines
 
 PACKAGE = Path(__file__).parent.parent / "perfsuite"
 NAMES = Path(__file__).with_name("torch_musa_names")
@@ -74,7 +74,7 @@ def test_the_uses_that_are_known_by_heart_are_among_those_found() -> None:
         ("perfsuite/platforms/clocks.py", "torch.musa.Event.elapsed_time"),  # through an opaque stamp
         ("perfsuite/platforms/musa.py", "torch.backends.mudnn.allow_tf32"),
         ("perfsuite/platforms/musa.py", "torch.musa.get_device_capability"),
-        ("perfsuite/workloads/memory_ledger.py", "torch.musa.max_memory_reserved"),  # through an attribute
+        ("perfsuite/workloads/training/memory_ledger.py", "torch.musa.max_memory_reserved"),  # through an attribute
         ("perfsuite/workloads/collective.py", "torch.musa.synchronize"),
     } <= places
 

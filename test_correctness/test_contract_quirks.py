@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from perfsuite import cli
+from perfsuite.cli import main as cli
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import detect_machine, families, load_catalog, quirks, read_environment
 from perfsuite.platforms.musa import MusaDevice
 from perfsuite.plugin import launch
-from perfsuite.runtime.local import LocalTransport
-from test_correctness import derive_torch_musa_names, machines
-from test_correctness.derive_torch_musa_names import derive
+from perfsuite.runtime.transports.local import LocalTransport
+from test_correctness.helpers import machines
+from tools import derive_torch_musa_names
+from tools.derive_torch_musa_names import derive
 
 torch = pytest.importorskip("torch")
 
@@ -112,7 +113,7 @@ class Module(SimpleNamespace):
 def test_tf32_is_set_whatever_its_default_and_whatever_came_before(
     monkeypatch: pytest.MonkeyPatch, default: bool
 ) -> None:
-    from perfsuite.runtime.rank import Membership, WorkerRank
+    from perfsuite.runtime.ranks.rank import Membership, WorkerRank
 
     mudnn = SimpleNamespace(allow_tf32=default)
     monkeypatch.setattr(torch.backends, "mudnn", mudnn, raising=False)

@@ -17,7 +17,7 @@ from perfsuite.platforms.cpu import CpuDevice
 from perfsuite.platforms.cuda import CudaDevice
 from perfsuite.platforms.musa import MusaDevice
 from perfsuite.units import GIB, MIB
-from test_correctness import machines
+from test_correctness.helpers import machines
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "add-a-platform.md"
 

@@ -15,7 +15,7 @@ from perfsuite.platforms import Fingerprint, detect_machine, fingerprint, load_c
 from perfsuite.platforms.environment import Environment
 from perfsuite.platforms.host import Answer, Host
 from perfsuite.records import from_json, to_json
-from test_correctness import machines
+from test_correctness.helpers import machines
 
 
 def key_of(host: Host, **options: int) -> Fingerprint:

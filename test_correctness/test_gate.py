@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.baselines.gate import Gate
-from perfsuite.baselines.verdict import GateSettings
 from perfsuite.errors import ConfigurationError
-from test_correctness.gate_runs import (
+from perfsuite.gate.gate import Gate
+from perfsuite.gate.verdict import GateSettings
+from test_correctness.helpers.gate_runs import (
     METRICS,
     WOBBLE,
     case_of,

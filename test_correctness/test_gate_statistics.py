@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.baselines.judge import Bounds, Judge, Today
-from perfsuite.baselines.noise import FLOOR, History, Level, levels, session_effects
-from perfsuite.baselines.prior import Prior, prior_weight, priors
-from perfsuite.baselines.robust import clipped_variance, huber_mean, median, rough_sigma, variance, without_spike
-from perfsuite.baselines.student import t_cdf, t_quantile
-from perfsuite.baselines.suite import Replicates, Screened, Shares, look, own_inside, shares
-from perfsuite.baselines.verdict import GateSettings
-from perfsuite.baselines.yardstick import helpful_slope
+from perfsuite.gate.judge import Bounds, Judge, Today
+from perfsuite.gate.noise import FLOOR, History, Level, levels, session_effects
+from perfsuite.gate.prior import Prior, prior_weight, priors
+from perfsuite.gate.shift import Replicates, Screened, Shares, look, own_inside, shares
+from perfsuite.gate.verdict import GateSettings
+from perfsuite.gate.yardstick import helpful_slope
+from perfsuite.statistics.robust import clipped_variance, huber_mean, median, rough_sigma, variance, without_spike
+from perfsuite.statistics.student import t_cdf, t_quantile
 
 DOCUMENTED = (
     "baseline", "comparable", "document", "entry_stats", "physics", "prior", "robust", "runs", "student",

@@ -19,7 +19,7 @@ from perfsuite import gatekeeper
 from perfsuite.arms import ArmFailed
 from perfsuite.errors import OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.records import Sample
-from test_correctness.scripted_driver import measurement, repository
+from test_correctness.helpers.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]
 

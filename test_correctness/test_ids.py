@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.runtime.launchers import launcher_variables
+from perfsuite.runtime.transports.launchers import launcher_variables
 
 ROOT = Path(__file__).parent.parent
 STORED = Path(__file__).parent / "ids"

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from perfsuite.runtime.launchers import launcher_variables
-from test_correctness.scripted_driver import ROOT
+from perfsuite.runtime.transports.launchers import launcher_variables
+from test_correctness.helpers.scripted_driver import ROOT
 
 TESTS = """
 import enum

@@ -14,7 +14,7 @@ from perfsuite.metrics import derive
 from perfsuite.records import Peaks, Result, Work
 from perfsuite.runtime.driver import Job
 from perfsuite.workload import Budget, FunctionWorkload
-from test_correctness.scripted_driver import measurement
+from test_correctness.helpers.scripted_driver import measurement
 
 HEADER = Header(
     session="s1",

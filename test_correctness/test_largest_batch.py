@@ -17,13 +17,13 @@ from perfsuite.metrics import derive
 from perfsuite.platforms import families
 from perfsuite.records import Peaks, Record, Work
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.local import LocalTransport
+from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.units import MIB
 from perfsuite.workload import Budget, FunctionWorkload
-from perfsuite.workloads import largest_batch
-from perfsuite.workloads.batch_search import Usage, by_doubling, by_prediction
-from perfsuite.workloads.largest_batch import LargestBatch, Limited
-from test_correctness import scripted_driver, steps, training_faults
+from perfsuite.workloads.training import largest_batch
+from perfsuite.workloads.training.batch_search import Usage, by_doubling, by_prediction
+from perfsuite.workloads.training.largest_batch import LargestBatch, Limited
+from test_correctness.helpers import scripted_driver, steps, training_faults
 
 ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=90.0)
@@ -230,7 +230,7 @@ def family(request):
 def driver(family, tmp_path_factory):
     transport = LocalTransport(
         start_method="fork",
-        preload=("torch", "perfsuite.runtime.worker"),
+        preload=("torch", "perfsuite.runtime.ranks.worker"),
         log_directory=tmp_path_factory.mktemp("logs"),
     )
     driver = Driver(transport=transport, family=family, rootpath=ROOT, device_count=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfsuite.errors import LaunchError
-from perfsuite.runtime.launchers import Launch, detect_launch, first_host, launcher_variables
+from perfsuite.runtime.transports.launchers import Launch, detect_launch, first_host, launcher_variables
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",

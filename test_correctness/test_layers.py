@@ -13,35 +13,20 @@ PACKAGE = Path(__file__).parent.parent / "perfsuite"
 LINES = (
     ("errors", "units", "decoding"),
     ("collectives", "records", "workload", "mesh"),
-    ("platforms", "metrics", "models", "schedules"),
-    ("strategies", "runtime", "baselines", "projection"),
-    ("workloads",),
+    ("platforms", "metrics", "models", "schedules", "statistics"),
+    ("strategies", "runtime", "baselines", "published", "projection"),
+    ("gate", "audit", "workloads"),
     ("reports", "journal"),
     ("measured_peaks", "session", "arms", "gatekeeper"),
-    (
-        "plugin",
-        "cli",
-        "cli_audit",
-        "cli_baselines",
-        "cli_report",
-        "cli_schedule",
-        "cli_trace",
-        "command",
-        "ab",
-    ),
+    ("plugin", "cli"),
 )
 """From the ground up, as the design draws them: each may import those of earlier lines, and modules (not packages)
-those of their own.  ``arms``, ``gatekeeper`` and the peaks of CPUs stand beside the session, ``command`` and ``cli_*``
-beside cli.
+those of their own.
 """
 LEVEL = {name: level for level, names in enumerate(LINES) for name in names}
 MODULES = sorted(PACKAGE.glob("**/*.py"))
-RANK_PACKAGES = ("models", "strategies")
-"""Have modules that only ranks load, beside those that describe."""
-DRIVER_RUNTIME = (
-    "driver", "local", "forkserver", "cluster", "agent", "launchers", "reference", "held", "values", "transport",
-)  # fmt: skip
-"""What of the runtime the driver, the agents and the forkserver load."""
+RANK_SIDE = ("models", "strategies", "runtime.ranks")
+"""Rooms with modules that only ranks load."""
 
 
 def part(name: str) -> str:
@@ -114,9 +99,7 @@ def loaded_with(name: str) -> set[str]:
 
 
 def is_of_the_driver(name: str) -> bool:
-    if part(name) in RANK_PACKAGES:
-        return False
-    return part(name) != "runtime" or name.rpartition(".")[2] in ("runtime", *DRIVER_RUNTIME)
+    return not f"{name}.".startswith(tuple(f"perfsuite.{room}." for room in RANK_SIDE))
 
 
 @pytest.mark.parametrize("name", [name for name in HEADS if is_of_the_driver(name)])
@@ -125,7 +108,7 @@ def test_loading_a_module_of_the_driver_does_not_load_torch(name):
 
 
 def test_the_rank_side_is_what_loads_torch():
-    assert "torch" in loaded_with("perfsuite.runtime.worker")
+    assert "torch" in loaded_with("perfsuite.runtime.ranks.worker")
 
 
 def run(program: str) -> str:
@@ -149,10 +132,10 @@ def test_every_name_of_the_package_is_there():
 def test_the_whole_plugin_and_the_command_line_load_without_torch():
     program = """
 import importlib, sys
-import perfsuite.plugin, perfsuite.cli
+import perfsuite.plugin, perfsuite.cli.main
 for name in perfsuite.plugin.pytest_plugins:
     importlib.import_module(name)
-import perfsuite.runtime.cluster, perfsuite.runtime.agent
+import perfsuite.runtime.transports.cluster, perfsuite.runtime.transports.agent
 print(sorted(name for name in sys.modules if name.partition(".")[0] in ("torch", "numpy")))
 """
     assert run(program) == "[]"

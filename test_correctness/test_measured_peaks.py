@@ -15,13 +15,13 @@ from perfsuite.plugin.benchmark import extra_info
 from perfsuite.plugin.fixtures import CaseState
 from perfsuite.plugin.outcome import properties
 from perfsuite.records import ABOVE_MEASURED_PEAK, Peak, Peaks, Record, Work
-from perfsuite.reports.tables_case import from_result, why_empty
+from perfsuite.reports.tables.case import from_result, why_empty
 from perfsuite.reports.terminal import Entry, metric_tables
 from perfsuite.runtime.driver import Job
 from perfsuite.workload import Budget, Workload
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.peak_probe import PeakProbe
-from test_correctness.scripted_driver import measurement
+from test_correctness.helpers.scripted_driver import measurement
 from test_correctness.test_session import Product, case, session
 
 HEADER = Header(session="s1", fingerprint="cpu-x", platform="cpu", started_at="")

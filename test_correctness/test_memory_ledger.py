@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.workloads.memory_ledger import Change, CpuLedger, running_sums, within_collectives
+from perfsuite.workloads.training.memory_ledger import Change, CpuLedger, running_sums, within_collectives
 
 
 def test_the_ledger_has_every_byte_and_the_peak_between_its_marks():

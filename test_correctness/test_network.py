@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.runtime import rendezvous, star
-from perfsuite.runtime.star import AgentFacts, Star
-from test_correctness.processes import listening_on
+from perfsuite.runtime.ranks import rendezvous
+from perfsuite.runtime.transports import star
+from perfsuite.runtime.transports.star import AgentFacts, Star
+from test_correctness.helpers.processes import listening_on
 
 PACKAGE = Path(__file__).parent.parent / "perfsuite"
 PICKLING_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}

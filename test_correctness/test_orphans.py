@@ -15,14 +15,14 @@ from perfsuite.errors import RanksFailed
 from perfsuite.platforms import families
 from perfsuite.runtime import scratch
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.local import LocalTransport
-from perfsuite.runtime.orphans import MARK, Child
+from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.runtime.transports.orphans import MARK, Child
 from perfsuite.workload import Budget, FunctionWorkload
-from test_correctness import steps
-from test_correctness.processes import processes_with
+from test_correctness.helpers import steps
+from test_correctness.helpers.processes import processes_with
 
 ROOT = Path(__file__).parent.parent
-PRELOAD = ("torch", "torch.distributed", "perfsuite.runtime.worker")
+PRELOAD = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
 QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
 SLEEPERS = 2
 """Processes that steps.orphaning leaves behind and that stay the same: a session and a daemon, beside a chain."""

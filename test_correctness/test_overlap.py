@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from perfsuite.metrics import derive
 from perfsuite.records import Peaks, Record, Work
 from perfsuite.reports.summary import markdown_summary
-from perfsuite.reports.tables import report
-from perfsuite.reports.tables_styles import STYLES
+from perfsuite.reports.tables.report import report
+from perfsuite.reports.tables.styles import STYLES
 from perfsuite.runtime.driver import Job
 from perfsuite.workload import Budget
-from perfsuite.workloads import train_overlap
-from perfsuite.workloads.train_overlap import Kernel, exposed_share, kernels_of, record_kernels
-from perfsuite.workloads.train_step import TrainStep
-from test_correctness import scripted_driver
-from test_correctness.report_runs import run, table, trained
+from perfsuite.workloads.training import overlap
+from perfsuite.workloads.training.overlap import Kernel, exposed_share, kernels_of, record_kernels
+from perfsuite.workloads.training.train_step import TrainStep
+from test_correctness.helpers import scripted_driver
+from test_correctness.helpers.report_runs import run, table, trained
 
 
 def test_worked_numbers():
-    assert doctest.testmod(train_overlap).failed == 0
+    assert doctest.testmod(overlap).failed == 0
 
 
 @given(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from perfsuite.baselines.physics import bubble_bound, examine, speed_up_violation, violations
+from perfsuite.gate.physics import bubble_bound, examine, speed_up_violation, violations
 from perfsuite.records import (
     ClockFacts,
     Measurement,

@@ -11,21 +11,21 @@ import pytest
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 
-from perfsuite.baselines.physics import bubble_bound
 from perfsuite.errors import OutOfMemory, RanksFailed, UnsupportedCase, WrongResult
+from perfsuite.gate.physics import bubble_bound
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, impossible_bubble, in_flight_micro_batches
 from perfsuite.platforms import families
 from perfsuite.records import Measurement, Peaks, from_json, to_json
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.local import LocalTransport
+from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.schedules import SCHEDULES, StageTimes, durations_of, simulate
 from perfsuite.workload import Budget, FunctionWorkload
-from perfsuite.workloads.emulated_pipeline import EmulatedPipeline
-from perfsuite.workloads.pipeline_parity import PipelineParity
-from perfsuite.workloads.pipeline_step import PipelineStep
-from test_correctness import pipeline_faults
+from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
+from perfsuite.workloads.training.pipeline_parity import PipelineParity
+from perfsuite.workloads.training.pipeline_step import PipelineStep
+from test_correctness.helpers import pipeline_faults
 
 ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=90.0)
@@ -37,7 +37,7 @@ TINY = {"model": "gpt2-tiny", "overrides": {"layers": 8, "width": 32, "words": 6
 def driver(tmp_path_factory):
     transport = LocalTransport(
         start_method="fork",
-        preload=("torch", "torch.distributed.fsdp", "torch.distributed.pipelining", "perfsuite.runtime.worker"),
+        preload=("torch", "torch.distributed.fsdp", "torch.distributed.pipelining", "perfsuite.runtime.ranks.worker"),
         log_directory=tmp_path_factory.mktemp("logs"),
     )
     driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)

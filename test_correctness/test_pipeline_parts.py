@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.distributed import pipelining
 
-from perfsuite.baselines.exact import rule_for
 from perfsuite.baselines.runs import Meaning
 from perfsuite.errors import InvalidParameter, UnsupportedCase
+from perfsuite.gate.exact import rule_for
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import REGISTRY
 from perfsuite.metrics.pipeline import bubble_ratio
@@ -22,17 +22,17 @@ from perfsuite.models import find as find_model
 from perfsuite.platforms.base import Clock
 from perfsuite.platforms.clocks import PerfCounterClock
 from perfsuite.records import ClockFacts, Sample
-from perfsuite.runtime.spans import SpanRecorder
-from perfsuite.runtime.steps import KEPT_STEPS, Part, StepKeeper
+from perfsuite.runtime.ranks.spans import SpanRecorder
+from perfsuite.runtime.ranks.timeline import KEPT_STEPS, Part, StepKeeper
 from perfsuite.runtime.timelines import join
 from perfsuite.schedules import SCHEDULES, make_schedule
-from perfsuite.strategies import pipeline as pipeline_module
-from perfsuite.strategies import pipeline_split
-from perfsuite.strategies.pipeline import torch_order
-from perfsuite.strategies.pipeline_split import split_layers, stage_costs
-from perfsuite.strategies.pipeline_watch import Watch
-from perfsuite.workloads.emulated_pipeline import EmulatedPipeline
-from perfsuite.workloads.pipeline_step import PipelineStep
+from perfsuite.strategies.pipeline import pipeline as pipeline_module
+from perfsuite.strategies.pipeline import split as pipeline_split
+from perfsuite.strategies.pipeline.pipeline import torch_order
+from perfsuite.strategies.pipeline.split import split_layers, stage_costs
+from perfsuite.strategies.pipeline.watch import Watch
+from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
+from perfsuite.workloads.training.pipeline_step import PipelineStep
 
 # -- bad input ---------------------------------------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.local import LocalTransport
-from perfsuite.runtime.placement import allowed_cores, divide_cores
+from perfsuite.runtime.ranks.placement import allowed_cores, divide_cores
+from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload
-from test_correctness import steps
+from test_correctness.helpers import steps
 
 ONCE = Budget(smoke=True, timeout_s=60.0)
 HERE = allowed_cores()
@@ -43,7 +43,7 @@ def test_without_pinning_a_rank_has_the_same_threads_and_no_core_of_its_own(core
 @contextlib.contextmanager
 def started(logs):
     """A driver whose workers are children of this process as it is now."""
-    preload = ("torch", "torch.distributed", "perfsuite.runtime.worker")
+    preload = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
     transport = LocalTransport(start_method="fork", preload=preload, log_directory=logs)
     root = Path(__file__).parent.parent
     driver = Driver(transport=transport, family=families()["cpu"], rootpath=root, device_count=1)

@@ -16,7 +16,7 @@ from perfsuite.platforms.cpu import memory_bytes, read_processor
 from perfsuite.platforms.detection import visible
 from perfsuite.platforms.host import Answer, Host, run_tool
 from perfsuite.units import GIB, MIB
-from test_correctness import machines
+from test_correctness.helpers import machines
 
 ROOT = Path(__file__).parent.parent
 
@@ -307,7 +307,7 @@ def test_the_driver_side_does_not_import_torch() -> None:
     program = (
         "import sys; from perfsuite import platforms as p; c = p.load_catalog(); m = p.detect_machine(c); "
         "p.fingerprint(m); p.read_environment(m); m.family.telemetry().read(); "
-        "import perfsuite.platforms.quiet, perfsuite.cli; print('torch' in sys.modules)"
+        "import perfsuite.platforms.quiet, perfsuite.cli.main; print('torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from test_correctness.scripted_driver import ROOT, measurement, repository
+from test_correctness.helpers.scripted_driver import ROOT, measurement, repository
 
 pytest_plugins = ["pytester"]
 
@@ -85,7 +85,7 @@ def test_save_and_compare(repo, pytester, monkeypatch):
 SCRIPTED = """
 import os
 from perfsuite.plugin.suite import Suite
-from test_correctness.scripted_driver import ScriptedDriver, measurement
+from test_correctness.helpers.scripted_driver import ScriptedDriver, measurement
 
 pytest_plugins = ["perfsuite.plugin"]
 times = tuple(float(time) for time in os.environ.get("TIMES", "0.5 0.25 1.0").split())

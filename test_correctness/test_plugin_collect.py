@@ -8,7 +8,7 @@ import pytest
 
 from perfsuite.platforms import Machine, detect_machine, families, load_catalog
 from perfsuite.plugin import launch, suite
-from test_correctness.scripted_driver import repository
+from test_correctness.helpers.scripted_driver import repository
 
 pytest_plugins = ["pytester"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfsuite.workload import FunctionWorkload
-from test_correctness.scripted_driver import repository
+from test_correctness.helpers.scripted_driver import repository
 
 pytest_plugins = ["pytester"]
 

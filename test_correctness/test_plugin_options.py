@@ -9,7 +9,7 @@ import pytest
 
 from perfsuite.plugin.options import positive_duration
 from perfsuite.workload import Budget
-from test_correctness.scripted_driver import repository
+from test_correctness.helpers.scripted_driver import repository
 
 pytest_plugins = ["pytester"]
 

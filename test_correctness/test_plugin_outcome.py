@@ -10,7 +10,7 @@ import pytest
 
 from perfsuite.errors import AgentLost, ExpectedFailure, OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.plugin import launch
-from test_correctness.scripted_driver import measurement, repository
+from test_correctness.helpers.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]
 

@@ -15,9 +15,9 @@ from xml.etree import ElementTree
 import pytest
 
 from perfsuite.journal import read_journal
-from perfsuite.runtime.launchers import launcher_variables
-from test_correctness.processes import gone, processes_with
-from test_correctness.scripted_driver import ROOT
+from perfsuite.runtime.transports.launchers import launcher_variables
+from test_correctness.helpers.processes import gone, processes_with
+from test_correctness.helpers.scripted_driver import ROOT
 
 SIBLING = """
 import functools

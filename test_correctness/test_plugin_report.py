@@ -15,7 +15,7 @@ from perfsuite.reports.terminal import Entry, alpha_beta_table, metric_tables, o
 from perfsuite.runtime.driver import Job
 from perfsuite.units import format_bytes
 from perfsuite.workload import Budget, FunctionWorkload
-from test_correctness.scripted_driver import measurement, repository
+from test_correctness.helpers.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]
 

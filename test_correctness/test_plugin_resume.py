@@ -13,7 +13,7 @@ import pytest
 
 from perfsuite.errors import RanksFailed
 from perfsuite.journal import read_journal
-from test_correctness.scripted_driver import measurement, repository
+from test_correctness.helpers.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]
 

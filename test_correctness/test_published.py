@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.baselines.audit import audit, derived_label
-from perfsuite.baselines.audit_numbers import printed
-from perfsuite.baselines.audit_read import tables_of
-from perfsuite.baselines.audit_rule import LABELS
-from perfsuite.baselines.published import shipped
-from perfsuite.baselines.published_read import digest, directory, read_all, read_report
-from perfsuite.baselines.published_tables import PublishedReport, PublishedTable
-from perfsuite.cli_audit import label_disagreements, label_lines, rule_lines
+from perfsuite.audit.audit import audit, derived_label
+from perfsuite.audit.read import tables_of
+from perfsuite.cli.audit import label_disagreements, label_lines, rule_lines
 from perfsuite.errors import BaselineError
+from perfsuite.published.lookup import shipped
+from perfsuite.published.numbers import printed
+from perfsuite.published.read import digest, directory, read_all, read_report
+from perfsuite.published.records import LABELS, PublishedReport, PublishedTable
 
 REPORTS = {report.report: report for report in shipped()}
 TABLES = {f"{report.report}/{table.id}": table for report in shipped() for table in report.tables}
@@ -306,7 +305,7 @@ def test_a_damaged_byte_is_an_error_or_harmless(tmp_path):
 
 
 def test_no_files_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("perfsuite.baselines.published_read.__file__", str(tmp_path / "a" / "b" / "c.py"))
+    monkeypatch.setattr("perfsuite.published.read.__file__", str(tmp_path / "a" / "b" / "c.py"))
     with pytest.raises(BaselineError, match="reinstall perfsuite"):
         directory()
     assert () == read_all(tmp_path)

@@ -6,14 +6,14 @@ from fractions import Fraction
 
 import pytest
 
-from perfsuite.baselines.published import differences, figures, lookup, select, shipped
 from perfsuite.metrics import REGISTRY
 from perfsuite.models import MODELS
+from perfsuite.published.lookup import differences, figures, lookup, select, shipped
 
 
 def test_lookup_finds_the_run_of_a_case():
     case = {"model": "OpenSora", "micro_batch_size": 1, "mesh": "dp8"}
-    found = lookup("s4000", "perfsuite.workloads.train_step:TrainStep", case, 8, metric="samples_per_s")
+    found = lookup("s4000", "perfsuite.workloads.training.train_step:TrainStep", case, 8, metric="samples_per_s")
     assert [("2.025", 2.025, "M?", 8, "s4000")] == [
         (figure.text, figure.value, figure.label, figure.world_size, figure.platforms[0]) for figure in found
     ]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.baselines.published import shipped
-from perfsuite.baselines.published_tables import PublishedReport
+from perfsuite.published.lookup import shipped
+from perfsuite.published.records import PublishedReport
 
 SEEDS = Path(os.environ.get("PERFSUITE_SEEDS", ""))
 REPORTS = {report.report: report for report in shipped()}

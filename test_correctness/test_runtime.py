@@ -14,10 +14,10 @@ from perfsuite.errors import CaseError, ExpectedFailure, InvalidParameter, Ranks
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.local import STORE, LocalTransport
+from perfsuite.runtime.transports.local import STORE, LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload
-from test_correctness import steps
-from test_correctness.processes import listening_on, own_address
+from test_correctness.helpers import steps
+from test_correctness.helpers.processes import listening_on, own_address
 
 ROOT = Path(__file__).parent.parent
 QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
@@ -27,7 +27,7 @@ QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0
 def driver(tmp_path_factory):
     transport = LocalTransport(
         start_method="fork",
-        preload=("torch", "torch.distributed", "perfsuite.runtime.worker"),
+        preload=("torch", "torch.distributed", "perfsuite.runtime.ranks.worker"),
         log_directory=tmp_path_factory.mktemp("logs"),
     )
     driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)

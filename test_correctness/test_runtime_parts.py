@@ -18,12 +18,12 @@ from perfsuite.platforms.base import Clock
 from perfsuite.records import ClockFacts, Work
 from perfsuite.runtime import protocol
 from perfsuite.runtime.assembly import assemble
-from perfsuite.runtime.forkserver import describe_status
 from perfsuite.runtime.lateness import judge_arrivals
+from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.reference import describe, refer, resolve
-from perfsuite.runtime.spans import SpanRecorder
+from perfsuite.runtime.transports.forkserver import describe_status
 from perfsuite.workload import FunctionWorkload, Step, Workload
-from test_correctness import steps
+from test_correctness.helpers import steps
 
 ROOT = Path(__file__).parent.parent
 

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.runtime import keys, scratch
-from perfsuite.runtime.launchers import Launch, detect_launch
+from perfsuite.runtime import scratch
+from perfsuite.runtime.transports import keys
+from perfsuite.runtime.transports.launchers import Launch, detect_launch
 
 HOLDER = """
 import os, sys
-from perfsuite.runtime import keys, scratch
-from perfsuite.runtime.launchers import detect_launch
+from perfsuite.runtime import scratch
+from perfsuite.runtime.transports import keys
+from perfsuite.runtime.transports.launchers import detect_launch
 directory, offered = scratch.make_directory("run")[0], keys.offer_key(detect_launch(os.environ), {})
 print(directory, offered.file, flush=True)
 sys.stdin.read()

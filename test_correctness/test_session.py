@@ -12,7 +12,7 @@ from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.records import Work
 from perfsuite.session import Case, PerfSession
 from perfsuite.workload import Budget, Workload
-from test_correctness.scripted_driver import ScriptedDriver, measurement
+from test_correctness.helpers.scripted_driver import ScriptedDriver, measurement
 
 
 @dataclass(frozen=True, kw_only=True)

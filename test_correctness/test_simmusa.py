@@ -13,8 +13,8 @@ import pytest
 from perfsuite.errors import ConfigurationError, UnsupportedCase
 from simmusa import build
 from simmusa.costs import S4000, Costs
-from test_correctness import simmusa_steps as steps
-from test_correctness.simmusa_ranks import require_built
+from test_correctness.helpers import simmusa_steps as steps
+from test_correctness.helpers.simmusa_ranks import require_built
 
 NAMES = Path(__file__).parent / "torch_musa_names"
 

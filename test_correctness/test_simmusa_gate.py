@@ -7,16 +7,25 @@ import dataclasses
 import pytest
 
 from perfsuite.baselines.baseline import Hardware
-from perfsuite.baselines.verdict import GateSettings
 from perfsuite.errors import ConfigurationError
+from perfsuite.gate.verdict import GateSettings
 from perfsuite.gatekeeper import Gatekeeper, Tolerances, hardware_of
 from perfsuite.platforms import Host, detect_machine, families, fingerprint, load_catalog
 from perfsuite.session import Case
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import MemoryCopy, MemoryTriad
 from simmusa.costs import Costs
-from test_correctness.scripted_driver import repository
-from test_correctness.simmusa_ranks import FAMILY, KERNELS, ONCE, QUICK, OneProcess, SetCosts, opened, require_built
+from test_correctness.helpers.scripted_driver import repository
+from test_correctness.helpers.simmusa_ranks import (
+    FAMILY,
+    KERNELS,
+    ONCE,
+    QUICK,
+    OneProcess,
+    SetCosts,
+    opened,
+    require_built,
+)
 
 pytest_plugins = ["pytester"]
 

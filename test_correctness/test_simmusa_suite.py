@@ -11,11 +11,11 @@ from perfsuite.workload import FunctionWorkload
 from perfsuite.workloads import collective
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import HostDeviceCopy, MemoryCopy, MemoryTriad
-from perfsuite.workloads.pipeline_step import PipelineStep
-from perfsuite.workloads.train_step import TrainStep
+from perfsuite.workloads.training.pipeline_step import PipelineStep
+from perfsuite.workloads.training.train_step import TrainStep
 from simmusa.costs import Costs
-from test_correctness import simmusa_ranks
-from test_correctness.simmusa_ranks import ONCE, QUICK, TRAINING, LateRank, SetCosts, opened, require_built
+from test_correctness.helpers import simmusa_ranks
+from test_correctness.helpers.simmusa_ranks import ONCE, QUICK, TRAINING, LateRank, SetCosts, opened, require_built
 
 EXACT = 1e-12
 PRICES = Costs(

@@ -30,13 +30,13 @@ from perfsuite.baselines.baseline import (
     newest,
     prune,
 )
-from perfsuite.baselines.comparable import find, gate_case, major_changes, soft_differences, usable_runs
-from perfsuite.baselines.document import dump, parse
-from perfsuite.baselines.encoding import encode
+from perfsuite.baselines.decode import decode
+from perfsuite.baselines.encode import encode
 from perfsuite.baselines.entry_stats import entry_stats
 from perfsuite.baselines.runs import QUANTILES, Case, Meaning, Run, case_of, summarise
-from perfsuite.baselines.schema import decode
+from perfsuite.baselines.text import dump, parse
 from perfsuite.errors import BaselineError, ConfigurationError
+from perfsuite.gate.comparable import find, gate_case, major_changes, soft_differences, usable_runs
 from perfsuite.records import ClockFacts, Measurement, Metric, RankFacts, Result, Sample, Work
 
 ROOT = Path(__file__).parent.parent

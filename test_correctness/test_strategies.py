@@ -9,8 +9,9 @@ import pytest
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import MeshShape
 from perfsuite.models import find as find_model
-from perfsuite.strategies import STRATEGIES, Plan, ds_config, find
+from perfsuite.strategies import STRATEGIES, Plan, find
 from perfsuite.strategies.base import data_parallel_size
+from perfsuite.strategies.deepspeed import ds_config
 
 
 def plan(**changes):

@@ -10,15 +10,15 @@ import pytest
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.local import LocalTransport
+from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workload import Budget
-from perfsuite.workloads.train_parity import TrainParity
+from perfsuite.workloads.training.parity import TrainParity
 
 ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=120.0)
 MODELS = ("gpt2", "llama2-70b", "latte-l", "opensora")
 DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
-PRELOAD = ("torch", "torch.distributed.fsdp", "torch._dynamo", "perfsuite.runtime.worker")
+PRELOAD = ("torch", "torch.distributed.fsdp", "torch._dynamo", "perfsuite.runtime.ranks.worker")
 
 
 @pytest.fixture(scope="module")

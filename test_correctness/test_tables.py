@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from perfsuite.errors import ConfigurationError
 from perfsuite.records import Metric, Timeline, TimelineEvent, Work
-from perfsuite.reports.tables import fitting_styles, report
-from perfsuite.reports.tables_case import from_result
-from perfsuite.reports.tables_markdown import Grid, escape, markdown
-from perfsuite.reports.tables_published import published_of
-from perfsuite.reports.tables_styles import STYLES
-from test_correctness.report_runs import latte, run, section, table, trained
+from perfsuite.reports.tables.case import from_result
+from perfsuite.reports.tables.markdown import Grid, escape, markdown
+from perfsuite.reports.tables.published import published_of
+from perfsuite.reports.tables.report import fitting_styles, report
+from perfsuite.reports.tables.styles import STYLES
+from test_correctness.helpers.report_runs import latte, run, section, table, trained
 
 GIB = 2**30
 MEMORY = tuple(

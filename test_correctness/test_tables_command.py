@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import cli
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Hardware
 from perfsuite.baselines.runs import case_of, summarise
+from perfsuite.cli import main as cli
 from perfsuite.journal import Header, JournalWriter, read_journal
-from test_correctness.report_runs import latte, measurement, section, table
-from test_correctness.scripted_driver import repository
+from test_correctness.helpers.report_runs import latte, measurement, section, table
+from test_correctness.helpers.scripted_driver import repository
 
 pytest_plugins = ["pytester"]
 
@@ -136,7 +136,7 @@ def test_an_unknown_style_is_refused_with_those_there_are(tmp_path, capsys):
 
 TRAINING = """
 import pytest
-from perfsuite.workloads.train_step import TrainStep
+from perfsuite.workloads.training.train_step import TrainStep
 
 @sizes(param="model", full=["latte-tiny"], small=["latte-tiny"])
 @world_sizes(1, 2, 4)

@@ -15,7 +15,7 @@ from perfsuite.platforms.mtml import MtmlTelemetry
 from perfsuite.platforms.nvml import NvmlTelemetry
 from perfsuite.platforms.telemetry import Reading, Unread, disturbance
 from perfsuite.records import ClockFacts, Measurement, RankFacts, Sample
-from test_correctness import machines
+from test_correctness.helpers import machines
 
 
 class FakeNvml:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from perfsuite.errors import InvalidParameter
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio
 from perfsuite.records import Timeline, TimelineEvent
-from perfsuite.reports.timeline import chrome_trace, timeline_svg, write_chrome_trace, write_timeline_svg
+from perfsuite.reports.timelines.write import chrome_trace, timeline_svg, write_chrome_trace, write_timeline_svg
 from perfsuite.schedules import SCHEDULES, StageTimes, make_schedule, simulate
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from perfsuite.runtime.launchers import launcher_variables
-from test_correctness import device_names
-from test_correctness.scripted_driver import ROOT
+from perfsuite.runtime.transports.launchers import launcher_variables
+from test_correctness.helpers import device_names
+from test_correctness.helpers.scripted_driver import ROOT
 
 DOCUMENT = (ROOT / "docs" / "add-a-platform.md").read_text(encoding="utf-8")
 TORCH_ACME = """

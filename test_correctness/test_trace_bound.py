@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.baselines.physics import bubble_bound, violations
 from perfsuite.errors import InvalidParameter
+from perfsuite.gate.physics import bubble_bound, violations
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE, bubble_ratio
 from perfsuite.schedules import SCHEDULES, Schedule, make_schedule, schedule_of
-from test_correctness.pipelines import METRICS, measured, result_of, seen_without_waiting, simulated
-from test_correctness.scripted_driver import measurement, repository
+from test_correctness.helpers.pipelines import METRICS, measured, result_of, seen_without_waiting, simulated
+from test_correctness.helpers.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]
 

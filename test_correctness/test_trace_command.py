@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import cli
+from perfsuite.cli import main as cli
 from perfsuite.journal import Header, JournalWriter
-from perfsuite.reports.timeline_files import file_stem
+from perfsuite.reports.timelines.files import file_stem
 from perfsuite.schedules import SCHEDULES, make_schedule
-from test_correctness.pipelines import measured, result_of, simulated
+from test_correctness.helpers.pipelines import measured, result_of, simulated
 
 HEADER = Header(session="s", fingerprint="cpu-x", platform="cpu", started_at="2026-01-01T00:00:00+00:00")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import cli
+from perfsuite.cli import main as cli
 
 DOCS = Path(__file__).parent.parent / "docs"
 TEXT = (DOCS / "timelines.md").read_text(encoding="utf-8")

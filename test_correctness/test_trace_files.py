@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from perfsuite.errors import ConfigurationError, InvalidParameter
 from perfsuite.journal import Header, JournalWriter, read_journal
-from perfsuite.reports.timeline_files import check_timeline, file_stem, write_case
+from perfsuite.reports.timelines.files import check_timeline, file_stem, write_case
 from perfsuite.schedules import SCHEDULES, make_schedule
-from test_correctness.pipelines import measured, result_of, simulated
+from test_correctness.helpers.pipelines import measured, result_of, simulated
 
 CASE = "test_perf/test_pipeline.py::test_step[cpu-ws4-1f1b-m8]"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import cli
+from perfsuite.cli import main as cli
 from perfsuite.journal import read_journal
-from perfsuite.reports.timeline_files import file_stem
+from perfsuite.reports.timelines.files import file_stem
 from perfsuite.schedules import make_schedule
-from test_correctness.pipelines import METRICS, measured
-from test_correctness.scripted_driver import measurement, repository
+from test_correctness.helpers.pipelines import METRICS, measured
+from test_correctness.helpers.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]
 

@@ -13,7 +13,7 @@ from perfsuite.metrics.pipeline import bubble_ratio
 from perfsuite.records import Record, TimelineEvent
 from perfsuite.reports.pipeline import EVEN, binding_sentence, peak_activations_bytes, pipeline_section, read_pipeline
 from perfsuite.schedules import SCHEDULES, find_imbalance, make_schedule
-from test_correctness.pipelines import measured, result_of, seen_without_waiting, simulated
+from test_correctness.helpers.pipelines import measured, result_of, seen_without_waiting, simulated
 
 TEST = "test_perf/test_pipeline.py::test_schedule"
 

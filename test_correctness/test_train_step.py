@@ -22,13 +22,13 @@ from perfsuite.models.dataset import generate
 from perfsuite.platforms import families
 from perfsuite.records import Peak, Peaks
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.local import LocalTransport
+from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload
-from perfsuite.workloads.train_builds import exposed_share
-from perfsuite.workloads.train_memory import storage_bytes
-from perfsuite.workloads.train_parity import Outcome
-from perfsuite.workloads.train_step import TrainStep
-from test_correctness import training_faults
+from perfsuite.workloads.training.builds import exposed_share
+from perfsuite.workloads.training.memory import storage_bytes
+from perfsuite.workloads.training.parity import Outcome
+from perfsuite.workloads.training.train_step import TrainStep
+from test_correctness.helpers import training_faults
 
 ROOT = Path(__file__).parent.parent
 QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=90.0)
@@ -40,7 +40,7 @@ DEEPSPEED = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, re
 def driver(tmp_path_factory):
     transport = LocalTransport(
         start_method="fork",
-        preload=("torch", "torch.distributed.fsdp", "torch._dynamo", "perfsuite.runtime.worker"),
+        preload=("torch", "torch.distributed.fsdp", "torch._dynamo", "perfsuite.runtime.ranks.worker"),
         log_directory=tmp_path_factory.mktemp("logs"),
     )
     driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)

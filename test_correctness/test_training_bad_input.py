@@ -13,13 +13,13 @@ import pytest
 
 from perfsuite.models import find
 from perfsuite.models.dataset import generate
-from perfsuite.runtime.launchers import launcher_variables
-from test_correctness.scripted_driver import ROOT
+from perfsuite.runtime.transports.launchers import launcher_variables
+from test_correctness.helpers.scripted_driver import ROOT
 
 TESTS = """
 import pytest
-from perfsuite.workloads.largest_batch import LargestBatch
-from perfsuite.workloads.train_step import TrainStep
+from perfsuite.workloads.training.largest_batch import LargestBatch
+from perfsuite.workloads.training.train_step import TrainStep
 
 def step(**fields):
     return TrainStep(**{"model": "gpt2-micro", "strategy": "ddp", **fields})

@@ -23,8 +23,8 @@ from perfsuite.runtime.held import Holder
 from perfsuite.runtime.reference import refer, resolve
 from perfsuite.runtime.values import decode, encode, recorded, token
 from perfsuite.workload import FunctionWorkload
-from test_correctness import steps
-from test_correctness.scripted_driver import ROOT, repository
+from test_correctness.helpers import steps
+from test_correctness.helpers.scripted_driver import ROOT, repository
 
 pytest_plugins = ["pytester"]
 

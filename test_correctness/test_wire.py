@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 import pytest
 
 from perfsuite.errors import LaunchError
-from perfsuite.runtime import keys, star, wire
-from perfsuite.runtime.launchers import Launch
+from perfsuite.runtime.transports import keys, star, wire
+from perfsuite.runtime.transports.launchers import Launch
 
 KEY = b"0123456789abcdef"
 

@@ -23,7 +23,7 @@ from perfsuite.workloads import collective, matmul
 from perfsuite.workloads.matmul import Matmul, MatmulStep
 from perfsuite.workloads.memory_bandwidth import HostDeviceCopy, MemoryCopy, MemoryTriad, StreamingStep
 from perfsuite.workloads.pattern import Pattern, difference, fill, poison
-from test_correctness.bare_rank import BareRank
+from test_correctness.helpers.bare_rank import BareRank
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "add-a-workload.md"
 COLLECTIVES = [

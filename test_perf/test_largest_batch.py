@@ -6,7 +6,7 @@ import pytest
 
 from perfsuite import sizes, world_sizes
 from perfsuite.units import MIB, parse_bytes
-from perfsuite.workloads.largest_batch import LargestBatch
+from perfsuite.workloads.training.largest_batch import LargestBatch
 
 CPU_BUDGET_BYTES = 16 * MIB
 """Of a rank on a CPU.  A share of the host's memory would make the result another number on every host."""

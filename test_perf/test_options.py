@@ -12,7 +12,7 @@ from perfsuite import sizes, world_sizes
 from perfsuite.models import find
 from perfsuite.platforms import families
 from perfsuite.units import MIB
-from perfsuite.workloads.train_step import TrainStep
+from perfsuite.workloads.training.train_step import TrainStep
 
 SPREAD = {
     "whole": ("ddp", {}),

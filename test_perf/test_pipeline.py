@@ -10,8 +10,8 @@ import pytest
 
 from perfsuite import sizes
 from perfsuite.mesh import MeshShape
-from perfsuite.workloads.emulated_pipeline import EmulatedPipeline
-from perfsuite.workloads.pipeline_step import PipelineStep
+from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
+from perfsuite.workloads.training.pipeline_step import PipelineStep
 
 TINY = {"layers": 8, "width": 64, "words": 128, "context": 32}
 """Of gpt2-tiny: as many layers as the most stages of the small cases."""

@@ -10,7 +10,7 @@ import os
 import pytest
 
 from perfsuite import sizes, world_sizes
-from perfsuite.workloads.train_step import TrainStep
+from perfsuite.workloads.training.train_step import TrainStep
 
 
 @pytest.fixture(autouse=True)

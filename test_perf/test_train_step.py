@@ -12,7 +12,7 @@ import pytest
 
 from perfsuite import dtypes, sizes, world_sizes
 from perfsuite.models.encoders import ENCODERS
-from perfsuite.workloads.train_step import TrainStep
+from perfsuite.workloads.training.train_step import TrainStep
 
 TARGET_LOSS = 5.6
 """Of the tiny GPT, whose 512 words are ln 512 = 6.24 at first."""

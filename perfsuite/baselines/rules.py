@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from perfsuite.baselines.baseline import moment
-from perfsuite.baselines.document import Fault, Where
 from perfsuite.baselines.runs import QUANTILES
+from perfsuite.baselines.text import Fault, Where
 
 Rule = Callable[[Any], str]
 """Says what a value should be; empty when it is."""

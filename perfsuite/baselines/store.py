@@ -26,13 +26,13 @@ from perfsuite.baselines.baseline import (
     newest,
     prune,
 )
-from perfsuite.baselines.document import Fault, dump, line_of, parse
-from perfsuite.baselines.encoding import encode
+from perfsuite.baselines.decode import decode
+from perfsuite.baselines.encode import encode
 from perfsuite.baselines.lock import locked, replace
 from perfsuite.baselines.runs import Case, Run, usually_clean
-from perfsuite.baselines.schema import decode
-from perfsuite.baselines.verdict import VerdictName
+from perfsuite.baselines.text import Fault, dump, line_of, parse
 from perfsuite.errors import BaselineError, ConfigurationError
+from perfsuite.records import VerdictName
 
 UpdateMode = Literal["append", "improved", "accept"]
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from perfsuite.baselines.store import UpdateMode
-from perfsuite.baselines.verdict import GateSettings
 from perfsuite.errors import ConfigurationError
+from perfsuite.gate.verdict import GateSettings
 from perfsuite.gatekeeper import Tolerances
 from perfsuite.plugin.options import settings_key
 

@@ -22,8 +22,8 @@ from _pytest.runner import runtestprotocol
 
 from perfsuite.arms import Arm, work_tree
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
-from perfsuite.baselines.verdict import Verdict
 from perfsuite.errors import CaseStopped, PerfsuiteError
+from perfsuite.gate.verdict import Verdict
 from perfsuite.gatekeeper import Base, Gatekeeper, hardware_of
 from perfsuite.platforms import fingerprint
 from perfsuite.platforms.telemetry import Telemetry, disturbance, family_of_processes

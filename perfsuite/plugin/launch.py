@@ -10,12 +10,12 @@ import pytest
 from perfsuite.errors import ConfigurationError, LaunchError
 from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.plugin.options import runs_tests
-from perfsuite.runtime.launchers import detect_launch
+from perfsuite.runtime.transports.launchers import detect_launch
 
 if TYPE_CHECKING:
-    from perfsuite.runtime.cluster import ClusterTransport
+    from perfsuite.runtime.transports.cluster import ClusterTransport
 
-PRELOAD = ("numpy", "torch", "torch.distributed", "perfsuite.runtime.worker")
+PRELOAD = ("numpy", "torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
 """What a forkserver imports once instead of every worker."""
 
 transport_key: pytest.StashKey[ClusterTransport] = pytest.StashKey()
@@ -38,9 +38,9 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if launch is None:
         return None
     # Only a launch pays for importing what serves one: this plugin is loaded in every pytest run.
-    from perfsuite.runtime.agent import serve_agent
-    from perfsuite.runtime.cluster import ClusterTransport
     from perfsuite.runtime.scratch import make_directory
+    from perfsuite.runtime.transports.agent import serve_agent
+    from perfsuite.runtime.transports.cluster import ClusterTransport
 
     runs = runs_tests(config)
     if launch.rank != 0:

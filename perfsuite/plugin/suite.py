@@ -33,9 +33,9 @@ from perfsuite.platforms.quiet import HostLoad, read_host_load
 from perfsuite.plugin import launch
 from perfsuite.plugin.options import Settings, runs_tests, settings_key
 from perfsuite.runtime.driver import Driver
-from perfsuite.runtime.local import LocalTransport
 from perfsuite.runtime.scratch import make_directory
-from perfsuite.runtime.transport import Transport
+from perfsuite.runtime.transports.base import Transport
+from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.session import PerfSession, new_session_id
 
 LOST_AGENT_S = 2.0

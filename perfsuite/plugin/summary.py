@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.baselines.physics import examine
+from perfsuite.gate.physics import examine
 from perfsuite.platforms.quiet import disturbance, read_host_load, warning
 from perfsuite.plugin.suite import Suite, suite_key
 from perfsuite.records import Result

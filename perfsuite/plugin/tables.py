@@ -16,8 +16,8 @@ import pytest
 from perfsuite.errors import PerfsuiteError
 from perfsuite.plugin.collect import is_perf
 from perfsuite.plugin.suite import suite_key, suite_of, versions
-from perfsuite.reports.tables import Run, find_style, fitting_styles, report, run_of_results
-from perfsuite.reports.tables_styles import STYLES
+from perfsuite.reports.tables.report import Run, find_style, fitting_styles, report, run_of_results
+from perfsuite.reports.tables.styles import STYLES
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,7 @@ from perfsuite.plugin.collect import is_perf
 from perfsuite.plugin.fixtures import state_key
 from perfsuite.plugin.options import runs_tests, settings_key
 from perfsuite.plugin.suite import suite_key
-from perfsuite.reports.timeline_files import make_folder, write_case
+from perfsuite.reports.timelines.files import make_folder, write_case
 
 
 class Tracing:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from perfsuite.baselines.published import lookup
 from perfsuite.metrics import find
+from perfsuite.published.lookup import lookup
 from perfsuite.records import Result
 
 

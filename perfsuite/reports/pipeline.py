@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsuite.baselines.physics import bubble_bound
 from perfsuite.errors import InvalidParameter
+from perfsuite.gate.physics import bubble_bound
 from perfsuite.metrics.pipeline import (
     COMPUTE,
     SIMULATION_TOLERANCE,
@@ -22,7 +22,7 @@ from perfsuite.metrics.pipeline import (
 from perfsuite.metrics.spec import significant
 from perfsuite.records import Measurement, Result, Timeline
 from perfsuite.reports.terminal import lay_out
-from perfsuite.reports.timeline_files import check_timeline
+from perfsuite.reports.timelines.files import check_timeline
 from perfsuite.schedules import Imbalance, Schedule, find_imbalance, formula_bubble, schedule_of
 from perfsuite.units import format_seconds, readable_unit
 

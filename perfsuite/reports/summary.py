@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from perfsuite.baselines.verdict import Verdict
+from perfsuite.gate.verdict import Verdict
 from perfsuite.metrics import find
 from perfsuite.metrics.spec import significant
 from perfsuite.records import Metric, Result

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from perfsuite.baselines.a_a import AaReport
-from perfsuite.baselines.verdict import Verdict
+from perfsuite.gate.aa import AaReport
+from perfsuite.gate.verdict import Verdict
 
 _QUIET = ("pass", "no-baseline", "learning")
 _MOST_QUIET = 10

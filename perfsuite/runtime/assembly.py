@@ -18,9 +18,9 @@ from perfsuite.records import (
     from_json,
 )
 from perfsuite.runtime.lateness import judge_arrivals
-from perfsuite.runtime.spans import REMAINDER
+from perfsuite.runtime.ranks.spans import REMAINDER
 from perfsuite.runtime.timelines import join
-from perfsuite.runtime.transport import Message
+from perfsuite.runtime.transports.base import Message
 
 
 def assemble(
@@ -71,7 +71,7 @@ def _spans(reports: Sequence[Message]) -> tuple[SpanTotal, ...]:
 
 
 def _parts_of_the_step(reports: Sequence[Message]) -> dict[str, float]:
-    """Seconds by span in the median sample on the rank that took longest in it; see :mod:`.spans`."""
+    """Seconds by span in the median sample on the rank that took longest in it; see :mod:`.ranks.spans`."""
     ranks = [report["middle"] for report in reports]
     worst = [max(samples, key=lambda sample: float(sample[0])) for samples in zip(*ranks, strict=True)]
     samples = [parts or {REMAINDER: seconds} for seconds, parts in worst]  # a rank may mark nothing

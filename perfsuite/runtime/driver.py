@@ -21,7 +21,7 @@ from perfsuite.runtime.assembly import assemble
 from perfsuite.runtime.failures import RankFailure, exception_of
 from perfsuite.runtime.reference import refer
 from perfsuite.runtime.stacks import judge
-from perfsuite.runtime.transport import Message, Place, Transport
+from perfsuite.runtime.transports.base import Message, Place, Transport
 from perfsuite.units import format_seconds
 from perfsuite.workload import Budget, Purpose, Workload
 

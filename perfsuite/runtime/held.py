@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.runtime.transport import Message
+from perfsuite.runtime.transports.base import Message
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ leave   --                                          ``{"done": {}}`` once the ra
 
 Any verb may answer ``{"error": {"kind", "message", "traceback", "phase"}}``; ``kind`` is one of ERROR_KINDS.
 ``timeout_s`` is how long joining may take; the process group itself waits for longer than any case (see
-:mod:`perfsuite.runtime.rendezvous`).
+:mod:`perfsuite.runtime.ranks.rendezvous`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from perfsuite.runtime.transport import Message
+from perfsuite.runtime.transports.base import Message
 
 CLEAN_ERRORS = ("wrong_result", "invalid_parameter", "unsupported", "skipped", "expected_failure")
 """Every rank raises alike before or between collectives, and its worker can go on.

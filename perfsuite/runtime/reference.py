@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.runtime.held import Holder, find
-from perfsuite.runtime.transport import Message
+from perfsuite.runtime.transports.base import Message
 from perfsuite.runtime.values import decode, encode
 from perfsuite.workload import FunctionWorkload, Workload
 

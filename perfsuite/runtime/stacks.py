@@ -18,7 +18,7 @@ _MAY_WAIT = re.compile(r"[/\\]torch[/\\](autograd|accelerator|cuda)[/\\]|[/\\]to
 _WAITS_HERE = re.compile(r"\.wait\(")
 """``work.wait()`` of an asynchronous collective is C++: no frame of torch's tells of it, only the calling line."""
 _WAITS_FOR_DEVICE = re.compile(r"\.(synchronize|item|tolist)\(")
-_WORKER = "perfsuite/runtime/worker.py"
+_WORKER = "perfsuite/runtime/ranks/worker.py"
 _MAIN = "in become_worker"
 _STACK_FRAMES = 25
 _CUT_BY_FAULTHANDLER = "\n  ..."

@@ -11,12 +11,12 @@ from typing import Any
 from perfsuite.errors import InvalidParameter
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio
 from perfsuite.records import Record, Timeline, TimelineEvent
-from perfsuite.runtime.steps import MESSAGES
-from perfsuite.runtime.transport import Message
+from perfsuite.runtime.ranks.timeline import MESSAGES
+from perfsuite.runtime.transports.base import Message
 from perfsuite.schedules import find_imbalance, schedule_of
 
 _Kept = dict[str, Any]
-"""What :meth:`perfsuite.runtime.steps.StepKeeper.report` made."""
+"""What :meth:`perfsuite.runtime.ranks.timeline.StepKeeper.report` made."""
 
 
 def join(reports: Sequence[Message]) -> tuple[Timeline | None, tuple[Record, ...]]:

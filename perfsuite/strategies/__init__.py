@@ -11,9 +11,9 @@ from typing import Any
 from perfsuite.errors import InvalidParameter
 from perfsuite.strategies.base import Plan, Strategy
 from perfsuite.strategies.ddp import Ddp
+from perfsuite.strategies.deepspeed.zero import Zero
 from perfsuite.strategies.fsdp import Fsdp
 from perfsuite.strategies.single import Single
-from perfsuite.strategies.zero import Zero
 from perfsuite.strategies.zero_redundancy import ZeroRedundancy
 
 __all__ = ["STRATEGIES", "Plan", "Strategy", "find"]

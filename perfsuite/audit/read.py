@@ -1,0 +1,190 @@
+"""Tables to audit: the published ones, and a user's own as CSV or Markdown with a role for each column that matters."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfsuite.audit.table import Column, Fact, Row, Table
+from perfsuite.errors import ConfigurationError
+from perfsuite.published.numbers import printed
+from perfsuite.published.records import PublishedReport, PublishedRow, PublishedTable, Stated
+from perfsuite.published.roles import ROLES, SCALES
+
+
+def tables_of(report: PublishedReport) -> list[Table]:
+    """Every table of a report as the rules see it."""
+    return [_published(report, table) for table in report.tables]
+
+
+def _published(report: PublishedReport, table: PublishedTable) -> Table:
+    name = f"{report.report}/{table.id}"
+    columns = [column for column in table.columns if not column.prose]
+    rows = []
+    for index, row in enumerate(table.rows):
+        cells = {column.name: cell for column in columns if (cell := table.cell(row, column))}
+        if any(ROLES[column.role].dimension != "text" and column.name in cells for column in columns):
+            facts = _facts(row.parameters, row.known)
+            rows.append(Row(name=_row_name(table, row), cells=cells, facts=facts, index={name: index}))
+    facts = _facts({"model": table.model, **table.parameters}, (*table.stated, *table.known))
+    return Table(
+        name=name,
+        columns=tuple(
+            Column(name=column.name, role=column.role, unit=_unit(column.unit_published), index=column.index)
+            for column in columns
+        ),
+        rows=tuple(rows),
+        facts={role: fact for role, fact in facts.items() if fact.text},
+        run_set=f"{report.report}/{table.run_set}" if table.run_set else "",
+    )
+
+
+def _row_name(table: PublishedTable, row: PublishedRow) -> str:
+    cells = [(column, cell) for column in table.printed_columns[:2] if (cell := table.cell(row, column))]
+    words = [cell.text.strip() for column, cell in cells if ROLES[column.role].dimension == "text" and not cell.blank]
+    if not words and cells:
+        words = [f"{cells[0][0].name} {cells[0][1].text.strip()}"]
+    return f"line {row.line} ({' '.join(words)})"
+
+
+def _facts(parameters: Mapping[str, object], stated: Sequence[Stated]) -> dict[str, Fact]:
+    found = {role: Fact(text=str(value)) for role, value in parameters.items() if role in ROLES}
+    return found | {each.role: Fact(text=each.text, unit=each.unit) for each in stated}
+
+
+def _unit(unit: str) -> str:
+    """The unit of the audit; a unit that no dimension has (``samples/s``) needs no factor."""
+    return unit if any(unit in units for units in SCALES.values()) else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """What a user says about a column."""
+
+    role: str
+    unit: str = ""
+
+
+_ROLE = re.compile(r"(?P<name>.+)=(?P<role>[a-z_0-9]+)(?::(?P<unit>\S+))?")
+_FACT = re.compile(r"(?P<role>[a-z_0-9]+)=(?P<text>.+?)(?::(?P<unit>\S+))?")
+_HEADER_UNIT = re.compile(r"[(\[（]\s*([^)\]）]+?)\s*[)\]）]")
+
+
+def parse_roles(texts: Sequence[str]) -> dict[str, Meaning]:
+    """``COLUMN=ROLE[:UNIT]`` each; ConfigurationError for anything else.
+
+    >>> parse_roles(["step (ms)=latency", "mem=memory:GiB"])["mem"]
+    Meaning(role='memory', unit='GiB')
+    """
+    found = {}
+    for text in texts:
+        match = _ROLE.fullmatch(text.strip())
+        if not match:
+            raise ConfigurationError(f"--roles {text!r} is not COLUMN=ROLE[:UNIT]; write 'time=latency:ms'")
+        _require(match["role"], match["unit"] or "", f"--roles {text!r}")
+        found[match["name"].strip()] = Meaning(role=match["role"], unit=match["unit"] or "")
+    return found
+
+
+def parse_facts(texts: Sequence[str]) -> dict[str, Fact]:
+    """``ROLE=VALUE[:UNIT]`` each: what holds for every row; ConfigurationError for anything else.
+
+    >>> parse_facts(["peak_tflops=312"])["peak_tflops"]
+    Fact(text='312', unit='')
+    """
+    found = {}
+    for text in texts:
+        match = _FACT.fullmatch(text.strip())
+        if not match:
+            raise ConfigurationError(f"--fact {text!r} is not ROLE=VALUE[:UNIT]; write 'peak_tflops=312'")
+        _require(match["role"], match["unit"] or "", f"--fact {text!r}")
+        if ROLES[match["role"]].dimension != "text" and not printed(match["text"]).numbers:
+            raise ConfigurationError(f"--fact {text!r}: {match['role']} is a number; write one, for example 312")
+        found[match["role"]] = Fact(text=match["text"], unit=match["unit"] or "")
+    return found
+
+
+def _require(role: str, unit: str, what: str) -> None:
+    if role not in ROLES:
+        raise ConfigurationError(f"{what}: {role!r} is no role; choose from {', '.join(ROLES)}")
+    units = SCALES.get(ROLES[role].dimension, {})
+    if unit and unit not in units:
+        choice = f"choose from {', '.join(each for each in units if each)}" if units else "leave the unit out"
+        raise ConfigurationError(f"{what}: {unit!r} is no unit of {role}; {choice}")
+
+
+def read_tables(path: Path, roles: Mapping[str, Meaning], facts: Mapping[str, Fact]) -> list[Table]:
+    """The tables of a CSV, TSV or Markdown file that have at least one of the named columns.
+
+    Raises ConfigurationError for a file that cannot be read, for one without a table, for a column that no table has
+    and for rows that are longer than their header.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: cannot be read ({error}); give a CSV, Markdown or JSON file") from None
+    delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
+    grids = [_delimited(text, delimiter)] if delimiter else list(_markdown(text))
+    found = [_grid_table(path, line, grid, roles, facts) for line, grid in grids if grid and set(grid[0]) & set(roles)]
+    titles = {title for _, grid in grids for title in grid[0]} if any(grid for _, grid in grids) else set()
+    if not titles:
+        raise ConfigurationError(f"{path}: no table found; give a CSV file or Markdown tables with a header line")
+    missing = [name for name in roles if name not in titles]
+    if missing or not found:
+        named = ", ".join(repr(name) for name in missing) or "none named by --roles"
+        raise ConfigurationError(
+            f"{path}: no column {named}; its columns are {', '.join(sorted(filter(None, titles)))}"
+        )
+    return found
+
+
+Grid = list[list[str]]
+
+
+def _delimited(text: str, delimiter: str) -> tuple[int, Grid]:
+    rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines(), delimiter=delimiter)]
+    return 1, [row for row in rows if any(row)]
+
+
+def _markdown(text: str) -> Iterator[tuple[int, Grid]]:
+    """(line of the header, header and rows) of each pipe table."""
+    lines = text.splitlines()
+    for number in range(1, len(lines)):
+        if not re.fullmatch(r"\s*\|?(\s*:?-+:?\s*\|)+\s*(:?-+:?)?\s*", lines[number]) or "|" not in lines[number - 1]:
+            continue
+        end = next((at for at in range(number + 1, len(lines)) if "|" not in lines[at]), len(lines))
+        body = [_pipe_cells(line) for line in (lines[number - 1], *lines[number + 1 : end])]
+        yield number, [row for row in body if any(row)]
+
+
+def _pipe_cells(line: str) -> list[str]:
+    inner = line.strip().removeprefix("|").removesuffix("|") if line.lstrip().startswith("|") else line
+    return [cell.strip().replace("**", "") for cell in inner.split("|")]
+
+
+def _grid_table(path: Path, line: int, grid: Grid, roles: Mapping[str, Meaning], facts: Mapping[str, Fact]) -> Table:
+    header, *body = grid
+    if len(set(filter(None, header))) < len([title for title in header if title]):
+        raise ConfigurationError(f"{path}:{line}: two columns have one name; rename one")
+    name = f"{path.name}:{line}"
+    columns = tuple(
+        Column(name=title, role=roles[title].role, unit=roles[title].unit or _header_unit(title, roles[title].role))
+        for title in header
+        if title in roles
+    )
+    rows = []
+    for index, cells in enumerate(body):
+        if len(cells) > len(header):
+            raise ConfigurationError(f"{path}: {cells!r:.80} has {len(cells)} cells for {len(header)} columns")
+        known = {title: printed(cell) for title, cell in zip(header, cells, strict=False) if cell and title in roles}
+        rows.append(Row(name=f"row {index + 1} ({cells[0]})", cells=known, index={name: index}))
+    return Table(name=name, columns=columns, rows=tuple(rows), facts=facts)
+
+
+def _header_unit(title: str, role: str) -> str:
+    """A unit in brackets within a column's title; empty when there is none that the role knows."""
+    match = _HEADER_UNIT.search(title)
+    return match[1] if match and match[1] in SCALES.get(ROLES[role].dimension, {}) else ""

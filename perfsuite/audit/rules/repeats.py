@@ -1,0 +1,337 @@
+"""Rules about figures that repeat, are missing or stand in the wrong column; and about tables that disagree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import combinations
+
+from perfsuite.audit.quantities import devices, global_batch, step_time, throughput
+from perfsuite.audit.rule import Hit, Rule
+from perfsuite.audit.table import Column, Row, Table, Value
+from perfsuite.published.numbers import Printed
+
+MANY_DIGITS = 7
+"""Two measurements do not agree in this many digits by chance: one in a million rows of noise of 1 %."""
+
+NOISE = Fraction(1, 10)
+"""Repeats of one run may differ by this much."""
+
+APART = Fraction(3, 2)
+"""Best throughputs of two tables for one model on as many devices: more than this apart is worth a remark."""
+
+CARD_SIZES_GB = frozenset({8, 12, 16, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 192})
+"""Memory sizes of accelerators, for tables that do not state theirs."""
+
+_PAIR = re.compile(r"\s*\d+(?:\.\d+)?\s*/\s*\d+(?:\.\d+)?\s*")
+
+
+def _measured(table: Table) -> tuple[Column, ...]:
+    return tuple(column for column in table.of_kind("measured") if column.meaning.dimension != "memory")
+
+
+def _distinct(table: Table, row: Row, other: Row) -> bool:
+    return table.configuration(row) != table.configuration(other)
+
+
+def check_digits(table: Table) -> Iterator[Hit]:
+    """Find measurements that agree to many digits between runs that differ."""
+    if table.simulated:
+        return
+    for column in _measured(table):
+        for row, other in combinations(table.rows, 2):
+            mine, theirs = (each.cells.get(column.name) for each in (row, other))
+            number, twin = (cell.number(column.index) if cell else None for cell in (mine, theirs))
+            equal = number and twin and number.digits >= MANY_DIGITS and number.value == twin.value
+            if mine and number and equal and _distinct(table, row, other):
+                yield Hit(
+                    message=f"{column.printed_name} is {mine.text.strip()} in {row.name} and in {other.name}:"
+                    f" {number.digits} equal digits",
+                    rows=(row, other),
+                    columns=(column,),
+                )
+
+
+def check_constant(table: Table) -> Iterator[Hit]:
+    """Find times, rates and losses that are one value for three or more runs that differ."""
+    if table.simulated:
+        return
+    for column in (each for each in _measured(table) if each.meaning.dimension != "share"):
+        cells = [(row, cell) for row in table.rows if (cell := row.cells.get(column.name))]
+        numbers = [(row, number) for row, cell in cells if (number := cell.number(column.index))]
+        settings = {tuple(sorted(table.configuration(row).items())) for row, _ in numbers}
+        values = {number.value for _, number in numbers}
+        if len(settings) >= 3 and len(values) == 1 and numbers[0][1].digits >= 3:
+            yield Hit(
+                message=f"{column.printed_name} is {float(numbers[0][1].value):g} in all {len(numbers)} rows",
+                rows=tuple(row for row, _ in numbers),
+                columns=(column,),
+            )
+
+
+def check_repeated(table: Table) -> Iterator[Hit]:
+    """Find rows that repeat every measurement of a run on fewer devices."""
+    columns = [column for column in table.of_kind("measured") if column.role not in ("throughput", "tokens_per_s")]
+    for row, other in combinations(table.rows, 2):
+        if not _more_devices(table, other, row):
+            continue
+        pairs = [(row.cells.get(column.name), other.cells.get(column.name), column) for column in columns]
+        known = [(_digits(mine, column), mine, theirs, column) for mine, theirs, column in pairs if mine and theirs]
+        known = [entry for entry in known if entry[0]]
+        equal = all(_equal(mine, theirs, column) for _, mine, theirs, column in known)
+        if len(known) >= 2 and sum(digits for digits, *_ in known) >= 6 and equal:
+            yield Hit(
+                message=f"{other.name} repeats {row.name} in "
+                + ", ".join(f"{column.printed_name} ({mine.text.strip()})" for _, mine, _, column in known),
+                rows=(other,),
+                columns=tuple(column for *_, column in known),
+            )
+
+
+def _more_devices(table: Table, row: Row, other: Row) -> bool:
+    count, fewer = devices(table, row), devices(table, other)
+    return bool(count and fewer and count.interval.low > fewer.interval.high)
+
+
+def _digits(cell: Printed, column: Column) -> int:
+    number = cell.number(column.index)
+    return number.digits if number else 0
+
+
+def _equal(cell: Printed, other: Printed, column: Column) -> bool:
+    mine, theirs = cell.number(column.index), other.number(column.index)
+    return bool(mine and theirs and mine.value == theirs.value)
+
+
+def _repeats(table: Table) -> Iterator[tuple[Row, Row, Value, Fraction]]:
+    """Pairs of rows with one configuration and a rate each: the rows, the second rate and how far they are apart."""
+    for row, other in combinations(table.rows, 2):
+        settings = table.configuration(row)
+        if not settings or settings != table.configuration(other):
+            continue
+        pair = step_time(table, row), step_time(table, other)
+        if not all(pair):
+            pair = throughput(table, row), throughput(table, other)
+        if pair[0] and pair[1]:
+            low, high = sorted((pair[0].interval.middle, pair[1].interval.middle))
+            yield row, other, pair[1], high / low - 1 if low else Fraction(0)
+
+
+def check_repeat_noise(table: Table) -> Iterator[Hit]:
+    """Note how far repeats of one run are apart: the noise of the table."""
+    for row, other, value, apart in _repeats(table):
+        if apart <= NOISE:
+            yield Hit(
+                message=f"{row.name} and {other.name} are the same run: {float(apart):.2%} apart",
+                rows=(row, other),
+                columns=value.columns,
+            )
+
+
+def check_repeats(table: Table) -> Iterator[Hit]:
+    """Flag repeats of one run that are too far apart to be noise."""
+    for row, other, value, apart in _repeats(table):
+        if apart > NOISE:
+            yield Hit(
+                message=f"{row.name} and {other.name} are the same run and {float(apart):.0%} apart",
+                rows=(row, other),
+                columns=value.columns,
+            )
+
+
+def check_shifted(table: Table) -> Iterator[Hit]:
+    """Find cells that look like "memory used of memory there" in a column that is no memory."""
+    if not table.of_role("memory"):
+        return
+    for column in table.columns:
+        if column.meaning.dimension in ("memory", "text"):
+            continue
+        for row in table.rows:
+            cell = row.cells.get(column.name)
+            if cell is None or column.index or not _PAIR.fullmatch(cell.text) or len(cell.numbers) != 2:
+                continue
+            used, there = (number.value for number in cell.numbers)
+            stated = table.value(row, "memory_capacity")
+            card = stated.interval.low <= there * 2**30 and there * 10**9 <= stated.interval.high if stated else False
+            if used <= there and (card or (stated is None and there in CARD_SIZES_GB)):
+                memory = table.of_role("memory")[0]
+                instead = row.cells[memory.name].text.strip() if memory.name in row.cells else "nothing"
+                yield Hit(
+                    message=f"{row.name}: {column.printed_name} {cell.text.strip()} has the shape of memory on a device"
+                    f" of {float(there):g} GB; {memory.printed_name} holds {instead}",
+                    rows=(row,),
+                    columns=(column, memory),
+                )
+
+
+def check_blank(table: Table) -> Iterator[Hit]:
+    """Note metrics that rows leave blank without having run out of memory."""
+    for column in table.of_kind("measured", "derived"):
+        rows = [row for row in table.rows if not any(cell.out_of_memory for cell in row.cells.values())]
+        blank = [row for row in rows if row.cells.get(column.name) is None or row.cells[column.name].blank]
+        if blank:
+            yield Hit(
+                message=f"{column.printed_name} is blank in {len(blank)} of {len(rows)} rows",
+                rows=tuple(blank),
+                columns=(column,),
+            )
+
+
+Run = tuple[Table, Row, Value]
+
+
+def _runs(tables: tuple[Table, ...]) -> dict[tuple[str, Fraction], list[Run]]:
+    """Rows with a throughput by model and number of devices."""
+    found: dict[tuple[str, Fraction], list[Run]] = {}
+    for table in tables:
+        for row in table.rows:
+            count, rate, model = devices(table, row), throughput(table, row), table.text(row, "model")
+            if count and rate and model:
+                found.setdefault((model, count.interval.middle), []).append((table, row, rate))
+    return found
+
+
+def check_same_run(tables: tuple[Table, ...]) -> Iterator[tuple[Table, Hit]]:
+    """Compare one-device runs of different tables that state one model and one batch."""
+    for (model, count), runs in _runs(tables).items():
+        for (table, row, rate), (other, twin, again) in combinations(runs if count == 1 else [], 2):
+            batch, same = _one_device_batch(table, row), _one_device_batch(other, twin)
+            apart = max(rate.interval.low / again.interval.high, again.interval.low / rate.interval.high)
+            if _one_set(table, other) or batch is None or batch != same or apart <= 1 + NOISE:
+                continue
+            message = (
+                f"{model} on one device with a batch of {batch}: {rate.interval} samples/s in {table.name}"
+                f" ({row.name}), {again.interval} in {other.name} ({twin.name})"
+            )
+            yield table, Hit(message=message, rows=(row,), columns=rate.columns)
+            yield other, Hit(message=message, rows=(twin,), columns=again.columns)
+
+
+def _one_set(table: Table, other: Table) -> bool:
+    """Tables of one run set describe the same runs; what disagrees there, their join finds."""
+    return table is other or (bool(table.run_set) and table.run_set == other.run_set)
+
+
+def _one_device_batch(table: Table, row: Row) -> Fraction | None:
+    """On one device the batch is the batch, whatever it is called."""
+    batch = global_batch(table, row) or table.value(row, "local_batch_size") or table.value(row, "batch_size")
+    return batch.interval.middle if batch else None
+
+
+def check_tables(tables: tuple[Table, ...]) -> Iterator[tuple[Table, Hit]]:
+    """Note tables whose best throughputs for one model on as many devices are far apart."""
+    for (model, count), runs in _runs(tables).items():
+        best: dict[str, Run] = {}
+        for run in runs:
+            known = best.get(run[0].name)
+            if known is None or run[2].interval.middle > known[2].interval.middle:
+                best[run[0].name] = run
+        ordered = sorted(best.values(), key=lambda run: run[2].interval.middle)
+        if len(ordered) < 2 or _one_set(ordered[0][0], ordered[-1][0]):
+            continue
+        if ordered[-1][2].interval.low > ordered[0][2].interval.high * APART:
+            slow, fast = ordered[0], ordered[-1]
+            yield (
+                slow[0],
+                Hit(
+                    message=f"{model} on {count} devices: at best {slow[2].interval} samples/s here,"
+                    f" {fast[2].interval} in {fast[0].name}",
+                    rows=(slow[1],),
+                    columns=slow[2].columns,
+                ),
+            )
+
+
+RULES = (
+    Rule(
+        name="equal-digits",
+        severity="contradiction",
+        label="X",
+        reach="cells",
+        checks=f"measurements of different runs do not agree in {MANY_DIGITS} digits (simulations excepted)",
+        source="noise",
+        roles=("loss|latency|throughput",),
+        check=check_digits,
+    ),
+    Rule(
+        name="constant-measurement",
+        severity="note",
+        label="M?",
+        reach="cells",
+        checks="a measured column is not one value of three digits in three or more different runs",
+        source="noise",
+        roles=("loss|latency|throughput",),
+        check=check_constant,
+    ),
+    Rule(
+        name="repeated-row",
+        severity="note",
+        label="M?",
+        reach="rows",
+        checks="a run on more devices does not repeat every measurement of a smaller one",
+        source="more devices communicate more",
+        roles=("devices", "latency|iterations_per_s", "memory"),
+        check=check_repeated,
+    ),
+    Rule(
+        name="repeat-noise",
+        severity="note",
+        label=None,
+        reach="rows",
+        checks="rows of one configuration: how far they are apart",
+        source="noise",
+        roles=("throughput|latency",),
+        check=check_repeat_noise,
+    ),
+    Rule(
+        name="repeats-disagree",
+        severity="contradiction",
+        label="R",
+        reach="rows",
+        checks="rows of one configuration agree within 10 %",
+        source="noise",
+        roles=("throughput|latency",),
+        check=check_repeats,
+    ),
+    Rule(
+        name="shifted-columns",
+        severity="mislabel",
+        label="M?",
+        reach="table",
+        checks="a cell x/48.0 of a 48 GB device stands in a memory column",
+        source="sizes of device memories",
+        roles=("memory", "memory_capacity"),
+        check=check_shifted,
+    ),
+    Rule(
+        name="blank-metric",
+        severity="note",
+        label=None,
+        reach="cells",
+        checks="every run that did not run out of memory has every metric of its table",
+        source="a missing figure is no figure",
+        roles=("throughput|latency|mfu|memory",),
+        check=check_blank,
+    ),
+    Rule(
+        name="same-run-disagrees",
+        severity="contradiction",
+        label="R",
+        reach="table",
+        checks="one model with one batch on one device has one throughput (10 % allowed), in all tables",
+        source="on one device no strategy differs",
+        roles=("throughput|latency", "model", "devices"),
+        across=check_same_run,
+    ),
+    Rule(
+        name="tables-differ",
+        severity="note",
+        label=None,
+        reach="table",
+        checks="best throughputs for one model on as many devices lie within 1.5 times, in all tables",
+        source="one machine",
+        roles=("throughput|latency", "model", "devices"),
+        across=check_tables,
+    ),
+)

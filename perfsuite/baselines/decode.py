@@ -1,0 +1,164 @@
+"""Document -> baseline: every field of a file is checked, and a wrong one is named with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perfsuite.baselines import rules
+from perfsuite.baselines.baseline import KEPT_RUNS, Acceptance, Baseline, CaseKey, Entry, Hardware
+from perfsuite.baselines.rules import as_object, check_fields
+from perfsuite.baselines.runs import Case, Meaning, Run
+from perfsuite.baselines.text import CASE_LISTS, Fault, Where, check_of, header_of
+
+SCHEMA = 1
+"""Version of the file format; a reader refuses a higher one."""
+
+Plain = Mapping[str, Any]
+
+
+def decode(document: Plain) -> Baseline:
+    """The baseline of a document; Fault says which value breaks which rule."""
+    header = _header(document)
+    sources = _sources(document)
+    entries: dict[CaseKey, Entry] = {}
+    for name in CASE_LISTS:
+        for index, plain in enumerate(document[name]):
+            where = (name, index)
+            entry = _decode_entry(as_object(plain, where), sources, where, measured=name == "benchmarks")
+            if entry.case.key in entries:
+                raise Fault(f"the case {entry.case.node} with these parameters is there twice", where=where)
+            entries[entry.case.key] = entry
+    if header["cases"] != len(entries):
+        raise Fault(
+            f"the file says cases={header['cases']} and has {len(entries)}: some were cut out or pasted in",
+            where=("perfsuite",),
+        )
+    if not _fits(header["check"], header_of(document)):
+        raise Fault("the header was changed by hand after perfsuite wrote it", where=("perfsuite",))
+    hardware = Hardware(
+        platform=header["platform"],
+        fingerprint=header["fingerprint"],
+        key=header["hardware"],
+        simulated=header["simulated"],
+    )
+    return Baseline(
+        hardware=hardware,
+        entries=entries,
+        commit_info=document["commit_info"],
+        machine_info=document["machine_info"],
+    )
+
+
+def _header(document: Plain) -> Plain:
+    header = document.get("perfsuite")
+    if not isinstance(header, dict):
+        origin = "pytest-benchmark's own" if "benchmarks" in document else "not a benchmark file"
+        raise Fault(f'there is no "perfsuite" object: the file is foreign ({origin}), perfsuite did not write it')
+    schema = header.get("schema")
+    if type(schema) is int and schema > SCHEMA:
+        raise Fault(
+            f"schema {schema} is newer than {SCHEMA}, the newest that this perfsuite knows; upgrade perfsuite",
+            where=("perfsuite",),
+        )
+    check_fields(header, rules.HEADER, rules.NONE, ("perfsuite",))
+    check_fields(document, rules.DOCUMENT, rules.NONE, ())
+    return header
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Source:
+    """What the runs of one session have in common."""
+
+    session: str
+    commit: str
+    environment: Plain
+
+
+def _sources(document: Plain) -> Mapping[str, _Source]:
+    environments = document["environments"]
+    for key, environment in environments.items():
+        as_object(environment, ("environments", key))
+    found = {}
+    for key, plain in document["sessions"].items():
+        where = ("sessions", key)
+        check_fields(as_object(plain, where), rules.SESSION, rules.NONE, where)
+        if plain["environment"] not in environments:
+            raise Fault(f"environment {plain['environment']} is not among the file's environments", where=where)
+        found[key] = _Source(
+            session=plain["session"], commit=plain["commit"], environment=environments[plain["environment"]]
+        )
+    return found
+
+
+def _fits(check: str, plain: Plain) -> bool:
+    try:
+        return check == check_of(plain)
+    except ValueError:  # a number such as 1e999, which reads as infinity and which perfsuite never writes
+        return False
+
+
+def _decode_entry(plain: Plain, sources: Mapping[str, _Source], where: Where, *, measured: bool) -> Entry:
+    check_fields(plain, rules.MEASURED_CASE if measured else rules.UNMEASURED_CASE, rules.NONE, where)
+    extra = plain["extra_info"]
+    check_fields(extra, rules.EXTRA, rules.EXTRA_OPTIONAL, (*where, "extra_info"))
+    meanings = {}
+    for name, meaning in extra["metrics"].items():
+        inside = (*where, "extra_info", "metrics", name)
+        check_fields(as_object(meaning, inside), rules.MEANING, rules.NONE, inside)
+        meanings[name] = Meaning(unit=meaning["unit"], better=meaning["better"])
+    accepted = None
+    if "accepted" in extra:
+        check_fields(extra["accepted"], rules.ACCEPTED, rules.NONE, (*where, "extra_info", "accepted"))
+        accepted = Acceptance(**extra["accepted"])
+    runs = tuple(_decode_run(run, sources, (*where, "runs", index)) for index, run in enumerate(plain["runs"]))
+    if len(runs) > KEPT_RUNS or len({run.key for run in runs}) < len(runs):
+        raise Fault(f"{len(runs)} runs; a case has at most {KEPT_RUNS}, each once", where=(*where, "runs"))
+    if not _fits(plain["check"], plain):
+        raise Fault(
+            f"{plain['fullname']} was changed by hand after perfsuite wrote it: its check does not fit", where=where
+        )
+    case = Case(
+        node=plain["fullname"],
+        world_size=extra["world_size"],
+        backend=extra["backend"],
+        parameters=plain["params"],
+        workload=extra["workload"],
+        group=plain["group"],
+        metrics=meanings,
+    )
+    return Entry(case=case, runs=runs, accepted=accepted)
+
+
+def _decode_run(plain: Any, sources: Mapping[str, _Source], where: Where) -> Run:
+    fields = as_object(plain, where)
+    measured = "outcome" not in fields
+    if measured:
+        check_fields(fields, rules.MEASURED_RUN, rules.MEASURED_OPTIONAL, where)
+    else:
+        check_fields(fields, rules.UNMEASURED_RUN, rules.UNMEASURED_OPTIONAL, where)
+    source = sources.get(fields["session"])
+    if source is None:
+        raise Fault(f"session {fields['session']} is not among the file's sessions", where=where)
+    clean, samples, location = fields.get("clean", 0), fields.get("samples", 0), fields.get("location")
+    if clean > samples or (location is None) != (clean == 0):
+        raise Fault(f"clean={clean} does not go with samples={samples} and location={location}", where=where)
+    return Run(
+        session=source.session,
+        time=fields["time"],
+        ordinal=fields.get("run", 0),
+        outcome="measured" if measured else "out_of_memory",
+        quantiles_s=tuple(fields.get("quantiles_s", ())),
+        location=location,
+        yardstick=fields.get("yardstick"),
+        samples=samples,
+        clean=clean,
+        iterations=fields.get("iterations", 1),
+        cpu_share=fields.get("cpu_share", 1.0),
+        metrics=fields.get("metrics", {}),
+        process=fields.get("process", "fresh"),
+        disturbance=fields.get("disturbance", ""),
+        commit=source.commit,
+        environment=source.environment,
+    )

@@ -1,0 +1,1 @@
+"""The command line beside pytest, one file per subcommand."""

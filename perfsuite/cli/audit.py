@@ -1,0 +1,245 @@
+"""``perfsuite audit``: run the plausibility rules on the shipped reference tables or on a user's own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfsuite.audit.audit import RULES, applicable, audit, derived_label
+from perfsuite.audit.read import parse_facts, parse_roles, read_tables, tables_of
+from perfsuite.audit.rule import Finding, Rule
+from perfsuite.audit.table import Table
+from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
+from perfsuite.errors import ConfigurationError
+from perfsuite.published.lookup import shipped
+from perfsuite.published.read import read_report
+from perfsuite.published.records import Judgement, Label, PublishedReport, PublishedTable
+from perfsuite.published.roles import ROLES, SCALES
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    parser.add_argument(
+        "file",
+        nargs="*",
+        type=Path,
+        metavar="FILE",
+        help="JSON of the published schema, or CSV, TSV or Markdown with --roles; without any, the shipped tables",
+    )
+    parser.add_argument(
+        "--roles",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="COLUMN=ROLE[:UNIT]",
+        help="what the columns of a CSV or Markdown table mean; --list-roles prints the roles",
+    )
+    parser.add_argument(
+        "--fact",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="ROLE=VALUE[:UNIT]",
+        help="what holds for every row of a CSV or Markdown table: peak_tflops=312 memory_capacity=80:GB",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    listing = parser.add_mutually_exclusive_group()
+    listing.add_argument("--labels", action="store_true", help="print the labels of the tables as Markdown")
+    listing.add_argument("--list-rules", action="store_true", help="print every rule as Markdown")
+    listing.add_argument("--list-roles", action="store_true", help="print every role and its units")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Audit; EXIT_FOUND for a contradiction in a user's file or a shipped label that its own rules do not give.
+
+    Raises PerfsuiteError for wrong usage.
+    """
+    if options.list_roles:
+        print("\n".join(role_lines()))
+        return EXIT_OK
+    if options.list_rules:
+        print("\n".join(rule_lines()))
+        return EXIT_OK
+    if not options.file and (options.roles or options.fact):
+        raise ConfigurationError("--roles and --fact describe a file's table; name the file before them")
+    audited = [_read(path, options) for path in options.file] if options.file else [_of(each) for each in shipped()]
+    if options.labels:
+        print("\n".join(label_lines([each.report for each in audited if each.report])))
+        return EXIT_OK
+    if options.json:
+        print(json.dumps([_json(each) for each in audited], indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(line for each in audited for line in _lines(each)))
+    if options.file:
+        found = any(each.severity == "contradiction" for one in audited for each in one.findings)
+    else:
+        found = any(one.disagreements for one in audited)
+    return EXIT_FOUND if found else EXIT_OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Audited:
+    """What was audited, and the outcome."""
+
+    name: str
+    tables: Sequence[Table]
+    findings: Sequence[Finding]
+    report: PublishedReport | None = None
+    disagreements: Sequence[str] = ()
+    """Labels that say they follow from the rules and do not."""
+
+
+def _of(report: PublishedReport) -> _Audited:
+    tables = tables_of(report)
+    findings = audit(tables)
+    return _Audited(
+        name=f"report {report.report}: {report.title}",
+        tables=tables,
+        findings=findings,
+        report=report,
+        disagreements=[line for table in report.tables for line in label_disagreements(report, table, findings)],
+    )
+
+
+def _read(path: Path, options: argparse.Namespace) -> _Audited:
+    if path.suffix.lower() == ".json":
+        if options.roles or options.fact:
+            raise ConfigurationError(f"{path}: a JSON file of tables names its own roles; leave --roles and --fact out")
+        return _of(read_report(path))
+    if not options.roles:
+        raise ConfigurationError(f"{path}: say what its columns mean: --roles 'step (ms)=latency' gpus=devices")
+    tables = read_tables(path, parse_roles(options.roles), parse_facts(options.fact))
+    if not any(applicable(rule, table) for rule in RULES for table in tables):
+        raise ConfigurationError(f"{path}: no rule applies to these roles; name more columns or add --fact")
+    return _Audited(name=str(path), tables=tables, findings=audit(tables))
+
+
+def label_disagreements(report: PublishedReport, table: PublishedTable, findings: Sequence[Finding]) -> Iterator[str]:
+    """Cells whose label is said to follow from the rules, with what follows instead."""
+    name = f"{report.report}/{table.id}"
+    if table.judgement.basis == "rules" and derived_label(findings, name) != table.judgement.label:
+        yield f"{name}: labelled {table.judgement.label}, the rules give {derived_label(findings, name)}"
+    for index, row in enumerate(table.rows):
+        for column in table.columns:
+            judgement = table.judge(row, column)
+            if column.prose or table.cell(row, column) is None or judgement.basis != "rules":
+                continue
+            derived = derived_label(findings, name, row=index, column=column.name)
+            if derived != judgement.label:
+                yield f"{name}, line {row.line}, {column.name}: labelled {judgement.label}, the rules give {derived}"
+
+
+def _lines(audited: _Audited) -> Iterator[str]:
+    """Findings by table and rule, then the sum."""
+    yield f"{audited.name}"
+    judged = {f"{audited.report.report}/{each.id}": each for each in audited.report.tables} if audited.report else {}
+    for table in audited.tables:
+        mine = [each for each in audited.findings if table.name in each.tables]
+        rules = sum(applicable(rule, table) for rule in RULES)
+        label = _shown_label(judged.get(table.name), derived_label(audited.findings, table.name))
+        if mine or rules:
+            yield f"  {table.name} {label}, {rules} of {len(RULES)} rules apply, {_count(mine)}"
+        for severity, rule, implied in dict.fromkeys((each.severity, each.rule, each.label) for each in mine):
+            yield f"    {severity}: {rule}{f' -> {implied}' if implied else ''}"
+            yield from (f"      {each.message}" for each in mine if (each.severity, each.rule) == (severity, rule))
+    yield from (f"  LABEL {line}" for line in audited.disagreements)
+    yield f"  {len(audited.tables)} tables, {_count(audited.findings)}"
+
+
+def _shown_label(table: PublishedTable | None, derived: Label) -> str:
+    if table is None:
+        return f"[{derived}]"
+    basis = "" if table.judgement.basis == "rules" else ", by outside knowledge"
+    return f"[{table.judgement.label}{basis}]"
+
+
+def _count(findings: Sequence[Finding]) -> str:
+    """How many findings of each severity: ``2 contradictions, 1 note``."""
+    counts = Counter(each.severity for each in findings)
+    shown = [f"{counts[name]} {name}{'s' * (counts[name] > 1)}" for name in ("contradiction", "mislabel", "note")]
+    return ", ".join(text for text in shown if not text.startswith("0 ")) or "nothing found"
+
+
+def _json(audited: _Audited) -> dict[str, Any]:
+    judged: Mapping[str, PublishedTable] = (
+        {f"{audited.report.report}/{each.id}": each for each in audited.report.tables} if audited.report else {}
+    )
+    return {
+        "name": audited.name,
+        "disagreements": list(audited.disagreements),
+        "tables": [
+            {
+                "table": table.name,
+                "label": judged[table.name].judgement.label if table.name in judged else None,
+                "derived_label": derived_label(audited.findings, table.name),
+                "rules_applied": [rule.name for rule in RULES if applicable(rule, table)],
+                "findings": [_finding_json(each) for each in audited.findings if table.name in each.tables],
+            }
+            for table in audited.tables
+        ],
+    }
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    return {
+        "rule": finding.rule,
+        "severity": finding.severity,
+        "label": finding.label,
+        "rows": list(finding.rows),
+        "columns": list(finding.details),
+        "message": finding.message,
+    }
+
+
+def label_lines(reports: Sequence[PublishedReport]) -> Iterator[str]:
+    """Every label and its reason as a Markdown table, exceptions under their table."""
+    yield "| table | what | label | basis | reason |"
+    yield "|---|---|---|---|---|"
+    for report in reports:
+        for table in report.tables:
+            yield _label_line(f"{report.report}/{table.id}", table.title, table.judgement)
+            for column in table.columns:
+                if column.judgement:
+                    yield _label_line("", f"column {column.name}", column.judgement)
+            for row in table.rows:
+                if row.judgement:
+                    yield _label_line("", f"line {row.line}", row.judgement)
+                for name in row.cell_judgements:
+                    column = next(each for each in table.columns if each.name == name)
+                    yield _label_line("", f"line {row.line}, {name}", table.judge(row, column))
+
+
+def _label_line(table: str, what: str, judgement: Judgement) -> str:
+    return f"| {table} | {what} | {judgement.label} | {judgement.basis} | {judgement.reason} |"
+
+
+def rule_lines() -> Iterator[str]:
+    """Every rule as a Markdown table."""
+    yield "| rule | severity | label | checks | source |"
+    yield "|---|---|---|---|---|"
+    yield from (_rule_line(rule) for rule in RULES)
+
+
+def _rule_line(rule: Rule) -> str:
+    label = f"{rule.label} ({rule.reach})" if rule.label else "none"
+    return f"| {rule.name} | {rule.severity} | {label} | {rule.checks} | {rule.source} |"
+
+
+def role_lines() -> Iterator[str]:
+    """Every role with its units."""
+    for name, role in ROLES.items():
+        units = ", ".join(unit for unit in SCALES.get(role.dimension, {}) if unit)
+        yield f"{name:26} {role.about}{f' [{units}]' if units else ''}"
+
+
+COMMAND = Command(
+    name="audit",
+    help="check tables for what arithmetic, peaks and bounds do not allow: the published ones, or your own",
+    arguments=arguments,
+    run=run,
+)

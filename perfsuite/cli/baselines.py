@@ -1,0 +1,162 @@
+"""``perfsuite baselines``: look at baseline files, check them, merge and prune them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from perfsuite.baselines import store
+from perfsuite.baselines.baseline import Baseline, Entry, moment
+from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
+from perfsuite.errors import BaselineError, ConfigurationError
+from perfsuite.records import to_json
+from perfsuite.units import format_seconds
+
+_DAY_S = 86400.0
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    parser.epilog = "exit codes: 0 done; 1 verify found a file that cannot be read; 4 wrong usage"
+    what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    listing = what.add_parser("list", help="one line per file: hardware, cases, runs, age")
+    show = what.add_parser("show", help="one line per case: runs, sessions, newest median and spread")
+    show.add_argument("--case", default="", metavar="TEXT", help="only cases whose id contains this text")
+    verify = what.add_parser("verify", help="read every file and say what is wrong with it")
+    for parser_of in (listing, show, verify):
+        parser_of.add_argument("path", nargs="*", type=Path, default=[Path("baselines")], help="files or folders")
+        parser_of.add_argument("--json", action="store_true", help="print JSON instead of text")
+    merge = what.add_parser("merge", help="make FILE the union of itself and the others")
+    merge.add_argument("path", type=Path, metavar="FILE", help="file that is written")
+    merge.add_argument("sources", nargs="+", type=Path, metavar="OTHER", help="files of the same hardware")
+    prune = what.add_parser("prune", help="drop old runs, named cases or superseded entries of a file")
+    prune.add_argument("path", type=Path, metavar="FILE", help="file that is changed")
+    prune.add_argument("--older-than", type=float, metavar="DAYS", help="drop runs older than so many days")
+    prune.add_argument("--case", default="", metavar="PATTERN", help="drop cases whose id matches this shell pattern")
+    prune.add_argument("--superseded", action="store_true", help="drop entries whose case has a newer one")
+    prune.add_argument("--dry-run", action="store_true", help="only say what would go")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry out ``perfsuite baselines``."""
+    actions = {"list": _list, "show": _show, "verify": _verify, "merge": _merge, "prune": _prune}
+    return actions[options.what](options)
+
+
+def files_in(paths: Sequence[Path]) -> list[Path]:
+    """The baseline files that these files and folders are or hold; published tables and examples are no baselines."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            kept = (file for file in sorted(path.rglob("*.json")) if not {"published", "examples"} & set(file.parts))
+            found += kept
+        elif path.exists():
+            found.append(path)
+        else:
+            raise ConfigurationError(f"{path} does not exist; name a baseline file or a folder of them")
+    return found
+
+
+def _list(options: argparse.Namespace) -> int:
+    files = files_in(options.path)
+    baselines = [(file, store.read(file)) for file in files]
+    if options.json:
+        print(json.dumps([{"file": str(file), **_facts(baseline)} for file, baseline in baselines], indent=1))
+        return EXIT_OK
+    for file, baseline in baselines:
+        facts = _facts(baseline)
+        simulated = ", simulated" if baseline.hardware.simulated else ""
+        print(f"{file}: {facts['cases']} cases, {facts['runs']} runs, newest {facts['age']}{simulated}")
+    if not files:
+        print("no baseline files; pytest --perf-update=append stores one")
+    return EXIT_OK
+
+
+def _facts(baseline: Baseline) -> dict[str, object]:
+    runs = sum(len(entry.runs) for entry in baseline.entries.values())
+    return {"cases": len(baseline.entries), "runs": runs, "age": _age(baseline.newest_time)}
+
+
+def _age(time: str) -> str:
+    if not time:
+        return "never"
+    days = (datetime.now(timezone.utc) - moment(time)).total_seconds() / _DAY_S
+    return f"{days:.0f} days ago" if days >= 1 else "today"
+
+
+def _show(options: argparse.Namespace) -> int:
+    for file in files_in(options.path):
+        baseline = store.read(file)
+        entries = [entry for entry in baseline.entries.values() if options.case in entry.case.node]
+        if options.json:
+            print(json.dumps({"file": str(file), "cases": [to_json(entry) for entry in entries]}, indent=1))
+            continue
+        print(file)
+        for name, value in baseline.hardware.key.items():
+            print(f"  {name}: {value}")
+        for line in _entry_lines(entries):
+            print(f"  {line}")
+    return EXIT_OK
+
+
+def _entry_lines(entries: Sequence[Entry]) -> Iterator[str]:
+    width = max((len(entry.case.node) for entry in entries), default=0)
+    for entry in sorted(entries, key=lambda each: each.case.node):
+        medians = [each.median_s for each in entry.runs if each.quantiles_s]
+        time = "out of memory"
+        if medians:
+            spread = max(medians) / min(medians) - 1
+            time = f"{format_seconds(medians[-1])}, runs within {spread:.1%}"
+        accepted = f", accepted: {entry.accepted.reason}" if entry.accepted else ""
+        runs = f"{len(entry.runs)} runs of {entry.sessions} session{'s' if entry.sessions > 1 else ''}"
+        yield f"{entry.case.node:{width}}  {runs}, newest {_age(entry.newest.time)}: {time}{accepted}"
+
+
+def _verify(options: argparse.Namespace) -> int:
+    damaged = {}
+    files = files_in(options.path)
+    for file in files:
+        try:
+            store.read(file)
+        except BaselineError as error:
+            damaged[str(file)] = str(error)
+    if options.json:
+        print(json.dumps({"files": len(files), "damaged": damaged}, indent=1))
+    else:
+        for message in damaged.values():
+            print(message)
+        print(f"{len(files) - len(damaged)} of {len(files)} files are sound")
+    return EXIT_FOUND if damaged else EXIT_OK
+
+
+def _merge(options: argparse.Namespace) -> int:
+    whole = store.merge_files(options.path, options.sources)
+    print(f"{options.path}: {_facts(whole)['cases']} cases, {_facts(whole)['runs']} runs")
+    return EXIT_OK
+
+
+def _prune(options: argparse.Namespace) -> int:
+    if options.older_than is None and not options.case and not options.superseded:
+        raise ConfigurationError("prune was told nothing to drop; give --older-than, --case or --superseded")
+    said = store.prune_file(
+        options.path,
+        now=datetime.now(timezone.utc),
+        older_than_days=options.older_than,
+        case=options.case,
+        superseded=options.superseded,
+        dry_run=options.dry_run,
+    )
+    for line in said or ("nothing to drop",):
+        print(f"would drop: {line}" if options.dry_run and said else line)
+    return EXIT_OK
+
+
+COMMAND = Command(
+    name="baselines",
+    help="list, show, verify, merge and prune baseline files",
+    arguments=arguments,
+    run=run,
+)

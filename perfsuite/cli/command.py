@@ -1,0 +1,45 @@
+"""What a subcommand of ``perfsuite`` is; one file each defines them and :mod:`perfsuite.cli.main` lists them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+EXIT_OK = 0
+EXIT_FOUND = 1
+"""The command did its work and found what it was asked to look for: a slower case, a contradiction."""
+EXIT_USAGE = 4
+"""A wrong option, platform name or file: the same number as pytest's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One subcommand."""
+
+    name: str
+    help: str
+    """One line."""
+    arguments: Callable[[argparse.ArgumentParser], None]
+    """Adds the options."""
+    run: Callable[[argparse.Namespace], int]
+    """Does the work and returns the exit code; a PerfsuiteError becomes one line and EXIT_USAGE."""
+
+
+def platform_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of every subcommand that prints something about platforms."""
+    parser.add_argument(
+        "--platform-file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="TOML file with rows and an [environment] of your own, as in the ini key perf_platforms; repeatable",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def print_json(value: Any) -> None:
+    """For other programs."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,61 @@
+"""The command line beside pytest: ``perfsuite env``, ``perfsuite platforms``, ...
+
+``COMMANDS`` lists the subcommands (see :mod:`perfsuite.cli.command`) in the order of ``perfsuite --help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from perfsuite.cli import ab, audit, baselines, env, platforms, report, schedule, trace
+from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command
+from perfsuite.errors import PerfsuiteError
+
+_EPILOG = (
+    "exit codes: 0 done; 4 wrong usage or configuration (as pytest's), with one line on stderr that says what to do"
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with our exit code for wrong usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; the exit code."""
+    parser = _Parser(prog="perfsuite", description="What pytest does not do for perfsuite.", epilog=_EPILOG)
+    subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        sub = subcommands.add_parser(command.name, help=command.help, description=command.help, epilog=_EPILOG)
+        command.arguments(sub)
+        sub.set_defaults(run=command.run)
+    arguments = parser.parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()  # a closed pipe must show here, not at exit
+        return code
+    except PerfsuiteError as error:
+        print(f"perfsuite: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except BrokenPipeError:  # perfsuite env | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+COMMANDS: tuple[Command, ...] = (
+    env.COMMAND,
+    platforms.COMMAND,
+    baselines.COMMAND,
+    audit.COMMAND,
+    schedule.COMMAND,
+    trace.COMMAND,
+    ab.COMMAND,
+    report.COMMAND,
+)

@@ -1,0 +1,122 @@
+"""``perfsuite report``: the tables of the published reports out of journals and baseline files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from perfsuite.baselines import store
+from perfsuite.cli.command import EXIT_OK, Command
+from perfsuite.errors import ConfigurationError
+from perfsuite.journal import Journal, read_journal
+from perfsuite.platforms import Catalog, load_catalog
+from perfsuite.reports.tables.case import from_entry
+from perfsuite.reports.tables.report import Run, find_style, fitting_styles, report, run_of_results
+from perfsuite.reports.tables.styles import STYLES
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    parser.epilog = (
+        "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files (baselines/PLATFORM/FINGERPRINT.json); "
+        "exit codes: 0 done; 4 wrong usage, or nothing to show"
+    )
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="journal or baseline file")
+    parser.add_argument("--style", choices=list(STYLES), help="whose tables; default: those that fit what was measured")
+    parser.add_argument("--base", type=Path, metavar="FILE", help="results of another machine to compare with")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write Markdown there instead of to the terminal")
+    parser.add_argument(
+        "--platform-file", action="append", default=[], metavar="FILE", help="TOML file with platforms of your own"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry out ``perfsuite report``."""
+    catalog = load_catalog(options.platform_file)
+    runs = [read_run(path, catalog) for path in options.results]
+    base = read_run(options.base, catalog) if options.base else None
+    styles = (find_style(options.style),) if options.style else fitting_styles(runs)
+    if not styles:
+        names = ", ".join(run.name for run in runs)
+        raise ConfigurationError(
+            f"{names}: nothing was measured that any report has a table for; run cases of test_perf, or name a "
+            f"style: {', '.join(STYLES)}"
+        )
+    text = report(runs, styles, base)
+    if options.out is None:
+        print(text, end="")
+        return EXIT_OK
+    try:
+        options.out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"--out: {options.out} cannot be written: {error.strerror}") from None
+    print(f"{options.out}: {', '.join(style.name for style in styles)}")
+    return EXIT_OK
+
+
+def read_run(path: Path, catalog: Catalog) -> Run:
+    """The results in a journal or baseline file; PerfsuiteError when it is neither, or damaged."""
+    if not path.is_file():
+        raise ConfigurationError(f"{path} is no file; give a journal or a baseline file")
+    if _is_journal(path):
+        return _run_of_journal(read_journal(path), catalog)
+    return _run_of_baseline(path, catalog)
+
+
+def _is_journal(path: Path) -> bool:
+    """Whether the first line is a JSON object with a header; a baseline file has no object on one line alone."""
+    with path.open("rb") as file:
+        first = file.readline()
+    try:
+        plain = json.loads(first)
+    except ValueError:
+        return path.suffix == ".jsonl"
+    return isinstance(plain, dict) and "header" in plain
+
+
+def _run_of_journal(journal: Journal, catalog: Catalog) -> Run:
+    header = journal.header
+    missing = {case: f"failed: {message.strip().partition(chr(10))[0]}" for case, message in journal.failures.items()}
+    missing.update({case: f"interrupted by {signal}" for case, signal in journal.interrupted.items()})
+    missing.update({case: f"skipped: {reason}" for case, reason in journal.skips.items()})
+    return run_of_results(
+        journal.results.values(),
+        name=str(journal.path),
+        platform=header.platform,
+        fingerprint=header.fingerprint,
+        missing=missing,
+        versions=header.versions,
+        device=catalog.models.get(header.platform),
+    )
+
+
+def _run_of_baseline(path: Path, catalog: Catalog) -> Run:
+    baseline = store.read(path)
+    hardware = baseline.hardware
+    newest = max((entry.newest for entry in baseline.entries.values()), key=lambda run: run.time, default=None)
+    environment = newest.environment if newest else {}
+    packages = environment.get("packages", {})
+    return Run(
+        name=f"{path}, newest run of each case",
+        platform=hardware.platform,
+        fingerprint=hardware.fingerprint,
+        cases=tuple(
+            from_entry(
+                entry, platform=hardware.platform, fingerprint=hardware.fingerprint, simulated=hardware.simulated
+            )
+            for _, entry in sorted(baseline.entries.items())
+        ),
+        environment=environment,
+        versions=packages if isinstance(packages, dict) else {},
+        device=catalog.models.get(hardware.platform),
+        simulated=hardware.simulated,
+    )
+
+
+COMMAND = Command(
+    name="report",
+    help="print the tables of the published reports out of results, published figures beside them",
+    arguments=arguments,
+    run=run,
+)

@@ -1,0 +1,85 @@
+"""``perfsuite trace``: traces and pictures of the pipeline cases of an earlier run, from its journal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command
+from perfsuite.errors import ConfigurationError, InvalidParameter
+from perfsuite.journal import Journal, read_journal
+from perfsuite.records import Timeline
+from perfsuite.reports.pipeline import pipeline_section
+from perfsuite.reports.timelines.files import check_timeline, write_case
+from perfsuite.schedules import durations_of, schedule_of, simulate
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    parser.add_argument("journal", type=Path, metavar="JOURNAL", help="journal that the run named at its end")
+    parser.add_argument("--case", default="", metavar="TEXT", help="only cases whose id contains this text")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the files; made if missing")
+    parser.add_argument(
+        "--simulated",
+        action="store_true",
+        help="beside each step its schedule simulated with the same durations: what was lost between the actions",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the files of every case with a timeline; raises PerfsuiteError when there is none or a file cannot be."""
+    journal = read_journal(options.journal)
+    timelines = _timelines(journal, options.case)
+    problems = []
+    written: list[Path] = []
+    for case, timeline in timelines.items():
+        try:
+            written += write_case(case, timeline, options.out)
+            if options.simulated:
+                written += write_case(case, simulated_beside(timeline), options.out)
+        except InvalidParameter as problem:
+            problems.append(f"{case}: {problem}")
+    for line in pipeline_section(journal.results[case] for case in timelines):
+        print(line)
+    print("", *written, sep="\n")
+    for line in problems:
+        print(f"perfsuite: error: {line}", file=sys.stderr)
+    return EXIT_USAGE if problems else EXIT_OK
+
+
+def simulated_beside(timeline: Timeline) -> Timeline:
+    """The schedule of ``timeline`` with its own durations; InvalidParameter when the catalogue has no such schedule."""
+    check_timeline(timeline)
+    return simulate(schedule_of(timeline), durations_of(timeline), detail=True)
+
+
+def _timelines(journal: Journal, text: str) -> Mapping[str, Timeline]:
+    """Those of the measured cases whose id contains ``text``, at least one; ConfigurationError says what there is."""
+    with_one = {
+        case: result.measurement.timeline
+        for case, result in journal.results.items()
+        if result.outcome == "measured" and result.measurement is not None and result.measurement.timeline is not None
+    }
+    found = {case: timeline for case, timeline in with_one.items() if text in case}
+    if not with_one:
+        cases = len(journal.results)
+        raise ConfigurationError(
+            f"journal {journal.path} has {cases} case{'' if cases == 1 else 's'} and none with a timeline; "
+            "only cases that run a pipeline schedule record one"
+        )
+    if not found:
+        raise ConfigurationError(
+            f"--case {text!r}: none of the {len(with_one)} cases with a timeline has it in its id; "
+            f"the first is {next(iter(with_one))}"
+        )
+    return found
+
+
+COMMAND = Command(
+    name="trace",
+    help="write a Perfetto trace and a picture of each pipeline case of an earlier run, from its journal",
+    arguments=arguments,
+    run=run,
+)

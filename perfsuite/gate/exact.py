@@ -1,0 +1,128 @@
+"""Quantities that do not scatter: memory, bytes, operations, bubble.  One run decides, by a rule, not by statistics."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfsuite.baselines.runs import Meaning, Run
+from perfsuite.gate.verdict import Finding, percent
+from perfsuite.metrics import REGISTRY, MetricSpec
+from perfsuite.metrics.spec import significant
+from perfsuite.records import Better, VerdictName
+
+STORED_DIGITS = 1e-5
+"""Relative difference that the six stored digits may make between equal values."""
+BUBBLE_CHANGE = 0.01
+"""Absolute change of a bubble ratio that is accepted."""
+MEMORY_CHANGE = 0.01
+"""Relative change of a memory size that is accepted where the registry says nothing else."""
+
+_STILL = 0.1
+"""Stored values that differ by no more than this share of what is allowed do not scatter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactRule:
+    """How much a quantity may change for the worse; what it may change by is the larger of the two."""
+
+    relative: float = 0.0
+    """Share of the stored value."""
+    absolute: float = 0.0
+    """In the quantity's own unit."""
+
+
+def rule_for(name: str, meaning: Meaning, tolerance: float | None = None) -> ExactRule | None:
+    """The exact rule of a metric; None when it scatters and is judged by statistics or not at all.
+
+    The registry says which metrics are deterministic.  Among those that it does not know, bubbles, sizes in GiB or
+    bytes, and counts of operations are.  ``tolerance`` is what the case asks for instead, relative; a bubble ratio
+    keeps its absolute rule.
+    """
+    spec = REGISTRY.get(name)
+    if spec is not None and spec.observed:
+        return None
+    if name.startswith("bubble"):
+        return ExactRule(absolute=(spec.absolute_floor if spec else 0.0) or BUBBLE_CHANGE)
+    if spec is not None:
+        return _from_registry(spec, tolerance)
+    if meaning.unit == "GiB":
+        return ExactRule(relative=MEMORY_CHANGE if tolerance is None else tolerance)
+    if meaning.unit in ("B", "bytes", "FLOP", "FLOPs"):
+        return ExactRule(relative=tolerance or 0.0)
+    return None
+
+
+def _from_registry(spec: MetricSpec, tolerance: float | None) -> ExactRule | None:
+    if not (spec.deterministic or spec.unit == "GiB"):
+        return None
+    usual = MEMORY_CHANGE if spec.unit == "GiB" else 0.0
+    relative = next(each for each in (tolerance, spec.tolerance, usual) if each is not None)
+    return ExactRule(relative=relative, absolute=spec.absolute_floor)
+
+
+def exact_findings(
+    stored: Sequence[Run],
+    runs: Sequence[Run],
+    meanings: Mapping[str, Meaning],
+    tolerances: Mapping[str, float],
+) -> tuple[Finding, ...]:
+    """One finding per exact quantity that both sides have."""
+    found = []
+    for name in sorted(meanings):
+        rule = rule_for(name, meanings[name], tolerances.get(name))
+        then = [run.metrics[name] for run in stored if name in run.metrics]
+        now = [run.metrics[name] for run in runs if name in run.metrics]
+        if rule is not None and then and now:
+            found.append(_judge(name, rule, meanings[name], then, now))
+    return tuple(found)
+
+
+def _judge(name: str, rule: ExactRule, meaning: Meaning, then: Sequence[float], now: Sequence[float]) -> Finding:
+    before, after = statistics.median(then), statistics.median(now)
+    allowed = max(rule.relative * abs(before), rule.absolute, STORED_DIGITS * abs(before))
+    change = _for_the_worse(after - before, meaning.better)
+    verdict: VerdictName = "regressed" if change > allowed else "improved" if change < -allowed else "pass"
+    reasons: tuple[str, ...] = ()
+    if verdict != "pass":
+        reasons = (
+            f"{name} {significant(after, 6)}, stored {significant(before, 6)} {meaning.unit}".rstrip()
+            + f": it may change by {_allowed_text(rule)}",
+        )
+    flags: tuple[str, ...] = ()
+    spread = max(then) - min(then)
+    if verdict == "regressed" and spread > _STILL * allowed and _beyond(then, now, meaning.better) <= spread:
+        verdict = "inconclusive"
+        flags = (f"{name} scatters in the stored runs: not gateable by an exact rule",)
+    return Finding(
+        quantity=name,
+        name=verdict,
+        tolerance=rule.absolute if rule.absolute > rule.relative * abs(before) else rule.relative,
+        effect=change / abs(before) if before else (math.copysign(math.inf, change) if change else 0.0),
+        exact=True,
+        confirmed=True if verdict == "regressed" else None,
+        reasons=reasons,
+        flags=flags,
+    )
+
+
+def _beyond(then: Sequence[float], now: Sequence[float], better: Better) -> float:
+    """How far the best new value lies beyond the worst stored one; negative where they overlap."""
+    if better == "neither":
+        return min(abs(new - old) for new in now for old in then)
+    return min(then) - max(now) if better == "higher" else min(now) - max(then)
+
+
+def _for_the_worse(change: float, better: Better) -> float:
+    """A quantity that has no better direction is worse by any change."""
+    if better == "higher":
+        return -change
+    return change if better == "lower" else abs(change)
+
+
+def _allowed_text(rule: ExactRule) -> str:
+    parts = [percent(rule.relative)] if rule.relative else []
+    parts += [significant(rule.absolute)] if rule.absolute else []
+    return " or ".join(parts) or "nothing"

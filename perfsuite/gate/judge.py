@@ -1,0 +1,272 @@
+"""The decision on one quantity of one case, from its stored level, this session's runs and A/B pairs.
+
+All values are natural logarithms, larger is worse.  docs/gate.md derives every bound and has the figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from perfsuite.gate.noise import Level
+from perfsuite.gate.verdict import GateSettings
+from perfsuite.statistics.robust import clipped_variance, huber_mean, median
+from perfsuite.statistics.student import t_quantile
+
+SURE = 0.999
+"""Confidence with which a pass excludes a slowdown that is too large to be missed."""
+LIKELY = 0.95
+CONFIRM_ALPHA = 0.005
+"""False alarms allowed per case of an A/B."""
+UNKNOWN_SESSION_SIGMA = 0.01
+"""How much a case moves between sessions where the baseline has too few to tell, and no A/B can be run."""
+ENOUGH_SESSIONS = 3
+LEAST_DOF = 3
+SESSION_SHARE = 0.1
+"""Share of the variance of stored runs that is taken to lie between sessions, at least."""
+
+Outcome = Literal["pass", "regressed", "improved", "inconclusive", "suspect", "candidate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Today:
+    """What all cases together say about this session."""
+
+    shift: float = 0.0
+    """How much the host moved every case, taken off; larger is slower."""
+    shift_variance: float = 0.0
+    """Variance of what a case feels of it."""
+    known: bool = False
+    """Whether the shifts of this and of the stored sessions are known and taken off."""
+    unexplained: float = 0.0
+    """Part of ``shift`` that may be the code's doing as well as the host's; 0 when it is known to be the host's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What one quantity is judged by."""
+
+    tolerance: float
+    """ln(1 + tolerance)."""
+    limit: float
+    """ln(1 + tolerance + blind margin): a pass excludes it."""
+    alpha: float
+    """False alarms allowed for this case in the re-measurement."""
+    shared_alpha: float
+    """The same for errors that screening and re-measurement have in common: the screening won nothing against them."""
+    confirm_alpha: float = CONFIRM_ALPHA
+    """The same for an A/B."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Uncertainty of this session's mean against the stored level."""
+
+    error: float
+    """Standard error of the difference."""
+    shared: float
+    """The part that re-measuring in this session cannot shrink: level, session and shift."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """An effect with its uncertainty."""
+
+    effect: float
+    """Logarithm, larger is worse."""
+    error: float
+    """Standard error."""
+    dof: int
+    """Degrees of freedom of ``error``."""
+    outcome: Outcome
+    """What follows from it alone."""
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Two-sided confidence interval, logarithms."""
+        reach = t_quantile(0.5 + confidence / 2, self.dof) * self.error
+        return self.effect - reach, self.effect + reach
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """Judges one quantity of one case."""
+
+    level: Level
+    """What is stored."""
+    today: Today
+    """What the suite says about the session."""
+    bounds: Bounds
+    """What is accepted."""
+    settings: GateSettings
+    """How many runs and pairs may be asked for."""
+    between: float = SESSION_SHARE
+    """Share of the variance of stored runs that lies between sessions."""
+    inside: float = 1 - SESSION_SHARE
+    """Variance of runs inside this session over the variance of stored runs."""
+
+    @property
+    def dof(self) -> int:
+        """Degrees of freedom of the noise.
+
+        Where drifts of the host are not taken off they are most of the noise, and all cases know them from the same few
+        sessions: then other cases add nothing.
+        """
+        known = self.level.dof
+        return known if self.today.known else max(LEAST_DOF, min(known, self.level.sessions - 1))
+
+    def spread(self, runs: int) -> Spread:
+        """Standard errors of the mean of ``runs`` runs of this session minus the stored level.
+
+        What lies between sessions shrinks with the number of stored sessions, never with the number of runs today.
+        """
+        level = self.level
+        variance = level.sigma**2
+        between = self.between * variance
+        within = max(0.0, variance - between)
+        if level.sessions < ENOUGH_SESSIONS and not self.settings.can_run_base:
+            between = max(between, UNKNOWN_SESSION_SIGMA**2)
+        shared = between * (1 + 1 / level.sessions) + within / level.runs + self.today.shift_variance
+        new = self.inside * variance
+        return Spread(error=math.sqrt(shared + new / runs), shared=math.sqrt(shared))
+
+    def excludes(self, effect: float, error: float) -> bool:
+        """Whether a slowdown of the limit is as good as impossible.
+
+        Looking faster makes a noisy case no surer: a negative effect counts as none.
+        """
+        return max(0.0, effect) + t_quantile(SURE, self.dof) * error < self.bounds.limit
+
+    @property
+    def best(self) -> Spread:
+        """The uncertainty after all runs and pairs that may be asked for; an A/B shares nothing with the screening."""
+        runs = self.spread(self._most_runs)
+        if not self.settings.can_run_base:
+            return runs
+        pairs = self.settings.pairs + self.settings.more_pairs
+        error = self.level.sigma * math.sqrt(2 * self.inside / pairs)
+        return Spread(error=min(error, runs.error), shared=0.0)
+
+    @property
+    def smallest_shown(self) -> float:
+        """MDE: the change that the whole procedure finds with 95 % probability; never below the tolerance."""
+        best, dof = self.best, self.dof
+        alpha = self.bounds.confirm_alpha if self.settings.can_run_base else self.bounds.alpha
+        reach = max(
+            t_quantile(1 - alpha, dof) * best.error, t_quantile(1 - self.bounds.shared_alpha, dof) * best.shared
+        )
+        return max(self.bounds.tolerance, reach + t_quantile(LIKELY, dof) * best.error)
+
+    @property
+    def can_clear(self) -> bool:
+        """Whether all runs and pairs that may be asked for would let an unchanged case pass."""
+        return self.excludes(0.0, self.best.error)
+
+    def difference(self, values: Sequence[float]) -> float:
+        """Median of this session's values against the stored level, the host's shift taken off."""
+        return median(values) - self.level.centre - self.today.shift
+
+    def _suspicious(self, error: float) -> float:
+        return max(self.bounds.tolerance / 2, error)
+
+    def screening_runs(self, values: Sequence[float]) -> int:
+        """Runs after which the screening can tell something: 1 on a quiet host.
+
+        A case that looks unchanged gets more until a pass would exclude the limit, unless no number of runs would do.
+        """
+        noise = self.level.sigma * math.sqrt(max(1.0, self.inside))
+        wanted = min(self.settings.first_runs, max(1, math.ceil((noise / (0.4 * self.bounds.tolerance)) ** 2)))
+        effect = self.bounds.tolerance / 4
+        if len(values) >= wanted:
+            effect = self.difference(values)
+            if effect > self._suspicious(self.spread(len(values)).error):
+                return len(values)
+        enough = max(wanted, len(values))
+        for runs in range(enough, self._most_runs + 1):
+            if self.excludes(effect, self.spread(runs).error):
+                return runs
+        return enough
+
+    def screen(self, values: Sequence[float]) -> Estimate:
+        """The first look: suspect (slower, or so much faster that the baseline may be stale), pass, or inconclusive.
+
+        A case is suspected only where more runs could clear it or could show what is seen.
+        """
+        effect = self.difference(values)
+        error = self.spread(len(values)).error
+        slower = effect > self._suspicious(error) and (effect > self.smallest_shown / 2 or self.can_clear)
+        faster = -effect > max(0.8 * self.bounds.tolerance, error) and -effect > self.smallest_shown / 2
+        outcome: Outcome = "inconclusive"
+        if slower or faster:
+            outcome = "suspect"
+        elif self.excludes(effect, error):
+            outcome = "pass"
+        return Estimate(effect=effect, error=error, dof=self.dof, outcome=outcome)
+
+    def remeasured(self, values: Sequence[float]) -> Estimate:
+        """The second look, at fresh runs only: the screening chose the case, so its runs would be biased."""
+        effect, spread = self._effect(values), self.spread(len(values))
+        outcome: Outcome
+        if self._shows(values, 1.0):
+            outcome = "candidate"
+        elif self._shows(values, -1.0):
+            outcome = "improved"
+        else:
+            outcome = self._cleared(effect, spread, last=len(values) >= self._most_runs)
+        return Estimate(effect=effect, error=spread.error, dof=self.dof, outcome=outcome)
+
+    def _effect(self, values: Sequence[float]) -> float:
+        return huber_mean(values, self.level.sigma) - self.level.centre - self.today.shift
+
+    @property
+    def _most_runs(self) -> int:
+        return self.settings.first_runs + self.settings.more_runs
+
+    def _shows(self, values: Sequence[float], sign: float) -> bool:
+        """Whether the runs show a change in this direction, also without the one that shows it most.
+
+        Disturbances are one-sided and rare: one of a few runs can carry a mean, and must not carry a verdict.
+        """
+        without = sorted(values, key=lambda value: sign * value)[:-1]
+        return all(self._reaches(sign * self._effect(some), self.spread(len(some))) for some in (values, without))
+
+    def _reaches(self, effect: float, spread: Spread) -> bool:
+        dof = self.dof
+        alone = t_quantile(1 - self.bounds.alpha, dof) * spread.error
+        shared = t_quantile(1 - self.bounds.shared_alpha, dof) * spread.shared
+        return effect > max(self.bounds.tolerance, alone, shared)
+
+    def _cleared(self, effect: float, spread: Spread, *, last: bool) -> Outcome:
+        dof, tolerance = self.dof, self.bounds.tolerance
+        near = effect < (0.85 if last else 0.6) * tolerance
+        near = near or effect + t_quantile(LIKELY, dof) * spread.error < tolerance
+        return "pass" if near and self.excludes(effect, spread.error) else "inconclusive"
+
+    def paired(self, pairs: Sequence[tuple[float, float]]) -> Estimate:
+        """The A/B: (base, new) values of runs that were neighbours in this session; the stored level plays no part.
+
+        The noise that is expected of the case and that of the pairs are pooled by degrees of freedom.
+        """
+        differences = [new - base for base, new in pairs]
+        effect, error, dof = self._paired_mean(differences)
+        without = self._paired_mean(sorted(differences)[:-1])
+        outcome: Outcome = "inconclusive"
+        if self._confirms(effect, error, dof) and self._confirms(*without):
+            outcome = "regressed"
+        elif effect < 0.5 * self.bounds.tolerance or effect + 1.7 * error < self.bounds.tolerance:
+            outcome = "pass" if self.excludes(effect, error) else "inconclusive"
+        return Estimate(effect=effect, error=error, dof=dof, outcome=outcome)
+
+    def _paired_mean(self, differences: Sequence[float]) -> tuple[float, float, int]:
+        """Mean, its standard error and its degrees of freedom."""
+        count, dof = len(differences), self.level.dof
+        expected = 2 * self.inside * self.level.sigma**2
+        own = clipped_variance(differences, math.sqrt(expected))
+        total = dof + count - 1
+        pooled = math.sqrt((dof * expected + (count - 1) * own) / total)
+        return huber_mean(differences, pooled), pooled / math.sqrt(count), total
+
+    def _confirms(self, effect: float, error: float, dof: int) -> bool:
+        reach = t_quantile(1 - self.bounds.confirm_alpha, dof) * error
+        return effect > max(0.85 * self.bounds.tolerance, reach)

@@ -1,0 +1,208 @@
+"""What the whole suite says about this session: the host's shift, and how noise divides inside and between sessions.
+
+Unchanged cases are taken to be the majority.  Variances are in units of the variance of a stored run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from perfsuite.gate.judge import SESSION_SHARE, Today
+from perfsuite.gate.noise import Level
+from perfsuite.gate.verdict import GateSettings
+from perfsuite.statistics.robust import MAD_TO_SIGMA, clipped_variance, median, variance
+
+PRIOR_INSIDE = 1 - SESSION_SHARE
+SUITE_PRIOR_DOF = 30
+KIND_PRIOR_DOF = 8
+"""Weight of the expectation that nearly all noise lies between runs and little between sessions."""
+SHIFTLESS_INSIDE = 0.5
+SHIFTLESS_PRIOR_DOF = 6
+"""The same where a host's drift cannot be told from a case's own noise."""
+SCALE_CASES = 5
+"""Replicated cases from which on they tell how noisy today is."""
+MOST_BETWEEN = 2.0
+"""Most variance between sessions that is believed."""
+EXCESS = 1.3
+"""Variance of the cases around the suite's shift, over the expected, from which on it is believed to be larger."""
+UNLIKE_RESPONSE = 0.3
+"""Standard deviation of how much of a host's shift a case really feels: memory-bound and compute-bound cases differ."""
+EXPLAINED = 0.5
+"""Share of the suite's shift that the yardsticks must show before it is put down to the host."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Screened:
+    """One case as the screening saw it."""
+
+    level: Level
+    """The stored level."""
+    values: tuple[float, ...]
+    """This session's values, adjusted by the yardstick where the level is."""
+    yardstick_moved: float | None = None
+    """By how much its yardstick moved from the stored one; None where either is missing."""
+
+    @property
+    def difference(self) -> float:
+        """Median of this session's values minus the stored level."""
+        return median(self.values) - self.level.centre
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replicates:
+    """Values of one quantity of one case that were measured in this session."""
+
+    kind: str
+    """Cases of one kind share what is known about noise."""
+    level: Level
+    """The stored level."""
+    values: Sequence[float]
+    """At least two."""
+
+    @property
+    def dof(self) -> int:
+        """Degrees of freedom of their variance."""
+        return len(self.values) - 1
+
+    @property
+    def plain_ratio(self) -> float:
+        """Their variance over that of stored runs."""
+        return variance(self.values) / self.level.sigma**2
+
+    def ratio(self, scale: float) -> float:
+        """The same with outliers drawn in to what is usual today, ``scale`` times the stored noise."""
+        return clipped_variance(self.values, scale * self.level.sigma) / self.level.sigma**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """How noise divides, in units of the variance of a stored run."""
+
+    between: float = SESSION_SHARE
+    """Variance between sessions, one figure for the suite."""
+    usual: float = PRIOR_INSIDE
+    """Variance inside today's session, over all kinds."""
+    inside: Mapping[str, float] = field(default_factory=dict)
+    """The same by kind, where runs of the kind were replicated."""
+    scale: float = 1.0
+    """Standard deviation of an undisturbed run today over that of a stored one, at least 1."""
+
+    def of(self, kind: str) -> float:
+        """Variance inside today's session for cases of this kind."""
+        return self.inside.get(kind, self.usual)
+
+
+def shares(replicates: Iterable[Replicates], *, with_shift: bool) -> Shares:
+    """What replicated runs say; the expectation weighs more than a few of them.
+
+    ``with_shift``: the sessions' common shifts are known and taken off.  Where they are not, they are part of what lies
+    between sessions, which then is taken to be half of everything until replicates say otherwise.
+    """
+    known = list(replicates)
+    scale = _scale(known)
+    sums: dict[str, tuple[float, int]] = {}
+    for each in known:
+        total, dof = sums.get(each.kind, (0.0, 0))
+        sums[each.kind] = (total + each.ratio(scale) * each.dof, dof + each.dof)
+    whole = sum(total for total, _ in sums.values()), sum(dof for _, dof in sums.values())
+    usual = _pooled(whole, PRIOR_INSIDE, SUITE_PRIOR_DOF)
+    inside = usual if with_shift else _pooled(whole, SHIFTLESS_INSIDE, SHIFTLESS_PRIOR_DOF)
+    between = max(SESSION_SHARE, 1 - inside)
+    usual = max(usual, 1 - between)
+    return Shares(
+        between=between,
+        usual=usual,
+        inside={kind: max(1 - between, _pooled(found, usual, KIND_PRIOR_DOF)) for kind, found in sums.items()},
+        scale=scale,
+    )
+
+
+def _scale(known: Sequence[Replicates]) -> float:
+    """How much noisier an ordinary case is than when the baseline was taken: by the median, spikes do not count.
+
+    The median of a variance with d degrees of freedom is about (1 - 2/9d)^3 of its mean (Wilson and Hilferty).
+    """
+    if len(known) < SCALE_CASES:
+        return 1.0
+    return math.sqrt(max(1.0, median([each.plain_ratio / (1 - 2 / (9 * each.dof)) ** 3 for each in known])))
+
+
+def _pooled(found: tuple[float, int], expected: float, weight: int) -> float:
+    """A ratio of variances, given as (sum of ratio x dof, dof), with ``expected`` counted for ``weight`` dof."""
+    total, dof = found
+    return (weight * expected + total) / (weight + dof)
+
+
+def own_inside(share: float, replicates: Replicates, scale: float) -> float:
+    """The share of a case whose own runs are known: never below that of its kind, larger when its runs scatter more."""
+    dof = replicates.dof
+    return max(share, (KIND_PRIOR_DOF * share + dof * replicates.ratio(scale)) / (KIND_PRIOR_DOF + dof))
+
+
+def knows_shift(cases: int, settings: GateSettings) -> bool:
+    """Whether so many cases tell what a session did to all of them."""
+    return not settings.in_place and cases >= settings.min_suite
+
+
+def look(screened: Sequence[Screened], found: Shares, settings: GateSettings) -> tuple[Today, Shares]:
+    """Shift of the session, and the shares as the scatter of the cases around it corrects them.
+
+    Fewer than ``settings.min_suite`` cases, or cases settled in place, say nothing.  Where the cases scatter more than
+    their replicates and levels explain, they differ between sessions; where there are no replicates, today is noisier.
+    """
+    if not knows_shift(len(screened), settings):
+        return Today(), found
+    differences = [each.difference for each in screened]
+    shift = median(differences)
+    feels = (UNLIKE_RESPONSE * shift) ** 2
+    expected = [_variance(each, found) * each.level.sigma**2 + feels for each in screened]
+    scatter = _scatter(differences, expected, shift)
+    error = math.pi / 2 * median(expected) * max(1.0, scatter) / len(screened)
+    today = Today(
+        known=True,
+        shift=shift,
+        shift_variance=error + feels,
+        unexplained=0.0 if _host_did_it(screened, shift) else shift,
+    )
+    return today, _corrected(screened, found, scatter)
+
+
+def _variance(screened: Screened, found: Shares) -> float:
+    """Variance of the difference of an unchanged case, in units of that of a stored run."""
+    level = screened.level
+    inside = found.usual / len(screened.values)
+    return found.between * (1 + 1 / level.sessions) + max(0.0, 1 - found.between) / level.runs + inside
+
+
+def _scatter(differences: Sequence[float], expected: Sequence[float], shift: float) -> float:
+    """Variance of the cases around the shift over the expected one; 1 on a host like that of the baseline."""
+    away = [
+        abs(difference - shift) / math.sqrt(expectation)
+        for difference, expectation in zip(differences, expected, strict=True)
+    ]
+    return (MAD_TO_SIGMA * median(away)) ** 2
+
+
+def _corrected(screened: Sequence[Screened], found: Shares, scatter: float) -> Shares:
+    if scatter < EXCESS:
+        return found
+    missing = (scatter - 1) * median([_variance(each, found) for each in screened])
+    replicated = sum(len(each.values) > 1 for each in screened)
+    if 2 * replicated > len(screened):
+        sessions = median([each.level.sessions for each in screened])
+        return replace(found, between=min(MOST_BETWEEN, found.between + missing / (1 + 1 / sessions)))
+    usual = found.usual + missing
+    return replace(found, usual=usual, inside={kind: max(usual, share) for kind, share in found.inside.items()})
+
+
+def yardstick_shift(moved: Sequence[float], settings: GateSettings) -> float:
+    """What all yardsticks of the session have in common; ``moved`` is by how much each case's moved from its level."""
+    return median(moved) if knows_shift(len(moved), settings) else 0.0
+
+
+def _host_did_it(screened: Sequence[Screened], shift: float) -> bool:
+    """Whether yardsticks, which do not run the code under test, moved along with the cases."""
+    moved = [each.yardstick_moved for each in screened if each.yardstick_moved is not None]
+    return 2 * len(moved) > len(screened) and median(moved) / shift >= EXPLAINED if shift else True

@@ -1,0 +1,1 @@
+"""The published reference tables: figures as printed, with source, meaning and label, and which belong to a case."""

@@ -1,0 +1,237 @@
+"""The published reference tables: every figure of five reports as printed, with its source, meaning and label.
+
+A figure is a reference and never a gate: it is shown beside what was measured.  Labels: M measured and plausible, M?
+measured but mislabelled or anomalous, R ratios usable and absolutes not, X contradictory.  The files under
+``baselines/published/`` hold figures and short headings, no sentences; each table carries a digest of its cells, so a
+slip of an editor's hand is found.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from perfsuite import models
+from perfsuite.mesh import MeshShape
+from perfsuite.published.numbers import printed
+from perfsuite.published.read import directory, read_all
+from perfsuite.published.records import Label, PublishedColumn, PublishedReport, PublishedRow, PublishedTable
+from perfsuite.published.roles import ROLES
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedFigure:
+    """One published figure with everything that is needed to show it beside a measurement."""
+
+    report: str
+    table: str
+    line: int
+    source: str
+    """File, heading and line."""
+    platforms: tuple[str, ...]
+    hardware: str
+    model: str
+    workload: str
+    parameters: Mapping[str, Any]
+    """Configuration of its run."""
+    world_size: int | None
+    metric: str
+    column: str
+    text: str
+    """As printed."""
+    value: float
+    """The printed number."""
+    unit: str
+    """What the number's unit really is."""
+    unit_published: str
+    metric_value: float
+    """In the unit of ``metric``."""
+    convention: str
+    label: Label
+    reason: str
+
+    def __str__(self) -> str:
+        note = f" ({self.convention})" if self.convention else ""
+        return f"published {self.value:g} {self.unit}{note} [{self.label}: {self.reason}] {self.source}"
+
+
+@functools.cache
+def shipped() -> tuple[PublishedReport, ...]:
+    """The reports that perfsuite ships, read once."""
+    return read_all(directory())
+
+
+@functools.cache
+def _shipped_figures() -> tuple[PublishedFigure, ...]:
+    return tuple(figures(shipped()))
+
+
+def figures(reports: tuple[PublishedReport, ...]) -> Iterator[PublishedFigure]:
+    """Every measured figure that has a metric, in report order."""
+    for report in reports:
+        for table in report.tables:
+            for row in table.rows if table.kind == "result" else ():
+                for column in table.columns:
+                    figure = _figure(report, table, row, column) if column.metric else None
+                    if figure:
+                        yield figure
+
+
+def _figure(
+    report: PublishedReport, table: PublishedTable, row: PublishedRow, column: PublishedColumn
+) -> PublishedFigure | None:
+    cell = table.cell(row, column)
+    number = cell.number(column.index) if cell else None
+    if cell is None or number is None:
+        return None
+    parameters = _parameters(table, row)
+    judgement = table.judge(row, column)
+    world_size, platform = parameters.pop("devices", None), parameters.pop("platform", None)
+    return PublishedFigure(
+        report=report.report,
+        table=table.id,
+        line=row.line,
+        source=f"{report.file}, {table.heading}, line {row.line}",
+        platforms=(platform,) if platform else table.platforms,
+        hardware=table.hardware,
+        model=str(parameters.get("model", table.model)),
+        workload=table.workload,
+        parameters=parameters,
+        world_size=world_size,
+        metric=column.metric,
+        column=column.name,
+        text=cell.text,
+        value=float(number.value),
+        unit=column.unit or column.unit_published,
+        unit_published=column.unit_published,
+        metric_value=float(number.value * Fraction(str(column.scale))),
+        convention=column.convention,
+        label=judgement.label,
+        reason=judgement.reason,
+    )
+
+
+def _parameters(table: PublishedTable, row: PublishedRow) -> dict[str, Any]:
+    """Configuration of a row's run: of the table, as stated around it, in its columns and by the row itself."""
+    found: dict[str, Any] = dict(table.parameters)
+    found.update({stated.role: stated.text for stated in table.stated if _is_setting(stated.role)})
+    for column in table.columns:
+        cell = table.cell(row, column) if _is_setting(column.role) else None
+        if cell and not cell.blank:
+            found[column.role] = cell.text
+    for role, text in found.items():
+        number = printed(text).number() if role in ROLES and ROLES[role].exact and isinstance(text, str) else None
+        found[role] = int(number.value) if number else text
+    return found | dict(row.parameters)
+
+
+def _is_setting(role: str) -> bool:
+    """Whether a role sets up a run; numbers of parameters follow from the model and are left out."""
+    return ROLES[role].kind == "configuration" and ROLES[role].dimension != "size"
+
+
+def lookup(
+    platform: str,
+    workload: str,
+    parameters: Mapping[str, Any],
+    world_size: int,
+    *,
+    metric: str = "",
+    reports: tuple[PublishedReport, ...] | None = None,
+) -> list[PublishedFigure]:
+    """Published figures of the run that a case is: same platform, workload, model and number of ranks.
+
+    ``workload`` is a class's import path or name, or its name in snake case (``train_step``).  A parameter that the
+    report and the case both state must agree; a mesh counts as the sizes of its axes, and a model that perfsuite knows
+    as its width, layers, heads, length and vocabulary.  A report that names a model
+    matches a case that names it too, or that has its width, layers and heads.  Nothing found is an empty list.
+
+    >>> [str(figure.text) for figure in lookup("s4000", "train_step", {"model": "opensora"}, 8, metric="step_time_s")]
+    ['3.950', '3949.72']
+    """
+    settings = _settings(parameters)
+    return [
+        figure
+        for figure in (_shipped_figures() if reports is None else figures(reports))
+        if platform in figure.platforms
+        and figure.world_size == world_size
+        and figure.workload == _snake(workload)
+        and metric in ("", figure.metric)
+        and _agrees(figure, settings)
+    ]
+
+
+def select(
+    *, platform: str = "", model: str = "", metric: str = "", world_size: int | None = None
+) -> list[PublishedFigure]:
+    """Shipped figures by any of platform, model, metric and number of ranks; what is left out matches everything."""
+    return [
+        figure
+        for figure in _shipped_figures()
+        if (not platform or platform in figure.platforms)
+        and (not model or _plain(figure.model) == _plain(model))
+        and metric in ("", figure.metric)
+        and world_size in (None, figure.world_size)
+    ]
+
+
+_SHAPE = ("hidden_size", "num_layers", "num_heads")
+
+
+def _agrees(figure: PublishedFigure, settings: Mapping[str, Any]) -> bool:
+    stated = {**figure.parameters, "model": figure.model}
+    shaped = all(name in settings and name in stated for name in _SHAPE)
+    if "model" not in settings and not shaped:
+        return False
+    names = [name for name in stated if name in settings and not (shaped and name == "model")]
+    return all(_plain(stated[name]) == _plain(settings[name]) for name in names)
+
+
+def differences(figure: PublishedFigure, platform: str, parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """How a case differs from the run that a figure was published of, one phrase each; empty when nothing is known to.
+
+    Names of the case's ``parameters`` that the report does not state are left out, and so are those the case lacks.
+
+    >>> figure = select(platform="s4000", model="opensora", metric="final_loss", world_size=2)[0]
+    >>> differences(figure, "cpu", {"model": "opensora-tiny"})
+    ('platform s4000, not cpu', 'model opensora, not opensora-tiny')
+    """
+    found = [] if platform in figure.platforms else [f"platform {' or '.join(figure.platforms)}, not {platform}"]
+    stated, settings = {"model": figure.model, **figure.parameters}, _settings(parameters)
+    found += [
+        f"{name} {stated[name]}, not {settings[name]}"
+        for name in stated
+        if stated[name] and name in settings and _plain(stated[name]) != _plain(settings[name])
+    ]
+    return tuple(found)
+
+
+def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters that a case states (not None), a mesh taken apart into the sizes of dp, tp and pp, and the shape of
+    its model: a run of another length or vocabulary is another run.
+    """
+    settings = {name: value for name, value in parameters.items() if value is not None}
+    mesh = settings.pop("mesh", None)
+    shape = MeshShape.parse(mesh) if isinstance(mesh, str) and mesh else mesh
+    if isinstance(shape, MeshShape):
+        data = shape.size("dp") * shape.size("dp_replicate") * shape.size("dp_shard")
+        settings.update({"dp": data, "tp": shape.size("tp"), "pp": shape.size("pp")})
+    if settings.get("micro_batch_size"):
+        steps = settings.get("num_micro_batches", settings.get("accumulation", 1))
+        settings.setdefault("local_batch_size", settings["micro_batch_size"] * steps)
+    return {**models.stated(settings, settings.get("tp", 1)), **settings}
+
+
+def _snake(workload: str) -> str:
+    name = workload.rpartition(":")[2].rpartition(".")[2]
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
+
+
+def _plain(value: Any) -> str:
+    """Names compare without case and punctuation, numbers as numbers: llama2_7b is Llama2-7B, 8 is 8.0."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f"{float(value):g}"
+    return "".join(letter for letter in str(value).lower() if letter.isalnum())

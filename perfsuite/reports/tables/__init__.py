@@ -1,0 +1,1 @@
+"""The tables of the published reports out of what runs measured."""

@@ -1,0 +1,47 @@
+"""Tables of single kernels and collectives: report 004's methods, and what FlagPerf prints of a machine."""
+
+from __future__ import annotations
+
+from perfsuite.reports.tables.spec import DTYPE, LAYOUT, Column, TableSpec, setting
+
+_STREAMS = ("MemoryCopy", "MemoryTriad", "HostDeviceCopy")
+
+KERNELS = (
+    TableSpec(
+        title="Matrix products",
+        select=lambda case: case.workload == "Matmul" or "tflops" in case.values,
+        columns=(
+            LAYOUT,
+            setting("size m x k x n", "size"),
+            DTYPE,
+            Column(title="TFLOPS (integers: TOPS)", key="tflops"),
+            Column(title="ms", key="median_s", scale=1000),
+        ),
+    ),
+    TableSpec(
+        title="Memory bandwidth",
+        select=lambda case: case.workload in _STREAMS or "gb_per_s" in case.values,
+        columns=(
+            LAYOUT,
+            setting("kernel", "kernel"),
+            setting("buffer", "size"),
+            Column(title="GB/s", key="gb_per_s"),
+            Column(title="bandwidth of", key="residence", value=False, optional=True),
+            Column(title="ms", key="median_s", scale=1000),
+        ),
+    ),
+    TableSpec(
+        title="Collectives",
+        select=lambda case: "collective" in case.settings or "busbw_gb_per_s" in case.values,
+        columns=(
+            setting("collective", "kernel"),
+            LAYOUT,
+            setting("size", "size"),
+            DTYPE,
+            Column(title="us", key="median_us"),
+            Column(title="algbw GB/s", key="algbw_gb_per_s"),
+            Column(title="busbw GB/s", key="busbw_gb_per_s"),
+        ),
+        notes=("sizes, algbw and busbw as nccl-tests counts them; 1 GB/s is 1e9 bytes/s",),
+    ),
+)

@@ -1,0 +1,243 @@
+"""Tables of report 004: data parallelism, memory, scaling, pipelines, tensor, sequence, expert parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from perfsuite.reports.tables.case import TableCase
+from perfsuite.reports.tables.kernels import KERNELS
+from perfsuite.reports.tables.spec import (
+    COMMUNICATION,
+    EFFICIENCY,
+    EXPOSED,
+    GLOBAL,
+    LAYOUT,
+    LENGTH,
+    LOCAL,
+    MFU,
+    MFU_NOTE,
+    MODEL,
+    NAMED_BASE,
+    OPTIONS,
+    PEAK,
+    SAMPLES,
+    SPEED_UP,
+    STEP_S,
+    Column,
+    Style,
+    TableSpec,
+    is_gpt,
+    setting,
+)
+
+_PIPELINE = (
+    setting("micro-batches", "num_micro_batches"),
+    LAYOUT,
+    setting("micro-batch", "micro_batch_size"),
+    SAMPLES,
+    Column(title="bubble %", key="bubble_ratio", scale=100),
+    Column(title="bubble % (simulated)", key="simulated_bubble_ratio", scale=100),
+    PEAK,
+)
+"""What both tables of pipelines have."""
+
+# -- which cases -------------------------------------------------------------------------------------------------
+
+
+def _axes(case: TableCase) -> int:
+    """Axes of the mesh with more than one rank."""
+    return sum(int(case.settings.get(axis, 1)) > 1 for axis in ("dp", "pp", "tp", "cp", "ep"))
+
+
+def _strategy(*names: str) -> Callable[[TableCase], bool]:
+    def select(case: TableCase) -> bool:
+        return is_gpt(case) and case.settings.get("strategy") in names and case.workload != _LARGEST
+
+    return select
+
+
+def _split_along(axis: str) -> Callable[[TableCase], bool]:
+    def select(case: TableCase) -> bool:
+        return bool(case.model) and int(case.settings.get(axis, 1)) > 1
+
+    return select
+
+
+def _scales(kind: str) -> Callable[[TableCase], bool]:
+    def select(case: TableCase) -> bool:
+        return is_gpt(case) and case.kind == kind
+
+    return select
+
+
+_LARGEST = "LargestBatch"
+
+
+def _pipelines(case: TableCase) -> bool:
+    return "bubble_ratio" in case.values or (bool(case.missing) and "schedule" in case.settings)
+
+
+def _one_f_one_b(case: TableCase) -> bool:
+    return _pipelines(case) and str(case.settings.get("schedule", "")).lower() == "1f1b"
+
+
+def _memory_build(case: TableCase) -> bool:
+    return bool(case.model) and ("peak_gib" in case.values or "memory" in case.parameters.get("builds", ()))
+
+
+# -- 004 methods -------------------------------------------------------------------------------------------------
+
+METHODS = Style(
+    name="methods",
+    report="004",
+    title="Methods",
+    needs="pytest test_perf",
+    applies=lambda case: not case.model or is_gpt(case),
+    environment=True,
+    tables=(
+        *KERNELS,
+        TableSpec(
+            title="Data parallel, DDP",
+            select=_strategy("ddp"),
+            published=("004/ddp", "004/multi-node"),
+            per="model",
+            columns=(LAYOUT, LOCAL, GLOBAL, OPTIONS, SAMPLES, STEP_S, SPEED_UP, MFU, EXPOSED),
+            notes=(NAMED_BASE, MFU_NOTE, COMMUNICATION),
+        ),
+        TableSpec(
+            title="Data parallel, FSDP",
+            select=_strategy("fsdp"),
+            published=("004/fsdp",),
+            per="model",
+            columns=(LAYOUT, LOCAL, OPTIONS, SAMPLES, PEAK, SPEED_UP, EXPOSED),
+            notes=(NAMED_BASE, COMMUNICATION),
+        ),
+        TableSpec(
+            title="ZeRO",
+            select=_strategy("zero0", "zero1", "zero2", "zero3", "zero_redundancy"),
+            per="model",
+            columns=(setting("strategy", "strategy"), LAYOUT, LOCAL, OPTIONS, SAMPLES, PEAK, SPEED_UP),
+        ),
+        TableSpec(
+            title="Memory per device",
+            select=_memory_build,
+            columns=(
+                MODEL,
+                setting("strategy", "strategy"),
+                LAYOUT,
+                LOCAL,
+                OPTIONS,
+                Column(title="weights GiB", key="weights_gib"),
+                Column(title="gradients GiB", key="gradients_gib"),
+                Column(title="optimizer GiB", key="optimizer_gib"),
+                Column(title="activations GiB", key="activations_gib"),
+                Column(title="peak activations GiB", key="peak_activations_gib", optional=True),
+                Column(title="untracked GiB", key="untracked_gib"),
+                Column(title="peak GiB", key="peak_gib"),
+            ),
+            notes=("untracked: allocated after a step beyond weights, gradients and optimizer",),
+        ),
+        TableSpec(
+            title="Largest local batch",
+            select=lambda case: case.workload == _LARGEST or "largest_local_batch_samples" in case.values,
+            columns=(
+                MODEL,
+                setting("strategy", "strategy"),
+                LAYOUT,
+                OPTIONS,
+                Column(title="most samples per rank", key="largest_local_batch_samples"),
+                PEAK,
+                SAMPLES,
+            ),
+        ),
+        TableSpec(
+            title="Weak scaling",
+            select=_scales("weak"),
+            published=("004/weak",),
+            per="model",
+            columns=(
+                setting("strategy", "strategy"),
+                LAYOUT,
+                LOCAL,
+                GLOBAL,
+                OPTIONS,
+                STEP_S,
+                SPEED_UP,
+                EFFICIENCY,
+                EXPOSED,
+            ),
+            notes=(NAMED_BASE, COMMUNICATION),
+        ),
+        TableSpec(
+            title="Strong scaling",
+            select=_scales("strong"),
+            published=("004/strong",),
+            per="model",
+            columns=(setting("strategy", "strategy"), LAYOUT, LOCAL, GLOBAL, OPTIONS, STEP_S, SPEED_UP, EFFICIENCY),
+            notes=(NAMED_BASE,),
+        ),
+        TableSpec(
+            title="Pipeline schedules",
+            select=_pipelines,
+            published=("004/schedules",),
+            per="model",
+            pair_by=("schedule", "num_micro_batches"),
+            columns=(
+                setting("schedule", "schedule"),
+                setting("stages", "stages"),
+                *_PIPELINE,
+            ),
+        ),
+        TableSpec(
+            title="Number of stages",
+            select=_one_f_one_b,
+            published=("004/stages",),
+            per="model",
+            pair_by=("stages", "schedule"),
+            columns=(
+                setting("stages", "stages"),
+                setting("schedule", "schedule"),
+                *_PIPELINE,
+            ),
+        ),
+        TableSpec(
+            title="Tensor parallel",
+            select=_split_along("tp"),
+            published=("004/tensor",),
+            pair_by=("tp",),
+            columns=(setting("tp", "tp"), MODEL, LAYOUT, SAMPLES, PEAK, EXPOSED, MFU),
+            notes=(COMMUNICATION,),
+        ),
+        TableSpec(
+            title="Long sequences",
+            select=_split_along("cp"),
+            published=("004/long-sequences",),
+            pair_by=("sequence_length",),
+            columns=(LENGTH, setting("cp", "cp"), MODEL, LAYOUT, PEAK, SAMPLES),
+        ),
+        TableSpec(
+            title="Experts",
+            select=_split_along("ep"),
+            published=("004/moe",),
+            columns=(MODEL, setting("ep", "ep"), LAYOUT, SAMPLES, PEAK, MFU),
+        ),
+        TableSpec(
+            title="Several axes",
+            select=lambda case: bool(case.model) and _axes(case) > 1,
+            published=("004/3d",),
+            pair_by=("dp", "pp", "tp"),
+            columns=(
+                MODEL,
+                setting("dp", "dp"),
+                setting("pp", "pp"),
+                setting("tp", "tp"),
+                setting("cp", "cp"),
+                setting("ep", "ep"),
+                LAYOUT,
+                SAMPLES,
+                PEAK,
+                MFU,
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,119 @@
+"""What a table of a report is made of: which cases, which columns, which published rows beside them.
+
+A column names a setting or a value of :class:`~perfsuite.reports.tables.case.TableCase`; its title has the unit and
+says per device or all devices where a report was not clear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from perfsuite.reports.tables.case import TableCase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column."""
+
+    title: str
+    """With its unit."""
+    key: str
+    """Name of a setting, or of a value: then a metric, under the name that published figures have too.  One in GiB is
+    shown in the unit that the column reads best in, and has GiB in its title."""
+    scale: float = 1.0
+    """Value x scale is what the title says."""
+    value: bool = True
+    """False for a setting."""
+    optional: bool = False
+    """Left out where no case of the table has it."""
+
+    def __post_init__(self) -> None:
+        assert "iB" in self.title or not self.in_gib, f"column {self.title} of {self.key} does not name its unit"
+
+    @property
+    def in_gib(self) -> bool:
+        """Whether its values are sizes in GiB."""
+        return self.value and self.key.endswith("_gib")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSpec:
+    """One table of a report."""
+
+    title: str
+    columns: tuple[Column, ...]
+    select: Callable[[TableCase], bool]
+    """Which cases are its rows."""
+    published: tuple[str, ...] = ()
+    """Published tables whose rows stand beside, ``report/id``."""
+    pair_by: tuple[str, ...] = ("ranks",)
+    """Settings that a published row shares with the row it stands beside."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know whatever was measured."""
+    per: str = ""
+    """A table for each value of this setting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """The tables of one report."""
+
+    name: str
+    report: str
+    """Three digits."""
+    title: str
+    tables: tuple[TableSpec, ...]
+    needs: str
+    """Cases that it is made of, for errors: what to run."""
+    applies: Callable[[TableCase], bool]
+    """Whether a measured case makes this the style of a run, where none was asked for."""
+    environment: bool = False
+    """Begins with the machine and its software."""
+    peaks: bool = False
+    """Begins with the peaks of the platforms."""
+
+
+def setting(title: str, key: str) -> Column:
+    """A column of a setting."""
+    return Column(title=title, key=key, value=False)
+
+
+def trains(*prefixes: str) -> Callable[[TableCase], bool]:
+    """Cases of models whose name begins so."""
+
+    def select(case: TableCase) -> bool:
+        return bool(case.model) and case.model.startswith(prefixes)
+
+    return select
+
+
+def is_gpt(case: TableCase) -> bool:
+    """Whether a case trains a GPT."""
+    return case.model.startswith("gpt")
+
+
+# -- columns that several tables have ----------------------------------------------------------------------------
+
+OPTIONS = Column(title="options", key="options", value=False, optional=True)
+VARIANT = Column(title="variant", key="variant", value=False, optional=True)
+LAYOUT = setting("nodes x ranks", "layout")
+MODEL = setting("model", "model")
+LOCAL = setting("local batch", "local_batch_size")
+GLOBAL = setting("global batch", "global_batch_size")
+LENGTH = setting("sequence length", "sequence_length")
+SAMPLES = Column(title="samples/s (all devices)", key="samples_per_s")
+SPEED_UP = Column(title="speed-up", key="speedup")
+EFFICIENCY = Column(title="efficiency %", key="scaling_efficiency", scale=100)
+STEP_S = Column(title="step s", key="step_time_s")
+PEAK = Column(title="peak GiB per device", key="peak_gib")
+MFU = Column(title="MFU %", key="mfu_percent")
+EXPOSED = Column(title="communication % of step", key="communication_share", scale=100)
+DTYPE = setting("dtype", "dtype")
+
+NAMED_BASE = "speed-up and efficiency name what they are counted from: the smallest number of ranks that was measured"
+MFU_NOTE = "MFU here counts every product once (convention exact); perfsuite's JSON has the other conventions"
+COMMUNICATION = (
+    "communication is the exposed part: what the step loses to it, overlap taken off; in brackets its 95 % interval, "
+    "which reaches below 0 on a busy machine; on one rank it is 0 by definition"
+)

@@ -1,0 +1,242 @@
+"""Tables of reports 000 to 003: Open-Sora, Latte, FlagPerf's LLaMA 2, OneFlow's GPT."""
+
+from __future__ import annotations
+
+from perfsuite.reports.tables.case import TableCase
+from perfsuite.reports.tables.kernels import KERNELS
+from perfsuite.reports.tables.spec import (
+    DTYPE,
+    GLOBAL,
+    LAYOUT,
+    LENGTH,
+    LOCAL,
+    MODEL,
+    NAMED_BASE,
+    PEAK,
+    SAMPLES,
+    SPEED_UP,
+    STEP_S,
+    VARIANT,
+    Column,
+    Style,
+    TableSpec,
+    is_gpt,
+    setting,
+    trains,
+)
+
+
+def is_of_grid(case: TableCase) -> bool:
+    """Models of report 003 are named by width and layers: gpt-1536x16."""
+    return case.model.startswith("gpt-") and "x" in case.model
+
+
+# -- 000 Open-Sora -----------------------------------------------------------------------------------------------
+
+OPENSORA = Style(
+    name="opensora",
+    report="000",
+    title="Open-Sora training",
+    needs="pytest test_perf -k opensora",
+    applies=trains("opensora"),
+    tables=(
+        TableSpec(
+            title="Overview",
+            select=trains("opensora"),
+            published=("000/overview",),
+            columns=(
+                LAYOUT,
+                VARIANT,
+                MODEL,
+                Column(title="videos/s (all devices)", key="samples_per_s"),
+                Column(title="videos/s per device", key="samples_per_s_per_device"),
+                Column(title="tokens/s per device", key="tokens_per_s_per_device"),
+                Column(title="final loss", key="final_loss"),
+            ),
+        ),
+        TableSpec(
+            title="Compute",
+            select=trains("opensora"),
+            published=("000/compute",),
+            columns=(
+                LAYOUT,
+                VARIANT,
+                LOCAL,
+                LENGTH,
+                Column(title="TFLOPS per device (ColossalAI)", key="colossalai_tflops_per_device"),
+                Column(title="TFLOPS per device (Megatron)", key="megatron_tflops_per_device"),
+                Column(title="TFLOPS per device (exact)", key="tflops_per_device"),
+                STEP_S,
+            ),
+        ),
+        TableSpec(
+            title="Time",
+            select=trains("opensora"),
+            published=("000/time",),
+            columns=(
+                LAYOUT,
+                VARIANT,
+                Column(title="data ms", key="data_ms"),
+                Column(title="forward ms", key="forward_ms"),
+                Column(title="backward + optimizer ms", key="backward_with_optimizer_ms"),
+                Column(title="backward ms", key="backward_ms"),
+                Column(title="optimizer ms", key="optimizer_ms"),
+                Column(title="remainder ms", key="remainder_ms"),
+                Column(title="step ms", key="step_time_s", scale=1000),
+            ),
+            notes=("the report's backward holds the optimizer: it stands under backward + optimizer",),
+        ),
+        TableSpec(
+            title="Memory per device",
+            select=trains("opensora"),
+            published=("000/memory",),
+            columns=(
+                LAYOUT,
+                VARIANT,
+                Column(title="weights GiB", key="weights_gib"),
+                Column(title="gradients GiB", key="gradients_gib"),
+                Column(title="optimizer GiB", key="optimizer_gib"),
+                Column(title="activations GiB", key="activations_gib"),
+                Column(title="peak GiB", key="peak_gib"),
+                Column(title="fragmentation GiB", key="fragmentation_gib"),
+                Column(title="final (device) GiB", key="final_device_gib"),
+                Column(title="final (host) GiB", key="final_host_gib"),
+            ),
+            notes=("the report's weights and gradients are a parameter count, no bytes, and are left out",),
+        ),
+    ),
+)
+
+# -- 001 Latte ---------------------------------------------------------------------------------------------------
+
+LATTE = Style(
+    name="latte",
+    report="001",
+    title="Latte training with DDP",
+    needs="pytest test_perf -k latte",
+    applies=trains("latte"),
+    peaks=True,
+    tables=(
+        TableSpec(
+            title="DDP",
+            select=trains("latte"),
+            published=("001/latte-l", "001/latte-xl"),
+            per="model",
+            columns=(
+                LAYOUT,
+                PEAK,
+                LOCAL,
+                GLOBAL,
+                setting("workers", "num_workers"),
+                Column(title="iter/s", key="iterations_per_s"),
+                SAMPLES,
+                SPEED_UP,
+                Column(title="steps/epoch", key="steps_per_epoch"),
+                Column(title="time to target loss s", key="time_to_target_s"),
+            ),
+            notes=(NAMED_BASE,),
+        ),
+    ),
+)
+
+# -- 002 FlagPerf ------------------------------------------------------------------------------------------------
+
+FLAGPERF = Style(
+    name="flagperf",
+    report="002",
+    title="FlagPerf, LLaMA 2",
+    needs="pytest test_perf -k llama2",
+    applies=trains("llama2"),
+    environment=True,
+    tables=(
+        TableSpec(
+            title="Batch",
+            select=trains("llama2"),
+            columns=(
+                LAYOUT,
+                MODEL,
+                setting("LBS (local batch)", "micro_batch_size"),
+                setting("MPE (sequence length)", "sequence_length"),
+                setting("GAS (accumulation)", "num_micro_batches"),
+                setting("DP", "dp"),
+                setting("GBS = LBS x GAS x DP", "global_batch_size"),
+                DTYPE,
+                setting("activation checkpointing", "checkpointing"),
+                setting("strategy", "strategy"),
+                setting("data", "data"),
+            ),
+        ),
+        TableSpec(
+            title="Performance",
+            select=trains("llama2"),
+            published=("002/performance",),
+            columns=(
+                LAYOUT,
+                DTYPE,
+                setting("LBS", "micro_batch_size"),
+                setting("GAS", "num_micro_batches"),
+                setting("fix_hp", "fix_hp"),
+                Column(title="tokens/s per device", key="tokens_per_s_per_device"),
+                Column(title="loss", key="final_loss"),
+                Column(title="memory used GiB (whole device)", key="whole_device_gib"),
+                setting("of GiB", "memory_there"),
+                Column(title="memory peak GiB (allocated)", key="peak_gib"),
+                Column(title="MFU % (PaLM)", key="mfu_palm_percent"),
+            ),
+            notes=(
+                "in the report loss and memory stand in each other's column; here each stands under its own name",
+                "fix_hp: fields of the model that were changed; / for none",
+                "MFU as in the PaLM paper: 6 N + 12 L H Q T operations per token over the dense peak of the dtype",
+            ),
+        ),
+        *KERNELS,
+    ),
+)
+
+# -- 003 OneFlow -------------------------------------------------------------------------------------------------
+
+ONEFLOW = Style(
+    name="oneflow",
+    report="003",
+    title="OneFlow GPT",
+    needs="training cases of GPT models such as gpt-1536x16",
+    applies=is_of_grid,
+    environment=True,
+    tables=(
+        TableSpec(
+            title="Cases",
+            select=is_gpt,
+            columns=(
+                LAYOUT,
+                MODEL,
+                setting("dp", "dp"),
+                setting("tp", "tp"),
+                setting("pp", "pp"),
+                setting("micro-batch", "micro_batch_size"),
+                setting("accumulation", "num_micro_batches"),
+                GLOBAL,
+                setting("hidden size", "hidden_size"),
+                setting("heads", "num_heads"),
+                setting("layers", "num_layers"),
+            ),
+        ),
+        TableSpec(
+            title="Results",
+            select=is_gpt,
+            published=("003/results",),
+            pair_by=("dp", "tp", "pp", "global_batch_size"),
+            columns=(
+                LAYOUT,
+                MODEL,
+                setting("dp", "dp"),
+                setting("tp", "tp"),
+                setting("pp", "pp"),
+                GLOBAL,
+                Column(title="latency ms", key="step_time_s", scale=1000),
+                Column(title="memory GiB (whole device)", key="whole_device_gib"),
+                Column(title="memory peak GiB (allocated)", key="peak_gib"),
+                SAMPLES,
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Timelines of pipelines for other programs and for eyes: traces and pictures."""

@@ -1,0 +1,112 @@
+"""The picture of a pipeline's timeline: one lane per rank, a box per action with its kind and micro-batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from xml.etree import ElementTree
+
+from perfsuite.metrics.pipeline import COMPUTE, busy_s, in_flight_micro_batches, step_bounds_s
+from perfsuite.records import Timeline, TimelineEvent
+from perfsuite.reports.timelines import legend
+from perfsuite.reports.timelines import shapes as draw
+from perfsuite.units import format_seconds
+
+_NARROWEST, _WIDEST = 700, 6000
+"""Pixels of the step: less looks lost, more does not fit what browsers show well."""
+_PER_ACTION = 150
+"""Pixels per action of a rank at most: a step that mostly waits does not become a thread."""
+
+
+def timeline_svg(timeline: Timeline, *, title: str = "") -> str:
+    """The picture as an SVG document.
+
+    A box is an action: its colour and letter (F, B, or I and W for the halves of a backward) are the kind, its number
+    the micro-batch; a rank's later stages are paler.  Where a box is too narrow the letter goes first, then the number;
+    its tooltip says everything.  Waits are hatched, idle time that is no recorded wait is white.  Marks under a lane
+    are sends, marks over it receives; one that took time is a bar as long.  The right margin has each rank's busy share
+    and its most micro-batches in flight.  What lies before the first action or after the last is cut off.  Raises
+    InvalidParameter for a timeline without actions.
+    """
+    zero, end = step_bounds_s(timeline)
+    words = legend.width_of_words(timeline, title) - draw.RIGHT
+    scale = draw.Scale(zero_s=zero, length_s=end - zero, width=max(_best_width(timeline, end - zero), words))
+    width = round(draw.LEFT + scale.width + draw.RIGHT)
+    height = draw.TOP + timeline.ranks * (draw.LANE + draw.GAP) + draw.BOTTOM
+    root = ElementTree.Element(
+        "svg",
+        {
+            "xmlns": "http://www.w3.org/2000/svg",
+            "viewBox": f"0 0 {width} {height}",
+            "width": str(width),
+            "height": str(height),
+            "font-family": "DejaVu Sans, Helvetica, Arial, sans-serif",
+            "font-size": "11",
+        },
+    )
+    draw.hatching(root)
+    draw.rectangle(root, 0, 0, width, height, fill="white")
+    legend.add_heading(root, timeline, title)
+    legend.add_legend(root, timeline)
+    legend.add_axis(root, scale, timeline.ranks)
+    busy, in_flight = busy_s(timeline), in_flight_micro_batches(timeline)
+    for rank in range(timeline.ranks):
+        _add_lane(root, scale, rank, busy[rank], in_flight[rank])
+    turns = draw.turns_of(timeline)
+    for event in timeline.events:
+        if event.kind in ("send", "receive"):
+            _add_message(root, scale, event)
+        else:
+            _add_box(root, scale, event, turns.get((event.rank, event.stage), 0))
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _best_width(timeline: Timeline, length_s: float) -> float:
+    """So wide that three in four actions can carry letter and number, within what can be looked at."""
+    actions = [event for event in timeline.events if event.kind in COMPUTE]
+    short = float(sorted(event.end_s - event.start_s for event in actions)[len(actions) // 4])
+    most = max(event.micro_batch for event in actions)
+    wanted = (draw.longest([f"W{most}"]) + 9) * float(length_s) / short if short else _WIDEST
+    of_a_rank = max(Counter(event.rank for event in actions).values())
+    return min(max(min(wanted, _PER_ACTION * of_a_rank), _NARROWEST), _WIDEST)
+
+
+def _add_lane(root: ElementTree.Element, scale: draw.Scale, rank: int, busy: float, in_flight: int) -> None:
+    """The frame of a rank's lane, its name and its figures."""
+    top = draw.top_of(rank)
+    draw.rectangle(root, draw.LEFT, top, scale.width, draw.LANE, fill="white", stroke="#bbbbbb")
+    line = top + draw.LANE / 2 + 4
+    draw.words(root, draw.LEFT - 8, line, f"rank {rank}", text_anchor="end")
+    share = float(busy) / float(scale.length_s)
+    draw.words(root, draw.LEFT + scale.width + 8, line, f"busy {share:.0%}, {in_flight} in flight", fill=draw.GREY)
+
+
+def _add_box(root: ElementTree.Element, scale: draw.Scale, event: TimelineEvent, turn: int) -> None:
+    """An action or a wait."""
+    top, left, right = draw.top_of(event.rank), scale.x(event.start_s), scale.x(event.end_s)
+    fill = "url(#wait)" if event.kind == "wait" else draw.shade(event.kind, turn)
+    box = draw.rectangle(root, left, top, right - left, draw.LANE, fill=fill, stroke="white", stroke_width="0.8")
+    draw.tooltip(box, _said(event))
+    labels = [f"{draw.LETTER[event.kind]}{event.micro_batch}", str(event.micro_batch)] if event.kind in COMPUTE else []
+    label = next((each for each in labels if right - left >= draw.longest([each]) + 2), "")
+    if label:
+        middle = (left + right) / 2
+        draw.words(root, middle, top + draw.LANE / 2 + 4, label, text_anchor="middle", fill=draw.ink(event.kind, turn))
+
+
+def _add_message(root: ElementTree.Element, scale: draw.Scale, event: TimelineEvent) -> None:
+    """A tick when a message was posted or arrived, under or over the lane; a bar besides while it held the rank up."""
+    left, right = scale.x(event.start_s), scale.x(event.end_s)
+    sent = event.kind == "send"
+    at, colour = (left, draw.SENT) if sent else (right, draw.RECEIVED)
+    edge, outwards = (draw.top_of(event.rank) + draw.LANE, 1) if sent else (draw.top_of(event.rank), -1)
+    tick = draw.line(root, at, edge, at, edge + outwards * draw.TICK, stroke=colour)
+    draw.tooltip(tick, _said(event))
+    if event.end_s > event.start_s:
+        y = edge + outwards * draw.TICK / 2
+        bar = draw.line(root, left, y, right, y, stroke=colour, stroke_width="2", stroke_opacity="0.6")
+        draw.tooltip(bar, _said(event))
+
+
+def _said(event: TimelineEvent) -> str:
+    took = format_seconds(float(event.end_s - event.start_s))
+    return f"{event.kind}, stage {event.stage}, micro-batch {event.micro_batch}: {took}"

@@ -1,0 +1,1 @@
+"""What runs in a rank process: a worker, its samples, spans and clocks.  torch is imported here."""

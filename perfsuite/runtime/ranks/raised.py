@@ -1,0 +1,82 @@
+"""What a worker tells the driver of an exception that a workload raised on its rank.
+
+pytest's outcomes are recognised where the workload has imported pytest; nobody imports it here for that.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from perfsuite.errors import CaseError, InvalidParameter, OutOfMemory, UnsupportedCase, WrongResult
+from perfsuite.platforms.base import DeviceCode
+from perfsuite.runtime.cut import MESSAGE_CHARS, TRACEBACK_CHARS, cut
+from perfsuite.runtime.transports.base import Message
+from perfsuite.units import gib
+
+DESTROYED = (
+    "its process group is gone: the workload called torch.distributed.destroy_process_group(), but the group belongs "
+    "to perfsuite, which ends it after the case; remove the call"
+)
+_OWN = Path(__file__).parent
+_CLEAN = ((WrongResult, "wrong_result"), (InvalidParameter, "invalid_parameter"), (UnsupportedCase, "unsupported"))
+
+
+def describe(error: BaseException, *, phase: str, code: DeviceCode | None, destroyed: bool) -> Message:
+    """The ``error`` of an answer; ``code`` is the device's when there is one.
+
+    ``destroyed``: the rank no longer has the process group that it was given, whatever it raised on account of that.
+    """
+    kind, message = _kind(error, code)
+    if destroyed:
+        after = "" if DESTROYED in message else f" (then it raised {message})"
+        kind, message = "exception", f"{CaseError.__name__}: {DESTROYED}{after}"
+    trace = "".join(traceback.format_exception(type(error), error, _own_frames(error.__traceback__)))
+    return {
+        "kind": kind,
+        "message": cut(message, MESSAGE_CHARS),
+        "traceback": cut(trace, TRACEBACK_CHARS),
+        "phase": phase,
+    }
+
+
+def _kind(error: BaseException, code: DeviceCode | None) -> tuple[str, str]:
+    """(kind, message)."""
+    if isinstance(error, OutOfMemory) or (code is not None and code.is_out_of_memory(error)):
+        return "out_of_memory", _out_of_memory(error, code)
+    for clean, kind in _CLEAN:
+        if isinstance(error, clean):
+            return kind, _text(error)
+    outcomes = sys.modules.get("_pytest.outcomes")
+    if outcomes is not None and isinstance(error, outcomes.Skipped):
+        return "skipped", _text(error)
+    if outcomes is not None and isinstance(error, outcomes.XFailed):
+        return "expected_failure", _text(error)
+    text = _text(error)
+    return "exception", f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as problem:  # whatever a class of the workload's does there
+        return f"(its message could not be made: {type(problem).__name__})"
+
+
+def _out_of_memory(error: BaseException, code: DeviceCode | None) -> str:
+    assert code is not None
+    used, space = code.peak_memory_bytes(), code.memory_bytes()
+    if space is None:
+        return f"OOM: {error}"
+    reached = gib(used if used is not None else space[1] - space[0])
+    return f"OOM at {reached:.2f} GiB of {gib(space[1]):.2f} GiB"
+
+
+def _own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from where perfsuite called the workload; all of it when the error is perfsuite's own."""
+    inner = trace
+    while inner is not None and Path(inner.tb_frame.f_code.co_filename).parent == _OWN:
+        inner = inner.tb_next
+    return inner or trace

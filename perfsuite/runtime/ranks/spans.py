@@ -1,0 +1,140 @@
+"""Named parts of a step: recorded as pairs of clock stamps, read only after the step.
+
+Medians of parts do not add up to the median of the step.  So the parts that are reported are those of one and the same
+sample: the one whose time is the median (of an even number: the mean of the two in the middle), on the rank that took
+longest in it.  Beside them stands each part's own median over the samples, by which the ranks are compared.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfsuite.platforms.base import Clock
+from perfsuite.runtime.ranks.timeline import Part, StepKeeper
+
+REMAINDER = "remainder"
+"""Name of the time that no span covers."""
+
+
+@dataclass(kw_only=True)
+class _Span:
+    name: str
+    attributes: dict[str, Any]
+    start: object
+    host_start_s: float
+    end: object = None
+    host_end_s: float = 0.0
+
+
+@dataclass(kw_only=True)
+class SpanRecorder:
+    """Collects the spans of a sample; :meth:`close_sample` turns them into times per iteration."""
+
+    clock: Clock
+    open_spans: list[_Span] = field(default_factory=list)
+    samples: list[dict[str, tuple[float, float]]] = field(default_factory=list)
+    """Per sample: name -> (seconds per iteration, spans per iteration)."""
+    keeper: StepKeeper | None = None
+    """Keeps when everything happened, for a pipeline's timeline; None for steps that have none."""
+
+    @contextmanager
+    def span(self, name: str, **attributes: Any) -> Iterator[None]:
+        """Mark a part of the step on the device's and the host's clock."""
+        span = _Span(name=name, attributes=attributes, start=self.clock.stamp(), host_start_s=self.clock.now_s())
+        try:
+            yield
+        finally:
+            span.end = self.clock.stamp()
+            span.host_end_s = self.clock.now_s()
+            self.open_spans.append(span)
+
+    def discard(self) -> None:
+        """Forget what ran outside a sample (warm-up, checks)."""
+        self.open_spans.clear()
+
+    def close_sample(self, start: object, end: object, iterations: int) -> None:
+        """Read the spans of a sample that lasted from ``start`` to ``end``; the device has passed both."""
+        ended_s = self.clock.now_s()  # the host has just seen the device pass ``end``
+        if not self.open_spans:
+            self.samples.append({})
+            return
+        if self.keeper is not None:
+            self.keeper.take(self._last_iteration(end, ended_s, iterations))
+        totals: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+        intervals = []
+        for span in self.open_spans:
+            begin = self.clock.elapsed_s(start, span.start)
+            length = self.clock.elapsed_s(span.start, span.end)
+            seconds, count = totals[span.name]
+            totals[span.name] = (seconds + length / iterations, count + 1 / iterations)
+            intervals.append((begin, begin + length))
+        rest_s = self.clock.elapsed_s(start, end) - _covered(intervals)
+        if abs(rest_s) < self.clock.facts().resolution_s:  # what rounding left of nothing
+            rest_s = 0.0
+        totals[REMAINDER] = (rest_s / iterations, 1.0)
+        self.samples.append(dict(totals))
+        self.open_spans.clear()
+
+    def _last_iteration(self, end: object, ended_s: float, iterations: int) -> list[Part]:
+        """What the last iteration of the sample did, on the host's clock; every iteration has as many spans."""
+        spans = self.open_spans[-(len(self.open_spans) // iterations) :]
+        return [
+            Part(
+                name=span.name,
+                stage=span.attributes.get("stage", -1),
+                micro_batch=span.attributes.get("micro_batch", -1),
+                start_s=self.clock.host_s(span.start, end, ended_s),
+                end_s=self.clock.host_s(span.end, end, ended_s),
+            )
+            for span in spans
+        ]
+
+    def middle(self, times_s: Sequence[float], own_s: Sequence[float]) -> list[tuple[float, dict[str, float]]]:
+        """(this rank's seconds, seconds by span) of the samples that the median of ``times_s`` is of.
+
+        ``times_s`` are the samples as all ranks know them, so that all choose the same ones.  Where spans do not
+        overlap, those of a sample and its remainder sum to this rank's seconds; empty when there were no samples.
+        """
+        if not self.samples:
+            return []
+        chosen = ((own_s[index], self.samples[index]) for index in median_places(times_s))
+        return [(seconds, {name: part for name, (part, _) in parts.items()}) for seconds, parts in chosen]
+
+    def report(self) -> dict[str, tuple[float, float]]:
+        """Name -> (median seconds, median count) per iteration over the samples."""
+        names = {name: None for sample in self.samples for name in sample}
+        return {
+            name: (
+                statistics.median(sample.get(name, (0.0, 0.0))[0] for sample in self.samples),
+                statistics.median(sample.get(name, (0.0, 0.0))[1] for sample in self.samples),
+            )
+            for name in names
+        }
+
+
+def median_places(values: Sequence[float]) -> tuple[int, ...]:
+    """Where the one value, or the two, stand whose mean is the median.
+
+    >>> median_places([3.0, 9.0, 4.0]), median_places([3.0, 9.0, 4.0, 1.0])
+    ((2,), (0, 2))
+    """
+    order = sorted(range(len(values)), key=values.__getitem__)
+    return tuple(order[(len(order) - 1) // 2 : len(order) // 2 + 1])
+
+
+def _covered(intervals: list[tuple[float, float]]) -> float:
+    """Length of the union of intervals: spans may nest and overlap.
+
+    >>> _covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+    4.0
+    """
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total

@@ -1,0 +1,212 @@
+"""How samples are taken on the ranks of a case.
+
+A sample is the mean of k back-to-back iterations between two stamps of the device's clock; before it the ranks meet in
+a barrier, outside the sample (training steps run free).  k makes a sample at least 100 times what the clock can resolve
+and 20 times a barrier, which bounds the error of ranks leaving the barrier at different times.  After each sample one
+all-reduce gives every rank the maximum over ranks and rank 0's elapsed time, so all ranks decide alike when to stop.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from perfsuite.records import Sample
+from perfsuite.runtime.ranks.rank import Membership
+from perfsuite.runtime.ranks.spans import SpanRecorder
+from perfsuite.runtime.ranks.yardstick import make_yardstick
+from perfsuite.workload import Budget, Yardstick
+
+_CLOCK_MARGIN = 100
+_BARRIER_MARGIN = 20
+_STEADY = 0.1
+"""Two successive warm-up batches this close count as steady."""
+_BATCH_S = 0.005
+"""Warm-up batches grow until they last this long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """What one rank brings back from its samples."""
+
+    samples: tuple[Sample, ...]
+    own_s: tuple[float, ...]
+    """This rank's own seconds per iteration, sample by sample."""
+    iterations: int
+    warmup_iterations: int
+    warmup_steady: bool
+    warmup_s: float
+    cpu_share: float
+
+
+class Timer:
+    """Takes the samples of one case on one rank; every method but the constructor is called on all ranks alike."""
+
+    def __init__(self, member: Membership, budget: Budget, spans: SpanRecorder, *, aligned: bool) -> None:
+        self._member = member
+        self._budget = budget
+        self._spans = spans
+        self._aligned = aligned
+        self._clock = member.code.clock
+
+    def align(self) -> None:
+        """Let all ranks start together; the device is idle afterwards."""
+        if self._member.world_size > 1:
+            dist.barrier()
+        self._member.code.synchronize()
+
+    def take(self, run: Callable[[], Any], yardstick: Yardstick) -> Samples:
+        """Warm up, choose k, sample until the budget is used."""
+        warmup_started_s = time.perf_counter()
+        warmup, steady, iteration_s = self._warm_up(run)
+        warmup_s = time.perf_counter() - warmup_started_s
+        iterations = self._choose_iterations(iteration_s)
+        kernel = make_yardstick(yardstick, self._member.device) if self._budget.yardstick else None
+        flush = self._make_flush() if self._budget.cache_flush else None
+        samples: list[Sample] = []
+        own: list[float] = []
+        cpu_s = wall_s = 0.0
+        started_s = time.perf_counter()
+        with _no_gc(self._budget.disable_gc):
+            while not self._enough(len(samples), started_s):
+                if flush is not None:
+                    flush()
+                if self._aligned:
+                    self.align()
+                cpu_s -= time.thread_time()
+                wall_s -= time.perf_counter()
+                seconds, switches = self._sample(run, iterations)
+                wall_s += time.perf_counter()
+                cpu_s += time.thread_time()
+                yard_s = self._time_once(kernel) if kernel is not None else None
+                own.append(seconds)
+                worst = self._maximum([seconds, float(switches), yard_s or 0.0, self._elapsed(started_s)])
+                samples.append(
+                    Sample(
+                        time_s=worst[0],
+                        involuntary_switches=int(worst[1]),
+                        yardstick_s=worst[2] if kernel is not None else None,
+                    )
+                )
+                self._shared_elapsed_s = worst[3]
+        return Samples(
+            samples=tuple(samples),
+            own_s=tuple(own),
+            iterations=iterations,
+            warmup_iterations=warmup,
+            warmup_steady=steady,
+            warmup_s=warmup_s,
+            cpu_share=cpu_s / wall_s if wall_s > 0 else 0.0,
+        )
+
+    _shared_elapsed_s = 0.0
+
+    def _elapsed(self, started_s: float) -> float:
+        """Rank 0 keeps the time for all: the others contribute nothing to the maximum."""
+        return time.perf_counter() - started_s if self._member.rank == 0 else 0.0
+
+    def _enough(self, taken: int, started_s: float) -> bool:
+        if taken < self._budget.min_rounds:
+            return False
+        return taken >= self._budget.max_rounds or self._shared_elapsed_s >= self._budget.max_time_s
+
+    def _sample(self, run: Callable[[], Any], iterations: int) -> tuple[float, int]:
+        """(seconds per iteration on this rank's device, involuntary switches of this process)."""
+        self._spans.discard()
+        switches = _involuntary_switches()
+        start = self._clock.stamp()
+        for _ in range(iterations):
+            run()
+        end = self._clock.stamp()
+        self._clock.wait(end)
+        switches = _involuntary_switches() - switches
+        self._spans.close_sample(start, end, iterations)
+        return self._clock.elapsed_s(start, end) / iterations, switches
+
+    def _time_once(self, run: Callable[[], Any]) -> float:
+        start = self._clock.stamp()
+        run()
+        end = self._clock.stamp()
+        self._clock.wait(end)
+        return self._clock.elapsed_s(start, end)
+
+    def _maximum(self, values: list[float]) -> list[float]:
+        """Element-wise maximum over ranks."""
+        if self._member.world_size == 1:
+            return values
+        shared = torch.tensor(values, dtype=torch.float64, device=self._member.device)
+        dist.all_reduce(shared, dist.ReduceOp.MAX)
+        worst: list[float] = shared.tolist()
+        return worst
+
+    def _warm_up(self, run: Callable[[], Any]) -> tuple[int, bool, float]:
+        """(iterations, reached a steady time, seconds per iteration): batches double until two in a row agree."""
+        done, batch, last_s = 0, 1, math.inf
+        started_s = time.perf_counter()
+        while True:
+            self.align()
+            mine_s = self._time_once(lambda count=batch: [run() for _ in range(count)]) / batch  # type: ignore[misc]
+            done += batch
+            now_s, elapsed_s = self._maximum([mine_s, self._elapsed(started_s)])
+            steady = abs(now_s - last_s) <= _STEADY * now_s
+            long_enough = done >= self._budget.warmup_min_iterations
+            if long_enough and ((steady and now_s * batch >= _BATCH_S) or elapsed_s >= self._budget.warmup_time_s):
+                return done, steady, now_s
+            last_s = now_s
+            if now_s * batch < _BATCH_S:
+                batch *= 2
+
+    def _choose_iterations(self, iteration_s: float) -> int:
+        """k, the same on all ranks because it follows from shared numbers only."""
+        facts = self._clock.facts()
+        floor_s = _CLOCK_MARGIN * max(facts.resolution_s, facts.cost_s)
+        if self._aligned and self._member.world_size > 1:
+            floor_s = max(floor_s, _BARRIER_MARGIN * self._barrier_s())
+        floor_s = self._maximum([floor_s])[0]
+        most = max(1, int(self._budget.max_time_s / self._budget.min_rounds / max(iteration_s, 1e-9)))
+        return min(max(1, math.ceil(floor_s / max(iteration_s, 1e-9))), most)
+
+    def _barrier_s(self) -> float:
+        def barrier() -> None:
+            dist.barrier()
+            self._member.code.synchronize()
+
+        barrier()
+        return statistics.median(self._time_once(barrier) for _ in range(5))
+
+    def _make_flush(self) -> Callable[[], None]:
+        """Write twice the last-level cache, so that nothing of the inputs is left in it."""
+        buffer = torch.zeros(2 * self._member.code.cache_bytes() // 4, device=self._member.device)
+
+        def flush() -> None:
+            buffer.add_(1.0)
+            self._member.code.synchronize()
+
+        return flush
+
+
+@contextmanager
+def _no_gc(disabled: bool) -> Iterator[None]:
+    was = gc.isenabled()
+    gc.collect()
+    if disabled:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _involuntary_switches() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

@@ -1,0 +1,275 @@
+"""Rank side: what a worker does with each command.  One Worker lives in one process; torch is imported here."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import socket
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported at run time
+
+from perfsuite.errors import CaseError
+from perfsuite.mesh import MeshShape
+from perfsuite.platforms import device_code
+from perfsuite.records import ClockFacts, Sample, to_json
+from perfsuite.runtime.ranks import placement
+from perfsuite.runtime.ranks.arrival import arrival_times
+from perfsuite.runtime.ranks.clock_offset import offset_to_rank0_s
+from perfsuite.runtime.ranks.raised import DESTROYED, describe
+from perfsuite.runtime.ranks.rank import Membership, WorkerRank
+from perfsuite.runtime.ranks.rendezvous import (
+    GROUP_TIMEOUT,
+    reach_store,
+    require_loopback,
+    serve_store,
+    wait_as_long_in_every_group,
+)
+from perfsuite.runtime.ranks.spans import SpanRecorder
+from perfsuite.runtime.ranks.timer import Samples, Timer
+from perfsuite.runtime.reference import resolve
+from perfsuite.runtime.transports.base import Message
+from perfsuite.workload import Budget, Step, Workload, as_step
+
+_ARRIVAL_ITERATIONS = 5
+
+
+class Worker:
+    """Answers commands one after the other; see :mod:`perfsuite.runtime.protocol`."""
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self._send = send
+        self._phase = "idle"
+        self._member: Membership | None = None
+        self._utilisation_percent: float | None = None
+        self._placement = placement.Placement(threads=1, cores=None)
+        self._several_hosts = False
+        """Ranks of the group are on several hosts, each with a clock of its own."""
+        self._group: dist.ProcessGroup | None = None
+        """The process group that :attr:`_member` tells of."""
+        self._store: TCPStore | None = None
+        self._store_address = ("", 0)
+        self._verbs: dict[str, Callable[[Message], Message]] = {
+            "form": self._form,
+            "run": self._run,
+            "facts": self._facts,
+            "store": self._serve_store,
+            "leave": self._leave,
+        }
+
+    def answer(self, command: Message) -> Message:
+        """Carry out one command; whatever goes wrong in it becomes the answer."""
+        try:
+            return {"done": self._verbs[command["verb"]](command)}
+        except BaseException as error:  # sys.exit, pytest.skip or KeyboardInterrupt must not end it without a word
+            code = self._member.code if self._member else None
+            return {"error": describe(error, phase=self._phase, code=code, destroyed=self._has_lost_group())}
+
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
+        self._send({"phase": phase})
+
+    # -- process group -------------------------------------------------------------------------------------------
+
+    def _form(self, command: Message) -> Message:
+        self._enter("joining the process group")
+        self._leave({})
+        rank, world_size = command["rank"], command["world_size"]
+        local_rank = command["local_rank"]
+        self._place(command)
+        self._several_hosts = command["local_world_size"] < world_size
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(local_rank),
+            WORLD_SIZE=str(world_size),
+            LOCAL_WORLD_SIZE=str(command["local_world_size"]),
+            MASTER_ADDR=command["store_host"],
+            MASTER_PORT=str(command["store_port"]),
+        )
+        code = device_code(command["family"])
+        device = code.open(command["device"])
+        address = (command["store_host"], command["store_port"])
+        if self._store is None or self._store_address != address:
+            # Half of the time, so that the rank says what is wrong before the driver says that it hangs.
+            self._store, self._store_address = reach_store(*address, command["timeout_s"] / 2), address
+        store = PrefixStore(f"generation{command['generation']}", self._store)
+        wait_as_long_in_every_group()
+        dist.init_process_group(
+            command["backend"], store=store, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT
+        )
+        self._group = dist.group.WORLD
+        self._member = Membership(
+            rank=rank,
+            local_rank=local_rank,
+            world_size=world_size,
+            device=device,
+            code=code,
+            backend=command["backend"],
+        )
+        return {}
+
+    def _in_group(self) -> Membership:
+        assert self._member is not None, "a worker runs a case only inside a process group"
+        return self._member
+
+    def _has_lost_group(self) -> bool:
+        """Whether the workload ended the process group of its case, or put another into its place."""
+        return self._member is not None and dist.group.WORLD is not self._group
+
+    def _require_group(self) -> None:
+        if self._has_lost_group():
+            raise CaseError(DESTROYED)
+
+    def _place(self, command: Message) -> None:
+        cores = tuple(command["cores"])
+        self._placement = placement.divide_cores(cores, command["share"], command["shares"], pin=command["pin"])
+        if command["pin"]:
+            placement.pin(self._placement.cores or cores)
+        torch.set_num_threads(self._placement.threads)
+
+    def _leave(self, _: Message) -> Message:
+        self._member = self._group = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return {}
+
+    def _serve_store(self, command: Message) -> Message:
+        require_loopback()
+        self._store = serve_store(command["host"])
+        return {"port": self._store.port}
+
+    def _facts(self, command: Message) -> Message:
+        versions: dict[str, Any] = {"torch": torch.__version__, "torch_git": torch.version.git_version}
+        versions["python"] = platform.python_version()
+        return {**versions, **device_code(command["family"]).versions()}
+
+    # -- one case ------------------------------------------------------------------------------------------------
+
+    def _run(self, command: Message) -> Message:
+        member = self._in_group()
+        self._enter("loading the workload")
+        workload = resolve(command["workload"])
+        budget = Budget(**command["budget"])
+        shape = MeshShape.parse(command["shape"])
+        spans = SpanRecorder(clock=member.code.clock)
+        rank = WorkerRank(member, shape, command["purpose"], spans)
+        if command["purpose"] == "time":  # other builds of a case come after its timed one
+            self._check_twin(workload, rank)
+        self._enter("building")
+        member.code.reset_peak_memory()
+        step = as_step(workload.build(rank), f"{type(workload).__name__}.build")
+        try:
+            report = self._time(workload, step, rank, budget, spans)
+        finally:
+            step.close()
+            del step
+            member.code.release()
+        self._require_group()
+        return report
+
+    def _check_twin(self, workload: Workload, rank: WorkerRank) -> None:
+        twin = workload.twin()
+        if twin is None:
+            return
+        self._enter("checking a small twin")
+        step = as_step(twin.build(rank), f"{type(twin).__name__}.build")
+        try:
+            self._check(twin, step, rank)
+        finally:
+            step.close()
+
+    def _check(self, workload: Workload, step: Step, rank: WorkerRank) -> float:
+        """Run once on fresh inputs and check what came out; seconds of that one iteration."""
+        member = self._in_group()
+        step.refill()
+        member.code.synchronize()
+        start = member.code.clock.stamp()
+        step.run()
+        end = member.code.clock.stamp()
+        member.code.clock.wait(end)
+        self._require_group()  # now: on the next communication all ranks fail alike
+        workload.check(rank, step)
+        return member.code.clock.elapsed_s(start, end)
+
+    def _time(self, workload: Workload, step: Step, rank: WorkerRank, budget: Budget, spans: SpanRecorder) -> Message:
+        member = self._in_group()
+        self._utilisation_percent = None
+        self._enter("checking before timing")
+        first_s = self._check(workload, step, rank)
+        if budget.smoke:
+            return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
+        timer = Timer(member, budget, spans, aligned=workload.aligned)
+        self._enter("timing")
+        with rank.recording():
+            samples = timer.take(step.run, workload.yardstick)
+        self._utilisation_percent = member.code.utilisation_percent()  # before anything else runs on the device
+        records = rank.read_records()  # of the timed iterations: those that follow are checked and watched
+        steps = self._steps(spans, samples)
+        self._enter("checking after timing")
+        self._check(workload, step, rank)
+        arrivals: list[float] = []
+        if member.world_size > 1 and workload.arrivals:
+            self._enter("watching arrivals")
+            arrivals = arrival_times(step.run, timer.align, _ARRIVAL_ITERATIONS, member.code.clock.now_s)
+            timer.align()
+        return {**self._report(rank, samples, spans, arrivals, records), "steps": steps}
+
+    def _steps(self, spans: SpanRecorder, samples: Samples) -> Message | None:
+        """What a pipeline's timeline is made of, on rank 0's clock; None for steps that have none."""
+        if spans.keeper is None:
+            return None
+        member = self._in_group()
+        offset_s = offset_to_rank0_s(member.device, now_s=member.code.clock.now_s) if self._several_hosts else 0.0
+        return spans.keeper.report(samples.samples, offset_s=offset_s)
+
+    def _report(
+        self, rank: WorkerRank, samples: Samples, spans: SpanRecorder, arrivals: list[float], records: dict[str, Any]
+    ) -> Message:
+        member = self._in_group()
+        facts: ClockFacts = member.code.clock.facts()
+        return {
+            "rank": {
+                "rank": member.rank,
+                "host": socket.gethostname(),
+                "device": str(member.device),
+                "threads": self._placement.threads,
+                "cores": list(self._placement.cores) if self._placement.cores else None,
+                "median_s": statistics.median(samples.own_s),
+                "min_s": min(samples.own_s),
+                "max_s": max(samples.own_s),
+                "cpu_share": samples.cpu_share,
+                "max_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                "cache_bytes": member.code.cache_bytes(),
+                "utilisation_percent": self._utilisation_percent,
+            },
+            "samples": to_json(samples.samples) if member.rank == 0 else [],
+            "iterations": samples.iterations,
+            "warmup_iterations": samples.warmup_iterations,
+            "warmup_steady": samples.warmup_steady,
+            "warmup_s": samples.warmup_s,
+            "clock": to_json(facts),
+            "arrivals": arrivals,
+            "spans": spans.report(),
+            "middle": spans.middle([sample.time_s for sample in samples.samples], samples.own_s),
+            "records": records,
+            "peak_memory_bytes": member.code.peak_memory_bytes(),
+            "made_groups": rank.made_groups,
+            "steps": None,
+        }
+
+
+def _smoke(first_s: float) -> Samples:
+    return Samples(
+        samples=(Sample(time_s=first_s),),
+        own_s=(first_s,),
+        iterations=1,
+        warmup_iterations=0,
+        warmup_steady=False,
+        warmup_s=0.0,
+        cpu_share=0.0,
+    )

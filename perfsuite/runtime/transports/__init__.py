@@ -1,0 +1,1 @@
+"""How ranks are reached: processes of this host, or agents that a launcher started."""

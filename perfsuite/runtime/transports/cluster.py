@@ -1,0 +1,272 @@
+"""The driver's side of a launch by torchrun, mpirun or srun: slots that agents on this and other hosts serve.
+
+Slot 0 is a local transport of the driver's own; every other slot is one agent (:mod:`.agent`).  The
+driver has no thread for them: whatever the agents say is taken in while it waits in one of the methods here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from perfsuite.errors import AgentLost, RanksFailed
+from perfsuite.runtime.ranks.placement import allowed_cores
+from perfsuite.runtime.transports.base import Event, Message, Place, Transport
+from perfsuite.runtime.transports.keys import offer_key
+from perfsuite.runtime.transports.launchers import Launch
+from perfsuite.runtime.transports.slot import OneSlot
+from perfsuite.runtime.transports.star import GOT_SIGTERM, Arrival, Star, gather
+
+_ANSWER_S = 10.0
+"""An agent that has not answered so long after the deadline of what it was asked is stopped or cut off."""
+_FAREWELL_S = 15.0
+"""For agents to end their workers and themselves."""
+_WATCH_S = 1.0
+_CAUSE_S = 0.2
+"""From the news that an agent was told to end to the news of the one that died before: across hosts, any order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loss:
+    """What is known of a lost agent."""
+
+    text: str
+    told_to: bool
+    """It got SIGTERM: as a rule from a launcher, because another process had died."""
+
+
+class ClusterTransport(Transport):
+    """One slot per process that the launcher started."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        start_method: Literal["fork", "exec"],
+        preload: tuple[str, ...],
+        log_directory: Path,
+        deadline_s: float = 300.0,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        """``deadline_s`` is how long to wait for the agents; the other arguments are a LocalTransport's.
+
+        Agents on the driver's host write their logs to ``log_directory``; those on other hosts keep them to themselves.
+        """
+        self.name = launch.launcher
+        self.capacity = launch.world_size
+        self._launch = launch
+        self._deadline_s = deadline_s
+        self._environ = environ
+        self._welcome: Message = {
+            "start_method": start_method,
+            "preload": list(preload),
+            "log_directory": str(log_directory.absolute()) if launch.single_host else "",
+        }
+        self._local = OneSlot(start_method=start_method, preload=preload, log_directory=log_directory)
+        self._star = Star({}, {})
+        self._events: list[Event] = []
+        self._replies: dict[int, dict[int, Message]] = {}
+        """By request, then by rank; only requests that somebody waits for are here."""
+        self._requests = itertools.count()
+        self._epochs = dict.fromkeys(range(launch.world_size), 0)
+        self._lost: dict[int, _Loss] = {}
+
+    def gather(self) -> None:
+        """Wait until every agent of the launch is there.  To be called once, before anything else.
+
+        Raises LaunchError: no key for several hosts, all ports in use, agents that did not come.
+        """
+        threading.Thread(target=_end_with_parent, args=(os.getppid(),), name="perfsuite-parent", daemon=True).start()
+        key = offer_key(self._launch, self._environ)
+        try:
+            self._star = gather(self._launch, key.key, self._deadline_s, self._welcome)
+        finally:
+            key.discard()  # every agent has used it, or none will
+
+    def start(self) -> None:
+        """See :meth:`Transport.start`."""
+        self._star.send(self._star.ranks, {"verb": "start"})
+        self._local.start()
+
+    def place(self, slot: int) -> Place:
+        """See :meth:`Transport.place`."""
+        if slot == 0:
+            here = self._launch
+            return Place(
+                slot=0,
+                host=socket.gethostname(),
+                local_rank=here.local_rank,
+                local_world_size=here.local_world_size,
+                cores=allowed_cores(),
+            )
+        facts = self._star.facts[slot]
+        return Place(
+            slot=slot,
+            host=facts.host,
+            local_rank=facts.local_rank,
+            local_world_size=facts.local_world_size,
+            cores=facts.cores,
+        )
+
+    def acquire(self, count: int, *, fresh: bool, env: Mapping[str, str], deadline_s: float) -> bool:
+        """See :meth:`Transport.acquire`."""
+        assert count <= self._launch.world_size, f"{count} ranks of {self._launch.world_size}"
+        self._take_in(0.0)
+        self._require_agents()
+        ranks = range(1, count)
+        request = self._ask(ranks, {"verb": "acquire", "fresh": fresh, "env": dict(env), "deadline_s": deadline_s})
+        failures = []
+        replaced = False
+        try:
+            replaced = self._local.acquire(1, fresh=fresh, env=env, deadline_s=deadline_s)
+        except RanksFailed as failure:
+            failures.append(f"{failure} (on {socket.gethostname()})")
+        replies = self._await_replies(request, ranks, deadline_s + _ANSWER_S)
+        for rank in ranks:
+            if rank not in replies:
+                self._give_up(rank, f"it gave no answer within {deadline_s + _ANSWER_S:g} s")
+            elif "error" in replies[rank]:
+                failures.append(f"{replies[rank]['error']} (on {self.place(rank).host})")
+        self._require_agents()
+        if failures:
+            raise RanksFailed("\n".join(failures))
+        return replaced or any(reply["value"] for reply in replies.values())
+
+    def open_store(self, deadline_s: float) -> tuple[str, int]:
+        """See :meth:`Transport.open_store`; served on the driver's host, on the address that the agents came to."""
+        return self._local.open_store(deadline_s, self._star.address())
+
+    def send(self, slot: int, command: Message) -> None:
+        """See :meth:`Transport.send`; raises AgentLost."""
+        if slot == 0:
+            self._local.send(0, command)
+            return
+        self._require_agents([slot])
+        self._star.send([slot], {"verb": "send", "command": command})
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """See :meth:`Transport.poll`; an agent that is gone shows once, as an ``agent_lost`` event."""
+        self._take_in(0.0 if self._events else timeout_s)
+        events, self._events = self._events, []
+        return events + self._local.poll(0.0)
+
+    def dump(self, slots: Iterable[int], deadline_s: float) -> dict[int, str]:
+        """See :meth:`Transport.dump`; slots whose agents are lost are left out."""
+        slots = list(slots)
+        ranks = [slot for slot in slots if slot in self._star.ranks]
+        request = self._ask(ranks, {"verb": "dump", "deadline_s": deadline_s})
+        dumps = self._local.dump([0], deadline_s) if 0 in slots else {}
+        replies = self._await_replies(request, ranks, deadline_s + _ANSWER_S)
+        return {**dumps, **{rank: reply["value"] for rank, reply in replies.items() if reply.get("value")}}
+
+    def kill(self, slots: Iterable[int]) -> None:
+        """See :meth:`Transport.kill`; nothing that these workers said before is delivered any more."""
+        slots = set(slots)
+        if 0 in slots:
+            self._local.kill([0])
+        for slot in slots - {0}:
+            self._epochs[slot] += 1
+            self._star.send([slot], {"verb": "kill", "epoch": self._epochs[slot]})
+        self._events = [each for each in self._events if each.slot not in slots or each.kind == "agent_lost"]
+
+    def log_tail(self, slot: int, lines: int = 20) -> str:
+        """See :meth:`Transport.log_tail`; empty when the agent is lost."""
+        if slot == 0:
+            return self._local.log_tail(0, lines)
+        ranks = [slot] if slot in self._star.ranks else []
+        replies = self._await_replies(self._ask(ranks, {"verb": "log_tail", "lines": lines}), ranks, _ANSWER_S)
+        return str(replies[slot].get("value", "")) if slot in replies else ""
+
+    def await_loss(self, timeout_s: float) -> str:
+        """Which agents are lost; waits for one to show that nobody told to end.  Empty when none is lost by then."""
+        until = time.monotonic() + timeout_s
+        while all(loss.told_to for loss in self._lost.values()) and (left := until - time.monotonic()) > 0:
+            self._take_in(left, local=False)
+            if self._lost:
+                until = min(until, time.monotonic() + _CAUSE_S)
+        return _headline(self._lost.values()) if self._lost else ""
+
+    def close(self) -> None:
+        """See :meth:`Transport.close`.  May be called again, also by a signal handler that interrupted a first call."""
+        try:
+            self._star.send(self._star.ranks, {"verb": "dismiss"})
+            self._local.close()
+        finally:
+            self._star.dismiss(_FAREWELL_S)
+
+    # -- what the agents say ------------------------------------------------------------------------------------------
+
+    def _ask(self, ranks: Iterable[int], frame: Message) -> int:
+        request = next(self._requests)
+        self._replies[request] = {}
+        self._star.send(ranks, {**frame, "id": request})
+        return request
+
+    def _await_replies(self, request: int, ranks: Iterable[int], timeout_s: float) -> dict[int, Message]:
+        """Answers by rank; without those of agents that are lost or did not answer in time."""
+        until = time.monotonic() + timeout_s
+        try:
+            while (left := until - time.monotonic()) > 0:
+                if all(rank in self._replies[request] or rank in self._lost for rank in ranks):
+                    break
+                self._take_in(left, local=False)
+            return self._replies[request]
+        finally:
+            del self._replies[request]
+
+    def _take_in(self, timeout_s: float, *, local: bool = True) -> None:
+        for arrival in self._star.receive(timeout_s, self._local.waitables() if local else ()):
+            if arrival.frame is None:
+                self._note_loss(arrival)
+            elif "leaving" in arrival.frame:
+                self._star.drop(arrival.rank, arrival.frame["leaving"])
+            elif "event" in arrival.frame:
+                self._note_event(arrival.rank, arrival.frame)
+            elif arrival.frame["reply"] in self._replies:
+                self._replies[arrival.frame["reply"]][arrival.rank] = arrival.frame
+
+    def _note_event(self, rank: int, frame: Message) -> None:
+        if frame["epoch"] == self._epochs[rank]:
+            event: dict[str, Any] = {"kind": frame["event"], "message": frame["message"], "text": frame["text"]}
+            self._events.append(Event(slot=rank, **event))
+
+    def _note_loss(self, arrival: Arrival) -> None:
+        facts = self._star.facts[arrival.rank]
+        text = (
+            f"the agent of {facts} is lost: {arrival.reason}; the run ends, because a launcher "
+            "does not replace it: see its output and that of the launcher"
+        )
+        self._lost[arrival.rank] = _Loss(text=text, told_to=arrival.reason == GOT_SIGTERM)
+        self._events.append(Event(slot=arrival.rank, kind="agent_lost", text=text))
+
+    def _give_up(self, rank: int, reason: str) -> None:
+        if rank in self._star.ranks:
+            self._star.drop(rank, reason)
+            self._take_in(0.0)
+
+    def _require_agents(self, ranks: Iterable[int] | None = None) -> None:
+        """Raise AgentLost when one of ``ranks`` (of all, without) is gone."""
+        lost = [loss for rank, loss in self._lost.items() if ranks is None or rank in set(ranks)]
+        if lost:
+            raise AgentLost(_headline(lost))
+
+
+def _headline(losses: Collection[_Loss]) -> str:
+    """The first that was not told to end, and how many more; only those that were where there are no others."""
+    causes = [loss for loss in losses if not loss.told_to] or list(losses)
+    return causes[0].text + (f" ({len(causes) - 1} more are lost)" if len(causes) > 1 else "")
+
+
+def _end_with_parent(parent: int) -> None:
+    """In a thread: a launcher that is killed leaves its processes behind; the driver then ends as on its SIGTERM."""
+    while os.getppid() == parent:
+        time.sleep(_WATCH_S)
+    os.kill(os.getpid(), signal.SIGTERM)

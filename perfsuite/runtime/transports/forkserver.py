@@ -1,0 +1,197 @@
+"""The process that all rank workers of a host are children of.
+
+It imports torch once, forks a worker for every request and so starts one in milliseconds; for platforms that a fork
+poisons it starts a new interpreter instead.  It is a session of its own, because launchers kill by process group, and
+ends all its children when the *life pipe* closes: only the driver (or agent) holds the pipe's write end, so the pipe
+closes however that process ends.  What an ended worker leaves behind becomes its child (see
+:mod:`perfsuite.runtime.transports.orphans`) and is killed.
+
+It is single-threaded, talks JSON datagrams over one socket, and passes each worker its command socket by SCM_RIGHTS.
+Requests: ``{"start": id, "method": "fork"|"exec", "log": path, "stacks": path, "env": {...}}`` with one descriptor,
+``{"signal": number, "pids": [...]}``, ``{"preload": [names]}``.  Messages: ``{"up": pid}``,
+``{"started": id, "pid": pid}``, ``{"exited": pid, "text": "killed by SIGKILL"}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any, NoReturn
+
+from perfsuite.runtime.ranks.worker_process import WorkerFiles, become_worker
+from perfsuite.runtime.transports.orphans import adopt_orphans, children
+
+_PR_SET_PDEATHSIG = 1
+BOOT = (
+    "import json,sys; a=json.loads(sys.argv[1]); sys.path[:]=a.pop('sys_path'); import {module} as m; m.{function}(**a)"
+)
+"""``python -c`` text that starts a module with the driver's ``sys.path``, installed or not."""
+
+
+def boot_command(function: str, arguments: dict[str, Any]) -> list[str]:
+    """The command line that calls ``function`` (``module:name``) in a new interpreter with JSON keyword arguments."""
+    module, _, name = function.partition(":")
+    path = [entry or os.getcwd() for entry in sys.path]
+    text = BOOT.format(module=module, function=name)
+    return [sys.executable, "-c", text, json.dumps({"sys_path": path, **arguments})]
+
+
+def main(*, control_fd: int, life_fd: int, preload: list[str]) -> NoReturn:
+    """Serve until the life pipe closes."""
+    server = _Server(socket.socket(fileno=control_fd), life_fd)
+    _import(preload)
+    server.tell({"up": os.getpid()})
+    server.serve()
+
+
+def _import(names: list[str]) -> None:
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception:  # a preload only saves time: the worker that needs the module reports the error
+            traceback.print_exc()
+    gc.collect()
+    gc.freeze()  # a collection in a worker then skips what was preloaded: milliseconds instead of a tenth of a second
+
+
+class _Server:
+    def __init__(self, control: socket.socket, life_fd: int) -> None:
+        self.control = control
+        self.life_fd = life_fd
+        self.children: set[int] = set()
+        self.leaving = False
+        adopt_orphans()
+        self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the driver
+        signal.signal(signal.SIGTERM, self._terminate)
+
+    def _terminate(self, *_: object) -> None:
+        self.leaving = True
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send one message; a driver that is gone is noticed by the life pipe."""
+        with contextlib.suppress(OSError):
+            self.control.send(json.dumps(message).encode())
+
+    def serve(self) -> NoReturn:
+        """Wait for requests, ends of children and the end of the driver."""
+        poll = select.poll()
+        for fd in (self.control.fileno(), self.life_fd, self.wake_r):
+            poll.register(fd, select.POLLIN | select.POLLHUP)
+        while not self.leaving:
+            ready = {fd for fd, _ in poll.poll()}
+            if self.life_fd in ready:
+                break
+            if self.wake_r in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self.wake_r, 4096)
+            self._reap()
+            if self.control.fileno() in ready and not self._request():
+                break
+        self._end_all()
+        os._exit(0)
+
+    def _end_all(self) -> None:
+        """Kill all that descends from here: what a child leaves behind shows as the next child."""
+        while sum(child.kill() for child in children()):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-1, 0)
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+
+    def _request(self) -> bool:
+        data, fds, _, _ = socket.recv_fds(self.control, 1 << 20, 4)
+        if not data:
+            return False
+        request = json.loads(data)
+        if "start" in request:
+            self._start(request, fds[0])
+        elif "preload" in request:
+            _import(request["preload"])
+        else:
+            for pid in request["pids"]:
+                if pid in self.children:
+                    self._signal(pid, request["signal"])
+        return True
+
+    def _start(self, request: dict[str, Any], command_fd: int) -> None:
+        files = WorkerFiles(command_fd=command_fd, life_fd=self.life_fd, log=request["log"], stacks=request["stacks"])
+        pid = os.fork()
+        if pid == 0:
+            self._child(request, files)
+        os.close(command_fd)
+        self.children.add(pid)
+        self.tell({"started": request["start"], "pid": pid})
+
+    def _child(self, request: dict[str, Any], files: WorkerFiles) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.setsid()  # the worker leads a process group, so that its own children end with it
+            adopt_orphans()  # a living worker's daemons are its own business
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            self.control.close()
+            os.close(self.wake_r)
+            os.close(self.wake_w)
+            if request["method"] == "exec":
+                for fd in (files.command_fd, files.life_fd):
+                    os.set_inheritable(fd, True)
+                command = boot_command("perfsuite.runtime.ranks.worker_process:main", files.as_arguments())
+                os.execve(command[0], command, {**os.environ, **request["env"]})
+            os.environ.update(request["env"])
+            become_worker(files)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(70)
+
+    def _signal(self, pid: int, number: int) -> None:
+        if number == signal.SIGKILL:
+            _kill_group(pid)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _reap(self) -> None:
+        """Take note of children that ended, and kill what they left behind; its end is another SIGCHLD."""
+        exits = []
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                _kill_group(ended.si_pid)  # before reaping: a zombie leader's group id is not reused
+                exits.append(os.waitpid(ended.si_pid, 0))
+        if exits:
+            self._kill_orphans()
+        for pid, status in exits:
+            if pid in self.children:
+                self.children.discard(pid)
+                self.tell({"exited": pid, "text": describe_status(status)})
+
+    def _kill_orphans(self) -> None:
+        """Everything below a worker is in another session than this process; helpers of what it preloaded are not."""
+        for child in children():
+            if child.pid not in self.children and child.session != os.getpid():
+                child.kill()
+
+
+def describe_status(status: int) -> str:
+    """``killed by SIGKILL`` or ``exit code 3`` for a status of ``os.waitpid``."""
+    code = os.waitstatus_to_exitcode(status)
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _kill_group(pid: int) -> None:
+    for kill in (os.killpg, os.kill):  # a child killed before its setsid has no group yet
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)

@@ -1,0 +1,19 @@
+"""The one slot that an agent serves, and that the driver serves for rank 0."""
+
+from __future__ import annotations
+
+import socket
+from multiprocessing.connection import Connection
+
+from perfsuite.runtime.transports.local import LocalTransport
+
+
+class OneSlot(LocalTransport):
+    """A :class:`LocalTransport` of a single slot whose owner waits for network connections at the same time."""
+
+    def waitables(self) -> list[Connection | socket.socket]:
+        """What ``multiprocessing.connection.wait`` must watch: when one is ready, ``poll(0)`` may have events."""
+        if self._server is None:
+            return []
+        links = [child.link for child in self._slots.values() if child.slot == self._first and not child.reported]
+        return [self._server.control, *links]

@@ -1,0 +1,253 @@
+"""The driver's links to all agents: one connection each.
+
+A tree can take this class's place without a change elsewhere.  Each inner agent would hold a ``Star`` of its own
+children; ``send`` names the ranks a frame is for, so it would travel once per branch, and ``receive`` says which rank a
+frame is from, so frames of a whole branch could share a connection.  Rank 0 would then have as many connections as the
+tree has branches, instead of one per rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from socket import gethostname, socket
+from typing import Any
+
+from perfsuite.errors import LaunchError
+from perfsuite.runtime.ranks.placement import allowed_cores
+from perfsuite.runtime.transports.base import Message
+from perfsuite.runtime.transports.launchers import Launch
+from perfsuite.runtime.transports.wire import PROTOCOL, Door, Link, LinkLost
+
+GOT_SIGTERM = "it got SIGTERM"
+"""Last word of an agent that was told to end: a launcher tells so to all when one process has died."""
+_TICK_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentFacts:
+    """What an agent says of itself."""
+
+    rank: int
+    host: str
+    pid: int
+    local_rank: int
+    local_world_size: int
+    cores: tuple[int, ...]
+    """Cores that it, and so its worker, may use."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host} (pid {self.pid})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """Something that came from an agent."""
+
+    rank: int
+    frame: Message | None
+    """None: the agent is lost."""
+    reason: str = ""
+    """How the loss showed."""
+
+
+class Star:
+    """Frames to and from the agents, by rank."""
+
+    def __init__(self, links: Mapping[int, Link], facts: Mapping[int, AgentFacts]) -> None:
+        self._links = dict(links)
+        self._dropped: list[Arrival] = []
+        self.facts = dict(facts)
+        """Every agent that came, lost ones included."""
+
+    @property
+    def ranks(self) -> Collection[int]:
+        """Ranks whose agents are there."""
+        return self._links.keys()
+
+    def address(self) -> str:
+        """The driver's address that agents reach it by: one on another host, if any is.
+
+        The launcher's name for this host may be a loopback address here.  Where agents came to several addresses it is
+        that of the lowest rank.
+        """
+        here = gethostname()
+        ranks = sorted(self._links, key=lambda rank: (self.facts[rank].host == here, rank))
+        return self._links[ranks[0]].local_host() if ranks else "127.0.0.1"
+
+    def send(self, ranks: Iterable[int], frame: Message) -> None:
+        """Hand ``frame`` to the agents of ``ranks``; an agent that cannot be reached shows in :meth:`receive`."""
+        for rank in list(ranks):
+            link = self._links.get(rank)
+            if link is not None:
+                try:
+                    link.send(frame)
+                except LinkLost as lost:
+                    self.drop(rank, str(lost))
+
+    def receive(self, timeout_s: float, also: Sequence[Connection | socket] = ()) -> list[Arrival]:
+        """What came, one frame of each agent at most; waits up to ``timeout_s`` for a frame or for ``also``."""
+        ranks: dict[Any, int] = {link: rank for rank, link in self._links.items()}
+        waits: list[Any] = [*ranks, *also]
+        if self._dropped or not waits:
+            timeout_s = 0.0
+        ready = wait(waits, timeout_s) if waits else []
+        arrivals = []
+        for link in ready:
+            if link in ranks:
+                try:
+                    arrivals.append(Arrival(rank=ranks[link], frame=self._links[ranks[link]].receive()))
+                except LinkLost as lost:
+                    self.drop(ranks[link], str(lost))
+        dropped, self._dropped = self._dropped, []
+        return arrivals + dropped
+
+    def drop(self, rank: int, reason: str) -> None:
+        """Give an agent up: close its connection, which ends it, and report the loss in :meth:`receive`."""
+        link = self._links.pop(rank, None)
+        if link is not None:
+            link.close()
+            self._dropped.append(Arrival(rank=rank, frame=None, reason=reason))
+
+    def dismiss(self, deadline_s: float) -> None:
+        """Tell all agents to leave and wait until their processes have ended.  Idempotent.
+
+        A launcher ends everybody when rank 0 fails while others run: so rank 0 goes last.
+        """
+        until = time.monotonic() + deadline_s
+        self.send(self.ranks, {"verb": "dismiss"})
+        while self._links and (left := until - time.monotonic()) > 0:
+            self.receive(left)
+        for link in list(self._links.values()):
+            link.close()
+        self._links.clear()
+
+
+def gather(launch: Launch, key: bytes, deadline_s: float, welcome: Message) -> Star:
+    """Wait until the agents of all other ranks have come, then send each of them ``welcome``.
+
+    Raises LaunchError naming those that did not come in ``deadline_s`` seconds, or that left again.
+    """
+    _allow_connections(launch.world_size)
+    door = Door(launch, key)
+    links: dict[int, Link] = {}
+    facts: dict[int, AgentFacts] = {}
+    until = time.monotonic() + deadline_s
+    try:
+        while len(links) < launch.world_size - 1:
+            arrival = door.next_arrival(_TICK_S)
+            if arrival is not None:
+                _take_in(launch, *arrival, links, facts)
+                continue
+            _require_present(links, facts)
+            if time.monotonic() > until:
+                raise LaunchError(_who_is_missing(launch, facts, deadline_s, door.turned_away))
+        star = Star(links, facts)
+        star.send(star.ranks, welcome)
+        return star
+    except BaseException as problem:
+        for link in links.values():
+            with contextlib.suppress(LinkLost):
+                link.send({"over": str(problem) or type(problem).__name__})
+            link.close()
+        raise
+    finally:
+        door.close()
+
+
+def greeting(launch: Launch, host: str, pid: int) -> Message:
+    """The first frame of an agent."""
+    return {
+        "protocol": PROTOCOL,
+        "run_id": launch.run_id,
+        "world_size": launch.world_size,
+        "rank": launch.rank,
+        "host": host,
+        "pid": pid,
+        "local_rank": launch.local_rank,
+        "local_world_size": launch.local_world_size,
+        "cores": list(allowed_cores()),
+    }
+
+
+def _take_in(launch: Launch, link: Link, hello: Message, links: dict[int, Link], facts: dict[int, AgentFacts]) -> None:
+    refused = _objection(launch, hello, facts)
+    if refused:
+        with contextlib.suppress(LinkLost):
+            link.send({"refused": refused})
+        link.close()
+        return
+    links[hello["rank"]] = link
+    facts[hello["rank"]] = AgentFacts(
+        rank=hello["rank"],
+        host=str(hello["host"]),
+        pid=hello["pid"],
+        local_rank=hello["local_rank"],
+        local_world_size=hello["local_world_size"],
+        cores=tuple(hello["cores"]),
+    )
+
+
+def _objection(launch: Launch, hello: Message, facts: Mapping[int, AgentFacts]) -> str:
+    """Why this agent is not of this launch; empty when it is."""
+    numbers = [hello.get(name) for name in ("rank", "pid", "local_rank", "local_world_size")]
+    if hello.get("protocol") != PROTOCOL:
+        return f"it speaks protocol {hello.get('protocol')}, the driver {PROTOCOL}; install one perfsuite everywhere"
+    if (hello.get("run_id"), hello.get("world_size")) != (launch.run_id, launch.world_size):
+        return "it belongs to another launch"
+    if not all(isinstance(number, int) for number in numbers) or not 0 < hello["rank"] < launch.world_size:
+        return f"rank {hello.get('rank')} is not one of 1 to {launch.world_size - 1}"
+    if hello["rank"] in facts:
+        return f"rank {hello['rank']} is taken by {facts[hello['rank']]}"
+    return ""
+
+
+def _allow_connections(world_size: int) -> None:
+    """Raise this process's own limit of open files: a usual one of 1024 ends at as many ranks."""
+    needed = 4 * world_size + 256  # a handshake holds three descriptors for a moment
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != hard < needed:
+        raise LaunchError(
+            f"the limit of open files is {hard}: the driver of {world_size} ranks needs {needed}; "
+            f"raise the hard limit on rank 0's host ('ulimit -Hn {needed}', or the LimitNOFILE of what starts it)"
+        )
+    if resource.RLIM_INFINITY != soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _require_present(links: Mapping[int, Link], facts: Mapping[int, AgentFacts]) -> None:
+    """An agent says nothing until it is welcomed: whoever can be read from has left."""
+    ranks: dict[Any, int] = {link: rank for rank, link in links.items()}
+    for link in wait(list(ranks), 0) if ranks else ():
+        raise LaunchError(f"{facts[ranks[link]]} ended before all ranks were there: its output says why; launch again")
+
+
+def _who_is_missing(
+    launch: Launch, facts: Mapping[int, AgentFacts], deadline_s: float, turned_away: Sequence[str]
+) -> str:
+    missing = [rank for rank in range(1, launch.world_size) if rank not in facts]
+    hosts = sorted({each.host for each in facts.values()})
+    came = (
+        f"ranks came from {', '.join(hosts[:8])}{', ...' if len(hosts) > 8 else ''}" if hosts else "no other rank came"
+    )
+    strangers = f"; {len(turned_away)} connections were turned away ({', '.join(sorted(set(turned_away)))})"
+    return (
+        f"rank {_spans(missing)} of {launch.world_size} did not come within {deadline_s:g} s ({came}"
+        f"{strangers if turned_away else ''}): every process of the launch must run the same command and reach "
+        f"{launch.master_addr}; see the output of the missing ranks"
+    )
+
+
+def _spans(ranks: Sequence[int]) -> str:
+    """``1-3, 7`` for [1, 2, 3, 7]."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

@@ -1,0 +1,1 @@
+"""Estimators that one disturbed run does not carry away, and Student's quantiles."""

@@ -1,0 +1,123 @@
+"""Rank side of DeepSpeed ZeRO; imported once DeepSpeed is known to be there.
+
+DeepSpeed compiles kernels when they are first wanted.  That takes minutes, and a rank that is killed meanwhile leaves a
+lock that all later ones wait for.  On a CPU none is wanted here: its shared-memory collectives are switched off and the
+optimizer is torch's.  With an accelerator the optimizer of offloaded state is DeepSpeed's CPU Adam, as it is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import deepspeed  # type: ignore[import-untyped] # DeepSpeed has no types
+import torch
+import torch.distributed as dist
+from deepspeed.utils import safe_get_full_grad  # type: ignore[import-untyped] # as above
+
+from perfsuite.models.layers import TrainingModule, fill
+from perfsuite.strategies.base import Plan
+from perfsuite.strategies.deepspeed import ds_config
+from perfsuite.strategies.deepspeed.accelerator import use_device
+from perfsuite.strategies.trainer import Batch, Trainer, new_whole_module, use_reentrant_checkpoints
+from perfsuite.workload import Rank
+
+if TYPE_CHECKING:
+    from perfsuite.strategies.deepspeed.zero import Zero
+
+
+def build_engine(rank: Rank, plan: Plan, options: Zero) -> ZeroTrainer:
+    """DeepSpeed's engine around the model, over all ranks."""
+    settings = options.settings(plan)
+    if rank.device.type == "cpu":
+        compatible = deepspeed.ops.__compatible_ops__
+        compatible["deepspeed_shm_comm"] = False
+    else:
+        use_device(rank.device, dist.get_backend(rank.group()))
+    deepspeed.init_distributed(dist_init_required=False)
+    module = _spread_module(rank, plan, settings) if options.stage == 3 else new_whole_module(rank, plan)
+    written = ds_config.read(options.config) if options.config else {}
+    trained = [each for each in module.parameters() if each.requires_grad]
+    make = torch.optim.AdamW
+    if options.offload_optimizer and rank.device.type != "cpu":
+        make = deepspeed.ops.adam.DeepSpeedCPUAdam
+    optimizer = make(trained, **ds_config.adam_settings(written, plan.learning_rate))
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=optimizer, model_parameters=trained, config=settings, dist_init_required=False
+    )
+    return ZeroTrainer(rank, plan, module=module, unit=engine, optimizer=optimizer, casts=False)
+
+
+def _spread_module(rank: Rank, plan: Plan, settings: dict[str, Any]) -> TrainingModule:
+    """Every parameter is spread when it is made and filled when it has been gathered again for that."""
+    rank.dtype(plan.dtype)
+    with deepspeed.zero.Init(config_dict_or_path=settings, remote_device=None):
+        module = plan.model.build(plan.checkpointing)
+    for name, parameter in module.named_parameters():
+        with deepspeed.zero.GatheredParameters(parameter, modifier_rank=0), torch.no_grad():
+            if rank.rank == 0:
+                fill(parameter, name, plan.seed)
+    use_reentrant_checkpoints(module)
+    return module
+
+
+class ZeroTrainer(Trainer):
+    """Steps through DeepSpeed's engine, which counts micro-batches by itself."""
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        """The engine's step after every micro-batch but the last counts it and does nothing else."""
+        return nullcontext() if last else self._counted()
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        yield
+        self.unit.step()
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Mean loss; the engine casts floating-point inputs to its dtype."""
+        narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.plan.dtype)
+        if narrow is not None:
+            batch = {name: x.to(narrow) if x.is_floating_point() else x for name, x in batch.items()}
+        loss: torch.Tensor = self.unit(**batch)
+        return loss
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """The engine scales the loss by itself."""
+        self.unit.backward(loss)
+
+    def step(self) -> None:
+        """The step of the last micro-batch: the optimizer's."""
+        self.unit.step()
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """Whole gradients, gathered by DeepSpeed."""
+        scale = float(getattr(self.unit.optimizer, "loss_scale", None) or 1.0)
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad:
+                gradient = safe_get_full_grad(parameter)
+                if gradient is None:
+                    gradient = parameter.grad
+                yield name, None if gradient is None else gradient.float() / scale
+
+    def tensors(self) -> dict[str, list[torch.Tensor]]:
+        """The engine's own places for this rank's parts.
+
+        The wide copies of the parameters that stages 1 to 3 step are counted as optimizer, as they are spread with it.
+        """
+        found = super().tensors()
+        engine: Any = self.unit.optimizer
+        parameters: list[Any] = list(self.module.parameters())
+        spread = [each.ds_tensor for each in parameters if getattr(each, "ds_tensor", None) is not None]
+        if spread:
+            found["weights"] = [*spread, *self.module.buffers()]
+        averaged = getattr(engine, "averaged_gradients", None) or {}
+        found["gradients"] += [each for group in averaged.values() for each in group or [] if each is not None]
+        for place in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
+            found["optimizer"] += list(getattr(engine, place, None) or [])
+        return found
+
+    def close(self) -> None:
+        """Free the engine's buffers and hooks first."""
+        self.unit.destroy()
+        super().close()

@@ -1,0 +1,101 @@
+"""DeepSpeed ZeRO: stage 0 is plain data parallelism, 1 spreads optimizer state, 2 gradients too, 3 parameters too."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from perfsuite.errors import InvalidParameter, UnsupportedCase
+from perfsuite.strategies.base import Plan, Strategy, require_choice
+from perfsuite.strategies.deepspeed import ds_config
+from perfsuite.workload import Process, Rank
+
+if TYPE_CHECKING:
+    from perfsuite.strategies.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zero(Strategy):
+    """Options of one ZeRO stage."""
+
+    stage: int
+    """0 to 3; part of the strategy's name."""
+    offload_optimizer: bool = False
+    """Optimizer state lives in host memory and steps there (stages 1 to 3)."""
+    offload_parameters: bool = False
+    """Parameters live in host memory (stage 3)."""
+    config: str = ""
+    """Path of a ds_config.json of the user's."""
+
+    process: ClassVar[Process] = Process()
+    """DeepSpeed keeps groups and settings in its modules: whoever ran it can run nothing else."""
+    preload: ClassVar[tuple[str, ...]] = ("deepspeed",)
+    replicates: ClassVar[bool] = False
+    ignorable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_choice(self.name, "stage", self.stage, (0, 1, 2, 3))
+        if self.offload_optimizer and self.stage == 0:
+            raise InvalidParameter("offload_optimizer needs spread optimizer state; choose zero1, zero2 or zero3")
+        if self.offload_parameters and self.stage != 3:
+            raise InvalidParameter(
+                f"offload_parameters needs spread parameters, which {self.name} has not; choose zero3"
+            )
+
+    @property
+    def name(self) -> str:  # type: ignore[override] # the stage is part of it
+        """zero0 to zero3."""
+        return f"zero{self.stage}"
+
+    def check_plan(self, plan: Plan, ranks: int) -> None:
+        """Raise InvalidParameter where a ds_config.json contradicts the case."""
+        if not self.config:
+            return
+        written = ds_config.read(self.config)
+        ds_config.check_batches(
+            ds_config.batch_fields(written, self.config),
+            self.config,
+            micro=plan.micro_batch_size,
+            accumulation=plan.accumulation,
+            ranks=ranks,
+        )
+        ds_config.check_case(written, self.config, stage=self.stage, dtype=plan.dtype)
+
+    def narrows(self, plan: Plan) -> bool:
+        """In bf16 and fp16 DeepSpeed trains a narrow copy of the parameters."""
+        return plan.half
+
+    def settings(self, plan: Plan) -> dict[str, Any]:
+        """What DeepSpeed is given."""
+        written = ds_config.read(self.config) if self.config else {}
+        full = ds_config.complete(
+            written,
+            stage=self.stage,
+            dtype=plan.dtype,
+            micro=plan.micro_batch_size,
+            accumulation=plan.accumulation,
+            parameters=plan.model.parameters,
+        )
+        for asked, section in (
+            (self.offload_optimizer, "offload_optimizer"),
+            (self.offload_parameters, "offload_param"),
+        ):
+            if asked:
+                full["zero_optimization"].setdefault(section, {"device": "cpu"})
+        return full
+
+    def build(self, rank: Rank, plan: Plan) -> Trainer:
+        """The engine over all ranks.  Raises UnsupportedCase where DeepSpeed is not installed."""
+        if rank.device.type == "cpu":
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        try:
+            import deepspeed  # type: ignore[import-untyped]  # noqa: F401 - no types; the first import, with the accelerator named
+        except ImportError as error:
+            raise UnsupportedCase(
+                f"strategy {self.name} needs DeepSpeed, which cannot be imported ({error}); "
+                "install it with pip install 'perfsuite[zero]'"
+            ) from None
+        from perfsuite.strategies.deepspeed.engine import build_engine
+
+        return build_engine(rank, plan, self)

@@ -1,0 +1,1 @@
+"""Pipelines by torch.distributed.pipelining, fed with our orders of actions."""

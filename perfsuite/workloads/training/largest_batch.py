@@ -1,0 +1,177 @@
+"""The largest local batch that fits, and the training step at it.
+
+The driver looks for it: every try is a build and two steps of its own on the ranks of the case.  On an accelerator a
+try may run out of memory; its ranks are then replaced, so nothing of it is left on the device.  On a CPU a try must
+keep within a byte budget per rank, and is only made when it is predicted to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from perfsuite.errors import InvalidParameter, OutOfMemory, UnsupportedCase
+from perfsuite.records import Measurement, Record
+from perfsuite.units import gib
+from perfsuite.workload import Probe, Rank, Step, Workload
+from perfsuite.workloads.training.batch_search import Found, Usage, by_doubling, by_prediction
+from perfsuite.workloads.training.train_step import MEMORY_METRICS, TrainStep
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestBatch(TrainStep):
+    """A training step with as many samples on each rank as fit; ``micro_batch_size`` is what is looked for."""
+
+    memory_budget_bytes: int | None = None
+    """What one rank may allocate; needed on a CPU, on an accelerator None is all that the device has."""
+    most: int = 1 << 16
+    """Largest batch that is tried."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory_budget_bytes is not None and self.memory_budget_bytes < 1:
+            raise InvalidParameter(
+                f"memory_budget_bytes={self.memory_budget_bytes} holds nothing; give the bytes that a rank may allocate"
+            )
+        if self.most < 1:
+            raise InvalidParameter(f"most={self.most} leaves no batch to try; choose a whole number from 1")
+        if self.global_batch_size is not None:
+            raise InvalidParameter(
+                f"global_batch_size={self.global_batch_size} fixes the local batch, which is looked for; leave it out"
+            )
+        if self.builds:
+            raise InvalidParameter(
+                f"builds={tuple(self.builds)} of a largest batch: its memory is looked at anyway, leave them out"
+            )
+        metrics = (*self.metrics[:1], "largest_local_batch_samples", *self.metrics[1:], *MEMORY_METRICS)
+        object.__setattr__(self, "metrics", metrics)
+
+    # -- on the driver -------------------------------------------------------------------------------------------
+
+    def settle(self, probe: Probe) -> tuple[Workload, tuple[Record, ...]]:
+        """Search, and the training step at what was found; raises OutOfMemory where not even one sample fits."""
+        tried: dict[int, Mapping[str, Record]] = {}
+
+        def look(batch: int) -> Measurement:
+            measurement = probe(self._at(batch), "memory")
+            tried[batch] = {record.name: record for record in measurement.records}
+            return measurement
+
+        first = look(1)
+        if all(rank.device == "cpu" for rank in first.ranks):
+            found = self._within_budget(look, first)
+        else:
+            found = by_doubling(lambda batch: batch == 1 or _fits(look, batch), self.most)
+        return self._at(found.batch), (*self._records(found), *tried[found.batch].values())
+
+    def _at(self, batch: int) -> LargestBatch:
+        return dataclasses.replace(self, micro_batch_size=batch)
+
+    def _within_budget(self, look: Any, first: Measurement) -> Found:
+        budget = self.memory_budget_bytes
+        if budget is None:
+            raise InvalidParameter(
+                "memory_budget_bytes=None on a CPU, whose memory the kernel shares out by killing; give bytes per rank"
+            )
+        found = by_prediction(lambda batch: _usage(first if batch == 1 else look(batch)), budget, self.most)
+        if not found.batch:
+            peak = _usage(first).peak_bytes
+            raise OutOfMemory(
+                f"OOM at {gib(peak):.3g} GiB of {gib(budget):.3g} GiB: a local batch of 1 is over the budget of a rank"
+            )
+        return found
+
+    def _records(self, found: Found) -> tuple[Record, ...]:
+        values = {
+            "largest_local_batch": (float(found.batch), "samples"),
+            "batches_tried": (float(found.tries), "batches"),
+            "search_limit": (float(self.most) if found.limited else None, "samples"),
+            "memory_budget_bytes": (self.memory_budget_bytes, "bytes"),
+            "predicted_peak_bytes": (found.predicted_bytes, "bytes"),
+        }
+        return tuple(
+            Record(name=name, value=float(value), unit=unit, reduce="equal")
+            for name, (value, unit) in values.items()
+            if value is not None
+        )
+
+    # -- on the ranks --------------------------------------------------------------------------------------------
+
+    def build(self, rank: Rank) -> Step:
+        """As a training step; on an accelerator with a budget its allocator gives no more than that."""
+        if self.memory_budget_bytes is None or rank.device.type == "cpu":
+            return super().build(rank)
+        limit = MemoryLimit(rank.device, self.memory_budget_bytes)
+        try:
+            return Limited(super().build(rank), limit)
+        except BaseException:
+            limit.lift()
+            raise
+
+    def check(self, rank: Rank, step: Step) -> None:
+        """As a training step."""
+        super().check(rank, step.inner if isinstance(step, Limited) else step)
+
+
+def _usage(measurement: Measurement) -> Usage:
+    values = {record.name: record.value for record in measurement.records}
+    return Usage(peak_bytes=values["peak_bytes"], activation_bytes=values["activations_bytes"])
+
+
+def _fits(look: Any, batch: int) -> bool:
+    try:
+        look(batch)
+    except OutOfMemory:
+        return False
+    return True
+
+
+class MemoryLimit:
+    """A cap on what the allocator of an accelerator gives this process, until it is lifted."""
+
+    def __init__(self, device: torch.device, limit_bytes: int) -> None:
+        """Raises UnsupportedCase where the device's allocator knows no cap."""
+        import torch
+
+        self._device = device
+        self._module: Any = torch.get_device_module(device)
+        if not hasattr(self._module, "set_per_process_memory_fraction"):
+            raise UnsupportedCase(f"the allocator of {device.type} knows no set_per_process_memory_fraction")
+        _, total = self._module.mem_get_info(device)
+        self._module.empty_cache()  # what is cached already would not count
+        self._set(min(1.0, limit_bytes / total))
+
+    def _set(self, fraction: float) -> None:
+        self._module.set_per_process_memory_fraction(fraction, self._device)
+
+    def lift(self) -> None:
+        """Give the whole device back."""
+        self._set(1.0)
+
+
+class Limited(Step):
+    """A step under a memory limit, which ends with it."""
+
+    def __init__(self, inner: Step, limit: MemoryLimit) -> None:
+        self.inner = inner
+        self._limit = limit
+
+    def run(self) -> Any:
+        """The step itself."""
+        return self.inner.run()
+
+    def refill(self) -> None:
+        """The step's own."""
+        self.inner.refill()
+
+    def close(self) -> None:
+        """Close the step and lift the limit."""
+        try:
+            self.inner.close()
+        finally:
+            self._limit.lift()

@@ -1,0 +1,101 @@
+"""The memory of a training step, in a build of its own that is never timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from perfsuite.workload import Rank, Step
+from perfsuite.workloads.training.memory_ledger import Ledger, ledger_of, parts_against_peak, storage_bytes
+from perfsuite.workloads.training.on_rank import TrainingStep
+
+if TYPE_CHECKING:
+    import torch
+
+    from perfsuite.workloads.training.train_step import TrainStep
+
+
+class Observed(Step):
+    """Builds the training step anew in every iteration: what it allocates is part of what is observed."""
+
+    def __init__(self, workload: TrainStep, rank: Rank) -> None:
+        self.workload = workload
+        self.rank = rank
+
+    @contextmanager
+    def training(self, rank: Rank | None = None) -> Iterator[TrainingStep]:
+        """A freshly built step, closed at the end."""
+        step = TrainingStep(self.workload, rank or self.rank)
+        try:
+            yield step
+        finally:
+            step.close()
+
+
+class MemoryStep(Observed):
+    """Weights, gradients, optimizer, activations, peak and what is left, in bytes on each rank.
+
+    The kinds are the bytes of the tensors themselves, each storage counted once.  Totals come from the device's
+    allocator, or from the allocator events of torch's profiler on a CPU, which keeps no statistics.  All totals are
+    beyond what was allocated before the build.  The first step makes the optimizer's state, the second is observed.
+    """
+
+    def run(self) -> None:
+        """Build, two steps, and the records."""
+        ledger = ledger_of(self.rank.device)
+        kinds: dict[str, int] = {}
+        with ledger.observing(), self.training() as step:
+            step.run()
+            self._observe(step, ledger, kinds)
+        totals = ledger.totals()
+        final = totals["final"]
+        activations = totals["after forward"] - totals["before forward"]
+        held, at_once = kinds.pop("held_gradients"), kinds.pop("at_once")
+        measured = {
+            **kinds,
+            "activations": activations,
+            "peak": totals["peak"],
+            "final_device": final,
+            "untracked": final - kinds["weights"] - kinds["optimizer"] - held,
+            "final_host": ledger.host_bytes,
+            **ledger.beyond(),
+            **parts_against_peak(max(at_once, kinds.pop("before_forward") + activations), totals["peak"]),
+        }
+        for name, count in measured.items():
+            self.rank.record(f"{name}_bytes", float(count), unit="bytes", reduce="max")
+
+    def _observe(self, step: TrainingStep, ledger: Ledger, kinds: dict[str, int]) -> None:
+        trainer, count = step.trainer, step.trainer.plan.accumulation
+        ledger.mark("start")
+        for micro in range(count):
+            batch = next(step.batches)
+            with trainer.micro_batch(last=micro == count - 1):
+                if micro == 0:
+                    kinds["before_forward"] = self._on_device(trainer.tensors())
+                    ledger.mark("before forward")
+                loss = trainer.forward(batch)
+                if micro == 0:
+                    ledger.mark("after forward")
+                trainer.backward(loss)
+        seen: set[int] = set()
+        tensors = trainer.tensors()
+        kinds["weights"] = storage_bytes(tensors["weights"], seen)
+        kinds["gradients"] = storage_bytes(tensors["gradients"], seen)
+        kinds["at_once"] = self._on_device(tensors)
+        del tensors, loss, batch
+        trainer.step()
+        after = trainer.tensors()
+        # Buckets keep gradients between steps: then they are part of the final total.
+        seen.clear()
+        storage_bytes(after["weights"], seen)
+        kinds["held_gradients"] = storage_bytes(after["gradients"], seen)
+        kinds["optimizer"] = storage_bytes(after["optimizer"], seen)
+        kinds["at_once"] = max(kinds["at_once"], self._on_device(after))
+        del after
+        ledger.mark("final")
+
+    def _on_device(self, tensors: Mapping[str, list[torch.Tensor]]) -> int:
+        """Bytes of all kinds together that the device's allocator gave; what is offloaded is not among them."""
+        device = self.rank.device.type
+        return storage_bytes((each for kind in tensors.values() for each in kind if each.device.type == device), set())

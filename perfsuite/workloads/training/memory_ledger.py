@@ -1,0 +1,253 @@
+"""What is allocated, and at most: the books that a build keeps whose memory is looked at."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor], seen: set[int]) -> int:
+    """Bytes of the storages behind ``tensors`` that are not in ``seen``; adds them to it.
+
+    >>> import torch
+    >>> buffer = torch.zeros(8)
+    >>> storage_bytes([buffer[:4], buffer[4:]], set())
+    32
+    """
+    total = 0
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            total += storage.nbytes()
+    return total
+
+
+def parts_against_peak(at_once: int, peak: int) -> dict[str, int]:
+    """``parts_at_once``, and by how much this rank's peak is less than that: above 0 is impossible on any rank.
+
+    >>> parts_against_peak(at_once=12, peak=10)
+    {'parts_at_once': 12, 'parts_beyond_peak': 2}
+    """
+    return {"parts_at_once": at_once, "parts_beyond_peak": at_once - peak}
+
+
+def resident_bytes() -> int:
+    """Resident set of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class Ledger:
+    """Totals of allocated bytes at marked moments, beyond what was allocated at the first."""
+
+    host_bytes = 0
+    """Resident set at the mark ``final``."""
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Everything between the base and the last mark happens inside."""
+        yield
+
+    def mark(self, name: str) -> None:
+        """Now: ``start`` of the step whose peak is taken, ``before forward``, ``after forward``, ``final``."""
+        if name == "final":
+            self.host_bytes = resident_bytes()
+
+    def totals(self) -> Mapping[str, int]:
+        """Bytes at every mark, and at the ``peak`` between ``start`` and ``final``."""
+        raise AssertionError("a subclass knows its allocator")
+
+    def beyond(self) -> Mapping[str, int]:
+        """What an allocator of its own holds beyond what is allocated; nothing on a CPU."""
+        return {}
+
+
+class DeviceLedger(Ledger):
+    """The statistics of an accelerator's caching allocator."""
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self._device = device
+        self._memory: Any = torch.get_device_module(device)
+        self._totals: dict[str, int] = {}
+        self._beyond: dict[str, int] = {}
+        self._base = self._now()
+
+    def _now(self) -> int:
+        self._memory.synchronize(self._device)
+        return int(self._memory.memory_allocated(self._device))
+
+    def mark(self, name: str) -> None:
+        """Read the allocator; the peak starts anew at ``start`` and is read at ``final``."""
+        super().mark(name)
+        self._totals[name] = self._now() - self._base
+        if name == "start":
+            self._memory.reset_peak_memory_stats(self._device)
+        if name == "final":
+            peak = int(self._memory.max_memory_allocated(self._device))
+            free, total = self._memory.mem_get_info(self._device)
+            self._totals["peak"] = peak - self._base
+            self._beyond = {
+                "fragmentation": int(self._memory.max_memory_reserved(self._device)) - peak,
+                "whole_device": total - free,
+            }
+
+    def totals(self) -> Mapping[str, int]:
+        """As marked."""
+        return self._totals
+
+    def beyond(self) -> Mapping[str, int]:
+        """Reserved and never used, and the whole device."""
+        return self._beyond
+
+
+class CpuLedger(Ledger):
+    """The allocator events that torch's profiler notes in this thread: their running sum is what is allocated.
+
+    A collective holds its buffers no longer than it takes (:mod:`perfsuite.runtime.ranks.settled`), so that no thread
+    of gloo's decides when they are given back.  What such a thread allocates for itself meanwhile is not counted.
+    """
+
+    _PREFIX = "perfsuite: "
+
+    def __init__(self) -> None:
+        self._profile: Any = None
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Profile allocations from before the build on."""
+        import torch
+
+        from perfsuite.runtime.ranks.settled import Settled
+
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        gc.collect()
+        gc.disable()  # wrappers refer to themselves: when they are found would depend on what ran before
+        try:
+            settled: Any = Settled
+            with torch.profiler.profile(activities=activities, profile_memory=True) as self._profile, settled():
+                yield
+        finally:
+            gc.enable()
+
+    def mark(self, name: str) -> None:
+        """Note the moment among the events."""
+        import torch
+
+        super().mark(name)
+        if name == "start":
+            gc.collect()
+        with torch.profiler.record_function(self._PREFIX + name):
+            pass
+
+    def totals(self) -> Mapping[str, int]:
+        """Sums of the events up to each mark."""
+        from perfsuite.runtime.ranks.settled import COLLECTIVE
+
+        # Addresses are in the tree of the events alone; what is public has sizes, as a file of hundreds of megabytes.
+        events = sorted(_walk(self._profile.profiler.kineto_results.experimental_event_tree()), key=_start_ns)
+        marks = {name: event for event in events if (name := event.name.removeprefix(self._PREFIX)) != event.name}
+        mine = [event for event in events if event.start_tid == marks["start"].start_tid]
+        collectives = [(each.start_time_ns, each.end_time_ns) for each in mine if each.name == COLLECTIVE]
+        changes = [
+            Change(at_ns=event.start_time_ns, address=event.extra_fields.ptr, size_bytes=event.extra_fields.alloc_size)
+            for event in mine
+            if hasattr(event.extra_fields, "alloc_size")
+        ]
+        moments = {name: event.start_time_ns for name, event in marks.items()}
+        return running_sums(within_collectives(changes, collectives), moments)
+
+
+def ledger_of(device: torch.device) -> Ledger:
+    """What keeps the books of ``device``."""
+    return CpuLedger() if device.type == "cpu" else DeviceLedger(device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One allocation, or the end of one."""
+
+    at_ns: int
+    address: int
+    size_bytes: int
+    """Below 0 where an allocation ended."""
+
+
+def running_sums(changes: Iterable[Change], marks: Mapping[str, int]) -> dict[str, int]:
+    """Bytes allocated at each mark, and the ``peak`` between the marks ``start`` and ``final``.
+
+    ``changes`` are in the order of time.  An end of what began before them is none of theirs, and where something is
+    allocated, what was there has ended, seen or not.
+
+    >>> history = [(1, 0xA, 8), (2, 0xB, 4), (3, 0xB, -4), (4, 0xC, -9), (5, 0xA, 6)]
+    >>> running_sums(
+    ...     [Change(at_ns=at, address=address, size_bytes=size) for at, address, size in history],
+    ...     {"start": 1, "final": 6},
+    ... )
+    {'start': 8, 'final': 6, 'peak': 12}
+    """
+    totals, peak, now = dict.fromkeys(marks, 0), 0, 0
+    held: dict[int, int] = {}
+    for change in changes:
+        now -= held.pop(change.address, 0)
+        if change.size_bytes > 0:
+            held[change.address] = change.size_bytes
+            now += change.size_bytes
+        for name, moment in marks.items():
+            if change.at_ns <= moment:
+                totals[name] = now
+        if marks["start"] <= change.at_ns <= marks["final"]:
+            peak = max(peak, now)
+    return {**totals, "peak": max(peak, totals["start"])}
+
+
+def within_collectives(changes: Iterable[Change], collectives: Iterable[tuple[int, int]]) -> list[Change]:
+    """``changes`` in the order of time, with what a collective allocates for itself ending when the collective does.
+
+    ``collectives`` are (start, end), in order, and do not overlap.  When such an allocation really ends is as good as
+    never seen: a thread of the backend's may be the last to hold it.
+
+    >>> history = [(1, 0xA, 8), (2, 0xB, 4), (5, 0xA, -8), (6, 0xB, 2)]
+    >>> seen = [Change(at_ns=at, address=address, size_bytes=size) for at, address, size in history]
+    >>> running_sums(within_collectives(seen, [(2, 4)]), {"start": 3, "final": 6, "later": 4})
+    {'start': 12, 'final': 2, 'later': 8, 'peak': 12}
+    """
+    told: list[Change] = []
+    waiting, scratch = deque(collectives), itertools.count(-1, -1)
+    for change in changes:
+        while waiting and waiting[0][1] < change.at_ns:
+            waiting.popleft()
+        if not waiting or change.at_ns < waiting[0][0] or change.size_bytes < 0:
+            told.append(change)
+            continue
+        # No real address: the same one may be given out again meanwhile.  What was there has ended.
+        own = dataclasses.replace(change, address=next(scratch))
+        ended = dataclasses.replace(change, size_bytes=-change.size_bytes)
+        told += [ended, own, dataclasses.replace(own, at_ns=waiting[0][1], size_bytes=-change.size_bytes)]
+    return sorted(told, key=lambda each: each.at_ns)
+
+
+def _walk(events: Iterable[Any]) -> Iterator[Any]:
+    waiting = list(events)
+    while waiting:
+        event = waiting.pop()
+        yield event
+        waiting.extend(event.children)
+
+
+def _start_ns(event: Any) -> int:
+    start_ns: int = event.start_time_ns
+    return start_ns

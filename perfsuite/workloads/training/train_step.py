@@ -1,0 +1,357 @@
+"""The training step: a model, a strategy, a batch; data, forward, backward and optimizer told apart.
+
+A step is one step of the optimizer with all its micro-batches.  Spans ``data``, ``forward``, ``backward`` and
+``optimizer`` do not overlap, the optimizer is never inside ``backward``, and the remainder is the rest of the step.
+Ranks run free: no barrier comes before a sample.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
+
+from perfsuite import models, strategies
+from perfsuite.errors import InvalidParameter
+from perfsuite.mesh import MeshShape
+from perfsuite.metrics.flop_conventions import FROZEN, Transformer, count_all
+from perfsuite.models.base import Checkpointing, Model, require_checkpointing
+from perfsuite.models.dataset import Dataset, generate, read
+from perfsuite.records import Work
+from perfsuite.strategies import Plan, Strategy
+from perfsuite.strategies.base import data_parallel_size
+from perfsuite.strategies.deepspeed import ds_config
+from perfsuite.workload import Process, Purpose, Rank, Step, Workload, Yardstick
+
+if TYPE_CHECKING:
+    from perfsuite.models.loading import Files, Synthetic
+
+_PRELOAD = ("torch._dynamo",)
+"""Every optimizer of torch's imports it at its first step."""
+_DTYPES = ("fp32", "tf32", "bf16", "fp16")
+_TIMED = (
+    "step_time_s",
+    "samples_per_s",
+    "samples_per_s_per_device",
+    "tokens_per_s",
+    "tokens_per_s_per_device",
+    "tflops_per_device",
+    "six_n_tflops_per_device",
+    "palm_tflops_per_device",
+    "megatron_tflops_per_device",
+    "colossalai_tflops_per_device",
+    "mfu_percent",
+    "hfu_percent",
+    "data_ms",
+    "forward_ms",
+    "backward_ms",
+    "optimizer_ms",
+    "backward_with_optimizer_ms",
+    "remainder_ms",
+    "device_utilisation_percent",
+)
+MEMORY_METRICS = (
+    "weights_gib",
+    "gradients_gib",
+    "optimizer_gib",
+    "activations_gib",
+    "peak_gib",
+    "fragmentation_gib",
+    "final_device_gib",
+    "untracked_gib",
+    "final_host_gib",
+    "whole_device_gib",
+)
+_UNTIMED: Mapping[str, tuple[str, ...]] = {
+    "memory": MEMORY_METRICS,
+    "exposed": (
+        "exposed_communication_percent",
+        "exposed_communication_low_percent",
+        "exposed_communication_high_percent",
+        "exposed_kernels_percent",
+    ),
+    "flops": ("counted_tflop",),
+    "loss": ("final_loss", "time_to_target_s"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainStep(Workload):
+    """One optimizer step of a model under a data-parallel strategy."""
+
+    model: str
+    """Name of a configuration: gpt2, llama2-7b, latte-l, opensora, ..."""
+    strategy: str = "single"
+    """single, ddp, fsdp, zero_redundancy, or DeepSpeed's zero0 to zero3."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the configuration to replace, such as ``sequence_length``."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the strategy, such as ``{"reshard": False}``."""
+    mesh: str = ""
+    """Shape of the mesh, such as dp_replicate2-dp_shard4; empty: all ranks on dp."""
+    micro_batch_size: int | None = None
+    """Samples of one forward on one rank (LBS); None: from ``global_batch_size`` or a ds_config.json, else 1."""
+    global_batch_size: int | None = None
+    """Samples of a step on all ranks (GBS = LBS x accumulation x ranks); None: whatever comes out."""
+    accumulation: int = 1
+    """Micro-batches of a step (GAS)."""
+    dtype: str = "fp32"
+    """fp32, tf32, or bf16 and fp16 by autocast or as the strategy does it."""
+    checkpointing: Checkpointing = "none"
+    """Activations: all kept (none), blocks computed again (full), cheap operations computed again (selective)."""
+    compiled: bool = False
+    """torch.compile on every block."""
+    data: str = "synthetic"
+    """synthetic: made before the first step; generated: files that perfsuite writes; else the folder of a data set."""
+    dataset_samples: int = 704
+    """Samples of generated files; 704 videos has the data set of report 001."""
+    num_workers: int = 0
+    """Loader processes of each rank; 0: the rank reads by itself."""
+    learning_rate: float = 1e-4
+    """Of AdamW."""
+    seed: int = 0
+    """Of the initial values."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the communication library, set before the ranks' interpreters start."""
+    builds: tuple[Purpose, ...] = ()
+    """What to look at beside the time, in builds of their own: memory, exposed, flops, loss."""
+    loss_steps: int = 20
+    """Steps of the loss build."""
+    target_loss: float | None = None
+    """Loss that the loss build is to reach."""
+
+    metrics: ClassVar[tuple[str, ...]] = _TIMED
+    aligned: ClassVar[bool] = False
+    yardstick: ClassVar[Yardstick] = "compute"
+
+    def __post_init__(self) -> None:
+        self._require_choices()
+        for name in ("accumulation", "dataset_samples", "loss_steps"):
+            _require_count(name, getattr(self, name))
+        for name in ("micro_batch_size", "global_batch_size"):
+            if getattr(self, name) is not None:
+                _require_count(name, getattr(self, name))
+        if self.num_workers and self.data == "synthetic":
+            raise InvalidParameter(
+                f"num_workers={self.num_workers} with data='synthetic' have nothing to read; choose data='generated'"
+            )
+        if self.mesh:
+            MeshShape.parse(self.mesh)
+        strategy = self.find_strategy()
+        self.find_model()
+        self._require_builds(strategy)
+        # Class variables of Workload that depend on the case here: a frozen instance keeps its own.
+        object.__setattr__(self, "process", self._process(strategy))
+        compiler = ("torch._inductor.compile_fx",) if self.compiled else ()
+        object.__setattr__(self, "preload", (*_PRELOAD, *compiler, *strategy.preload))
+        timed = _TIMED if self.data == "synthetic" else (*_TIMED, "steps_per_epoch")
+        object.__setattr__(self, "metrics", (*timed, *(name for build in self.builds for name in _UNTIMED[build])))
+
+    def _require_choices(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise InvalidParameter(f"dtype={self.dtype!r} trains nothing; choose from {', '.join(_DTYPES)}")
+        require_checkpointing(self.checkpointing)
+        if not isinstance(self.num_workers, int) or self.num_workers < 0:
+            raise InvalidParameter(f"num_workers={self.num_workers!r} is no number of processes; choose 0 or more")
+
+    def _process(self, strategy: Strategy) -> Process | None:
+        """Processes with the variables asked for and those of the strategy's; InvalidParameter for what is no text."""
+        for name, value in self.environment.items():
+            if not (name and isinstance(value, str)) or "=" in name:
+                raise InvalidParameter(f"environment: {name}={value!r} is no variable; give its name and a text")
+        if not self.environment:
+            return strategy.process
+        own = strategy.process.env if strategy.process else {}
+        return Process(env={**own, **self.environment})
+
+    def _require_builds(self, strategy: Strategy) -> None:
+        purposes = [each for each in get_args(Purpose) if each != "time"]
+        for build in self.builds:
+            if build not in purposes:
+                raise InvalidParameter(f"builds: {build!r} is unknown; choose from {', '.join(purposes)}")
+        if "exposed" in self.builds and (not strategy.ignorable or "-" in self.mesh):
+            what = f"mesh {self.mesh}" if strategy.ignorable else f"strategy {strategy.name}"
+            raise InvalidParameter(
+                f"builds: the communication of {what} cannot be made to do nothing; leave out 'exposed'"
+            )
+        if "flops" in self.builds and self.compiled:
+            raise InvalidParameter(
+                "builds: torch counts no operations of compiled blocks; leave out 'flops' or compiled"
+            )
+
+    # -- what the case is ----------------------------------------------------------------------------------------
+
+    def find_model(self) -> Model:
+        """The configuration."""
+        model = models.find(self.model, self.overrides)
+        return model.split(MeshShape.parse(self.mesh).size("tp")) if self.mesh else model
+
+    def find_strategy(self) -> Strategy:
+        """The strategy with its options."""
+        return strategies.find(self.strategy, self.options)
+
+    def layout(self) -> str:
+        """The mesh."""
+        return self.mesh
+
+    def untimed(self) -> tuple[Purpose, ...]:
+        """The builds asked for."""
+        return self.builds
+
+    def native_dtype(self) -> str:
+        """Emulated products say nothing about a device."""
+        return self.dtype
+
+    def plan(self, shape: MeshShape) -> Plan:
+        """What each rank trains on a mesh of this shape.
+
+        Raises InvalidParameter where the batch cannot be spread or the strategy's options contradict the case.
+        """
+        strategy, ranks = self.find_strategy(), data_parallel_size(shape)
+        strategy.require(shape)
+        plan = Plan(
+            model=self.find_model(),
+            dtype=self.dtype,
+            micro_batch_size=self._micro_batch_size(ranks),
+            accumulation=self.accumulation,
+            checkpointing=self.checkpointing,
+            compiled=self.compiled,
+            learning_rate=self.learning_rate,
+            seed=self.seed,
+        )
+        strategy.check_plan(plan, ranks)
+        return plan
+
+    def _micro_batch_size(self, ranks: int) -> int:
+        """LBS, so that GBS = LBS x GAS x ranks, whether the case or its ds_config.json fixes one of them."""
+        config = str(self.options.get("config", ""))
+        written = ds_config.batch_fields(ds_config.read(config), config) if config else {}
+        spread = self.accumulation * ranks
+        told = f"accumulation {self.accumulation} x {ranks} ranks"
+        micro = self.micro_batch_size or written.get(ds_config.MICRO)
+        name, total = "global_batch_size", self.global_batch_size
+        if total is None and ds_config.GLOBAL in written:
+            name, total = f"{config}: {ds_config.GLOBAL}", written[ds_config.GLOBAL]
+        if total is None:
+            return micro or 1
+        if micro is None:
+            if total % spread:
+                below = total // spread * spread
+                legal = f"{below} or {below + spread}" if below else str(spread)
+                raise InvalidParameter(f"{name}={total} does not divide by {told} = {spread}; choose {legal}")
+            return total // spread
+        if micro * spread != total:
+            raise InvalidParameter(
+                f"{name}={total} is not micro_batch_size {micro} x {told} = {micro * spread}; leave one of them out"
+            )
+        return micro
+
+    def work(self, shape: MeshShape) -> Work:
+        """Operations by convention, samples and tokens of one step on all ranks.
+
+        Raises InvalidParameter where the case cannot run on the mesh or its data set is damaged.
+        """
+        plan, model = self.plan(shape), self.find_model()
+        if self.data not in ("synthetic", "generated"):
+            read(Path(self.data), model)
+        samples = float(plan.micro_batch_size * self.accumulation * data_parallel_size(shape))
+        counted = Transformer(
+            parameters=model.parameters,
+            layers=model.layers,
+            width=model.width,
+            tokens=model.tokens_per_sample,
+            vocabulary=model.vocabulary,
+            forward_flops=model.forward_flops,
+            block_flops=model.block_flops,
+            recomputes=self.checkpointing == "full",
+        )
+        conventions = dict(count_all(counted))
+        if model.frozen_flops:  # told apart: no convention counts what is not trained
+            conventions[FROZEN] = model.frozen_flops
+        return Work(
+            flops={name: samples * count for name, count in conventions.items()},
+            dtype=self.dtype,
+            samples=samples,
+            tokens=samples * model.tokens_per_sample,
+        )
+
+    # -- on the ranks --------------------------------------------------------------------------------------------
+
+    def build(self, rank: Rank) -> Step:
+        """The model under its strategy and its data; for other purposes than time, what looks at one thing."""
+        if rank.purpose == "time":
+            from perfsuite.workloads.training.on_rank import TrainingStep
+
+            return TrainingStep(self, rank)
+        from perfsuite.workloads.training import builds
+
+        return builds.STEPS[rank.purpose](self, rank)
+
+    def twin(self) -> Workload | None:
+        """The same strategy on a model that one process can check."""
+        from perfsuite.workloads.training.parity import TrainParity
+
+        options = {name: value for name, value in self.options.items() if name != "config"}
+        return TrainParity(
+            model=self.model,
+            strategy=self.strategy,
+            overrides=self.overrides,
+            options=options,
+            accumulation=min(self.accumulation, 2),
+            dtype=self.dtype,
+            checkpointing=self.checkpointing,
+            compiled=self.compiled,
+            seed=self.seed,
+        )
+
+    def check(self, rank: Rank, step: Step) -> None:
+        """Raise WrongResult unless the loss is finite and ranks that hold the same parameters agree about them."""
+        from perfsuite.workloads.training.on_rank import TrainingStep
+
+        if isinstance(step, TrainingStep):
+            step.check(self.find_strategy())
+
+    def open_data(self, rank: Rank, plan: Plan) -> Synthetic | Files:
+        """This rank's batches, in order."""
+        from perfsuite.models.loading import Files, Share, Synthetic
+
+        share = Share(rank=rank.rank, ranks=rank.world_size, micro_batch_size=plan.micro_batch_size)
+        if self.data == "synthetic":
+            return Synthetic(plan.model, share, rank.device)
+        dataset = self._dataset(rank, plan.model)
+        batch = plan.micro_batch_size * plan.accumulation * rank.world_size
+        rank.record("steps_per_epoch", dataset.samples / batch, unit="steps", reduce="equal")
+        return Files(plan.model, dataset, share, rank.device, num_workers=self.num_workers)
+
+    def _dataset(self, rank: Rank, model: Model) -> Dataset:
+        if self.data != "generated":
+            return read(Path(self.data), model)
+        import torch
+        import torch.distributed as dist
+
+        shapes = zlib.crc32(repr(model.parts).encode())
+        cache = Path(tempfile.gettempdir()) / f"perfsuite-data-{os.getuid()}"
+        directory = cache / f"{model.name}-{shapes:08x}-{self.dataset_samples}"
+        problem: OSError | None = None
+        if rank.local_rank == 0:  # one rank of each host writes, the others wait for it
+            try:
+                generate(model, directory, self.dataset_samples)
+            except OSError as error:
+                problem = error
+        failed = torch.tensor([float(problem is not None)], device=rank.device)
+        dist.all_reduce(failed, dist.ReduceOp.MAX, group=rank.group())
+        if bool(failed.item()):
+            raise InvalidParameter(
+                f"data='generated' cannot be written under {cache} ({problem or 'on another host'}); "
+                "make room there or set TMPDIR"
+            )
+        return read(directory, model)
+
+
+def _require_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidParameter(f"{name}={value!r} is not a count; choose a whole number from 1")

@@ -1,0 +1,127 @@
+"""Results of training steps as a run would have them, without running anything: for tests of tables and scaling."""
+
+from __future__ import annotations
+
+from perfsuite.mesh import MeshShape
+from perfsuite.metrics import derive
+from perfsuite.platforms import load_catalog
+from perfsuite.records import (
+    ClockFacts,
+    Measurement,
+    Peak,
+    Peaks,
+    RankFacts,
+    Record,
+    Result,
+    Sample,
+    SpanTotal,
+    to_json,
+)
+from perfsuite.reports.tables.report import Run, run_of_results
+from perfsuite.workloads.training.train_step import TrainStep
+
+CLOCK = ClockFacts(name="cuda.Event", resolution_s=5e-8, cost_s=1e-7)
+PEAKS = Peaks(tflops={name: Peak(value=100.0, unit="TFLOPS", source="data sheet") for name in ("fp32", "bf16", "fp16")})
+SHARES = {"data": 0.25, "forward": 0.2, "backward": 0.4, "optimizer": 0.1, "remainder": 0.05}
+
+
+def measurement(ranks, time_s, *, hosts=1, records=(), shared=False):
+    """What ranks report of a step of ``time_s``, its parts in fixed shares, five equal samples but one."""
+    facts = tuple(
+        RankFacts(
+            rank=rank,
+            host=f"host{rank * hosts // ranks}",
+            device="cpu" if shared else f"cuda:{rank}",
+            threads=1,
+            cores=None,
+            median_s=time_s,
+            min_s=time_s,
+            max_s=time_s,
+            cpu_share=1.0,
+            max_rss_bytes=1 << 30,
+        )
+        for rank in range(ranks)
+    )
+    spans = tuple(
+        SpanTotal(name=name, time_s=time_s * share, count=1, slowest_rank=0) for name, share in SHARES.items()
+    )
+    times_s = (time_s * 0.99, time_s, time_s, time_s, time_s * 1.01)
+    return Measurement(
+        samples=tuple(Sample(time_s=each) for each in times_s),
+        iterations=1,
+        warmup_iterations=1,
+        warmup_steady=True,
+        aligned=False,
+        clock=CLOCK,
+        ranks=facts,
+        backend="gloo",
+        process="reused",
+        transport="local",
+        spans=spans,
+        records=tuple(Record(name=name, value=value, unit="", reduce="max") for name, value in records),
+    )
+
+
+def trained(
+    name, ranks, time_s, *, platform="s4000", fingerprint="", hosts=1, records=(), shared=False, oom="", **workload
+):
+    """The result of one training case; with ``oom`` it ran out of memory, which is what it says."""
+    step = TrainStep(**workload)
+    work = step.work(MeshShape.of(dp=ranks))
+    measured = None if oom else measurement(ranks, time_s, hosts=hosts, records=records, shared=shared)
+    return Result(
+        case=f"test_perf/test_it.py::{name}[{platform}-ws{ranks}-{step.model}]",
+        workload="perfsuite.workloads.training.train_step:TrainStep",
+        parameters=to_json(step.parameters()),
+        platform=platform,
+        world_size=ranks,
+        outcome="out_of_memory" if oom else "measured",
+        detail=oom,
+        work=work,
+        metrics=() if oom else derive(step.metrics, work=work, measurement=measured, peaks=PEAKS),
+        measurement=measured,
+        fingerprint=fingerprint or f"{platform}-test",
+    )
+
+
+def run(*results, name="journal.jsonl", **meaning):
+    """These results as a report takes them."""
+    platform = meaning.get("platform", results[0].platform if results else "s4000")
+    return run_of_results(
+        results,
+        name=name,
+        **{
+            "platform": platform,
+            "fingerprint": results[0].fingerprint if results else "s4000-test",
+            "device": load_catalog().models.get(platform),
+            **meaning,
+        },
+    )
+
+
+def latte(ranks, time_s, **changes):
+    """One row of report 001."""
+    return trained("test_latte", ranks, time_s, **{"model": "latte-l", "strategy": "ddp", **changes})
+
+
+def section(text, title):
+    """Lines of the section with this heading, the heading left out."""
+    lines = text.splitlines()
+    at = next(index for index, line in enumerate(lines) if line.lstrip("#") == f" {title}" and line.startswith("#"))
+    depth = lines[at].split()[0]
+    ends = (
+        index
+        for index, line in enumerate(lines[at + 1 :], at + 1)
+        if line.startswith("#") and len(line.split()[0]) <= len(depth)
+    )
+    return lines[at + 1 : next(ends, len(lines))]
+
+
+def table(text, title):
+    """Cells of the first table of a section, row by row, the headings first."""
+    lines = [line for line in section(text, title) if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [row for index, row in enumerate(rows) if index != 1]
+
+
+__all__ = ["Run", "latte", "measurement", "run", "section", "table", "trained"]

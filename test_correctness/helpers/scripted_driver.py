@@ -1,0 +1,148 @@
+"""A driver without processes for tests of the plugin, and the repository of somebody who uses it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.plugin.suite import Suite
+from perfsuite.records import ClockFacts, Measurement, RankFacts, Record, Sample
+from perfsuite.runtime.driver import Job
+from perfsuite.workloads.peak_probe import PeakProbe
+
+ROOT = Path(__file__).parents[2]
+PROBED = tuple(
+    Record(name=name, value=value, unit="TFLOPS", reduce="only")
+    for name, value in (("a product on 1 threads", 0.25), ("a larger product on 1 threads", 0.5))
+)
+CLOCK = ClockFacts(name="perf_counter", resolution_s=5e-8, cost_s=1e-7)
+
+WORKLOADS = """
+from dataclasses import dataclass
+from perfsuite import Step, Work, Workload, dtypes, sizes, world_sizes
+
+@dataclass(frozen=True, kw_only=True)
+class Product(Workload):
+    side: int = 64
+    dtype: str = "fp32"
+    metrics = ("tflops",)
+    def work(self, shape):
+        return Work(flops={"exact": 2.0 * self.side**3}, dtype=self.dtype)
+    def build(self, rank):
+        raise AssertionError("no rank builds it in these tests")
+
+@dataclass(frozen=True, kw_only=True)
+class Sum(Workload):
+    message_bytes: int = 1024
+    dtype: str = "fp32"
+    metrics = ("latency_us", "algbw_gb_per_s", "busbw_gb_per_s")
+    def work(self, shape):
+        return Work(collective="all_reduce", message_bytes=float(self.message_bytes), dtype=self.dtype)
+    def build(self, rank):
+        raise AssertionError("no rank builds it in these tests")
+
+def step(rank, **parameters):
+    return lambda: None
+"""
+"""What the test files of :func:`repository` begin with."""
+
+
+def measurement(job: Job, times_s: Sequence[float] = (0.5, 0.25, 1.0), **changes: Any) -> Measurement:
+    """What ranks would report; rank r is r percent slower than rank 0, and probes of peaks find PROBED."""
+    if job.budget.smoke:
+        times_s = times_s[:1]
+    ranks = tuple(
+        RankFacts(
+            rank=rank,
+            host="here",
+            device="cpu",
+            threads=1,
+            cores=None,
+            median_s=0.5 * (1 + rank / 100),
+            min_s=0.25,
+            max_s=1.0,
+            cpu_share=1.0,
+            max_rss_bytes=1 << 20,
+        )
+        for rank in range(job.world_size)
+    )
+    plain = Measurement(
+        samples=tuple(Sample(time_s=time_s) for time_s in times_s),
+        iterations=7,
+        warmup_iterations=3,
+        warmup_steady=True,
+        aligned=True,
+        clock=CLOCK,
+        ranks=ranks,
+        backend="gloo",
+        process="fresh" if job.fresh else "reused",
+        transport="local",
+        smoke=job.budget.smoke,
+        records=PROBED if isinstance(job.workload, PeakProbe) else (),
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+class ScriptedDriver:
+    """Does what ``script`` says for every job and keeps the jobs."""
+
+    capacity = None
+
+    def __init__(self, script: Callable[[Job], Measurement] = measurement) -> None:
+        self.script = script
+        self.jobs: list[Job] = []
+        self.started = self.closed = 0
+
+    def start(self) -> None:
+        self.started += 1
+
+    def run(self, job: Job) -> Measurement:
+        self.jobs.append(job)
+        return self.script(job)
+
+    def environment(self) -> dict[str, Any]:
+        return {"torch": "scripted"}
+
+    def log_tails(self) -> dict[int, str]:
+        return {0: "log line of rank 0", 1: "log line of rank 1"}
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def timed(self) -> list[Job]:
+        """The jobs of cases, without those that measure peaks."""
+        return [job for job in self.jobs if not type(job.workload).__module__.startswith("perfsuite")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Repository:
+    """Somebody's repository whose cases a scripted driver runs, inside this process."""
+
+    pytester: pytest.Pytester
+    driver: ScriptedDriver
+
+    def run(self, *arguments: str) -> pytest.RunResult:
+        """pytest in it; a table of at most 120 columns, no colours, no cache."""
+        return self.pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+
+
+def repository(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    tests: str,
+    script: Callable[[Job], Measurement] = measurement,
+) -> Repository:
+    """A repository with a conftest.py that loads the plugin and a ``test_it.py`` of WORKLOADS and ``tests``."""
+    driver = ScriptedDriver(script)
+    monkeypatch.setattr(Suite, "_open_driver", lambda suite: driver)
+    monkeypatch.setenv("COLUMNS", "120")
+    for name in ("GITHUB_ACTIONS", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    pytester.makeconftest('pytest_plugins = ["perfsuite.plugin"]')
+    pytester.makeini("[pytest]\naddopts = --import-mode=importlib --strict-markers -p no:hypothesispytest\n")
+    pytester.makepyfile(test_it=WORKLOADS + tests)
+    return Repository(pytester=pytester, driver=driver)

@@ -1,0 +1,177 @@
+"""What tests of the simulated device run on its ranks, and the sessions that run it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import UnsupportedCase
+from perfsuite.platforms import Host, Machine, detect_machine, families, fingerprint, load_catalog
+from perfsuite.records import Measurement, Work
+from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.session import PerfSession
+from perfsuite.workload import Budget, CallableStep, Step, Workload
+from simmusa import build
+from simmusa.costs import VARIABLE, Costs
+
+ROOT = Path(__file__).parents[2]
+FAMILY = "simmusa=simmusa.family:SimMusa"
+KERNELS = ("torch", "perfsuite.runtime.ranks.worker")
+TRAINING = (*KERNELS, "torch._dynamo", "torch.distributed.fsdp", "deepspeed")
+"""What the parent of the ranks imports."""
+QUICK = Budget(min_rounds=3, max_rounds=3, max_time_s=0.05, warmup_time_s=0.05, timeout_s=300.0)
+ONCE = Budget(smoke=True, timeout_s=300.0)
+"""For what takes no virtual time: a sample of it would be as many iterations as the clock seems to allow."""
+
+
+def require_built() -> None:
+    """Build the device, or skip with the reason why it cannot be built."""
+    try:
+        build.ensure_built()
+    except UnsupportedCase as reason:
+        pytest.skip(str(reason))
+
+
+def simulated_machine() -> Machine:
+    """Eight simulated devices; the family must be named in the environment."""
+    return detect_machine(load_catalog(), "simmusa", families=families(Host()))
+
+
+@contextmanager
+def opened(costs: Costs, logs: Path, preload: tuple[str, ...]) -> Iterator[PerfSession]:
+    """A session whose ranks run on simulated devices of these costs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PERFSUITE_FAMILIES", FAMILY)
+        patch.setenv(VARIABLE, json.dumps(costs.as_dict()))
+        machine = simulated_machine()
+        # Forks of one parent that imported torch and never saw the device: importing it in every rank took most of the
+        # time of these tests.  How the family itself starts its ranks is held by test_simmusa.py.
+        transport = LocalTransport(start_method="fork", preload=preload, log_directory=logs)
+        driver = Driver(transport=transport, family=machine.family, rootpath=ROOT, device_count=machine.device_count)
+        session = PerfSession(
+            id="simulated",
+            machine=machine,
+            fingerprint=fingerprint(machine).key,
+            open_driver=lambda: driver,
+            read_environment=lambda worker: {"worker": dict(worker)},
+        )
+        try:
+            yield session
+        finally:
+            session.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetCosts(Workload):
+    """Changes what things cost in a rank that lives on."""
+
+    costs: dict[str, Any] = field(default_factory=dict)
+
+    def work(self, shape):
+        return Work()
+
+    def build(self, rank):
+        import gc
+
+        import torch
+
+        from simmusa.native import native
+
+        native().set_costs(self.costs)
+        torch.set_num_threads(1)  # threads that wait for each other make small kernels slow on a busy machine
+        gc.freeze()  # a collection before every case would walk all of torch's objects
+        return CallableStep(lambda: None)
+
+
+class OneProcess:
+    """A driver whose ranks live on: virtual time does not depend on the process that it passes in."""
+
+    capacity = None
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.start, self.environment = driver.start, driver.environment
+        self.log_tails, self.close = driver.log_tails, driver.close
+
+    def run(self, job: Job) -> Measurement:
+        return dataclasses.replace(self.driver.run(dataclasses.replace(job, fresh=False)), process="fresh")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateRank(Workload):
+    """Rank 0 multiplies before it comes to an all-reduce; the others come at once."""
+
+    side: int
+
+    def work(self, shape):
+        return Work()
+
+    def build(self, rank):
+        return LateStep(self, rank)
+
+
+class LateStep(Step):
+    def __init__(self, workload, rank):
+        import torch
+
+        self.rank = rank
+        self.a = torch.ones(workload.side, workload.side, device=rank.device)
+        self.out = torch.empty_like(self.a)
+        self.x = torch.ones(256, device=rank.device)
+
+    def run(self):
+        import torch
+        import torch.distributed as dist
+
+        musa = torch.get_device_module("musa")
+        start, end = (musa.Event(enable_timing=True) for _ in range(2))
+        dist.barrier()
+        musa.synchronize()
+        start.record()
+        if self.rank.rank == 0:
+            torch.mm(self.a, self.a, out=self.out)
+        dist.all_reduce(self.x)
+        end.record()
+        end.synchronize()
+        self.rank.record(f"rank{self.rank.rank}_ms", start.elapsed_time(end), reduce="only")
+
+
+def reads_too_early(rank):
+    """Uses what an all-reduce gives without waiting for it."""
+    import torch
+    import torch.distributed as dist
+
+    x = torch.ones(256, device=rank.device)
+
+    def step():
+        work = dist.all_reduce(x, async_op=True)
+        x.add_(1)
+        work.wait()
+
+    return step
+
+
+def exchanges_in_a_ring(rank):
+    """Sends to the next rank and receives from the one before, both at once."""
+    import torch
+    import torch.distributed as dist
+
+    out = torch.full((250_000,), float(rank.rank), device=rank.device)
+    into = torch.empty_like(out)
+    after, before = (rank.rank + 1) % rank.world_size, (rank.rank - 1) % rank.world_size
+
+    def step():
+        operations = [dist.P2POp(dist.isend, out, after), dist.P2POp(dist.irecv, into, before)]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        rank.record(f"got{rank.rank}", into[0], reduce="only")
+
+    return step

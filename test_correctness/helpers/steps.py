@@ -1,0 +1,328 @@
+"""Step functions that the runtime's tests run on real ranks; each misbehaves in one known way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+
+from perfsuite.errors import UnsupportedCase
+from perfsuite.records import Work
+from perfsuite.workload import Step, Workload
+
+
+def add_up(rank, elements=1024):
+    """Sum a small buffer over all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    buffer = torch.ones(elements, device=rank.device)
+    return lambda: dist.all_reduce(buffer)
+
+
+def allowed(rank):
+    """Nothing, and how many cores each rank may use."""
+    rank.record(f"cores{rank.rank}", float(len(os.sched_getaffinity(0))), unit="cores", reduce="only")
+    return lambda: None
+
+
+def late_rank(rank, late=1, delay_s=0.02):
+    """One rank comes to the collective a known time after the others."""
+    import torch
+    import torch.distributed as dist
+
+    buffer = torch.ones(16)
+
+    def run():
+        if rank.rank == late:
+            time.sleep(delay_s)
+        dist.all_reduce(buffer)
+
+    return run
+
+
+def raising(rank, culprit=1, everywhere=False):
+    """One rank (or every one) raises instead of coming to the collective."""
+    import torch
+    import torch.distributed as dist
+
+    buffer = torch.ones(16)
+
+    def run():
+        if everywhere or rank.rank == culprit:
+            raise ValueError(f"bad luck on purpose, rank {culprit}")
+        dist.all_reduce(buffer)
+
+    return run
+
+
+def hanging(rank, culprit=1):
+    """One rank never comes to the collective."""
+    import torch
+    import torch.distributed as dist
+
+    buffer = torch.ones(16)
+
+    def run():
+        if rank.rank == culprit:
+            time.sleep(3600)
+        dist.all_reduce(buffer)
+
+    return run
+
+
+def dying(rank, culprit=1, how="kill"):
+    """One rank's process ends."""
+    import torch
+    import torch.distributed as dist
+
+    buffer = torch.ones(16)
+
+    def run():
+        if rank.rank == culprit:
+            print("last words of the culprit", flush=True)
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif how == "exit":
+                os._exit(3)
+            else:
+                sys.exit("a workload called sys.exit")
+        dist.all_reduce(buffer)
+
+    return run
+
+
+def spans(rank, a_s=0.004, b_s=0.008, rest_s=0.004):
+    """Known times in two spans and outside them; spans nest and repeat."""
+
+    def run():
+        with rank.span("a"):
+            time.sleep(a_s)
+        for part in range(2):
+            with rank.span("b", part=part), rank.span("inside b"):
+                time.sleep(b_s / 2)
+        time.sleep(rest_s)
+        rank.record("loss", 0.5, unit="nats", reduce="equal")
+        rank.record("rank", rank.rank, reduce="max")
+
+    return run
+
+
+def disagreeing(rank):
+    """Ranks record different values of what must be equal."""
+    return lambda: rank.record("loss", float(rank.rank), reduce="equal")
+
+
+def surroundings(rank):
+    """Records what the environment of a rank says."""
+    import torch
+    import torch.distributed as dist
+
+    def run():
+        rank.record("world", int(os.environ["WORLD_SIZE"]), reduce="equal")
+        rank.record("rank_sum", int(os.environ["RANK"]), reduce="mean")
+        rank.record("group", dist.get_world_size(), reduce="equal")
+        rank.record("threads", torch.get_num_threads(), reduce="equal")
+        leaked = [name for name in os.environ if name.startswith(("TORCHELASTIC", "SLURM", "OMPI"))]
+        rank.record("leaked", len(leaked), reduce="max")
+
+    return run
+
+
+def imported(rank, module):
+    """Records whether a module was there before anybody on the rank asked for it."""
+    found = module in sys.modules
+    return lambda: rank.record("imported", found, reduce="equal")
+
+
+def grandchild(rank, pid_file):
+    """Starts a child of its own that would outlive it."""
+    import subprocess
+
+    child = subprocess.Popen(["sleep", "600"])
+    with open(f"{pid_file}.{rank.rank}", "w") as file:
+        file.write(f"{os.getpid()} {child.pid}")
+
+    def run():
+        time.sleep(3600)
+
+    return run
+
+
+def meshed(rank):
+    """Uses a sub-group of a two-axis mesh: sums rank numbers along tp."""
+    import torch
+    import torch.distributed as dist
+
+    group = rank.group("tp")
+
+    def run():
+        mine = torch.tensor([float(rank.rank)])
+        dist.all_reduce(mine, group=group)
+        rank.record("tp_sum_max", mine, reduce="max")
+
+    return run
+
+
+class Closing(Step):
+    """Says in a file that it was closed."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def run(self):
+        return None
+
+    def close(self):
+        with open(self.file, "a") as file:
+            file.write("closed\n")
+
+
+def closing(rank, file):
+    """A Step with a close method."""
+    return Closing(file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(Workload):
+    """Its build returns what is no Step."""
+
+    made: str | None
+
+    def work(self, shape):
+        return Work()
+
+    def build(self, rank):
+        return None if self.made is None else {"list": list}[self.made]
+
+
+def not_a_step(rank):
+    """Returns something that is no iteration."""
+    return 42
+
+
+class Unheard(BaseException):
+    """No Exception: no ``except Exception`` takes it."""
+
+
+def leaving(rank, how, culprits=(0,), phase="run"):
+    """The culprits leave in a way that is no Exception, in this phase; the others wait for them in a collective."""
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    ways = {
+        "skip": lambda: pytest.skip("no luck today"),
+        "fail": lambda: pytest.fail("not today"),
+        "xfail": lambda: pytest.xfail("known since long"),
+        "exit": lambda: pytest.exit("enough"),
+        "error": lambda: 1 / 0,
+    }
+    exceptions = {each.__name__: each for each in (KeyboardInterrupt, GeneratorExit, Unheard)}
+
+    def leave(how):
+        if how in exceptions:
+            raise exceptions[how]
+        ways[how]()
+
+    def run():
+        if rank.rank in culprits:
+            leave(how[rank.rank] if isinstance(how, (list, tuple)) else how)
+        dist.all_reduce(torch.ones(16))
+
+    if phase == "build":
+        run()
+    return run
+
+
+def shouting(rank, characters):
+    """Writes one line of this length and raises an exception with as long a message."""
+
+    def run():
+        print("last words " + "y" * characters, flush=True)
+        raise ValueError("begin " + "x" * characters + " end")
+
+    return run
+
+
+class Destroying(Step):
+    """Ends the process group in one of its iterations or when it is closed."""
+
+    def __init__(self, when):
+        self.when = when
+        self.iterations = 0
+
+    def run(self):
+        import torch
+        import torch.distributed as dist
+
+        dist.all_reduce(torch.ones(1024))
+        self.iterations += 1
+        if self.when == self.iterations:
+            dist.destroy_process_group()
+
+    def close(self):
+        import torch.distributed as dist
+
+        if self.when == "close":
+            dist.destroy_process_group()
+
+
+def destroying(rank, culprit, when):
+    """One rank ends the process group that is perfsuite's."""
+    return Destroying(when) if rank.rank == culprit else add_up(rank)
+
+
+def patience(rank):
+    """Records how long the groups of this rank wait: the world's, a mesh's, one that somebody makes (DeepSpeed)."""
+    import torch
+    import torch.distributed as dist
+
+    groups = {"world": rank.group(), "mesh": rank.group("tp"), "own": dist.new_group()}
+    if not hasattr(groups["world"]._get_backend(torch.device("cpu")), "options"):
+        raise UnsupportedCase("this torch does not tell how long a group waits")
+
+    def run():
+        for name, group in groups.items():
+            limit = group._get_backend(torch.device("cpu")).options._timeout
+            rank.record(name, limit.total_seconds(), unit="s", reduce="equal")
+
+    return run
+
+
+def unplugged(rank):
+    """Asks for the loopback interface where it is down: in a network of this rank's own."""
+    import ctypes
+
+    import pytest
+
+    from perfsuite.runtime.ranks.rendezvous import require_loopback
+
+    require_loopback()
+    if ctypes.CDLL(None).unshare(0x40000000):
+        pytest.skip("no network of its own for this user")
+    require_loopback()
+    return lambda: None
+
+
+def odd_record(rank, value):
+    """The last rank records something that is no finite number."""
+    return lambda: rank.record("loss", float(value) if rank.rank == rank.world_size - 1 else 1.0, reduce="max")
+
+
+def orphaning(rank, token, then="end", chained=True):
+    """Leaves processes behind that no process group of the rank's names: in sessions of their own, and daemons.
+
+    With ``chained`` one of them is a chain: each process in it starts the next and ends.
+    """
+    import subprocess
+
+    environ = {**os.environ, "PERFSUITE_TEST_TOKEN": token}
+    chain = '[ $1 = 0 ] || { sleep 0.02; sh -c "$0" "$0" $(($1 - 1)) & }'
+    subprocess.Popen(["sleep", "600"], start_new_session=True, env=environ)
+    subprocess.run(["sh", "-c", "setsid sleep 600 &"], env=environ, check=True)
+    if chained:
+        subprocess.run(["setsid", "sh", "-c", chain, chain, "9999"], env=environ, check=True)
+    return (lambda: time.sleep(3600)) if then == "hang" else (lambda: None)

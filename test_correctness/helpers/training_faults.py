@@ -1,0 +1,89 @@
+"""Training steps with one known fault each, which the checks must find."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from perfsuite.workload import Step
+from perfsuite.workloads.training.on_rank import TrainingStep
+from perfsuite.workloads.training.train_step import TrainStep
+
+
+class Checked(Step):
+    """A step that runs its own check in every iteration: functions of test files have none."""
+
+    def __init__(self, workload, rank, step):
+        self.workload, self.rank, self.step = workload, rank, step
+
+    def run(self):
+        self.step.run()
+        self.workload.check(self.rank, self.step)
+
+    def close(self):
+        self.step.close()
+
+
+def drifting(rank):
+    """One rank's copy of a parameter is not that of the others."""
+    import torch
+
+    workload = TrainStep(model="gpt2-tiny", strategy="ddp")
+    step = workload.build(rank)
+    with torch.no_grad():
+        step.trainer.module.norm.bias[0] += rank.rank * 1e-3
+    return Checked(workload, rank, step)
+
+
+def deaf_parity(rank):
+    """Gradients are never averaged."""
+    twin = TrainStep(model="gpt2-tiny", strategy="ddp").twin()
+    step = twin.build(rank)
+    step._trainer.unit.require_backward_grad_sync = False
+    return Checked(twin, rank, step)
+
+
+def slow_forward(rank, late, delay_s):
+    """One rank takes longer over its forward."""
+    step = TrainStep(model="gpt2-tiny", strategy="ddp").build(rank)
+    forward = step.trainer.forward
+
+    def slowed(batch):
+        if rank.rank == late:
+            time.sleep(delay_s)
+        return forward(batch)
+
+    step.trainer.forward = slowed
+    return step
+
+
+def dying_reader(rank, folder):
+    """A rank with two loader processes is killed."""
+    step = TrainStep(model="gpt2-tiny", data="generated", dataset_samples=8, num_workers=2).build(rank)
+    assert isinstance(step, TrainingStep)
+
+    def run():
+        step.run()
+        with open(f"/proc/self/task/{os.getpid()}/children") as children, open(f"{folder}/pids", "w") as pids:
+            pids.write(children.read())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return run
+
+
+def greedy(rank, culprit=1, others="wait"):
+    """One rank asks for more memory than there is, the others wait for it in a collective or fail of it."""
+    import torch
+    import torch.distributed as dist
+
+    buffer = torch.ones(16)
+
+    def run():
+        if rank.rank == culprit:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        if others == "fail":
+            raise RuntimeError("connection closed by peer")
+        dist.all_reduce(buffer)
+
+    return run
