@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.cli import env, platforms
 from perfsuite.cli import main as cli
 from perfsuite.platforms import Host
 from perfsuite.platforms.host import Answer
@@ -22,7 +23,12 @@ Use = Callable[[Host], None]
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     """Let the command line find this machine."""
-    return lambda host: monkeypatch.setattr(cli, "Host", lambda: host)
+
+    def find(host: Host) -> None:
+        for command in (env, platforms):
+            monkeypatch.setattr(command, "Host", lambda: host)
+
+    return find
 
 
 def test_env_of_eight_s4000_for_people(tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str]) -> None:

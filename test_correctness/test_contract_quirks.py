@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from perfsuite.cli import env
 from perfsuite.cli import main as cli
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import detect_machine, families, load_catalog, quirks, read_environment
@@ -77,7 +78,7 @@ def test_the_command_line_prints_them(
 ) -> None:
     installed("2.7.1")
     host = machines.s4000(tmp_path)
-    monkeypatch.setattr(cli, "Host", lambda: host)
+    monkeypatch.setattr(env, "Host", lambda: host)
     assert 0 == cli.main(["env"])
     out = capsys.readouterr().out
     assert "fork-poisoned: importing torch counts the devices" in out
