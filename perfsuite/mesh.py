@@ -6,13 +6,16 @@ A mesh *shape* is pure arithmetic and needs no torch; a rank's ``rank.mesh`` is 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from dataclasses import dataclass
 
 from perfsuite.errors import InvalidParameter
 
-AXES = ("pp", "dp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+AXES = ("pp", "dp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
 """Every axis a mesh may have, outermost first: neighbours along ``tp`` are neighbouring ranks."""
+DATA_AXES = ("dp", "dp_replicate", "dp_shard")
+"""Axes along which ranks see different samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +81,36 @@ class MeshShape:
     @property
     def world_size(self) -> int:
         """Number of ranks: the product of the sizes."""
-        product = 1
-        for size in self.sizes:
-            product *= size
-        return product
+        return math.prod(self.sizes)
 
     def size(self, axis: str) -> int:
         """Ranks along ``axis``; 1 for an axis that the shape does not have."""
         return dict(self.axes).get(axis, 1)
+
+    @property
+    def data_axes(self) -> tuple[str, ...]:
+        """Those of its axes along which ranks see different samples."""
+        return tuple(name for name in self.names if name in DATA_AXES)
+
+    @property
+    def replicas(self) -> int:
+        """Parts that a global batch is spread over: the product of the sizes of the data axes.
+
+        >>> MeshShape.parse("dp_replicate2-dp_shard4-pp2").replicas
+        8
+        """
+        return math.prod(self.size(axis) for axis in DATA_AXES)
+
+    def replica(self, rank: int) -> int:
+        """Which of the :attr:`replicas` ``rank`` belongs to, from 0.
+
+        >>> [MeshShape.parse("pp2-dp2").replica(rank) for rank in range(4)]
+        [0, 1, 0, 1]
+        """
+        place, index = self.coordinates(rank), 0
+        for axis in self.data_axes:
+            index = index * self.size(axis) + place[axis]
+        return index
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where ``rank`` stands: its index along each axis."""

@@ -170,20 +170,36 @@ class Probe(Protocol):
 
 
 class Workload(ABC):
-    """What is timed.  Subclasses are frozen keyword-only dataclasses; their fields are the parameters of the case."""
+    """What is timed.  Subclasses are frozen keyword-only dataclasses; their fields are the parameters of the case.
 
-    metrics: ClassVar[tuple[str, ...]] = ("latency_us",)
-    """Names in the metric registry, the one that a gate looks at first."""
-    process: ClassVar[Process | None] = None
-    """Declared when the workload needs processes of its own."""
-    preload: ClassVar[tuple[str, ...]] = ()
-    """Modules that its ranks import: where ranks are forks, their parent imports them once for all."""
+    What the properties below say, a subclass says by a plain attribute of the same name where it is the same for every
+    case (``metrics = ("tflops",)``), and by a property where it depends on the case's fields.
+    """
+
     aligned: ClassVar[bool] = True
     """Kernels and collectives: a barrier before each sample.  Training steps: False, they run free."""
-    arrivals: ClassVar[bool] = True
-    """Watch which rank comes late to the first communication; False where ranks wait for each other by design."""
     yardstick: ClassVar[Yardstick] = "compute"
     """Kind of kernel whose time follows the same disturbances; never the code under test."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names in the metric registry, the one that a gate looks at first."""
+        return ("latency_us",)
+
+    @property
+    def process(self) -> Process | None:
+        """Given when the workload needs processes of its own."""
+        return None
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """Modules that its ranks import: where ranks are forks, their parent imports them once for all."""
+        return ()
+
+    @property
+    def arrivals(self) -> bool:
+        """Watch which rank comes late to the first communication; False where ranks wait for each other by design."""
+        return True
 
     @abstractmethod
     def work(self, shape: MeshShape) -> Work:

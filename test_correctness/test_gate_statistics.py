@@ -23,8 +23,8 @@ from perfsuite.statistics.robust import clipped_variance, huber_mean, median, ro
 from perfsuite.statistics.student import t_cdf, t_quantile
 
 DOCUMENTED = (
-    "baselines.baseline", "baselines.entry_stats", "baselines.runs", "baselines.text", "gate.comparable", "gate.physics",
-    "gate.prior", "gate.verdict", "gate.yardstick", "statistics.robust", "statistics.student",
+    "baselines.baseline", "baselines.entry_stats", "baselines.runs", "baselines.text", "gate.comparable",
+    "gate.physics", "gate.prior", "gate.verdict", "gate.yardstick", "statistics.robust", "statistics.student",
 )  # fmt: skip
 values_lists = st.lists(st.floats(-1, 1), min_size=2, max_size=12)
 

@@ -23,9 +23,10 @@ from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.schedules import SCHEDULES, StageTimes, durations_of, simulate
 from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
-from perfsuite.workloads.training.pipeline_parity import PipelineParity
-from perfsuite.workloads.training.pipeline_step import PipelineStep
+from perfsuite.workloads.training.parity import TrainParity
+from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import pipeline_faults
+from test_correctness.helpers.pipelines import staged
 
 ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=90.0)
@@ -45,13 +46,19 @@ def driver(tmp_path_factory):
     driver.close()
 
 
-def run(driver, workload, *, budget=QUICK, purpose="time"):
-    shape = MeshShape.parse(workload.layout())
+def run(driver, workload, *, mesh="", budget=QUICK, purpose="time"):
+    shape = MeshShape.parse(mesh or workload.layout())
     return driver.run(Job(workload=workload, world_size=shape.world_size, shape=shape, budget=budget, purpose=purpose))
 
 
 def records(measurement):
     return {record.name: record.value for record in measurement.records}
+
+
+def parity(driver, mesh, *, workload=TrainParity, **case):
+    """Largest relative error of a pipeline against one process."""
+    twin = workload(**staged(**{"micro_batch_size": 1, **case}))
+    return records(run(driver, twin, mesh=mesh, budget=ONCE))["parity_error"]
 
 
 def fewest_micro_batches(schedule, ranks):
@@ -63,45 +70,42 @@ def fewest_micro_batches(schedule, ranks):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_loss_and_gradients_are_those_of_one_process(driver, schedule):
-    case = PipelineParity(
-        model="gpt2", mesh="pp2", schedule=schedule, num_micro_batches=fewest_micro_batches(schedule, 2)
-    )
-    assert records(run(driver, case, budget=ONCE))["parity_error"] <= 1e-5
+    count = fewest_micro_batches(schedule, 2)
+    assert parity(driver, "pp2", model="gpt2", schedule=schedule, num_micro_batches=count) <= 1e-5
 
 
 @pytest.mark.parametrize(
     ("mesh", "case"),
     [
-        ("pp2-dp2", {"schedule": "1f1b"}),
+        ("pp2-dp2", {"schedule": "1f1b", "checkpointing": "full"}),
+        ("pp2-dp_replicate2-dp_shard2", {"schedule": "gpipe"}),
         ("pp2-dp2", {"schedule": "zbv", "model": "llama2-70b"}),
         ("pp2", {"schedule": "interleaved_zero_bubble", "model": "llama2-70b", "dtype": "bf16"}),
         ("pp1", {"schedule": "gpipe"}),
         ("pp3", {"schedule": "1f1b", "num_micro_batches": 2, "micro_batch_size": 2}),
     ],
-    ids=["1f1b-dp", "zbv-dp", "bf16", "one rank", "fewer micro-batches than ranks"],
+    ids=["1f1b-dp-checkpointing", "hybrid sharding", "zbv-dp", "bf16", "one rank", "fewer micro-batches than ranks"],
 )
 def test_beside_data_parallelism_and_in_half_precision(driver, mesh, case):
-    error = records(
-        run(driver, PipelineParity(mesh=mesh, **{"model": "gpt2", "num_micro_batches": 4, **case}), budget=ONCE)
-    )
-    assert error["parity_error"] <= (2e-2 if case.get("dtype") else 1e-5)
+    error = parity(driver, mesh, **{"model": "gpt2", "num_micro_batches": 4, **case})
+    assert error <= (2e-2 if case.get("dtype") else 1e-5)
 
 
 @st.composite
 def pipelines(draw, most_ranks):
-    """Legal counts of a schedule, found by asking the workload itself."""
+    """Legal counts of a schedule, found by asking the schedule itself."""
     spec = SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))]
     ranks = draw(st.integers(1, most_ranks))
     count = draw(st.integers(1, 2 * ranks + 3))
     assume(spec.legal_count(ranks, count))
     most = spec.most_stages_per_rank or 3
-    return PipelineParity(
-        model=draw(st.sampled_from(["gpt2", "llama2-7b"])),
-        mesh=f"pp{ranks}",
-        schedule=spec.name,
-        num_micro_batches=count,
-        stages_per_rank=draw(st.integers(spec.fewest_stages_per_rank, most)),
-    )
+    return {
+        "model": draw(st.sampled_from(["gpt2", "llama2-7b"])),
+        "mesh": f"pp{ranks}",
+        "schedule": spec.name,
+        "num_micro_batches": count,
+        "stages_per_rank": draw(st.integers(spec.fewest_stages_per_rank, most)),
+    }
 
 
 RANDOM = settings(
@@ -111,10 +115,10 @@ RANDOM = settings(
 
 def assert_parity(driver, case):
     try:
-        measurement = run(driver, case, budget=ONCE)
+        error = parity(driver, **case)
     except UnsupportedCase:  # an older torch has not all schedules
         reject()
-    assert records(measurement)["parity_error"] <= 1e-5
+    assert error <= 1e-5
 
 
 @settings(RANDOM, max_examples=6)
@@ -138,16 +142,13 @@ def test_many_random_counts(driver, case):
 def test_the_grid(driver, schedule, mesh, model, num_micro_batches):
     if schedule == "dualpipev" and num_micro_batches < 2 * MeshShape.parse(mesh).size("pp"):
         pytest.skip("too few micro-batches for the schedule")
-    case = PipelineParity(model=model, mesh=mesh, schedule=schedule, num_micro_batches=num_micro_batches)
-    assert records(run(driver, case, budget=ONCE))["parity_error"] <= 1e-5
+    assert parity(driver, mesh, model=model, schedule=schedule, num_micro_batches=num_micro_batches) <= 1e-5
 
 
 def test_copies_of_the_embedding_whose_gradients_are_not_added_up_are_found(driver):
-    case = pipeline_faults.ForgetfulParity(model="gpt2", mesh="pp2", num_micro_batches=2)
-    with pytest.raises(
-        WrongResult, match=r"gradient of tokens.weight under schedule 1f1b on mesh pp2, 2 micro-batches"
-    ):
-        run(driver, case, budget=ONCE)
+    message = r"gradient of tokens.weight under hybrid, schedule=1f1b on mesh pp2, accumulation 2"
+    with pytest.raises(WrongResult, match=message):
+        parity(driver, "pp2", workload=pipeline_faults.ForgetfulParity, model="gpt2", num_micro_batches=2)
 
 
 def test_a_stage_that_computes_something_else_is_found(driver):
@@ -222,7 +223,7 @@ def test_the_bubble_of_sleeping_stages_is_the_simulated_one(driver, schedule, co
 
 
 def test_a_measurement_with_a_timeline_goes_through_the_journal(driver):
-    case = PipelineStep(mesh="pp2", num_micro_batches=4, **TINY)
+    case = TrainStep(mesh="pp2", **staged(num_micro_batches=4), **TINY)
     measurement = run(driver, case)
     back = from_json(Measurement, json.loads(json.dumps(to_json(measurement))))
     assert back == measurement
@@ -240,7 +241,7 @@ def test_a_measurement_with_a_timeline_goes_through_the_journal(driver):
 
 
 def test_side_by_side_pipelines_have_one_timeline(driver):
-    measurement = run(driver, PipelineStep(mesh="pp2-dp2", num_micro_batches=3, **TINY))
+    measurement = run(driver, TrainStep(mesh="pp2-dp2", **staged(num_micro_batches=3), **TINY))
     assert measurement.world_size == 4
     assert measurement.timeline.ranks == 2
     assert measurement.arrival is None  # a later stage comes later to its first message: nobody is late
@@ -296,7 +297,7 @@ def test_ranks_of_several_hosts_have_one_timeline(tmp_path):
 def test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_stages_follow(driver):
     held = {}
     for schedule in ("gpipe", "1f1b"):
-        case = PipelineStep(mesh="pp2", schedule=schedule, num_micro_batches=8, builds=("memory",), **TINY)
+        case = TrainStep(mesh="pp2", **staged(schedule=schedule), builds=("memory",), **TINY)
         held[schedule] = records(run(driver, case, budget=ONCE, purpose="memory"))
     gpipe, alternating = held["gpipe"], held["1f1b"]
     for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):

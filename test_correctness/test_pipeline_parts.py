@@ -32,7 +32,8 @@ from perfsuite.strategies.pipeline.pipeline import torch_order
 from perfsuite.strategies.pipeline.split import split_layers, stage_costs
 from perfsuite.strategies.pipeline.watch import Watch
 from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
-from perfsuite.workloads.training.pipeline_step import PipelineStep
+from perfsuite.workloads.training.train_step import TrainStep
+from test_correctness.helpers.pipelines import staged
 
 # -- bad input ---------------------------------------------------------------------------------------------------
 
@@ -43,15 +44,15 @@ from perfsuite.workloads.training.pipeline_step import PipelineStep
         ({"mesh": "pp16"}, "16 stages for num_layers=12: every stage has at least one layer; choose 1 to 12 stages"),
         (
             {"mesh": "pp4", "global_batch_size": 30},
-            "num_micro_batches=8 does not divide the batch of 30 samples; choose 1, 2, 3, 5, 6, 10, 15 or 30",
+            "global_batch_size=30 does not divide by accumulation 8 x 1 replicas = 8; choose 24 or 32",
         ),
-        ({"mesh": "pp2-dp2", "global_batch_size": 7}, "does not divide by 2 pipelines of mesh pp2-dp2; choose 6 or 8"),
+        ({"mesh": "pp2-dp2", "global_batch_size": 7}, "does not divide by accumulation 8 x 2 replicas = 16; choose 16"),
         (
             {"mesh": "pp2", "global_batch_size": 16, "micro_batch_size": 4},
-            "micro_batch_size=4 is not global_batch_size 16 / 8 micro-batches / 1 pipelines = 2; leave one of them out",
+            "global_batch_size=16 is not micro_batch_size 4 x accumulation 8 x 1 replicas = 32; leave one of them out",
         ),
         ({"mesh": "pp2", "micro_batch_size": 0}, "micro_batch_size=0 is not a count; choose a whole number from 1"),
-        ({"mesh": "pp2", "num_micro_batches": 0}, "num_micro_batches=0 is not a count; choose a whole number from 1"),
+        ({"mesh": "pp2", "num_micro_batches": 0}, "accumulation=0 is not a count; choose a whole number from 1"),
         (
             {"mesh": "pp4", "schedule": "dualpipev", "num_micro_batches": 6},
             "num_micro_batches=6 with 4 ranks for schedule dualpipev, which needs at least 2 x ranks, one per stage; "
@@ -66,22 +67,31 @@ from perfsuite.workloads.training.pipeline_step import PipelineStep
             "stages_per_rank=3 for schedule zbv, which has 2 stages per rank; choose 2, or another schedule",
         ),
         ({"mesh": "pp2", "schedule": "gpip"}, "schedule='gpip' is unknown; choose naive, gpipe, 1f1b"),
-        ({"mesh": "tp2-pp2"}, "mesh tp2-pp2 is none of a pipeline: it has pp, tp; give it pp and dp alone"),
-        ({"mesh": "dp4"}, "mesh dp4 is none of a pipeline: it has dp; give it pp and dp alone, such as pp4"),
+        ({"mesh": "tp2-pp2"}, "mesh pp2-tp2 has axis tp, along which strategy hybrid cannot train; give it pp or dp"),
+        ({"mesh": "dp4"}, "mesh dp4 has no axis pp, which strategy hybrid needs; give it one, such as pp4 or pp2-dp2"),
+        ({"mesh": "pp2-dp_shard2"}, "mesh pp2-dp_shard2 has one of dp_replicate and dp_shard; strategy hybrid needs"),
+        ({"mesh": "pp2", "compiled": True}, "compiled blocks cannot be cut into stages; leave compiled out"),
+        (
+            {"mesh": "pp2", "schedule": "zbv", "checkpointing": "full"},
+            "checkpointing='full' computes blocks again in a backward, which schedule zbv splits; leave it out",
+        ),
         ({"mesh": "pp2", "model": "latte-l"}, "model latte-l cannot be split into stages"),
         ({"mesh": "pp2", "dtype": "fp16"}, "dtype='fp16' trains no pipeline; choose from fp32, tf32, bf16"),
-        ({"mesh": "pp2", "builds": ("exposed",)}, "builds=('exposed',) of a pipeline; choose ('memory',) or none"),
+        (
+            {"mesh": "pp2", "builds": ("exposed",)},
+            "builds: the communication of strategy hybrid cannot be made to do nothing; leave out 'exposed'",
+        ),
     ],
 )
 def test_what_cannot_be_is_named_with_the_legal_choices(case, message):
     with pytest.raises(InvalidParameter, match=re.escape(message)):
-        PipelineStep(**{"model": "gpt2", **case})
+        TrainStep(**staged(**{"model": "gpt2", **case}))
 
 
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ({"mesh": "pp2-dp2"}, "mesh pp2-dp2 is none of a pipeline: it has pp, dp; give it pp alone, such as pp4"),
+        ({"mesh": "pp2-dp2"}, "mesh pp2-dp2 is none of an emulated pipeline; give it pp alone, such as pp4"),
         ({"mesh": "pp2", "action_ms": -1}, "action_ms=-1 is no time to sleep; choose 0 or more milliseconds"),
         ({"mesh": "pp2", "action_ms": float("nan")}, "action_ms=nan is no time to sleep"),
         ({"mesh": "pp2", "features": 0}, "features=0 is no size; choose a whole number from 1"),
@@ -104,27 +114,27 @@ def test_an_accelerator_does_not_wait_for_a_sleep():
 
 
 def test_the_batch_is_that_of_all_pipelines():
-    told = PipelineStep(model="gpt2", mesh="pp2-dp4", num_micro_batches=4, micro_batch_size=3)
-    found = PipelineStep(model="gpt2", mesh="pp2-dp4", num_micro_batches=4, global_batch_size=48)
+    told = TrainStep(model="gpt2", mesh="pp2-dp4", **staged(num_micro_batches=4), micro_batch_size=3)
+    found = TrainStep(model="gpt2", mesh="pp2-dp4", **staged(num_micro_batches=4), global_batch_size=48)
     shape = MeshShape.parse("pp2-dp4")
     assert told.work(shape) == found.work(shape)
-    assert found.find_micro_batch_size() == 3
+    assert found.plan(shape).micro_batch_size == 3
     assert found.work(shape).samples == 48
     assert found.work(shape).tokens == 48 * 1024
 
 
 def test_the_twin_runs_the_same_schedule_on_the_same_mesh():
-    case = PipelineStep(
-        model="llama2-7b", mesh="pp4-dp2", schedule="interleaved_1f1b", num_micro_batches=8, stages_per_rank=4
-    )
+    fields = staged(schedule="interleaved_1f1b", num_micro_batches=8, stages_per_rank=4)
+    case, shape = TrainStep(model="llama2-7b", mesh="pp4-dp2", **fields), MeshShape.parse("pp4-dp2")
     twin = case.twin()
-    assert twin.layout() == case.layout()
-    assert twin.find_schedule() == case.find_schedule()
-    assert twin.plan().model.layers == 17
+    orders = [each.find_strategy().find_schedule(shape, each.accumulation) for each in (twin, case)]
+    assert orders[0] == orders[1]
+    assert twin.plan(shape).model.layers == 17
 
 
 @pytest.mark.parametrize(
-    "workload", [PipelineStep(model="gpt2", mesh="pp2", builds=("memory",)), EmulatedPipeline(mesh="pp2")]
+    "workload",
+    [TrainStep(model="gpt2", mesh="pp2", **staged(), builds=("memory",)), EmulatedPipeline(mesh="pp2")],
 )
 def test_every_metric_of_a_case_is_in_the_registry(workload):
     assert [name for name in workload.metrics if name not in REGISTRY] == []
@@ -143,7 +153,7 @@ def test_the_head_takes_the_place_of_blocks():
 
 def test_a_gate_judges_one_bubble_alone():
     meaning = Meaning(unit="ratio", better="lower")
-    names = [name for name in PipelineStep.metrics if "bubble" in name]
+    names = [name for name in TrainStep(model="gpt2", mesh="pp2", **staged()).metrics if "bubble" in name]
     assert [name for name in names if rule_for(name, meaning) is not None] == ["bubble_ratio"]
 
 

@@ -11,10 +11,10 @@ from perfsuite.workload import FunctionWorkload
 from perfsuite.workloads import collective
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import HostDeviceCopy, MemoryCopy, MemoryTriad
-from perfsuite.workloads.training.pipeline_step import PipelineStep
 from perfsuite.workloads.training.train_step import TrainStep
 from simmusa.costs import Costs
 from test_correctness.helpers import simmusa_ranks
+from test_correctness.helpers.pipelines import staged
 from test_correctness.helpers.simmusa_ranks import ONCE, QUICK, TRAINING, LateRank, SetCosts, opened, require_built
 
 EXACT = 1e-12
@@ -194,9 +194,7 @@ def test_exposed_communication_is_what_the_step_would_save(session):
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_the_bubble_of_a_pipeline_without_costs_of_communication_is_the_simulated_one(session, schedule):
     at_costs(session, ONLY_ARITHMETIC, 2)
-    workload = PipelineStep(
-        model="gpt2-tiny", mesh="pp2", schedule=schedule, num_micro_batches=4, micro_batch_size=1, dtype="fp32"
-    )
+    workload = TrainStep(model="gpt2-tiny", mesh="pp2", **staged(schedule=schedule, num_micro_batches=4))
     result = run(session, workload, ranks=2)
     measured = metric(result, "bubble_ratio")
     assert pytest.approx(metric(result, "simulated_bubble_ratio"), abs=1e-6) == measured

@@ -10,7 +10,6 @@ from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import MeshShape
 from perfsuite.models import find as find_model
 from perfsuite.strategies import STRATEGIES, Plan, find
-from perfsuite.strategies.base import data_parallel_size
 from perfsuite.strategies.deepspeed import ds_config
 
 
@@ -50,8 +49,8 @@ def test_bad_options_name_the_rule(name, options, message):
     ("name", "mesh", "message"),
     [
         ("single", "dp2", "strategy single runs on 1 rank, the case has 2; choose ddp"),
-        ("ddp", "dp2-tp2", "mesh dp2-tp2 has axis tp, but strategy ddp splits the data alone"),
-        ("zero3", "pp2-dp2", "mesh pp2-dp2 has axis pp, but strategy zero3"),
+        ("ddp", "dp2-tp2", "mesh dp2-tp2 has axis tp, along which strategy ddp cannot train; give it dp or"),
+        ("zero3", "pp2-dp2", "mesh pp2-dp2 has axis pp, along which strategy zero3"),
         ("fsdp", "dp_shard4", "mesh dp_shard4 has one of dp_replicate and dp_shard; strategy fsdp needs both"),
     ],
 )
@@ -62,21 +61,21 @@ def test_meshes_that_do_not_fit_are_refused(name, mesh, message):
 
 def test_data_axes_multiply():
     find("fsdp").require(MeshShape.parse("dp_replicate2-dp_shard4"))
-    assert data_parallel_size(MeshShape.parse("dp_replicate2-dp_shard4")) == 8
-    assert data_parallel_size(MeshShape.of()) == 1
+    assert MeshShape.parse("dp_replicate2-dp_shard4").replicas == 8
+    assert MeshShape.of().replicas == 1
 
 
 def test_mixed_precision_in_full_precision_is_refused():
     with pytest.raises(InvalidParameter, match="mixed_precision of strategy fsdp with dtype='fp32' mixes nothing"):
-        find("fsdp", {"mixed_precision": True}).check_plan(plan(), 2)
-    find("fsdp", {"mixed_precision": True}).check_plan(plan(dtype="bf16"), 2)
+        find("fsdp", {"mixed_precision": True}).check_plan(plan(), MeshShape.of(dp=2))
+    find("fsdp", {"mixed_precision": True}).check_plan(plan(dtype="bf16"), MeshShape.of(dp=2))
 
 
 def check_config(tmp_path, config, *, stage=2, ranks=2, **changes):
     path = tmp_path / "ds_config.json"
     path.write_text(config if isinstance(config, str) else json.dumps(config))
     strategy = find(f"zero{stage}", {"config": str(path)})
-    strategy.check_plan(plan(**changes), ranks)
+    strategy.check_plan(plan(**changes), MeshShape.of(dp=ranks))
     return strategy.settings(plan(**changes))
 
 
@@ -101,7 +100,7 @@ def test_a_config_that_contradicts_the_case_is_refused(tmp_path, config, message
 
 def test_a_missing_config_is_named(tmp_path):
     with pytest.raises(InvalidParameter, match="cannot be read: No such file"):
-        find("zero1", {"config": str(tmp_path / "none.json")}).check_plan(plan(), 1)
+        find("zero1", {"config": str(tmp_path / "none.json")}).check_plan(plan(), MeshShape.of())
 
 
 def test_a_config_that_agrees_is_honoured_and_completed(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from perfsuite.records import Metric, RankFacts, Work
 from perfsuite.reports.terminal import Entry, metric_tables
 from perfsuite.runtime.ranks.spans import SpanRecorder
+from test_correctness.helpers.pipelines import staged
 from test_correctness.helpers.report_runs import run, table
 from test_correctness.test_runtime_parts import Ticks
 from test_correctness.test_tables import gpt, kernel, llama, pipeline, style
@@ -19,8 +20,8 @@ MIB, GIB = 2**20, 2**30
 def test_a_pipelines_micro_batch_is_its_local_batch_and_their_number_its_accumulation():
     case = dataclasses.replace(
         pipeline("1F1B", 4, 0.28),
-        workload="perfsuite.workloads.training.pipeline_step:PipelineStep",
-        parameters={"model": "llama2-7b", "mesh": "pp2-dp2", "schedule": "1f1b", "num_micro_batches": 4},
+        workload="perfsuite.workloads.training.train_step:TrainStep",
+        parameters={"model": "llama2-7b", "mesh": "pp2-dp2", **staged(num_micro_batches=4)},
         work=Work(samples=24.0, tokens=24.0 * 4096),
     )
     text = style("flagperf", run(case, platform="s4000"))

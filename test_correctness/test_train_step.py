@@ -134,7 +134,7 @@ def test_replicas_that_drift_apart_are_found(driver):
 
 def test_a_strategy_that_forgets_to_average_is_found(driver):
     workload = FunctionWorkload(function=training_faults.deaf_parity)
-    with pytest.raises(WrongResult, match=r"under ddp on 2 ranks against one process, relative error"):
+    with pytest.raises(WrongResult, match=r"under ddp on mesh dp2, accumulation 1 against one process, relative error"):
         driver.run(Job(workload=workload, world_size=2, budget=QUICK))
 
 
@@ -265,13 +265,13 @@ def test_loaders_of_a_killed_rank_are_gone_at_once(driver, tmp_path):
         (
             {"global_batch_size": 10},
             4,
-            "global_batch_size=10 does not divide by accumulation 1 x 4 ranks = 4; choose 8 or 12",
+            "global_batch_size=10 does not divide by accumulation 1 x 4 replicas = 4; choose 8 or 12",
         ),
         ({"global_batch_size": 2}, 4, "global_batch_size=2 does not divide by .* = 4; choose 4"),
         (
             {"global_batch_size": 24, "micro_batch_size": 3, "accumulation": 2},
             8,
-            "global_batch_size=24 is not micro_batch_size 3 x accumulation 2 x 8 ranks = 48",
+            "global_batch_size=24 is not micro_batch_size 3 x accumulation 2 x 8 replicas = 48",
         ),
         ({"strategy": "single"}, 2, "strategy single runs on 1 rank, the case has 2"),
         ({"data": "/nowhere"}, 2, "data='/nowhere' is no folder"),
@@ -345,11 +345,12 @@ def test_a_ds_config_s_global_batch_is_spread_over_the_ranks(tmp_path):
     workload = TrainStep(model="gpt2-tiny", strategy="zero2", options={"config": str(path)}, accumulation=2)
     assert workload.plan(MeshShape.of(dp=4)).micro_batch_size == 3
     with pytest.raises(
-        InvalidParameter, match="train_batch_size=24 does not divide by accumulation 2 x 5 ranks = 10; choose 20 or 30"
+        InvalidParameter,
+        match="train_batch_size=24 does not divide by accumulation 2 x 5 replicas = 10; choose 20 or 30",
     ):
         workload.plan(MeshShape.of(dp=5))
     with pytest.raises(
-        InvalidParameter, match=r"train_batch_size=24 is not micro_batch_size 2 x accumulation 2 x 4 ranks = 16"
+        InvalidParameter, match=r"train_batch_size=24 is not micro_batch_size 2 x accumulation 2 x 4 replicas = 16"
     ):
         dataclasses.replace(workload, micro_batch_size=2).plan(MeshShape.of(dp=4))
 

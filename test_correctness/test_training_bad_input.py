@@ -58,7 +58,7 @@ def test_last(perf):
     perf(step(), on=2)
 """
 EXPECTED = {
-    "test_batch": "global_batch_size=7 does not divide by accumulation 1 x 2 ranks = 2; choose 6 or 8",
+    "test_batch": "global_batch_size=7 does not divide by accumulation 1 x 2 replicas = 2; choose 6 or 8",
     "test_world_size": "mesh dp_replicate2-dp_shard2 has 4 ranks, the case 2; make them equal",
     "test_alone": "strategy single runs on 1 rank, the case has 2; choose ddp, fsdp or zero1 for more",
     "test_config": "ds_config.json: train_micro_batch_size_per_gpu=3 is not the case's 2; change one of them",

@@ -11,18 +11,20 @@ import pytest
 from perfsuite import sizes
 from perfsuite.mesh import MeshShape
 from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
-from perfsuite.workloads.training.pipeline_step import PipelineStep
+from perfsuite.workloads.training.train_step import TrainStep
 
 TINY = {"layers": 8, "width": 64, "words": 128, "context": 32}
 """Of gpt2-tiny: as many layers as the most stages of the small cases."""
 
 
-def pipeline(mesh, **case):
+def pipeline(mesh, *, schedule, num_micro_batches, stages_per_rank=None, **case):
     """A case on this mesh and its number of ranks; models that fill the mesh's devices, a tiny one on few ranks."""
     ranks = MeshShape.parse(mesh).world_size
     full = {8: {"model": "gpt2-xl"}, 16: {"model": "gpt3-13b"}}
     model = full.get(ranks, {"model": "gpt2-tiny", "overrides": TINY})
-    return PipelineStep(mesh=mesh, **{**model, **case}), ranks
+    options = {"schedule": schedule, **({"stages_per_rank": stages_per_rank} if stages_per_rank else {})}
+    case = {"strategy": "hybrid", "options": options, "accumulation": num_micro_batches, **model, **case}
+    return TrainStep(mesh=mesh, **case), ranks
 
 
 @sizes(param="mesh", full=["pp4-dp2"], small=["pp4"])
@@ -63,8 +65,8 @@ def test_interleaving(perf, mesh, stages_per_rank):
 def test_beside_data_parallelism(perf, model):
     """Two pipelines, their stages spread over both."""
     layers = {"llama2-tiny": {"layers": 4}}.get(model, {})
-    workload = PipelineStep(mesh="pp2-dp2", model=model, overrides=layers, schedule="1f1b", num_micro_batches=4)
-    perf(workload, on=4)
+    case, ranks = pipeline("pp2-dp2", model=model, overrides=layers, schedule="1f1b", num_micro_batches=4)
+    perf(case, on=ranks)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])

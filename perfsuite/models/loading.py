@@ -1,7 +1,7 @@
 """Batches on the rank: drawn on the spot, or read from a data set by torch's DataLoader.
 
-A sample is chosen by its number in the whole run, never by a rank's seed: step s, micro-batch m, rank r and place b
-give number ((s x accumulation + m) x ranks + r) x micro_batch_size + b, taken modulo the samples there are.
+A sample is chosen by its number in the whole run, never by a rank's seed: step s, micro-batch m, replica r and place b
+give number ((s x accumulation + m) x replicas + r) x micro_batch_size + b, taken modulo the samples there are.
 """
 
 from __future__ import annotations
@@ -27,23 +27,25 @@ _DIFFERENT_BATCHES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """Which samples one rank sees."""
+    """Which samples one replica sees."""
 
-    rank: int
-    ranks: int
+    replica: int
+    """From 0."""
+    replicas: int
+    """How many there are."""
     micro_batch_size: int
 
     def numbers(self) -> Iterator[list[int]]:
-        """Numbers of the samples of this rank's micro-batches, without end.
+        """Numbers of the samples of its micro-batches, without end.
 
-        >>> numbers = Share(rank=1, ranks=2, micro_batch_size=2).numbers()
+        >>> numbers = Share(replica=1, replicas=2, micro_batch_size=2).numbers()
         >>> next(numbers), next(numbers)
         ([2, 3], [6, 7])
         """
-        first = self.rank * self.micro_batch_size
+        first = self.replica * self.micro_batch_size
         while True:
             yield list(range(first, first + self.micro_batch_size))
-            first += self.ranks * self.micro_batch_size
+            first += self.replicas * self.micro_batch_size
 
 
 def draw(part: Part, number: int) -> torch.Tensor:
@@ -59,7 +61,7 @@ def synthetic_batch(model: Model, numbers: list[int]) -> dict[str, torch.Tensor]
     return {part.name: torch.stack([draw(part, number) for number in numbers]) for part in model.parts}
 
 
-class Synthetic:
+class Synthetic(Iterator[Mapping[str, torch.Tensor]]):
     """A few batches on the device, over and over: data cost nothing."""
 
     def __init__(self, model: Model, share: Share, device: torch.device) -> None:
@@ -100,7 +102,7 @@ class Rows(TorchDataset[dict[str, torch.Tensor]]):
         return {**sample, **{part.name: draw(part, number) for part in self._drawn}}
 
 
-class Files:
+class Files(Iterator[Mapping[str, torch.Tensor]]):
     """Batches read from disk by ``num_workers`` loader processes (0: by the rank itself) and copied to the device."""
 
     def __init__(self, model: Model, dataset: Dataset, share: Share, device: torch.device, *, num_workers: int) -> None:

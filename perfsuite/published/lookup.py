@@ -214,11 +214,13 @@ def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     its model: a run of another length or vocabulary is another run.
     """
     settings = {name: value for name, value in parameters.items() if value is not None}
+    options = settings.get("options")
+    if isinstance(options, Mapping) and "schedule" in options:
+        settings.update(schedule=options["schedule"], num_micro_batches=settings.get("accumulation", 1))
     mesh = settings.pop("mesh", None)
     shape = MeshShape.parse(mesh) if isinstance(mesh, str) and mesh else mesh
     if isinstance(shape, MeshShape):
-        data = shape.size("dp") * shape.size("dp_replicate") * shape.size("dp_shard")
-        settings.update({"dp": data, "tp": shape.size("tp"), "pp": shape.size("pp")})
+        settings.update({"dp": shape.replicas, "tp": shape.size("tp"), "pp": shape.size("pp")})
     if settings.get("micro_batch_size"):
         steps = settings.get("num_micro_batches", settings.get("accumulation", 1))
         settings.setdefault("local_batch_size", settings["micro_batch_size"] * steps)

@@ -13,6 +13,7 @@ from perfsuite.strategies.base import Plan, Strategy
 from perfsuite.strategies.ddp import Ddp
 from perfsuite.strategies.deepspeed.zero import Zero
 from perfsuite.strategies.fsdp import Fsdp
+from perfsuite.strategies.hybrid import Hybrid
 from perfsuite.strategies.single import Single
 from perfsuite.strategies.zero_redundancy import ZeroRedundancy
 
@@ -28,6 +29,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
         "zero1": Zero(stage=1),
         "zero2": Zero(stage=2),
         "zero3": Zero(stage=3),
+        "hybrid": Hybrid(),
     }
 )
 """Every strategy by name, with its default options."""

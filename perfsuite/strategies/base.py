@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import MeshShape
+from perfsuite.mesh import DATA_AXES, MeshShape
 from perfsuite.models.base import Checkpointing, Model
+from perfsuite.schedules import Schedule
 from perfsuite.workload import Process, Rank
 
 if TYPE_CHECKING:
     from perfsuite.strategies.trainer import Trainer
 
-DATA_AXES = ("dp", "dp_replicate", "dp_shard")
-"""Axes along which ranks see different samples."""
+EXACT_TOLERANCE = 1e-5
+"""Relative error that sums in another order make in fp32."""
+NARROW_TOLERANCE = 2e-2
+"""Relative error where products or gradients keep 8 to 11 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,11 @@ class Plan:
         """Whether matrix products run in a dtype narrower than the parameters."""
         return self.dtype in ("bf16", "fp16")
 
+    @property
+    def batch_size(self) -> int:
+        """Samples of a step that one replica trains: LBS x GAS."""
+        return self.micro_batch_size * self.accumulation
+
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy(ABC):
@@ -52,50 +60,54 @@ class Strategy(ABC):
     """Declared when it needs processes of its own."""
     preload: ClassVar[tuple[str, ...]] = ()
     """Modules that take long to import, beside torch and what every optimizer needs."""
-    replicates: ClassVar[bool] = True
-    """Every rank holds all parameters, so they can be compared between ranks."""
+    axes: ClassVar[tuple[str, ...]] = DATA_AXES
+    """Axes of a mesh that it can train along."""
     ignorable: ClassVar[bool] = True
     """Its collectives can be made to do nothing, by which communication is told from computation."""
 
     def require(self, shape: MeshShape) -> None:
         """Raise InvalidParameter unless it can train on a mesh of this shape."""
-        others = [axis for axis, size in shape.axes if axis not in DATA_AXES and size > 1]
+        others = [axis for axis, size in shape.axes if axis not in self.axes and size > 1]
         if others:
             raise InvalidParameter(
-                f"mesh {shape} has axis {', '.join(others)}, but strategy {self.name} splits the data alone; "
-                f"give it {' or '.join(DATA_AXES)}"
+                f"mesh {shape} has axis {', '.join(others)}, along which strategy {self.name} cannot train; "
+                f"give it {' or '.join(self.axes)}"
             )
 
-    def check_plan(self, plan: Plan, ranks: int) -> None:
-        """Raise InvalidParameter where options contradict ``plan`` on ``ranks`` ranks; by default nothing can."""
+    def check_plan(self, plan: Plan, shape: MeshShape) -> None:
+        """Raise InvalidParameter where options contradict ``plan`` on a mesh of this shape; by default nothing can."""
         return None
+
+    def find_schedule(self, shape: MeshShape, num_micro_batches: int) -> Schedule | None:
+        """The order in which stages train the micro-batches of a step; None where the mesh has no stages.
+
+        Raises InvalidParameter, with the legal counts, where there is no such order.
+        """
+        return None
+
+    def twin(self, model: Model, shape: MeshShape, num_micro_batches: int) -> Model:
+        """A small sibling of ``model`` that still fills the mesh, for checks against one process."""
+        return model.twin()
 
     def narrows(self, plan: Plan) -> bool:
         """Whether parameters themselves are used in the plan's dtype; otherwise autocast narrows products alone."""
         return False
 
     def tolerance(self, plan: Plan) -> float:
-        """Relative error of loss and gradients that is allowed against one process in the same dtype.
-
-        1e-5 in fp32: sums in another order.  2e-2 where products or gradients keep 8 to 11 bits.
-        """
-        return 1e-5 if plan.dtype == "fp32" else 2e-2
+        """Relative error of loss and gradients that is allowed against one process in the same dtype."""
+        return EXACT_TOLERANCE if plan.dtype == "fp32" else NARROW_TOLERANCE
 
     @abstractmethod
     def build(self, rank: Rank, plan: Plan) -> Trainer:
         """On every rank: the model on the rank's device, spread as the strategy does; imports torch."""
 
 
-def data_parallel_size(shape: MeshShape) -> int:
-    """Ranks that see different samples: product of the sizes of the data axes.
-
-    >>> data_parallel_size(MeshShape.of(dp_replicate=2, dp_shard=4))
-    8
-    """
-    size = 1
-    for axis in DATA_AXES:
-        size *= shape.size(axis)
-    return size
+def require_hsdp(shape: MeshShape, strategy: str) -> None:
+    """Raise InvalidParameter where one of dp_replicate and dp_shard comes without the other."""
+    if ("dp_replicate" in shape.names) != ("dp_shard" in shape.names):
+        raise InvalidParameter(
+            f"mesh {shape} has one of dp_replicate and dp_shard; strategy {strategy} needs both, or dp alone"
+        )
 
 
 def require_choice(strategy: str, option: str, value: object, choices: tuple[object, ...]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.strategies.base import Plan, Strategy, require_choice
+from perfsuite.strategies.base import NARROW_TOLERANCE, Plan, Strategy, require_choice
 from perfsuite.workload import Rank
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Ddp(Strategy):
 
     def tolerance(self, plan: Plan) -> float:
         """Compressed gradients are rounded."""
-        return super().tolerance(plan) if self.compression == "none" else 2e-2
+        return super().tolerance(plan) if self.compression == "none" else NARROW_TOLERANCE
 
     def build(self, rank: Rank, plan: Plan) -> Trainer:
         """The wrapped model and AdamW."""

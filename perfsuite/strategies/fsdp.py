@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.errors import InvalidParameter, UnsupportedCase
 from perfsuite.mesh import MeshShape
-from perfsuite.strategies.base import Plan, Strategy
+from perfsuite.strategies.base import Plan, Strategy, require_hsdp
 from perfsuite.workload import DTYPES, Rank
 
 if TYPE_CHECKING:
@@ -30,17 +30,13 @@ class Fsdp(Strategy):
 
     name: ClassVar[str] = "fsdp"
     preload: ClassVar[tuple[str, ...]] = ("torch.distributed.fsdp",)
-    replicates: ClassVar[bool] = False
 
     def require(self, shape: MeshShape) -> None:
         """Raise InvalidParameter unless dp_replicate and dp_shard come together."""
         super().require(shape)
-        if ("dp_replicate" in shape.names) != ("dp_shard" in shape.names):
-            raise InvalidParameter(
-                f"mesh {shape} has one of dp_replicate and dp_shard; strategy fsdp needs both, or dp alone"
-            )
+        require_hsdp(shape, self.name)
 
-    def check_plan(self, plan: Plan, ranks: int) -> None:
+    def check_plan(self, plan: Plan, shape: MeshShape) -> None:
         """Raise InvalidParameter for mixed precision without a narrower dtype."""
         if self.mixed_precision and not plan.half:
             raise InvalidParameter(
@@ -78,10 +74,10 @@ class Fsdp(Strategy):
             rank,
             plan,
             module=module,
-            unit=module,
             optimizer=make_optimizer(module, plan),
             hold=_hold(module) if plan.accumulation > 1 else None,
             casts=not self.mixed_precision,
+            replicates=False,
         )
 
 

@@ -32,4 +32,4 @@ class Single(Strategy):
         from perfsuite.strategies.trainer import Trainer, make_optimizer, new_whole_module
 
         module = new_whole_module(rank, plan)
-        return Trainer(rank, plan, module=module, unit=module, optimizer=make_optimizer(module, plan))
+        return Trainer(rank, plan, module=module, optimizer=make_optimizer(module, plan))

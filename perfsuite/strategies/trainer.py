@@ -1,15 +1,16 @@
 """Rank side of every strategy: a model, an optimizer, and one way to step them and to look inside.
 
-Imported on ranks only.  A micro-batch is a dict of tensors with the samples in the first dimension; a global batch
-holds those of all ranks and all micro-batches, and belongs to rank r in micro-batch m from sample
-(m x ranks + r) x micro_batch_size on.  So every strategy sees every sample once, whatever the number of ranks.
+Imported on ranks only.  A micro-batch is a dict of tensors with the samples in the first dimension.  A global batch
+holds those of all replicas and all micro-batches, by the numbers of :class:`perfsuite.models.loading.Share`, so every
+strategy sees every sample once, whatever the mesh.  A replica is what trains a sample: one rank, or the stages of one
+pipeline; which one a rank belongs to follows from its place in the mesh.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import nn
 
 from perfsuite.errors import UnsupportedCase
 from perfsuite.models.layers import Block, TrainingModule, materialize
+from perfsuite.models.loading import Share
 from perfsuite.strategies.base import Plan
 from perfsuite.workload import DTYPES, Rank
 
@@ -33,26 +35,34 @@ class Trainer:
         rank: Rank,
         plan: Plan,
         *,
-        module: TrainingModule,
-        unit: nn.Module,
+        module: nn.Module,
+        unit: nn.Module | None = None,
         optimizer: torch.optim.Optimizer,
         hold: Callable[[bool], AbstractContextManager[None]] | None = None,
         casts: bool = True,
         sends_fp16: bool = False,
+        replicates: bool = True,
     ) -> None:
-        """``unit`` is what is called: the wrapper around ``module``, or ``module`` itself.
+        """``unit`` is what is called: the wrapper around ``module``, or ``module`` itself where there is none.
 
         ``hold`` is :meth:`micro_batch` of a strategy that communicates; ``casts`` is False where the strategy casts
         parameters by itself, so that autocast would have nothing to do.  ``sends_fp16``: gradients travel in fp16.
+        ``replicates``: every rank holds all parameters, so they can be compared between ranks.
         """
         self.rank = rank
         self._hold = hold
         self._casts = casts
+        self._replicates = replicates
         self.plan = plan
         self.module = module
-        self.unit: Any = unit
+        self.unit: Any = module if unit is None else unit
         self.optimizer: Any = optimizer
         self.group = rank.group()
+        self.share = Share(
+            replica=rank.shape.replica(rank.rank),
+            replicas=rank.shape.replicas,
+            micro_batch_size=plan.micro_batch_size,
+        )
         # The dynamic loss scale without which small gradients vanish in fp16; it passes everything through elsewhere.
         # Gradients that travel in fp16 start lower: the sum of a parameter's overflows before an activation's does.
         self.scaler: Any = torch.amp.GradScaler(
@@ -62,6 +72,30 @@ class Trainer:
         )
 
     # -- one step ------------------------------------------------------------------------------------------------
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether :meth:`forward_and_backward` takes micro-batches on this rank."""
+        return True
+
+    def forward_and_backward(
+        self, batches: Iterator[Batch], first_forward: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> torch.Tensor | None:
+        """All micro-batches of a step; the replica's mean loss, or None on a rank that has none.
+
+        ``first_forward`` is entered round the forward of the first one, where a rank runs one after the other.
+        """
+        rank, count, losses = self.rank, self.plan.accumulation, []
+        for micro in range(count):
+            with rank.span("data", micro_batch=micro):
+                batch = next(batches)
+            with self.micro_batch(last=micro == count - 1):
+                with nullcontext() if micro else first_forward(), rank.span("forward", micro_batch=micro):
+                    loss = self.forward(batch)
+                with rank.span("backward", micro_batch=micro):
+                    self.backward(loss)
+            losses.append(loss.detach())
+        return losses[0] if count == 1 else torch.stack(losses).mean()
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         """Round the forward and backward of one micro-batch; only the last one of a step communicates gradients."""
@@ -92,26 +126,30 @@ class Trainer:
     # -- looking inside ------------------------------------------------------------------------------------------
 
     def loss_and_gradients(self, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
-        """Mean loss of a global batch and its gradients: whole tensors in fp32 under the names of the unsplit model.
+        """Mean loss of a global batch, and whole gradients in fp32 under the names of the unsplit model.
 
-        A collective.  The gradients stay in place until :meth:`step`, which must follow.
+        Gradients are those of the parameters that this rank has a part of; they stay in place until :meth:`step`, which
+        must follow.  A collective.
         """
-        plan, total = self.plan, torch.zeros((), device=self.rank.device)
-        ranks, mine = dist.get_world_size(self.group), dist.get_rank(self.group)
-        for micro in range(plan.accumulation):
-            start = (micro * ranks + mine) * plan.micro_batch_size
-            part = {name: values[start : start + plan.micro_batch_size] for name, values in batch.items()}
-            with self.micro_batch(last=micro == plan.accumulation - 1):
-                loss = self.forward(part)
-                self.backward(loss)
-            total += loss.detach().float() / plan.accumulation / ranks
+        mine = ({name: values[numbers] for name, values in batch.items()} for numbers in self.share.numbers())
+        loss = self.mean_loss(self.forward_and_backward(mine))
+        return loss, {name: value for name, value in self.gradients() if value is not None}
+
+    def mean_loss(self, loss: torch.Tensor | None) -> float:
+        """What :meth:`forward_and_backward` gave, over all replicas, told to every rank; a collective."""
+        mine = 0.0 if loss is None else float(loss) / self.share.replicas
+        total = torch.tensor([mine], dtype=torch.float64, device=self.rank.device)
         dist.all_reduce(total, group=self.group)
-        return float(total), {name: value for name, value in self.gradients() if value is not None}
+        return float(total)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters, or its parts of them, under the names of the unsplit model."""
+        return self.module.named_parameters()
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Name and whole fp32 gradient of every parameter that is trained; a collective."""
         scale = self.scaler.get_scale()
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in self.named_parameters():
             if parameter.requires_grad:
                 gradient = parameter.grad
                 # Offloaded parts are gathered from the device: its backend takes no tensor of the host.
@@ -134,9 +172,15 @@ class Trainer:
         states: Mapping[Any, Mapping[str, Any]] = optimizer.state
         return states
 
-    def checksum(self) -> torch.Tensor:
-        """Sum of all parameters in fp64: equal on ranks that hold the same."""
-        return torch.stack([local(each).detach().double().sum() for each in self.module.parameters()]).sum()
+    def copies(self) -> tuple[str, Sequence[torch.Tensor], dist.ProcessGroup] | None:
+        """What several ranks hold the same of: its name, this rank's sums of each copy in fp64, the ranks.
+
+        None where no parameter is held twice.
+        """
+        if not self._replicates:
+            return None
+        sums = torch.stack([local(parameter).detach().double().sum() for parameter in self.module.parameters()])
+        return "all parameters", (sums.sum(),), self.group
 
     def close(self) -> None:
         """Let go of everything, so that its memory is free."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from perfsuite.workload import Step
 from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
-from perfsuite.workloads.training.pipeline_parity import PipelineParity
+from perfsuite.workloads.training.parity import TrainParity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class FaultyStage(EmulatedPipeline):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForgetfulParity(PipelineParity):
+class ForgetfulParity(TrainParity):
     """The gradients of the two copies of the embedding are not added up."""
 
     def build(self, rank):

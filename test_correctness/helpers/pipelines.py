@@ -18,6 +18,15 @@ METRICS = ("bubble_ratio", "bubble_to_ideal_ratio", "in_flight_micro_batches")
 COMPUTE = ("forward", "backward", "backward_input", "backward_weight")
 
 
+def staged(
+    *, schedule: str = "1f1b", num_micro_batches: int = 8, stages_per_rank: int | None = None, **case: Any
+) -> Any:
+    """Fields of a training step, or of its twin, whose strategy has stages."""
+    interleaved = {"stages_per_rank": stages_per_rank} if stages_per_rank else {}
+    options = {"schedule": schedule, **interleaved}
+    return {"strategy": "hybrid", "options": options, "accumulation": num_micro_batches, **case}
+
+
 def simulated(
     name: str,
     *,

@@ -40,7 +40,7 @@ def deaf_parity(rank):
     """Gradients are never averaged."""
     twin = TrainStep(model="gpt2-tiny", strategy="ddp").twin()
     step = twin.build(rank)
-    step._trainer.unit.require_backward_grad_sync = False
+    step.trainer.unit.require_backward_grad_sync = False
     return Checked(twin, rank, step)
 
 

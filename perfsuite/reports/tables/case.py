@@ -15,15 +15,15 @@ from typing import Any
 from perfsuite import models
 from perfsuite.baselines.baseline import Entry
 from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import AXES, MeshShape
+from perfsuite.mesh import AXES, DATA_AXES, MeshShape
 from perfsuite.metrics.memory import residence
 from perfsuite.metrics.spec import devices_used, significant
 from perfsuite.records import Result
 from perfsuite.reports.scaling import Point, Scaling, scale, series_of, without_ranks
 from perfsuite.units import format_bytes, seconds_to_us
 
-DATA_AXES = ("dp", "dp_replicate", "dp_shard")
-"""Axes along which ranks see different samples."""
+_OF_STAGES = ("schedule", "stages_per_rank")
+"""Options of a strategy that have columns of their own."""
 _WORLD_SIZE = re.compile(r"(?<=[\[-])ws(\d+)(?=[-\]])")
 
 
@@ -218,6 +218,7 @@ def _settings(parameters: Mapping[str, Any], platform: str, ranks: int, hosts: i
     found = {name: value for name, value in parameters.items() if value not in (None, "", {}, [])}
     found.update(ranks=ranks, layout=_layout(platform, ranks, hosts), nodes=hosts, platform=platform)
     found.update(_mesh(parameters, ranks))
+    found.update({name: value for name, value in _mapping(parameters, "options").items() if name in _OF_STAGES})
     found.update(models.stated(parameters, found.get("tp", 1)))
     if "accumulation" in parameters:
         found["num_micro_batches"] = parameters["accumulation"]
@@ -225,7 +226,7 @@ def _settings(parameters: Mapping[str, Any], platform: str, ranks: int, hosts: i
     if "stages_per_rank" in found and "pp" in found:
         found["stages"] = found["pp"] * found["stages_per_rank"]
     if "schedule" in found:
-        found.setdefault("strategy", f"pipeline, {found['schedule']}")
+        found["strategy"] = f"pipeline, {found['schedule']}"
     found["fix_hp"] = _told(parameters.get("overrides")) or "/"
     found["variant"] = _told(parameters.get("overrides"))
     found["options"] = _options(parameters)
@@ -245,13 +246,19 @@ def _size(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def _options(parameters: Mapping[str, Any]) -> str:
     """What was chosen beside model, strategy and batch: ``overlap=False, accumulation=4``."""
-    chosen = [_told(parameters.get("options")), _told(parameters.get("environment"))]
+    options = {name: value for name, value in _mapping(parameters, "options").items() if name not in _OF_STAGES}
+    chosen = [_told(options), _told(parameters.get("environment"))]
     if parameters.get("accumulation", 1) != 1:
         chosen.append(f"accumulation={parameters['accumulation']}")
     if parameters.get("checkpointing", "none") != "none":
         chosen.append(f"checkpointing={parameters['checkpointing']}")
     chosen += ["compiled"] if parameters.get("compiled") else []
     return ", ".join(filter(None, chosen))
+
+
+def _mapping(parameters: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    values = parameters.get(name)
+    return values if isinstance(values, Mapping) else {}
 
 
 def _told(values: Any) -> str:
@@ -276,10 +283,7 @@ def _mesh(parameters: Mapping[str, Any], ranks: int) -> dict[str, int]:
     except InvalidParameter:
         return {}
     sizes = {axis: shape.size(axis) for axis in AXES if axis not in DATA_AXES}
-    data = 1
-    for axis in DATA_AXES:
-        data *= shape.size(axis)
-    return {"dp": data, **sizes}
+    return {"dp": shape.replicas, **sizes}
 
 
 def _sizes(settings: Mapping[str, Any], samples: float, tokens: float) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def build_engine(rank: Rank, plan: Plan, options: Zero) -> ZeroTrainer:
     engine, *_ = deepspeed.initialize(
         model=module, optimizer=optimizer, model_parameters=trained, config=settings, dist_init_required=False
     )
-    return ZeroTrainer(rank, plan, module=module, unit=engine, optimizer=optimizer, casts=False)
+    return ZeroTrainer(rank, plan, module=module, unit=engine, optimizer=optimizer, casts=False, replicates=False)
 
 
 def _spread_module(rank: Rank, plan: Plan, settings: dict[str, Any]) -> TrainingModule:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.errors import InvalidParameter, UnsupportedCase
+from perfsuite.mesh import MeshShape
 from perfsuite.strategies.base import Plan, Strategy, require_choice
 from perfsuite.strategies.deepspeed import ds_config
 from perfsuite.workload import Process, Rank
@@ -31,7 +32,6 @@ class Zero(Strategy):
     process: ClassVar[Process] = Process()
     """DeepSpeed keeps groups and settings in its modules: whoever ran it can run nothing else."""
     preload: ClassVar[tuple[str, ...]] = ("deepspeed",)
-    replicates: ClassVar[bool] = False
     ignorable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class Zero(Strategy):
         """zero0 to zero3."""
         return f"zero{self.stage}"
 
-    def check_plan(self, plan: Plan, ranks: int) -> None:
+    def check_plan(self, plan: Plan, shape: MeshShape) -> None:
         """Raise InvalidParameter where a ds_config.json contradicts the case."""
         if not self.config:
             return
@@ -58,7 +58,7 @@ class Zero(Strategy):
             self.config,
             micro=plan.micro_batch_size,
             accumulation=plan.accumulation,
-            ranks=ranks,
+            ranks=shape.replicas,
         )
         ds_config.check_case(written, self.config, stage=self.stage, dtype=plan.dtype)
 

@@ -126,6 +126,6 @@ _STAGES: Mapping[type[TrainingModule], Any] = MappingProxyType({GptModule: GptSt
 def make_stage(plan: Plan, layers: range, *, last: bool) -> ModelStage:
     """The stage without values, on the meta device; the model's type is one that ``split_layers`` lets through."""
     with torch.device("meta"):
-        module = plan.model.build("none")
+        module = plan.model.build(plan.checkpointing)
     stage: ModelStage = _STAGES[type(module)](module, plan, layers, last=last)
     return stage

@@ -13,29 +13,60 @@ from typing import ClassVar
 from perfsuite.errors import InvalidParameter, UnsupportedCase
 from perfsuite.mesh import MeshShape
 from perfsuite.records import Work
-from perfsuite.workload import Rank, Step, Yardstick
-from perfsuite.workloads.training.pipeline_case import TIMELINE_METRICS, PipelineCase, raise_alike
+from perfsuite.schedules import Schedule, make_schedule
+from perfsuite.workload import Rank, Step, Workload, Yardstick
+from perfsuite.workloads.training import names
+from perfsuite.workloads.training.agreement import raise_alike
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmulatedPipeline(PipelineCase):
+class EmulatedPipeline(Workload):
     """Forward, input gradient and weight gradient of every stage sleep ``action_ms`` each."""
 
+    mesh: str
+    """Shape of the mesh: pp4."""
+    schedule: str = "1f1b"
+    """naive, gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble, zbv or dualpipev."""
+    num_micro_batches: int = 8
+    """m: parts that the batch is cut into."""
+    stages_per_rank: int | None = None
+    """v, the interleaving; None: the fewest that the schedule can have."""
     action_ms: float = 5.0
     """Milliseconds of one sleep; a whole backward has two."""
     features: int = 16
     """Width of what passes between stages."""
 
-    axes: ClassVar[tuple[str, ...]] = ("pp",)
-    metrics: ClassVar[tuple[str, ...]] = ("step_time_s", "samples_per_s", *TIMELINE_METRICS)
+    metrics = ("step_time_s", "samples_per_s", *names.STAGES)
+    preload = ("torch._dynamo", "torch.distributed.pipelining")
+    arrivals = False
+    aligned: ClassVar[bool] = False
     yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if MeshShape.parse(self.mesh).names != ("pp",):
+            raise InvalidParameter(f"mesh {self.mesh} is none of an emulated pipeline; give it pp alone, such as pp4")
+        if not isinstance(self.num_micro_batches, int) or self.num_micro_batches < 1:
+            raise InvalidParameter(
+                f"num_micro_batches={self.num_micro_batches!r} is not a count; choose a whole number from 1"
+            )
+        self.find_schedule()
         if not (isinstance(self.action_ms, (int, float)) and math.isfinite(self.action_ms) and self.action_ms >= 0):
             raise InvalidParameter(f"action_ms={self.action_ms!r} is no time to sleep; choose 0 or more milliseconds")
         if not isinstance(self.features, int) or self.features < 1:
             raise InvalidParameter(f"features={self.features!r} is no size; choose a whole number from 1")
+
+    def layout(self) -> str:
+        """The mesh."""
+        return self.mesh
+
+    def find_schedule(self) -> Schedule:
+        """The orders of all ranks; InvalidParameter names the legal counts."""
+        return make_schedule(
+            self.schedule,
+            ranks=MeshShape.parse(self.mesh).size("pp"),
+            num_micro_batches=self.num_micro_batches,
+            stages_per_rank=self.stages_per_rank,
+        )
 
     def work(self, shape: MeshShape) -> Work:
         """Micro-batches of one sample, no arithmetic worth a rate."""

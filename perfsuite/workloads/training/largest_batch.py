@@ -16,8 +16,9 @@ from perfsuite.errors import InvalidParameter, OutOfMemory, UnsupportedCase
 from perfsuite.records import Measurement, Record
 from perfsuite.units import gib
 from perfsuite.workload import Probe, Rank, Step, Workload
+from perfsuite.workloads.training import names
 from perfsuite.workloads.training.batch_search import Found, Usage, by_doubling, by_prediction
-from perfsuite.workloads.training.train_step import MEMORY_METRICS, TrainStep
+from perfsuite.workloads.training.train_step import TrainStep
 
 if TYPE_CHECKING:
     import torch
@@ -48,8 +49,13 @@ class LargestBatch(TrainStep):
             raise InvalidParameter(
                 f"builds={tuple(self.builds)} of a largest batch: its memory is looked at anyway, leave them out"
             )
-        metrics = (*self.metrics[:1], "largest_local_batch_samples", *self.metrics[1:], *MEMORY_METRICS)
-        object.__setattr__(self, "metrics", metrics)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What was looked for, after the step's time; memory comes from the search."""
+        first, *others = super().metrics
+        memory = (name for name in names.MEMORY if name not in self.absent())
+        return (first, "largest_local_batch_samples", *others, *memory)
 
     # -- on the driver -------------------------------------------------------------------------------------------
 

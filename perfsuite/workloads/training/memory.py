@@ -42,7 +42,20 @@ class MemoryStep(Observed):
     """
 
     def run(self) -> None:
-        """Build, two steps, and the records."""
+        """Build, two steps, and the records; stages are built once more for their activations."""
+        measured = self._whole_step()
+        if self.workload.staged:
+            measured["peak_activations"] = self._activations_in_flight()
+            place = self.rank.shape.coordinates(self.rank.rank)["pp"]
+            for kind in ("peak_activations", "peak"):
+                self._record(f"{kind}_bytes_rank{place}", measured[kind])
+        for kind, count in measured.items():
+            self._record(f"{kind}_bytes", count)
+
+    def _record(self, name: str, count: int) -> None:
+        self.rank.record(name, float(count), unit="bytes", reduce="max")
+
+    def _whole_step(self) -> dict[str, int]:
         ledger = ledger_of(self.rank.device)
         kinds: dict[str, int] = {}
         with ledger.observing(), self.training() as step:
@@ -50,40 +63,40 @@ class MemoryStep(Observed):
             self._observe(step, ledger, kinds)
         totals = ledger.totals()
         final = totals["final"]
-        activations = totals["after forward"] - totals["before forward"]
         held, at_once = kinds.pop("held_gradients"), kinds.pop("at_once")
-        measured = {
+        activations = {}
+        if "after forward" in totals:
+            activations["activations"] = totals["after forward"] - totals["before forward"]
+            at_once = max(at_once, kinds.pop("before_forward") + activations["activations"])
+        return {
             **kinds,
-            "activations": activations,
+            **activations,
             "peak": totals["peak"],
             "final_device": final,
             "untracked": final - kinds["weights"] - kinds["optimizer"] - held,
             "final_host": ledger.host_bytes,
             **ledger.beyond(),
-            **parts_against_peak(max(at_once, kinds.pop("before_forward") + activations), totals["peak"]),
+            **parts_against_peak(at_once, totals["peak"]),
         }
-        for name, count in measured.items():
-            self.rank.record(f"{name}_bytes", float(count), unit="bytes", reduce="max")
 
     def _observe(self, step: TrainingStep, ledger: Ledger, kinds: dict[str, int]) -> None:
-        trainer, count = step.trainer, step.trainer.plan.accumulation
+        trainer = step.trainer
+
+        @contextmanager
+        def first_forward() -> Iterator[None]:
+            kinds["before_forward"] = self._on_device(trainer.tensors())
+            ledger.mark("before forward")
+            yield
+            ledger.mark("after forward")
+
         ledger.mark("start")
-        for micro in range(count):
-            batch = next(step.batches)
-            with trainer.micro_batch(last=micro == count - 1):
-                if micro == 0:
-                    kinds["before_forward"] = self._on_device(trainer.tensors())
-                    ledger.mark("before forward")
-                loss = trainer.forward(batch)
-                if micro == 0:
-                    ledger.mark("after forward")
-                trainer.backward(loss)
+        trainer.forward_and_backward(step.batches, first_forward)
         seen: set[int] = set()
         tensors = trainer.tensors()
         kinds["weights"] = storage_bytes(tensors["weights"], seen)
         kinds["gradients"] = storage_bytes(tensors["gradients"], seen)
         kinds["at_once"] = self._on_device(tensors)
-        del tensors, loss, batch
+        del tensors
         trainer.step()
         after = trainer.tensors()
         # Buckets keep gradients between steps: then they are part of the final total.
@@ -94,6 +107,22 @@ class MemoryStep(Observed):
         kinds["at_once"] = max(kinds["at_once"], self._on_device(after))
         del after
         ledger.mark("final")
+
+    def _activations_in_flight(self) -> int:
+        """The most that forwards and backwards allocate beyond what was there when they began.
+
+        Gradients were: they are zeroed and not freed, and the optimizer has its state.
+        """
+        ledger = ledger_of(self.rank.device)
+        with ledger.observing(), self.training() as step:
+            step.run()
+            step.trainer.forward_and_backward(step.batches)
+            step.trainer.optimizer.zero_grad(set_to_none=False)
+            ledger.mark("start")
+            step.trainer.forward_and_backward(step.batches)
+            ledger.mark("final")
+        totals = ledger.totals()
+        return totals["peak"] - totals["start"]
 
     def _on_device(self, tensors: Mapping[str, list[torch.Tensor]]) -> int:
         """Bytes of all kinds together that the device's allocator gave; what is offloaded is not among them."""

@@ -1,15 +1,16 @@
 """Is a strategy the same training as one process?  Loss, gradients and next loss, on a model of milliseconds.
 
-Every rank trains the whole global batch by itself as well, in plain torch, and compares.
+Every rank trains the whole global batch by itself as well, in plain torch, and compares what it has a part of.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from perfsuite import models, strategies
 from perfsuite.errors import WrongResult
@@ -17,15 +18,14 @@ from perfsuite.mesh import MeshShape
 from perfsuite.models.base import Checkpointing
 from perfsuite.records import Work
 from perfsuite.strategies import Plan, Strategy
-from perfsuite.strategies.base import data_parallel_size
 from perfsuite.workload import DTYPES, Process, Rank, Step, Workload
+from perfsuite.workloads.training.agreement import raise_alike, texts_of_all
 
 if TYPE_CHECKING:
     import torch
 
     from perfsuite.strategies.trainer import Trainer
 
-_MICRO_BATCH_SIZE = 2
 _LEARNING_RATE = 1e-3
 _FLOOR = 1e-4
 """Gradients smaller than this share of all together are compared by that share: near zero only noise is left."""
@@ -41,36 +41,40 @@ class TrainParity(Workload):
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the configuration that are replaced before its twin is made."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    micro_batch_size: int = 2
     accumulation: int = 1
     dtype: str = "fp32"
     checkpointing: Checkpointing = "none"
     compiled: bool = False
     seed: int = 0
-    process: ClassVar[Process | None] = None
 
-    def __post_init__(self) -> None:
-        # A class variable of Workload that depends on the case here: a frozen instance keeps its own.
-        object.__setattr__(self, "process", self.find_strategy().process)
+    @property
+    def process(self) -> Process | None:
+        """The strategy's."""
+        return self.find_strategy().process
 
     def find_strategy(self) -> Strategy:
         """The strategy with its options."""
         return strategies.find(self.strategy, self.options)
 
-    def plan(self) -> Plan:
-        """What each rank trains."""
-        return Plan(
-            model=models.find(self.model, self.overrides).twin(),
+    def plan(self, shape: MeshShape) -> Plan:
+        """What each rank trains on a mesh of this shape, or trains a part of."""
+        strategy, model = self.find_strategy(), models.find(self.model, self.overrides)
+        plan = Plan(
+            model=strategy.twin(model, shape, self.accumulation),
             dtype=self.dtype,
-            micro_batch_size=_MICRO_BATCH_SIZE,
+            micro_batch_size=self.micro_batch_size,
             accumulation=self.accumulation,
             checkpointing=self.checkpointing,
             compiled=self.compiled,
             learning_rate=_LEARNING_RATE,
             seed=self.seed,
         )
+        strategy.check_plan(plan, shape)
+        return plan
 
     def work(self, shape: MeshShape) -> Work:
-        """Nothing that anybody would rate."""
+        """Unrated: a check has no throughput."""
         self.find_strategy().require(shape)
         return Work(dtype=self.dtype)
 
@@ -79,12 +83,25 @@ class TrainParity(Workload):
         return ParityStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
-        """Raise WrongResult unless loss, gradients and the next loss are those of one process within the tolerance."""
+        """Raise WrongResult on all ranks unless loss, gradients and the next loss are those of one process."""
         assert isinstance(step, ParityStep)
-        plan, strategy = self.plan(), self.find_strategy()
+        plan, strategy = self.plan(rank.shape), self.find_strategy()
         expected = one_process(rank, plan, step.batch, narrow=strategy.narrows(plan))
-        error = step.outcome.compare(expected, f"{strategy.name} on {rank.world_size} ranks", strategy.tolerance(plan))
-        rank.record("parity_error", error, reduce="max")
+        missing = set(expected.gradients) - step.names_of_all_ranks()
+        problem = f"no rank has a gradient of {', '.join(sorted(missing))}" if missing else ""
+        mine = {name: value for name, value in expected.gradients.items() if name in step.outcome.gradients}
+        try:
+            error = step.outcome.compare(
+                dataclasses.replace(expected, gradients=mine), self._told(rank.shape), strategy.tolerance(plan)
+            )
+            rank.record("parity_error", error, reduce="max")
+        except WrongResult as wrong:
+            problem = str(wrong)
+        raise_alike(rank, problem)
+
+    def _told(self, shape: MeshShape) -> str:
+        options = "".join(f", {name}={value}" for name, value in self.options.items())
+        return f"{self.strategy}{options} on mesh {shape}, accumulation {self.accumulation}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,23 +150,28 @@ class ParityStep(Step):
     def __init__(self, workload: TrainParity, rank: Rank) -> None:
         from perfsuite.models.loading import synthetic_batch
 
-        plan = workload.plan()
-        self._trainer: Trainer = workload.find_strategy().build(rank, plan)
-        samples = plan.micro_batch_size * plan.accumulation * data_parallel_size(rank.shape)
-        batch = synthetic_batch(plan.model, list(range(samples)))
+        plan = workload.plan(rank.shape)
+        self._rank = rank
+        self.trainer: Trainer = workload.find_strategy().build(rank, plan)
+        batch = synthetic_batch(plan.model, list(range(plan.batch_size * rank.shape.replicas)))
         self.batch = {name: values.to(rank.device) for name, values in batch.items()}
 
     def run(self) -> None:
         """Loss and gradients, a step, and the loss again."""
-        loss, gradients = self._trainer.loss_and_gradients(self.batch)
-        self._trainer.step()
-        next_loss, _ = self._trainer.loss_and_gradients(self.batch)
-        self._trainer.step()
+        loss, gradients = self.trainer.loss_and_gradients(self.batch)
+        self.trainer.step()
+        next_loss, _ = self.trainer.loss_and_gradients(self.batch)
+        self.trainer.step()
         self.outcome = Outcome(loss=loss, gradients=gradients, next_loss=next_loss)
+
+    def names_of_all_ranks(self) -> set[str]:
+        """Parameters that some rank has a gradient of; a collective."""
+        texts = texts_of_all(self._rank, json.dumps(sorted(self.outcome.gradients)))
+        return {name for text in texts for name in json.loads(text)}
 
     def close(self) -> None:
         """Free the model."""
-        self._trainer.close()
+        self.trainer.close()
         self.__dict__.pop("outcome", None)
 
 

@@ -1,7 +1,8 @@
-"""The training step: a model, a strategy, a batch; data, forward, backward and optimizer told apart.
+"""The training step: a model, a strategy, a mesh, a batch; data, forward, backward and optimizer told apart.
 
-A step is one step of the optimizer with all its micro-batches.  Spans ``data``, ``forward``, ``backward`` and
-``optimizer`` do not overlap, the optimizer is never inside ``backward``, and the remainder is the rest of the step.
+A step is one step of the optimizer with all its micro-batches.  Where a rank has the whole model, spans ``data``,
+``forward``, ``backward`` and ``optimizer`` do not overlap, the optimizer is never inside ``backward``, and the
+remainder is the rest of the step; stages of a pipeline leave a timeline instead, action by action.
 Ranks run free: no barrier comes before a sample.
 """
 
@@ -23,82 +24,39 @@ from perfsuite.models.base import Checkpointing, Model, require_checkpointing
 from perfsuite.models.dataset import Dataset, generate, read
 from perfsuite.records import Work
 from perfsuite.strategies import Plan, Strategy
-from perfsuite.strategies.base import data_parallel_size
 from perfsuite.strategies.deepspeed import ds_config
 from perfsuite.workload import Process, Purpose, Rank, Step, Workload, Yardstick
+from perfsuite.workloads.training import names
 
 if TYPE_CHECKING:
     from perfsuite.models.loading import Files, Synthetic
+    from perfsuite.strategies.trainer import Trainer
 
 _PRELOAD = ("torch._dynamo",)
 """Every optimizer of torch's imports it at its first step."""
 _DTYPES = ("fp32", "tf32", "bf16", "fp16")
-_TIMED = (
-    "step_time_s",
-    "samples_per_s",
-    "samples_per_s_per_device",
-    "tokens_per_s",
-    "tokens_per_s_per_device",
-    "tflops_per_device",
-    "six_n_tflops_per_device",
-    "palm_tflops_per_device",
-    "megatron_tflops_per_device",
-    "colossalai_tflops_per_device",
-    "mfu_percent",
-    "hfu_percent",
-    "data_ms",
-    "forward_ms",
-    "backward_ms",
-    "optimizer_ms",
-    "backward_with_optimizer_ms",
-    "remainder_ms",
-    "device_utilisation_percent",
-)
-MEMORY_METRICS = (
-    "weights_gib",
-    "gradients_gib",
-    "optimizer_gib",
-    "activations_gib",
-    "peak_gib",
-    "fragmentation_gib",
-    "final_device_gib",
-    "untracked_gib",
-    "final_host_gib",
-    "whole_device_gib",
-)
-_UNTIMED: Mapping[str, tuple[str, ...]] = {
-    "memory": MEMORY_METRICS,
-    "exposed": (
-        "exposed_communication_percent",
-        "exposed_communication_low_percent",
-        "exposed_communication_high_percent",
-        "exposed_kernels_percent",
-    ),
-    "flops": ("counted_tflop",),
-    "loss": ("final_loss", "time_to_target_s"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainStep(Workload):
-    """One optimizer step of a model under a data-parallel strategy."""
+    """One optimizer step of a model under a strategy, on any mesh that the strategy can train along."""
 
     model: str
     """Name of a configuration: gpt2, llama2-7b, latte-l, opensora, ..."""
     strategy: str = "single"
-    """single, ddp, fsdp, zero_redundancy, or DeepSpeed's zero0 to zero3."""
+    """single, ddp, fsdp, zero_redundancy, DeepSpeed's zero0 to zero3, or hybrid for a mesh with stages."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the configuration to replace, such as ``sequence_length``."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the strategy, such as ``{"reshard": False}``."""
+    """Options of the strategy, such as ``{"reshard": False}`` or ``{"schedule": "zbv"}``."""
     mesh: str = ""
-    """Shape of the mesh, such as dp_replicate2-dp_shard4; empty: all ranks on dp."""
+    """Shape of the mesh, such as dp_replicate2-dp_shard4 or pp2-dp2; empty: all ranks on dp."""
     micro_batch_size: int | None = None
     """Samples of one forward on one rank (LBS); None: from ``global_batch_size`` or a ds_config.json, else 1."""
     global_batch_size: int | None = None
-    """Samples of a step on all ranks (GBS = LBS x accumulation x ranks); None: whatever comes out."""
+    """Samples of a step on all replicas (GBS = LBS x accumulation x replicas); None: whatever comes out."""
     accumulation: int = 1
-    """Micro-batches of a step (GAS)."""
+    """Micro-batches of a step (GAS); what a pipeline's schedule orders."""
     dtype: str = "fp32"
     """fp32, tf32, or bf16 and fp16 by autocast or as the strategy does it."""
     checkpointing: Checkpointing = "none"
@@ -124,7 +82,6 @@ class TrainStep(Workload):
     target_loss: float | None = None
     """Loss that the loss build is to reach."""
 
-    metrics: ClassVar[tuple[str, ...]] = _TIMED
     aligned: ClassVar[bool] = False
     yardstick: ClassVar[Yardstick] = "compute"
 
@@ -139,17 +96,48 @@ class TrainStep(Workload):
             raise InvalidParameter(
                 f"num_workers={self.num_workers} with data='synthetic' have nothing to read; choose data='generated'"
             )
-        if self.mesh:
-            MeshShape.parse(self.mesh)
+        for name, value in self.environment.items():
+            if not (name and isinstance(value, str)) or "=" in name:
+                raise InvalidParameter(f"environment: {name}={value!r} is no variable; give its name and a text")
         strategy = self.find_strategy()
         self.find_model()
         self._require_builds(strategy)
-        # Class variables of Workload that depend on the case here: a frozen instance keeps its own.
-        object.__setattr__(self, "process", self._process(strategy))
+        if self.mesh:
+            self.plan(MeshShape.parse(self.mesh))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Of all training steps, of stages or of a rank's parts, of the builds asked for."""
+        parts = (*names.STAGES, "optimizer_ms") if self.staged else names.PARTS
+        data = () if self.data == "synthetic" else ("steps_per_epoch",)
+        builds = (name for build in self.builds for name in names.BUILDS[build] if name not in self.absent())
+        return (*names.TIMED, *parts, "device_utilisation_percent", *data, *builds)
+
+    def absent(self) -> tuple[str, ...]:
+        """Metrics of the builds that this case cannot have."""
+        return ("activations_gib",) if self.staged else ("peak_activations_gib",)
+
+    @property
+    def process(self) -> Process | None:
+        """Processes with the variables asked for and those of the strategy's."""
+        process = self.find_strategy().process
+        return Process(env={**(process.env if process else {}), **self.environment}) if self.environment else process
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """What every optimizer needs, what compiles, and the strategy's."""
         compiler = ("torch._inductor.compile_fx",) if self.compiled else ()
-        object.__setattr__(self, "preload", (*_PRELOAD, *compiler, *strategy.preload))
-        timed = _TIMED if self.data == "synthetic" else (*_TIMED, "steps_per_epoch")
-        object.__setattr__(self, "metrics", (*timed, *(name for build in self.builds for name in _UNTIMED[build])))
+        return (*_PRELOAD, *compiler, *self.find_strategy().preload)
+
+    @property
+    def arrivals(self) -> bool:
+        """Not along a pipeline: a later stage comes later to its first message, and is not late."""
+        return not self.staged
+
+    @property
+    def staged(self) -> bool:
+        """Whether a rank has stages of the model, ordered by a schedule, and not the whole."""
+        return "pp" in MeshShape.parse(self.mesh or "1").names
 
     def _require_choices(self) -> None:
         if self.dtype not in _DTYPES:
@@ -157,16 +145,6 @@ class TrainStep(Workload):
         require_checkpointing(self.checkpointing)
         if not isinstance(self.num_workers, int) or self.num_workers < 0:
             raise InvalidParameter(f"num_workers={self.num_workers!r} is no number of processes; choose 0 or more")
-
-    def _process(self, strategy: Strategy) -> Process | None:
-        """Processes with the variables asked for and those of the strategy's; InvalidParameter for what is no text."""
-        for name, value in self.environment.items():
-            if not (name and isinstance(value, str)) or "=" in name:
-                raise InvalidParameter(f"environment: {name}={value!r} is no variable; give its name and a text")
-        if not self.environment:
-            return strategy.process
-        own = strategy.process.env if strategy.process else {}
-        return Process(env={**own, **self.environment})
 
     def _require_builds(self, strategy: Strategy) -> None:
         purposes = [each for each in get_args(Purpose) if each != "time"]
@@ -211,27 +189,27 @@ class TrainStep(Workload):
 
         Raises InvalidParameter where the batch cannot be spread or the strategy's options contradict the case.
         """
-        strategy, ranks = self.find_strategy(), data_parallel_size(shape)
+        strategy = self.find_strategy()
         strategy.require(shape)
         plan = Plan(
             model=self.find_model(),
             dtype=self.dtype,
-            micro_batch_size=self._micro_batch_size(ranks),
+            micro_batch_size=self._micro_batch_size(shape.replicas),
             accumulation=self.accumulation,
             checkpointing=self.checkpointing,
             compiled=self.compiled,
             learning_rate=self.learning_rate,
             seed=self.seed,
         )
-        strategy.check_plan(plan, ranks)
+        strategy.check_plan(plan, shape)
         return plan
 
-    def _micro_batch_size(self, ranks: int) -> int:
-        """LBS, so that GBS = LBS x GAS x ranks, whether the case or its ds_config.json fixes one of them."""
+    def _micro_batch_size(self, replicas: int) -> int:
+        """LBS, so that GBS = LBS x GAS x replicas, whether the case or its ds_config.json fixes one of them."""
         config = str(self.options.get("config", ""))
         written = ds_config.batch_fields(ds_config.read(config), config) if config else {}
-        spread = self.accumulation * ranks
-        told = f"accumulation {self.accumulation} x {ranks} ranks"
+        spread = self.accumulation * replicas
+        told = f"accumulation {self.accumulation} x {replicas} replicas"
         micro = self.micro_batch_size or written.get(ds_config.MICRO)
         name, total = "global_batch_size", self.global_batch_size
         if total is None and ds_config.GLOBAL in written:
@@ -258,7 +236,7 @@ class TrainStep(Workload):
         plan, model = self.plan(shape), self.find_model()
         if self.data not in ("synthetic", "generated"):
             read(Path(self.data), model)
-        samples = float(plan.micro_batch_size * self.accumulation * data_parallel_size(shape))
+        samples = float(plan.batch_size * shape.replicas)
         counted = Transformer(
             parameters=model.parameters,
             layers=model.layers,
@@ -301,7 +279,9 @@ class TrainStep(Workload):
             strategy=self.strategy,
             overrides=self.overrides,
             options=options,
-            accumulation=min(self.accumulation, 2),
+            # Stages run the very schedule; elsewhere a third micro-batch is as good as the second.
+            accumulation=self.accumulation if self.staged else min(self.accumulation, 2),
+            micro_batch_size=1 if self.staged else 2,
             dtype=self.dtype,
             checkpointing=self.checkpointing,
             compiled=self.compiled,
@@ -313,19 +293,21 @@ class TrainStep(Workload):
         from perfsuite.workloads.training.on_rank import TrainingStep
 
         if isinstance(step, TrainingStep):
-            step.check(self.find_strategy())
+            step.check()
 
-    def open_data(self, rank: Rank, plan: Plan) -> Synthetic | Files:
-        """This rank's batches, in order."""
-        from perfsuite.models.loading import Files, Share, Synthetic
+    def open_data(self, rank: Rank, trainer: Trainer) -> Synthetic | Files | None:
+        """This rank's batches, in order; None where its stages take none.  A collective."""
+        from perfsuite.models.loading import Files, Synthetic
 
-        share = Share(rank=rank.rank, ranks=rank.world_size, micro_batch_size=plan.micro_batch_size)
+        plan = trainer.plan
         if self.data == "synthetic":
-            return Synthetic(plan.model, share, rank.device)
+            return Synthetic(plan.model, trainer.share, rank.device) if trainer.needs_data else None
         dataset = self._dataset(rank, plan.model)
-        batch = plan.micro_batch_size * plan.accumulation * rank.world_size
+        batch = plan.batch_size * rank.shape.replicas
         rank.record("steps_per_epoch", dataset.samples / batch, unit="steps", reduce="equal")
-        return Files(plan.model, dataset, share, rank.device, num_workers=self.num_workers)
+        if not trainer.needs_data:
+            return None
+        return Files(plan.model, dataset, trainer.share, rank.device, num_workers=self.num_workers)
 
     def _dataset(self, rank: Rank, model: Model) -> Dataset:
         if self.data != "generated":

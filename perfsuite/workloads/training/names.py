@@ -1,0 +1,69 @@
+"""Names of the metrics of training steps: of all, of whole models, of stages, and of the builds beside the time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+TIMED = (
+    "step_time_s",
+    "samples_per_s",
+    "samples_per_s_per_device",
+    "tokens_per_s",
+    "tokens_per_s_per_device",
+    "tflops_per_device",
+    "six_n_tflops_per_device",
+    "palm_tflops_per_device",
+    "megatron_tflops_per_device",
+    "colossalai_tflops_per_device",
+    "mfu_percent",
+    "hfu_percent",
+)
+PARTS = (
+    "data_ms",
+    "forward_ms",
+    "backward_ms",
+    "optimizer_ms",
+    "backward_with_optimizer_ms",
+    "remainder_ms",
+)
+"""Of a rank that runs one part after the other."""
+STAGES = (
+    "bubble_ratio",
+    "bubble_to_ideal_ratio",
+    "median_bubble_ratio",
+    "simulated_bubble_ratio",
+    "balanced_bubble_ratio",
+    "in_flight_micro_batches",
+    "warm_up_percent",
+    "steady_percent",
+    "cool_down_percent",
+)
+"""What is read off the timeline of a pipeline."""
+MEMORY = (
+    "weights_gib",
+    "gradients_gib",
+    "optimizer_gib",
+    "activations_gib",  # of one forward, where a rank has the whole model
+    "peak_activations_gib",  # of all micro-batches in flight, where it has stages
+    "peak_gib",
+    "fragmentation_gib",
+    "final_device_gib",
+    "untracked_gib",
+    "final_host_gib",
+    "whole_device_gib",
+)
+BUILDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "memory": MEMORY,
+        "exposed": (
+            "exposed_communication_percent",
+            "exposed_communication_low_percent",
+            "exposed_communication_high_percent",
+            "exposed_kernels_percent",
+        ),
+        "flops": ("counted_tflop",),
+        "loss": ("final_loss", "time_to_target_s"),
+    }
+)
+"""By purpose of the build."""
