@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perfsuite.baselines.renames import result_of_today
 from perfsuite.errors import JournalError
 from perfsuite.metrics import rederive
 from perfsuite.records import SCHEMA, Peaks, Result, from_json, to_json
@@ -172,7 +173,7 @@ def read_journal(path: Path) -> Journal:
     for number, line in enumerate(lines[1:], start=2):
         kind, body = _read_line(path, number, line)
         if kind == "result":
-            result = _decode(path, number, Result, body)
+            result = result_of_today(_decode(path, number, Result, body))
             results[result.case] = dataclasses.replace(result, environment=environment)
             failures.pop(result.case, None)
             interrupted.pop(result.case, None)

@@ -29,6 +29,7 @@ from perfsuite.baselines.baseline import (
 from perfsuite.baselines.decode import decode
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.lock import locked, replace
+from perfsuite.baselines.renames import baseline_of_today
 from perfsuite.baselines.runs import Case, Run, usually_clean
 from perfsuite.baselines.text import Fault, dump, line_of, parse
 from perfsuite.errors import BaselineError, ConfigurationError
@@ -71,7 +72,11 @@ def path_of(folder: Path, hardware: Hardware) -> Path:
 
 
 def read(path: Path) -> Baseline:
-    """The baseline in a file; BaselineError names file, line and reason."""
+    """The baseline in a file, in the names of today; BaselineError names file, line and reason."""
+    return baseline_of_today(_as_stored(path))[0]
+
+
+def _as_stored(path: Path) -> Baseline:
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -270,4 +275,13 @@ def prune_file(
         kept, said = prune(read(path), now=now, older_than_days=older_than_days, case=case, superseded=superseded)
         if said and not dry_run:
             _write(path, kept)
+    return said
+
+
+def rename_file(path: Path, *, dry_run: bool = False) -> tuple[str, ...]:
+    """Write a file in the names of today; one line per case that had others, and no write without any."""
+    with locked(path):
+        renamed, said = baseline_of_today(_as_stored(path))
+        if said and not dry_run:
+            _write(path, renamed)
     return said

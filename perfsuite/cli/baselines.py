@@ -1,4 +1,4 @@
-"""``perfsuite baselines``: look at baseline files, check them, merge and prune them."""
+"""``perfsuite baselines``: look at baseline files, check, merge, prune and rename in them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, moment
+from perfsuite.baselines.runs import plural
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
 from perfsuite.errors import BaselineError, ConfigurationError
 from perfsuite.records import to_json
@@ -37,12 +38,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     prune.add_argument("--older-than", type=float, metavar="DAYS", help="drop runs older than so many days")
     prune.add_argument("--case", default="", metavar="PATTERN", help="drop cases whose id matches this shell pattern")
     prune.add_argument("--superseded", action="store_true", help="drop entries whose case has a newer one")
-    prune.add_argument("--dry-run", action="store_true", help="only say what would go")
+    rename = what.add_parser("rename", help="write files in the names that workloads and parameters have today")
+    rename.add_argument("path", nargs="+", type=Path, metavar="FILE", help="files or folders that are changed")
+    for parser_of in (prune, rename):
+        parser_of.add_argument("--dry-run", action="store_true", help="only say what would change")
 
 
 def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite baselines``."""
-    actions = {"list": _list, "show": _show, "verify": _verify, "merge": _merge, "prune": _prune}
+    actions = {"list": _list, "show": _show, "verify": _verify, "merge": _merge, "prune": _prune, "rename": _rename}
     return actions[options.what](options)
 
 
@@ -154,9 +158,18 @@ def _prune(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _rename(options: argparse.Namespace) -> int:
+    for file in files_in(options.path):
+        said = store.rename_file(file, dry_run=options.dry_run)
+        print(f"{file}: {plural(len(said), 'case')} {'would be ' if options.dry_run else ''}renamed")
+        for line in said:
+            print(f"  {line}")
+    return EXIT_OK
+
+
 COMMAND = Command(
     name="baselines",
-    help="list, show, verify, merge and prune baseline files",
+    help="list, show, verify, merge, prune and rename in baseline files",
     arguments=arguments,
     run=run,
 )
