@@ -78,6 +78,10 @@ from test_correctness.helpers.pipelines import staged
         ({"mesh": "pp2", "model": "latte-l"}, "model latte-l cannot be split into stages"),
         ({"mesh": "pp2", "dtype": "fp16"}, "dtype='fp16' trains no pipeline; choose from fp32, tf32, bf16"),
         (
+            {"mesh": "pp2", "schedule": "zbv", "builds": ("flops",)},
+            "builds: torch counts no operations of backwards in two parts, as schedule zbv has them; leave out 'flops'",
+        ),
+        (
             {"mesh": "pp2", "builds": ("exposed",)},
             "builds: the communication of strategy hybrid cannot be made to do nothing; leave out 'exposed'",
         ),

@@ -24,32 +24,15 @@ from perfsuite.baselines.text import dump
 from perfsuite.cli import main as cli
 from perfsuite.journal import Header, JournalWriter, read_journal
 from perfsuite.records import Result, Work
+from perfsuite.runtime.reference import describe
+from perfsuite.runtime.values import recorded
 from perfsuite.workload import Workload
+from perfsuite.workloads.training.train_step import TrainStep
 
 HARDWARE = Hardware(platform="cpu", fingerprint="cpu-test", key={"cores": 2})
 OLD = "perfsuite.workloads.train_step:TrainStep"
 NODE = "test_perf/test_train_step.py::test_dit[cpu-ws2-ddp]"
-PIPELINE = Rename(
-    old="perfsuite.workloads.training.pipeline_step:PipelineStep",
-    new="perfsuite.workloads.training.train_step:TrainStep",
-    moved={
-        "schedule": "options.schedule",
-        "stages_per_rank": "options.stages_per_rank",
-        "num_micro_batches": "accumulation",
-    },
-    unless_null=frozenset({"stages_per_rank"}),
-    added={
-        "strategy": "hybrid",
-        "checkpointing": "none",
-        "compiled": False,
-        "data": "synthetic",
-        "dataset_samples": 704,
-        "num_workers": 0,
-        "environment": {},
-        "loss_steps": 20,
-        "target_loss": None,
-    },
-)
+PIPELINE = next(rename for rename in RENAMES if rename.old.endswith(":PipelineStep"))
 """A workload that became a choice of another one."""
 KEPT = {
     "mesh": "pp2-dp2",
@@ -91,7 +74,7 @@ def test_a_renamed_workload_ends_at_one_that_there_is_with_the_parameters_that_i
     assert added <= fields
 
 
-@pytest.mark.parametrize("rename", [*RENAMES, PIPELINE], ids=lambda rename: rename.old)
+@pytest.mark.parametrize("rename", RENAMES, ids=lambda rename: rename.old)
 def test_what_a_row_adds_is_plain_json(rename):
     assert json.loads(json.dumps(dict(rename.added))) == dict(rename.added)
 
@@ -102,11 +85,10 @@ def test_what_a_row_adds_is_plain_json(rename):
 )
 def test_a_workload_that_became_a_choice_of_another_one(stages_per_rank, options):
     stored = {**KEPT, "schedule": "1f1b", "num_micro_batches": 8, "stages_per_rank": stages_per_rank}
-    renames = (*RENAMES, PIPELINE)
-    name, parameters = names_of_today("perfsuite.workloads.pipeline_step:PipelineStep", stored, renames)
+    name, parameters = names_of_today("perfsuite.workloads.pipeline_step:PipelineStep", stored)
     assert name == PIPELINE.new
     assert parameters == {**KEPT, **PIPELINE.added, "accumulation": 8, "options": options}
-    assert names_of_today(name, parameters, renames) == (name, parameters), "renamed twice is renamed once"
+    assert names_of_today(name, parameters) == (name, parameters), "renamed twice is renamed once"
 
 
 def test_a_parameter_that_a_workload_gained_stands_for_its_default_where_it_is_not_stored():
@@ -202,3 +184,10 @@ def test_an_old_journal_is_read_in_the_names_of_today(tmp_path):
     writer.close()
     assert read_journal(writer.path).results == {NODE: result_of_today(old)}
     assert result_of_today(old) != old
+
+
+def test_a_stored_pipeline_is_the_training_step_that_runs_today():
+    old = {**KEPT, "schedule": "zbv", "stages_per_rank": 2, "num_micro_batches": 8}
+    options = {"schedule": "zbv", "stages_per_rank": 2}
+    today = TrainStep(strategy="hybrid", options=options, accumulation=8, **{**KEPT, "builds": ("memory",)})
+    assert names_of_today(PIPELINE.old, old) == (describe(today), recorded(today.parameters()))

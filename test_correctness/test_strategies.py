@@ -59,6 +59,18 @@ def test_meshes_that_do_not_fit_are_refused(name, mesh, message):
         find(name).require(MeshShape.parse(mesh))
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.at:All", "strategy 'nowhere.at:All': nowhere.at cannot be imported"),
+        ("perfsuite.mesh:MeshShape", "strategy 'perfsuite.mesh:MeshShape' is no subclass of"),
+    ],
+)
+def test_a_strategy_of_somebody_else_has_to_be_one(name, message):
+    with pytest.raises(InvalidParameter, match=message):
+        find(name)
+
+
 def test_data_axes_multiply():
     find("fsdp").require(MeshShape.parse("dp_replicate2-dp_shard4"))
     assert MeshShape.parse("dp_replicate2-dp_shard4").replicas == 8

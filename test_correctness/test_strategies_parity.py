@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
 
+from perfsuite.errors import WrongResult
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.strategies import STRATEGIES
 from perfsuite.workload import Budget
 from perfsuite.workloads.training.parity import TrainParity
 
 ROOT = Path(__file__).parent.parent
+DOCUMENT = ROOT / "docs" / "add-a-strategy.md"
 ONCE = Budget(smoke=True, timeout_s=120.0)
 MODELS = ("gpt2", "llama2-70b", "latte-l", "opensora")
 DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
@@ -62,11 +66,22 @@ def test_options_change_no_result(driver, world_size, strategy, case):
     assert error <= (2e-2 if loose else 1e-5)
 
 
+def test_the_documented_strategy_of_somebody_else(driver, tmp_path, monkeypatch):
+    files = dict(re.findall(r"^```python\n# file: (\S+)\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL))
+    (tmp_path / "late.py").write_text(files["late.py"])
+    (tmp_path / "deaf.py").write_text(files["late.py"].replace("parameter.grad /= dist.get_world_size(group)", "pass"))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert parity(driver, 2, model="gpt2", strategy="late:Late", accumulation=2) <= 1e-5
+    with pytest.raises(WrongResult, match=r"gradient of .* under deaf:Late on mesh dp2, accumulation 1"):
+        parity(driver, 2, model="gpt2", strategy="deaf:Late")
+    assert 'strategy="late:Late"' in files["test_late.py"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero_redundancy", "zero0", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"single", "hybrid"}))
 def test_the_grid_in_full_precision(driver, strategy, model, world_size, accumulation):
     needs_deepspeed(strategy)
     assert parity(driver, world_size, model=model, strategy=strategy, accumulation=accumulation) <= 1e-5
@@ -74,7 +89,7 @@ def test_the_grid_in_full_precision(driver, strategy, model, world_size, accumul
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "zero_redundancy", "zero0", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"hybrid"}))
 def test_the_grid_in_half_precision(driver, strategy, model):
     needs_deepspeed(strategy)
     ranks = 1 if strategy == "single" else 2

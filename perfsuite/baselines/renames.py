@@ -63,7 +63,27 @@ def _moved_module(old: str, new: str, workload: str) -> Rename:
 RENAMES: tuple[Rename, ...] = (
     _moved_module("train_step", "training.train_step", "TrainStep"),
     _moved_module("largest_batch", "training.largest_batch", "LargestBatch"),
-    _moved_module("pipeline_step", "training.pipeline_step", "PipelineStep"),
+    Rename(
+        old="perfsuite.workloads.pipeline_step:PipelineStep",
+        new="perfsuite.workloads.training.train_step:TrainStep",
+        moved={
+            "schedule": "options.schedule",
+            "stages_per_rank": "options.stages_per_rank",
+            "num_micro_batches": "accumulation",
+        },
+        unless_null=frozenset({"stages_per_rank"}),
+        added={
+            "strategy": "hybrid",
+            "checkpointing": "none",
+            "compiled": False,
+            "data": "synthetic",
+            "dataset_samples": 704,
+            "num_workers": 0,
+            "environment": {},
+            "loss_steps": 20,
+            "target_loss": None,
+        },
+    ),
     _moved_module("emulated_pipeline", "training.emulated_pipeline", "EmulatedPipeline"),
 )
 """Every change, oldest first: a run passes through all that came after it."""

@@ -67,6 +67,11 @@ class Schedule:
         return self.ranks * self.stages_per_rank
 
     @property
+    def splits_backwards(self) -> bool:
+        """Whether some backward is two actions: the gradient of the input, and that of the weights."""
+        return any(action.kind == "backward_input" for order in self.orders for action in order)
+
+    @property
     def num_actions(self) -> int:
         """Actions on all ranks."""
         return sum(len(order) for order in self.orders)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -36,18 +37,33 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
 
 
 def find(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
-    """The strategy of this name with some of its options set.
+    """The strategy of this name, or ``module:Class`` of somebody else's, with some of its options set.
 
     Raises InvalidParameter for a name or option that there is not, and for options that contradict each other.
     """
-    if name not in STRATEGIES:
+    strategy = _imported(name) if ":" in name else STRATEGIES.get(name)
+    if strategy is None:
         near = difflib.get_close_matches(name, STRATEGIES, n=3, cutoff=0.4) or list(STRATEGIES)
         raise InvalidParameter(f"strategy {name!r} is unknown; did you mean {' or '.join(near)}?")
     if not options:
-        return STRATEGIES[name]
-    known = [each.name for each in dataclasses.fields(STRATEGIES[name]) if each.name != "stage"]
+        return strategy
+    known = [field.name for field in dataclasses.fields(strategy) if field.name != "stage"]
     unknown = sorted(set(options) - set(known))
     if unknown:
         has = f"it has {', '.join(known)}" if known else "it has none"
         raise InvalidParameter(f"strategy {name} has no option {', '.join(unknown)}; {has}")
-    return dataclasses.replace(STRATEGIES[name], **options)
+    return dataclasses.replace(strategy, **options)
+
+
+def _imported(name: str) -> Strategy:
+    """Somebody else's strategy with its default options; InvalidParameter where there is none."""
+    module, _, attribute = name.partition(":")
+    try:
+        maker = getattr(importlib.import_module(module), attribute, None)
+    except ImportError as error:
+        raise InvalidParameter(
+            f"strategy {name!r}: {module} cannot be imported ({error}); put it on sys.path"
+        ) from None
+    if not (isinstance(maker, type) and issubclass(maker, Strategy)):
+        raise InvalidParameter(f"strategy {name!r} is no subclass of perfsuite.strategies.Strategy; name one")
+    return maker()

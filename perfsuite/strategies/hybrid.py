@@ -54,9 +54,7 @@ class Hybrid(Strategy):
         if plan.compiled:
             raise InvalidParameter("compiled blocks cannot be cut into stages; leave compiled out")
         schedule = self.find_schedule(shape, plan.accumulation)
-        if plan.checkpointing != "none" and any(
-            action.kind == "backward_input" for order in schedule.orders for action in order
-        ):
+        if plan.checkpointing != "none" and schedule.splits_backwards:
             raise InvalidParameter(
                 f"checkpointing={plan.checkpointing!r} computes blocks again in a backward, which schedule "
                 f"{self.schedule} splits; leave it out, or choose a schedule with whole backwards such as 1f1b"

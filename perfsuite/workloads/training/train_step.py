@@ -44,7 +44,7 @@ class TrainStep(Workload):
     model: str
     """Name of a configuration: gpt2, llama2-7b, latte-l, opensora, ..."""
     strategy: str = "single"
-    """single, ddp, fsdp, zero_redundancy, DeepSpeed's zero0 to zero3, or hybrid for a mesh with stages."""
+    """single, ddp, fsdp, zero_redundancy, zero0 to zero3, hybrid for a mesh with stages, or ``module:Class``."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the configuration to replace, such as ``sequence_length``."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class TrainStep(Workload):
         self.find_model()
         self._require_builds(strategy)
         if self.mesh:
-            self.plan(MeshShape.parse(self.mesh))
+            self._require_mesh(MeshShape.parse(self.mesh))
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -159,6 +159,15 @@ class TrainStep(Workload):
         if "flops" in self.builds and self.compiled:
             raise InvalidParameter(
                 "builds: torch counts no operations of compiled blocks; leave out 'flops' or compiled"
+            )
+
+    def _require_mesh(self, shape: MeshShape) -> None:
+        self.plan(shape)
+        schedule = self.find_strategy().find_schedule(shape, self.accumulation)
+        if "flops" in self.builds and schedule is not None and schedule.splits_backwards:
+            raise InvalidParameter(
+                f"builds: torch counts no operations of backwards in two parts, as schedule {schedule.name} has them; "
+                "leave out 'flops' or choose a schedule with whole backwards such as 1f1b"
             )
 
     # -- what the case is ----------------------------------------------------------------------------------------
