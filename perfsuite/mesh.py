@@ -116,10 +116,10 @@ class MeshShape:
         """Where ``rank`` stands: its index along each axis."""
         if not 0 <= rank < self.world_size:
             raise InvalidParameter(f"rank {rank} is not in mesh {self}; it has ranks 0 to {self.world_size - 1}")
-        found = {}
+        place = {}
         for name, size in reversed(self.axes):
-            rank, found[name] = divmod(rank, size)
-        return {name: found[name] for name in self.names}
+            rank, place[name] = divmod(rank, size)
+        return {name: place[name] for name in self.names}
 
     def rank_of(self, coordinates: dict[str, int]) -> int:
         """The rank at these coordinates; axes left out count as 0."""

@@ -242,7 +242,7 @@ class Workload(ABC):
     def parameters(self) -> dict[str, Any]:
         """Fields by name, as they travel to the ranks and into the record."""
         described: Any = self  # a Workload is a dataclass by contract, which its base class cannot say
-        return {each.name: getattr(self, each.name) for each in dataclasses.fields(described)}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(described)}
 
 
 def as_step(made: object, maker: str) -> Step:

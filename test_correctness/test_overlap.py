@@ -18,7 +18,7 @@ from perfsuite.reports.tables.styles import STYLES
 from perfsuite.runtime.driver import Job
 from perfsuite.workload import Budget
 from perfsuite.workloads.training import overlap
-from perfsuite.workloads.training.overlap import Kernel, exposed_share, kernels_of, record_kernels
+from perfsuite.workloads.training.overlap import Kernel, kernels_of, record_kernels, uncovered_share
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import scripted_driver
 from test_correctness.helpers.report_runs import run, table, trained
@@ -47,7 +47,7 @@ def test_the_share_is_that_of_the_moments_when_only_communication_ran(kernels):
         running = [each for each in kernels if each.start_ns <= moment < each.end_ns]
         alone += bool(running) and all(each.communicates("XCCL") for each in running)
     known = any(each.communicates("xccl") for each in kernels)
-    assert exposed_share(kernels, "xccl") == (pytest.approx(alone / (last - first)) if known else None)
+    assert uncovered_share(kernels, "xccl") == (pytest.approx(alone / (last - first)) if known else None)
 
 
 def event(name, device, start=0, marked=False):

@@ -36,7 +36,7 @@ def find(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
         raise InvalidParameter(f"model {name!r} is unknown; did you mean {' or '.join(near)}?")
     if not overrides:
         return MODELS[name]
-    known = [each.name for each in dataclasses.fields(MODELS[name]) if each.name != "name"]
+    known = [field.name for field in dataclasses.fields(MODELS[name]) if field.name != "name"]
     unknown = sorted(set(overrides) - set(known))
     if unknown:
         raise InvalidParameter(f"model {name} has no field {', '.join(unknown)}; it has {', '.join(known)}")
@@ -57,7 +57,7 @@ def stated(parameters: Mapping[str, Any], tp: int = 1) -> dict[str, Any]:
         model = find(str(name), overrides if isinstance(overrides, Mapping) else None).split(tp)
     except (PerfsuiteError, TypeError):
         return {}
-    found = {"hidden_size": model.width, "num_heads": model.heads, "num_layers": model.layers}
+    facts = {"hidden_size": model.width, "num_heads": model.heads, "num_layers": model.layers}
     if model.vocabulary:
-        found.update(sequence_length=model.tokens_per_sample, vocabulary=model.vocabulary)
-    return found
+        facts.update(sequence_length=model.tokens_per_sample, vocabulary=model.vocabulary)
+    return facts

@@ -71,9 +71,9 @@ def generate(model: Model, directory: Path, samples: int) -> Dataset:
     It appears under its name only once it is whole: whoever else writes the same meanwhile loses nothing.
     """
     with contextlib.suppress(InvalidParameter):
-        found = read(directory, model)
-        if found.samples == samples:
-            return found
+        dataset = read(directory, model)
+        if dataset.samples == samples:
+            return dataset
     directory.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=directory.name, dir=directory.parent))
     tables = [_write(part, draft, samples, seed) for seed, part in enumerate(_stored(model))]
@@ -124,7 +124,7 @@ def read(directory: Path, model: Model) -> Dataset:
     index = directory / INDEX
     try:
         described = json.loads(index.read_text())
-        tables = tuple(Table(**{**each, "shape": tuple(each["shape"])}) for each in described["parts"])
+        tables = tuple(Table(**{**part, "shape": tuple(part["shape"])}) for part in described["parts"])
         samples = int(described["samples"])
     except OSError as error:
         raise InvalidParameter(f"{index} cannot be read: {error.strerror}; a data set needs it") from None
@@ -142,9 +142,9 @@ def read(directory: Path, model: Model) -> Dataset:
 
 
 def _check(part: Part, tables: tuple[Table, ...], directory: Path, model: Model) -> None:
-    table = next((each for each in tables if each.name == part.name), None)
+    table = next((table for table in tables if table.name == part.name), None)
     if table is None:
-        there = ", ".join(each.name for each in tables) or "none"
+        there = ", ".join(table.name for table in tables) or "none"
         raise InvalidParameter(
             f"data set {directory} has no part {part.name!r}, which model {model.name} needs; it has {there}"
         )

@@ -89,7 +89,7 @@ class PictureEncoder:
     @property
     def parameters(self) -> int:
         """Convolutions with biases, two numbers per normed channel, and one attention of 4 c^2 + 4 c."""
-        convolutions = sum(each.into * each.out * each.kernel**2 + each.out for each in self.convolutions())
+        convolutions = sum(layer.into * layer.out * layer.kernel**2 + layer.out for layer in self.convolutions())
         last = self.channels[-1]
         normed = 0
         for level, out in enumerate(self.channels):
@@ -100,7 +100,8 @@ class PictureEncoder:
     def forward_flops(self, side: int) -> float:
         """Operations for one picture of ``side`` x ``side`` pixels, 2mkn for every product."""
         total = sum(
-            2.0 * each.into * each.out * each.kernel**2 * (side // each.shrink) ** 2 for each in self.convolutions()
+            2.0 * layer.into * layer.out * layer.kernel**2 * (side // layer.shrink) ** 2
+            for layer in self.convolutions()
         )
         places, last = (side // SHRINK) ** 2, self.channels[-1]
         return total + 8.0 * places * last**2 + 4.0 * places**2 * last
@@ -151,10 +152,10 @@ def find_encoders(name: str, owner: str, caption_width: int) -> Encoders | None:
         return None
     if name not in ENCODERS:
         raise InvalidParameter(f"encoders={name!r} of model {owner} are unknown; choose none, {', '.join(ENCODERS)}")
-    found = ENCODERS[name]
-    if found.text.width != caption_width:
+    encoders = ENCODERS[name]
+    if encoders.text.width != caption_width:
         raise InvalidParameter(
-            f"encoders={name!r} make words of {found.text.width} features, model {owner} takes "
+            f"encoders={name!r} make words of {encoders.text.width} features, model {owner} takes "
             f"caption_width={caption_width}; make them equal"
         )
-    return found
+    return encoders

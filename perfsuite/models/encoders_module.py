@@ -54,7 +54,8 @@ class _TextLayer(nn.Module):
         """(B, M, D) and the (1, heads, M, M) bias of the scores to (B, M, D)."""
         normed = self.norm(x)
         q, k, v = (
-            each(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.query, self.key, self.value)
+            project(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
         )
         # T5's scores are not scaled: its initial values do that.
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.type_as(q), scale=1.0)
@@ -117,7 +118,7 @@ class _Mixing(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         places = self.norm(x).flatten(2).transpose(1, 2)
-        q, k, v = (each(places)[:, None] for each in (self.query, self.key, self.value))
+        q, k, v = (project(places)[:, None] for project in (self.query, self.key, self.value))
         mixed: torch.Tensor = self.project(F.scaled_dot_product_attention(q, k, v)[:, 0])
         return x + mixed.transpose(1, 2).reshape(x.shape)
 

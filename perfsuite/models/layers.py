@@ -73,10 +73,10 @@ def attend(
     ``key`` and ``value`` may be narrower: then several heads of the query share one of theirs (grouped queries).
     """
     features = query.shape[-1] // heads
-    q, k, v = (_split(each, features).transpose(1, 2) for each in (query, key, value))
+    q, k, v = (_split(x, features).transpose(1, 2) for x in (query, key, value))
     if k.shape[1] != heads:
         # Repeated instead of enable_gqa=True: several backends of torch's attention know only equal numbers of heads.
-        k, v = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (k, v))
+        k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
 
 

@@ -160,9 +160,9 @@ class Trainer:
         parameters = list(self.module.parameters())
         states = self.states().values()
         return {
-            "weights": [local(each) for each in (*parameters, *self.module.buffers())],
-            "gradients": [local(each.grad) for each in parameters if each.grad is not None],
-            "optimizer": [local(each) for state in states for each in state.values() if torch.is_tensor(each)],
+            "weights": [local(tensor) for tensor in (*parameters, *self.module.buffers())],
+            "gradients": [local(parameter.grad) for parameter in parameters if parameter.grad is not None],
+            "optimizer": [local(tensor) for state in states for tensor in state.values() if torch.is_tensor(tensor)],
         }
 
     def states(self) -> Mapping[Any, Mapping[str, Any]]:
@@ -222,7 +222,7 @@ def new_whole_module(rank: Rank, plan: Plan) -> TrainingModule:
 
 def make_optimizer(module: nn.Module, plan: Plan) -> torch.optim.Optimizer:
     """AdamW over what is trained."""
-    trained = [each for each in module.parameters() if each.requires_grad]
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(trained, lr=plan.learning_rate)
 
 
@@ -235,7 +235,7 @@ def use_reentrant_checkpoints(module: TrainingModule) -> None:
 
 def _require_compiler(device: torch.device) -> None:
     named = os.environ.get("CXX", "")
-    if device.type == "cpu" and not any(shutil.which(each) for each in (named, "g++", "clang++") if each):
+    if device.type == "cpu" and not any(shutil.which(compiler) for compiler in (named, "g++", "clang++") if compiler):
         raise UnsupportedCase("torch.compile for cpu needs a C++ compiler (CXX, g++ or clang++); none was found")
     from torch._inductor.codegen.common import get_scheduling_for_device, init_backend_registration
 

@@ -40,7 +40,7 @@ class ZeroRedundancy(Strategy):
         module = new_whole_module(rank, plan)
         unit = ddp.wrap(module, rank, ddp.Ddp(bucket_mib=self.bucket_mib))
         optimizer: Any = ZeroRedundancyOptimizer(
-            [each for each in module.parameters() if each.requires_grad],
+            [parameter for parameter in module.parameters() if parameter.requires_grad],
             optimizer_class=torch.optim.AdamW,
             process_group=rank.group(),
             lr=plan.learning_rate,

@@ -71,7 +71,7 @@ class AllGather(Collective):
 
     def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
         """The parts in rank order."""
-        return [Segment(rank=each, start=0, length=count // ranks) for each in range(ranks)]
+        return [Segment(rank=peer, start=0, length=count // ranks) for peer in range(ranks)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class AllToAll(Collective):
     def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
         """From each rank the part meant for this one."""
         part = count // ranks
-        return [Segment(rank=each, start=rank * part, length=part) for each in range(ranks)]
+        return [Segment(rank=peer, start=rank * part, length=part) for peer in range(ranks)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class AllToAllUneven(Collective):
         """From each rank the split meant for this one."""
         splits = self.splits(count, ranks)
         start = sum(splits[:rank])
-        return [Segment(rank=each, start=start, length=splits[rank]) for each in range(ranks)]
+        return [Segment(rank=peer, start=start, length=splits[rank]) for peer in range(ranks)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +231,7 @@ class Gather(Collective):
 
     def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
         """The parts in rank order on the root."""
-        parts = [Segment(rank=each, start=0, length=count // ranks) for each in range(ranks)]
+        parts = [Segment(rank=peer, start=0, length=count // ranks) for peer in range(ranks)]
         return parts if rank == ROOT else []
 
 

@@ -142,13 +142,13 @@ class Collective(Workload):
             raise WrongResult(f"dtype of {self} on rank {rank.rank}", expected=str(dtype), got=str(output.dtype))
         start = 0
         for segment in self.expected(step.count, rank.world_size, rank.rank):
-            found = difference(output[start : start + segment.length], step.values(segment))
-            if found:
+            wrong = difference(output[start : start + segment.length], step.values(segment))
+            if wrong:
                 raise WrongResult(
-                    f"{self} on rank {rank.rank} of {rank.world_size}, element {start + found.index} "
-                    f"({found.wrong} wrong in elements {start} to {start + segment.length - 1})",
-                    expected=found.expected,
-                    got=found.got,
+                    f"{self} on rank {rank.rank} of {rank.world_size}, element {start + wrong.index} "
+                    f"({wrong.wrong} wrong in elements {start} to {start + segment.length - 1})",
+                    expected=wrong.expected,
+                    got=wrong.got,
                 )
             start += segment.length
 

@@ -53,13 +53,13 @@ class _Streaming(Workload):
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless every element of the target is right."""
         assert isinstance(step, StreamingStep)
-        found = difference(step.target, self.expected())
-        if found:
+        wrong = difference(step.target, self.expected())
+        if wrong:
             raise WrongResult(
-                f"{type(self).__name__} of {format_bytes(self.buffer_bytes)}, element {found.index} "
-                f"({found.wrong} are wrong)",
-                expected=found.expected,
-                got=found.got,
+                f"{type(self).__name__} of {format_bytes(self.buffer_bytes)}, element {wrong.index} "
+                f"({wrong.wrong} are wrong)",
+                expected=wrong.expected,
+                got=wrong.got,
             )
 
 

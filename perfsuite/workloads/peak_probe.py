@@ -107,7 +107,7 @@ class PeakProbe(Workload):
             whole = gb_per_s(moved, _fastest_s([functools.partial(kernel, *buffers)]))
             self._record(rank, f"{name} of {size // MIB} MiB on {cores} threads", whole)
             if cores > 1:
-                rate = gb_per_s(moved, _fastest_s([functools.partial(kernel, *each) for each in parts]))
+                rate = gb_per_s(moved, _fastest_s([functools.partial(kernel, *part) for part in parts]))
                 self._record(rank, f"{name} of {size // MIB} MiB on {cores} x one thread", rate)
 
     def _record(self, rank: Rank, name: str, rate: float) -> None:
@@ -135,20 +135,20 @@ def _fastest_s(runs: Sequence[Callable[[], Any]]) -> float:
     import torch
 
     with contextlib.ExitStack() as after:
-        each: Callable[..., Iterable[tuple[float, float]]] = map
+        run_all: Callable[..., Iterable[tuple[float, float]]] = map
         if len(runs) > 1:
             after.callback(torch.set_num_threads, _cores())  # a thread sets its own number, but MKL's for all
-            each = after.enter_context(ThreadPoolExecutor(len(runs), "", torch.set_num_threads, (1,))).map
+            run_all = after.enter_context(ThreadPoolExecutor(len(runs), "", torch.set_num_threads, (1,))).map
         started_s = time.perf_counter()
-        times_s = [_window_s(each, runs, 1) for _ in range(2)]
+        times_s = [_window_s(run_all, runs, 1) for _ in range(2)]
         repeats = max(1, math.ceil(_WINDOW_S / min(times_s)))
         while len(times_s) < _WINDOWS and time.perf_counter() < started_s + _ENOUGH_S:
-            times_s.append(_window_s(each, runs, repeats) / repeats)
+            times_s.append(_window_s(run_all, runs, repeats) / repeats)
         return min(times_s)
 
 
 def _window_s(
-    each: Callable[..., Iterable[tuple[float, float]]], runs: Sequence[Callable[[], Any]], repeats: int
+    run_all: Callable[..., Iterable[tuple[float, float]]], runs: Sequence[Callable[[], Any]], repeats: int
 ) -> float:
     """Seconds from the first start to the last end of all kernels, each run ``repeats`` times."""
     ready = threading.Barrier(len(runs))
@@ -160,5 +160,5 @@ def _window_s(
             run()
         return start_s, time.perf_counter()
 
-    stamps = list(each(window, runs))
+    stamps = list(run_all(window, runs))
     return max(end for _, end in stamps) - min(start for start, _ in stamps)

@@ -22,16 +22,17 @@ _DTYPE_SECTIONS = ("bf16", "fp16")
 def read(path: str) -> dict[str, Any]:
     """The object in the file; raises InvalidParameter that names the file and what is wrong with it."""
     try:
-        found = json.loads(Path(path).read_text())
+        settings = json.loads(Path(path).read_text())
     except OSError as error:
         raise InvalidParameter(
             f"config={path!r} cannot be read: {error.strerror}; give a DeepSpeed JSON file"
         ) from None
     except ValueError as error:
         raise InvalidParameter(f"config={path!r} is no JSON: {error}; give a DeepSpeed JSON file") from None
-    if not isinstance(found, dict):
-        raise InvalidParameter(f"config={path!r} holds {type(found).__name__}, not an object of DeepSpeed's settings")
-    return found
+    if not isinstance(settings, dict):
+        kind = type(settings).__name__
+        raise InvalidParameter(f"config={path!r} holds {kind}, not an object of DeepSpeed's settings")
+    return settings
 
 
 def batch_fields(config: Mapping[str, Any], path: str) -> dict[str, int]:

@@ -38,7 +38,7 @@ def build_engine(rank: Rank, plan: Plan, options: Zero) -> ZeroTrainer:
     deepspeed.init_distributed(dist_init_required=False)
     module = _spread_module(rank, plan, settings) if options.stage == 3 else new_whole_module(rank, plan)
     written = ds_config.read(options.config) if options.config else {}
-    trained = [each for each in module.parameters() if each.requires_grad]
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     make = torch.optim.AdamW
     if options.offload_optimizer and rank.device.type != "cpu":
         make = deepspeed.ops.adam.DeepSpeedCPUAdam
@@ -105,17 +105,19 @@ class ZeroTrainer(Trainer):
 
         The wide copies of the parameters that stages 1 to 3 step are counted as optimizer, as they are spread with it.
         """
-        found = super().tensors()
+        tensors = super().tensors()
         engine: Any = self.unit.optimizer
         parameters: list[Any] = list(self.module.parameters())
-        spread = [each.ds_tensor for each in parameters if getattr(each, "ds_tensor", None) is not None]
+        spread = [parameter.ds_tensor for parameter in parameters if getattr(parameter, "ds_tensor", None) is not None]
         if spread:
-            found["weights"] = [*spread, *self.module.buffers()]
+            tensors["weights"] = [*spread, *self.module.buffers()]
         averaged = getattr(engine, "averaged_gradients", None) or {}
-        found["gradients"] += [each for group in averaged.values() for each in group or [] if each is not None]
+        tensors["gradients"] += [
+            gradient for group in averaged.values() for gradient in group or [] if gradient is not None
+        ]
         for place in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
-            found["optimizer"] += list(getattr(engine, place, None) or [])
-        return found
+            tensors["optimizer"] += list(getattr(engine, place, None) or [])
+        return tensors
 
     def close(self) -> None:
         """Free the engine's buffers and hooks first."""

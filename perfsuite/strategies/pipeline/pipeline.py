@@ -120,7 +120,7 @@ class Pipeline:
             raise RuntimeError(
                 f"schedule {self.schedule.name}: {self.watch.doing} failed: {type(cause).__name__}: {cause!s:.300}"
             ) from cause
-        return torch.stack([each.detach() for each in losses]).sum() if self.last else None
+        return torch.stack([loss.detach() for loss in losses]).sum() if self.last else None
 
     def exchange(self, gradient: torch.Tensor, *, between: tuple[int, int]) -> None:
         """Add up ``gradient`` over the two ranks of the pipeline that hold a copy of one parameter; both call it."""

@@ -26,7 +26,7 @@ class Usage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Largest:
     """The end of a search."""
 
     batch: int
@@ -38,11 +38,11 @@ class Found:
     """The search ended at the largest batch that it may try, which fits."""
 
 
-def by_doubling(fits: Callable[[int], bool], most: int) -> Found:
+def by_doubling(fits: Callable[[int], bool], most: int) -> Largest:
     """Double until a batch does not fit, then bisect; ``fits`` is asked about 1 to ``most``, each once.
 
     >>> by_doubling(lambda batch: batch <= 11, most=64)  # 1 2 4 8 16, 12, 10, 11
-    Found(batch=11, tries=8, predicted_bytes=None, limited=False)
+    Largest(batch=11, tries=8, predicted_bytes=None, limited=False)
     """
     good, bad, tries = 0, 1, 0
     while bad <= most:
@@ -54,7 +54,7 @@ def by_doubling(fits: Callable[[int], bool], most: int) -> Found:
         middle = (good + bad) // 2
         tries += 1
         good, bad = (middle, bad) if fits(middle) else (good, middle)
-    return Found(batch=good, tries=tries, limited=good == most)
+    return Largest(batch=good, tries=tries, limited=good == most)
 
 
 @dataclass(kw_only=True)
@@ -86,7 +86,7 @@ class _Seen:
         ]
 
 
-def by_prediction(measure: Callable[[int], Usage], budget_bytes: float, most: int) -> Found:
+def by_prediction(measure: Callable[[int], Usage], budget_bytes: float, most: int) -> Largest:
     """Try 1 and 2, then only batches whose peak is predicted to stay within the budget, until one more would not.
 
     The peak is taken to grow by the sample as it did between the last two batches.  What was found was tried: its peak
@@ -94,7 +94,7 @@ def by_prediction(measure: Callable[[int], Usage], budget_bytes: float, most: in
 
     >>> line = lambda batch: Usage(peak_bytes=100 + 10.0 * batch, activation_bytes=8.0 * batch)
     >>> by_prediction(line, budget_bytes=455, most=1000)  # 1, 2, 4, then 35 at once: 450 bytes
-    Found(batch=35, tries=4, predicted_bytes=450.0, limited=False)
+    Largest(batch=35, tries=4, predicted_bytes=450.0, limited=False)
     """
     seen = _Seen(budget_bytes=budget_bytes, usages={1: measure(1)})
     predicted: float | None = None
@@ -105,7 +105,7 @@ def by_prediction(measure: Callable[[int], Usage], budget_bytes: float, most: in
     while True:
         good, bad, slopes = seen.good, seen.bad, seen.slopes()
         if not slopes or bad == good + 1 or good == most:
-            return Found(
+            return Largest(
                 batch=good,
                 tries=len(seen.usages),
                 predicted_bytes=predicted if good > 1 else None,
@@ -117,7 +117,7 @@ def by_prediction(measure: Callable[[int], Usage], budget_bytes: float, most: in
         next_one = 2 * good if bad is None else (good + bad) // 2  # towards bad the peak bends upwards
         target = min(reach, most if straight and bad is None else next_one, most)
         if target <= good:
-            return Found(batch=good, tries=len(seen.usages), predicted_bytes=predicted)
+            return Largest(batch=good, tries=len(seen.usages), predicted_bytes=predicted)
         guess = peak + (target - good) * slopes[-1]
         seen.usages[target] = measure(target)
         if seen.good == target:

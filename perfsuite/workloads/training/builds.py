@@ -20,8 +20,7 @@ from perfsuite.statistics.student import ratio_interval
 from perfsuite.workload import Rank, Step
 from perfsuite.workloads.training.memory import MemoryStep, Observed
 from perfsuite.workloads.training.on_rank import TrainingStep
-from perfsuite.workloads.training.overlap import exposed_share as exposed_kernels
-from perfsuite.workloads.training.overlap import record_kernels
+from perfsuite.workloads.training.overlap import record_kernels, uncovered_share
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -77,7 +76,7 @@ class ExposedStep(Observed):
 
         clock = self._clock()
         kernels = record_kernels(real.run, lambda: clock.wait(clock.stamp()))
-        share = exposed_kernels(kernels, dist.get_backend(self.rank.group()))
+        share = uncovered_share(kernels, dist.get_backend(self.rank.group()))
         if share is not None:
             self.rank.record("exposed_kernel_share", share, reduce="mean")
 

@@ -17,7 +17,7 @@ from perfsuite.records import Measurement, Record
 from perfsuite.units import gib
 from perfsuite.workload import Probe, Rank, Step, Workload
 from perfsuite.workloads.training import names
-from perfsuite.workloads.training.batch_search import Found, Usage, by_doubling, by_prediction
+from perfsuite.workloads.training.batch_search import Largest, Usage, by_doubling, by_prediction
 from perfsuite.workloads.training.train_step import TrainStep
 
 if TYPE_CHECKING:
@@ -70,35 +70,35 @@ class LargestBatch(TrainStep):
 
         first = look(1)
         if all(rank.device == "cpu" for rank in first.ranks):
-            found = self._within_budget(look, first)
+            largest = self._within_budget(look, first)
         else:
-            found = by_doubling(lambda batch: batch == 1 or _fits(look, batch), self.most)
-        return self._at(found.batch), (*self._records(found), *tried[found.batch].values())
+            largest = by_doubling(lambda batch: batch == 1 or _fits(look, batch), self.most)
+        return self._at(largest.batch), (*self._records(largest), *tried[largest.batch].values())
 
     def _at(self, batch: int) -> LargestBatch:
         return dataclasses.replace(self, micro_batch_size=batch)
 
-    def _within_budget(self, look: Any, first: Measurement) -> Found:
+    def _within_budget(self, look: Any, first: Measurement) -> Largest:
         budget = self.memory_budget_bytes
         if budget is None:
             raise InvalidParameter(
                 "memory_budget_bytes=None on a CPU, whose memory the kernel shares out by killing; give bytes per rank"
             )
-        found = by_prediction(lambda batch: _usage(first if batch == 1 else look(batch)), budget, self.most)
-        if not found.batch:
+        largest = by_prediction(lambda batch: _usage(first if batch == 1 else look(batch)), budget, self.most)
+        if not largest.batch:
             peak = _usage(first).peak_bytes
             raise OutOfMemory(
                 f"OOM at {gib(peak):.3g} GiB of {gib(budget):.3g} GiB: a local batch of 1 is over the budget of a rank"
             )
-        return found
+        return largest
 
-    def _records(self, found: Found) -> tuple[Record, ...]:
+    def _records(self, largest: Largest) -> tuple[Record, ...]:
         values = {
-            "largest_local_batch": (float(found.batch), "samples"),
-            "batches_tried": (float(found.tries), "batches"),
-            "search_limit": (float(self.most) if found.limited else None, "samples"),
+            "largest_local_batch": (float(largest.batch), "samples"),
+            "batches_tried": (float(largest.tries), "batches"),
+            "search_limit": (float(self.most) if largest.limited else None, "samples"),
             "memory_budget_bytes": (self.memory_budget_bytes, "bytes"),
-            "predicted_peak_bytes": (found.predicted_bytes, "bytes"),
+            "predicted_peak_bytes": (largest.predicted_bytes, "bytes"),
         }
         return tuple(
             Record(name=name, value=float(value), unit=unit, reduce="equal")

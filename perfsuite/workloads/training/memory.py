@@ -127,4 +127,5 @@ class MemoryStep(Observed):
     def _on_device(self, tensors: Mapping[str, list[torch.Tensor]]) -> int:
         """Bytes of all kinds together that the device's allocator gave; what is offloaded is not among them."""
         device = self.rank.device.type
-        return storage_bytes((each for kind in tensors.values() for each in kind if each.device.type == device), set())
+        everything = (tensor for kind in tensors.values() for tensor in kind)
+        return storage_bytes((tensor for tensor in everything if tensor.device.type == device), set())

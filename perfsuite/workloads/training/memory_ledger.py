@@ -161,7 +161,7 @@ class CpuLedger(Ledger):
         events = sorted(_walk(self._profile.profiler.kineto_results.experimental_event_tree()), key=_start_ns)
         marks = {name: event for event in events if (name := event.name.removeprefix(self._PREFIX)) != event.name}
         mine = [event for event in events if event.start_tid == marks["start"].start_tid]
-        collectives = [(each.start_time_ns, each.end_time_ns) for each in mine if each.name == COLLECTIVE]
+        collectives = [(event.start_time_ns, event.end_time_ns) for event in mine if event.name == COLLECTIVE]
         changes = [
             Change(at_ns=event.start_time_ns, address=event.extra_fields.ptr, size_bytes=event.extra_fields.alloc_size)
             for event in mine
@@ -237,7 +237,7 @@ def within_collectives(changes: Iterable[Change], collectives: Iterable[tuple[in
         own = dataclasses.replace(change, address=next(scratch))
         ended = dataclasses.replace(change, size_bytes=-change.size_bytes)
         told += [ended, own, dataclasses.replace(own, at_ns=waiting[0][1], size_bytes=-change.size_bytes)]
-    return sorted(told, key=lambda each: each.at_ns)
+    return sorted(told, key=lambda change: change.at_ns)
 
 
 def _walk(events: Iterable[Any]) -> Iterator[Any]:

@@ -27,20 +27,20 @@ class Kernel:
         return backend.lower() in self.name.lower()
 
 
-def exposed_share(kernels: Sequence[Kernel], backend: str) -> float | None:
+def uncovered_share(kernels: Sequence[Kernel], backend: str) -> float | None:
     """Share of the time from the first kernel's start to the last one's end in which only communication ran.
 
     None where no kernel communicates: then nothing is known, not that nothing is exposed.
 
     >>> ran = [("gemm", 0, 60), ("lib_DevKernel_AllReduce", 40, 80), ("adam", 80, 100)]
-    >>> exposed_share([Kernel(name=name, start_ns=start, end_ns=end) for name, start, end in ran], "lib")
+    >>> uncovered_share([Kernel(name=name, start_ns=start, end_ns=end) for name, start, end in ran], "lib")
     0.2
     """
-    communication = union((each.start_ns, each.end_ns) for each in kernels if each.communicates(backend))
+    communication = union((kernel.start_ns, kernel.end_ns) for kernel in kernels if kernel.communicates(backend))
     if not communication:
         return None
-    everything = union((each.start_ns, each.end_ns) for each in kernels)
-    computation = union((each.start_ns, each.end_ns) for each in kernels if not each.communicates(backend))
+    everything = union((kernel.start_ns, kernel.end_ns) for kernel in kernels)
+    computation = union((kernel.start_ns, kernel.end_ns) for kernel in kernels if not kernel.communicates(backend))
     whole = max(end for _, end in everything) - min(start for start, _ in everything)
     return (length(everything) - length(computation)) / whole
 

@@ -125,11 +125,11 @@ class Outcome:
                 expected=sorted(set(expected.gradients) - set(self.gradients)),
                 got=sorted(set(self.gradients) - set(expected.gradients)),
             )
-        norms = {name: float(each.norm()) for name, each in expected.gradients.items()}
+        norms = {name: float(gradient.norm()) for name, gradient in expected.gradients.items()}
         floor = _FLOOR * sum(norm**2 for norm in norms.values()) ** 0.5
         errors = {
-            f"gradient of {name}": float((self.gradients[name] - each).norm()) / max(norms[name], floor)
-            for name, each in expected.gradients.items()
+            f"gradient of {name}": float((self.gradients[name] - gradient).norm()) / max(norms[name], floor)
+            for name, gradient in expected.gradients.items()
         }
         errors["loss"] = abs(self.loss - expected.loss) / abs(expected.loss)
         errors["loss after a step"] = abs(self.next_loss - expected.next_loss) / abs(expected.next_loss)

@@ -147,7 +147,7 @@ class TrainStep(Workload):
             raise InvalidParameter(f"num_workers={self.num_workers!r} is no number of processes; choose 0 or more")
 
     def _require_builds(self, strategy: Strategy) -> None:
-        purposes = [each for each in get_args(Purpose) if each != "time"]
+        purposes = [purpose for purpose in get_args(Purpose) if purpose != "time"]
         for build in self.builds:
             if build not in purposes:
                 raise InvalidParameter(f"builds: {build!r} is unknown; choose from {', '.join(purposes)}")
