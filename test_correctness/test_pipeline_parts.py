@@ -1,4 +1,4 @@
-"""What pipelines are made of, without ranks: bad input, splits, orders for torch, timelines put together."""
+"""What pipelines are made of, without ranks: bad input, splits, orders for torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import doctest
 import re
 from contextlib import nullcontext
 from enum import Enum
-from typing import Any
 
 import pytest
 import torch
@@ -17,14 +16,7 @@ from perfsuite.errors import InvalidParameter, UnsupportedCase
 from perfsuite.gate.exact import rule_for
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import REGISTRY
-from perfsuite.metrics.pipeline import bubble_ratio
 from perfsuite.models import find as find_model
-from perfsuite.platforms.base import Clock
-from perfsuite.platforms.clocks import PerfCounterClock
-from perfsuite.records import ClockFacts, Sample
-from perfsuite.runtime.ranks.spans import SpanRecorder
-from perfsuite.runtime.ranks.timeline import KEPT_STEPS, Part, StepKeeper
-from perfsuite.runtime.timelines import join
 from perfsuite.schedules import SCHEDULES, make_schedule
 from perfsuite.strategies.pipeline import pipeline as pipeline_module
 from perfsuite.strategies.pipeline import split as pipeline_split
@@ -270,153 +262,3 @@ def test_torch_2_5_says_once_whether_backwards_are_whole():
     whole = make_schedule("1f1b", ranks=2, num_micro_batches=2)
     kinds = {action.computation_type.name for action in torch_order(whole.orders[0], Names)}
     assert kinds == {"FORWARD", "BACKWARD"}
-
-
-# -- timelines ---------------------------------------------------------------------------------------------------
-
-
-def keeper(**place: int) -> StepKeeper:
-    return StepKeeper(**{"schedule": "gpipe", "ranks": 2, "rank": 0, "pipeline": 0, **place})
-
-
-def step(rank: int, begin: float) -> list[Part]:
-    """GPipe's step of one micro-batch on two ranks, F = 1 and B = 2; the last stage's loss is half of its forward."""
-    if rank == 0:
-        actions = [
-            Part("forward", 0, 0, 0, 1),
-            Part("send", 0, 0, 1, 1.1),
-            Part("wait", 0, 0, 1, 4),
-            Part("backward", 0, 0, 4, 6),
-        ]
-    else:
-        actions = [
-            Part("forward", 1, 0, 1, 1.5),
-            Part("forward", 1, 0, 1.5, 2),
-            Part("backward", 1, 0, 2, 4),
-            Part("optimizer", -1, -1, 6, 9),
-        ]
-    return [part._replace(start_s=part.start_s + begin, end_s=part.end_s + begin) for part in actions]
-
-
-def kept(rank: int, *begins: float, offset_s: float = 0.0, **place: int) -> dict[str, Any]:
-    own = keeper(rank=rank, **place)
-    for begin in begins:
-        own.take(step(rank, begin))
-    samples = [Sample(time_s=1.0 + index) for index in range(len(begins))]
-    return {"steps": own.report(samples, offset_s=offset_s)}
-
-
-def test_the_ranks_parts_become_one_timeline():
-    timeline, records = join([kept(0, 100.0, 200.0, 300.0), kept(1, 100.0, 200.0, 300.0)])
-    assert timeline.schedule == "gpipe"
-    found = [(e.kind, e.rank, e.stage, e.micro_batch, round(e.start_s, 9), round(e.end_s, 9)) for e in timeline.events]
-    assert found == [
-        ("forward", 0, 0, 0, 0, 1),
-        ("send", 0, 0, 0, 1, 1),  # only posted
-        ("wait", 0, 0, 0, 1, 4),
-        ("backward", 0, 0, 0, 4, 6),
-        ("forward", 1, 1, 0, 1, 2),  # with the loss
-        ("backward", 1, 1, 0, 2, 4),
-    ]
-    assert bubble_ratio(timeline) == pytest.approx(0.5)
-    values = {record.name: record.value for record in records}
-    assert values["bubble_ratio_median"] == values["bubble_ratio_low"] == pytest.approx(0.5)
-    assert values["bubble_ratio_simulated"] == pytest.approx(0.5)
-    assert values["binding_stage_excess"] == pytest.approx(0.0)
-
-
-def test_the_clocks_of_other_hosts_are_shifted():
-    timeline, _ = join([kept(0, 100.0), kept(1, 1100.0, offset_s=-1000.0)])
-    assert bubble_ratio(timeline) == pytest.approx(0.5)
-
-
-def test_of_several_pipelines_the_one_that_took_longest_is_shown():
-    slow = {"steps": {**kept(1, 100.0, pipeline=2)["steps"]}}
-    slow["steps"]["parts"] = [[name, s, m, start, end + 3] for name, s, m, start, end in slow["steps"]["parts"][2:]]
-    timeline, _ = join([kept(0, 100.0), kept(1, 100.0), kept(0, 100.0, pipeline=2), slow])
-    assert max(event.end_s for event in timeline.events if event.rank == 1) == pytest.approx(7)
-
-
-def test_without_all_ranks_there_is_no_timeline():
-    assert join([{"steps": None}, {}]) == (None, ())
-    assert join([kept(0, 100.0), {"steps": None}]) == (None, ())
-
-
-def test_a_schedule_that_nobody_knows_is_not_simulated():
-    reports = [kept(0, 100.0), kept(1, 100.0)]
-    for report in reports:
-        report["steps"]["schedule"] = "own"
-    timeline, records = join(reports)
-    assert timeline.schedule == "own"
-    assert {record.name for record in records} == {"bubble_ratio_median", "bubble_ratio_low", "bubble_ratio_high"}
-
-
-def test_the_step_that_is_sent_is_the_one_nearest_to_the_median():
-    own = keeper()
-    times = [5.0, 1.0, 3.0, 2.0, 4.0]
-    for index in range(len(times)):
-        own.take(step(0, 10.0 * index))
-    report = own.report([Sample(time_s=time) for time in times], offset_s=0.0)
-    assert report["parts"][0][3] == 20.0
-    assert len(report["busy"]) == 5
-
-
-def test_only_the_latest_steps_are_kept_whole():
-    own = keeper()
-    count = KEPT_STEPS + 10
-    for index in range(count):
-        own.take(step(0, float(index)))
-    assert len(own.kept) == KEPT_STEPS
-    # The median sample is long gone: the nearest of those that are left is sent.
-    samples = [Sample(time_s=1.0 if index < 5 else 9.0) for index in range(count)]
-    samples[20] = Sample(time_s=8.0)
-    report = own.report(samples, offset_s=0.0)
-    assert len(report["busy"]) == count
-    assert report["parts"][0][3] >= 10.0
-
-
-def test_steps_without_actions_have_no_timeline():
-    own = keeper()
-    own.take([Part("optimizer", -1, -1, 0, 1)])
-    assert own.report([Sample(time_s=1.0)], offset_s=0.0) is None
-
-
-class DeviceClock(Clock):
-    """A device whose clock stands at another time than the host's and is read as stamps in seconds."""
-
-    def __init__(self) -> None:
-        self.now = 5000.0
-
-    def stamp(self) -> object:
-        self.now += 1.0
-        return self.now
-
-    def wait(self, stamp: object) -> None:
-        return
-
-    def elapsed_s(self, start: Any, end: Any) -> float:
-        return end - start
-
-    def facts(self) -> ClockFacts:
-        return ClockFacts(name="device", resolution_s=1e-9, cost_s=0.0)
-
-
-def test_a_devices_stamps_are_told_on_the_hosts_clock():
-    device = DeviceClock()
-    assert device.host_s(5003.0, 5010.0, 70.0) == 63.0
-    host = PerfCounterClock()
-    stamp = host.stamp()
-    assert host.host_s(stamp, host.stamp(), -1.0) == pytest.approx(stamp * 1e-9)
-
-
-def test_a_sample_of_several_iterations_keeps_the_last():
-    recorder = SpanRecorder(clock=DeviceClock(), keeper=keeper())
-    start = recorder.clock.stamp()
-    for micro_batch in (0, 1, 0, 1):
-        with recorder.span("forward", stage=0, micro_batch=micro_batch):
-            pass
-    recorder.close_sample(start, recorder.clock.stamp(), 2)
-    (parts,) = recorder.keeper.kept
-    assert [part.micro_batch for part in parts] == [0, 1]
-    assert [part.end_s - part.start_s for part in parts] == [1.0, 1.0]
-    assert parts[1].start_s - parts[0].end_s == 1.0

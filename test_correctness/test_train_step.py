@@ -9,14 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from perfsuite.errors import InvalidParameter, RanksFailed, WrongResult
+from perfsuite.errors import RanksFailed, WrongResult
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive
-from perfsuite.metrics.flop_conventions import COLOSSALAI, EXACT, EXECUTED, MEGATRON, PALM, SIX_N
+from perfsuite.metrics.flop_conventions import EXACT
 from perfsuite.models import find as find_model
 from perfsuite.models.dataset import generate
 from perfsuite.platforms import families
@@ -24,9 +21,6 @@ from perfsuite.records import Peak, Peaks
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload
-from perfsuite.workloads.training.builds import exposed_share
-from perfsuite.workloads.training.memory import storage_bytes
-from perfsuite.workloads.training.parity import Outcome
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import training_faults
 
@@ -256,105 +250,6 @@ def test_loaders_of_a_killed_rank_are_gone_at_once(driver, tmp_path):
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
-# -- the case itself ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fields", "world_size", "message"),
-    [
-        (
-            {"global_batch_size": 10},
-            4,
-            "global_batch_size=10 does not divide by accumulation 1 x 4 replicas = 4; choose 8 or 12",
-        ),
-        ({"global_batch_size": 2}, 4, "global_batch_size=2 does not divide by .* = 4; choose 4"),
-        (
-            {"global_batch_size": 24, "micro_batch_size": 3, "accumulation": 2},
-            8,
-            "global_batch_size=24 is not micro_batch_size 3 x accumulation 2 x 8 replicas = 48",
-        ),
-        ({"strategy": "single"}, 2, "strategy single runs on 1 rank, the case has 2"),
-        ({"data": "/nowhere"}, 2, "data='/nowhere' is no folder"),
-        ({"strategy": "zero1", "options": {"config": "/none.json"}}, 2, "config='/none.json' cannot be read"),
-    ],
-)
-def test_a_case_that_cannot_be_spread_is_refused(fields, world_size, message):
-    workload = TrainStep(**{"model": "gpt2-tiny", "strategy": "ddp", **fields})
-    with pytest.raises(InvalidParameter, match=message):
-        workload.work(MeshShape.of(dp=world_size))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"dtype": "int8"}, "dtype='int8' trains nothing; choose from fp32, tf32, bf16, fp16"),
-        ({"checkpointing": "some"}, "checkpointing='some' is unknown; choose none, full, selective"),
-        ({"accumulation": 0}, "accumulation=0 is not a count"),
-        ({"micro_batch_size": True}, "micro_batch_size=True is not a count"),
-        ({"num_workers": 2}, "num_workers=2 with data='synthetic' have nothing to read"),
-        ({"num_workers": -1}, "num_workers=-1 is no number of processes"),
-        ({"builds": ("time",)}, "builds: 'time' is unknown; choose from memory, exposed, flops, loss"),
-        ({"builds": ("exposed",), "strategy": "zero2"}, "communication of strategy zero2 cannot be made to do nothing"),
-        (
-            {"builds": ("exposed",), "strategy": "fsdp", "mesh": "dp_replicate2-dp_shard2"},
-            "communication of mesh dp_replicate2-dp_shard2 cannot be made to do nothing",
-        ),
-        ({"builds": ("flops",), "compiled": True}, "torch counts no operations of compiled blocks"),
-        ({"environment": {"A=B": "1"}}, "environment: A=B='1' is no variable; give its name and a text"),
-        ({"environment": {"A": 1}}, "environment: A=1 is no variable"),
-        ({"mesh": "dp"}, "mesh 'dp': 'dp' is not an axis followed by its size"),
-        ({"model": "gpt9"}, "model 'gpt9' is unknown"),
-    ],
-)
-def test_fields_that_contradict_each_other_are_refused(fields, message):
-    with pytest.raises(InvalidParameter, match=message):
-        TrainStep(**{"model": "gpt2-tiny", **fields})
-
-
-def test_variables_and_imports_of_a_case_are_known_before_its_ranks_start():
-    plain = TrainStep(model="gpt2-tiny", strategy="ddp")
-    assert plain.process is None
-    assert plain.preload == ("torch._dynamo",)
-    told = dataclasses.replace(plain, environment={"GLOO_SOCKET_IFNAME": "lo"})
-    assert told.process.env == {"GLOO_SOCKET_IFNAME": "lo"}
-    zero = TrainStep(model="gpt2-tiny", strategy="zero1", environment={"A": "1"})
-    assert (zero.process.env, zero.preload[-1]) == ({"A": "1"}, "deepspeed")
-
-
-@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 8))
-def test_gbs_is_lbs_times_gas_times_dp(micro, accumulation, ranks):
-    given_total = TrainStep(
-        model="gpt2-tiny", strategy="ddp", accumulation=accumulation, global_batch_size=micro * accumulation * ranks
-    )
-    given_part = TrainStep(model="gpt2-tiny", strategy="ddp", accumulation=accumulation, micro_batch_size=micro)
-    shape = MeshShape.of(dp=ranks)
-    assert given_total.plan(shape) == given_part.plan(shape)
-    assert given_part.work(shape).samples == micro * accumulation * ranks
-
-
-def test_a_ds_config_s_batch_is_honoured(tmp_path):
-    path = tmp_path / "ds_config.json"
-    path.write_text('{"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": "auto"}')
-    workload = TrainStep(model="gpt2-tiny", strategy="zero2", options={"config": str(path)}, accumulation=2)
-    assert workload.work(MeshShape.of(dp=4)).samples == 3 * 2 * 4
-
-
-def test_a_ds_config_s_global_batch_is_spread_over_the_ranks(tmp_path):
-    path = tmp_path / "ds_config.json"
-    path.write_text('{"train_batch_size": 24, "train_micro_batch_size_per_gpu": "auto"}')
-    workload = TrainStep(model="gpt2-tiny", strategy="zero2", options={"config": str(path)}, accumulation=2)
-    assert workload.plan(MeshShape.of(dp=4)).micro_batch_size == 3
-    with pytest.raises(
-        InvalidParameter,
-        match="train_batch_size=24 does not divide by accumulation 2 x 5 replicas = 10; choose 20 or 30",
-    ):
-        workload.plan(MeshShape.of(dp=5))
-    with pytest.raises(
-        InvalidParameter, match=r"train_batch_size=24 is not micro_batch_size 2 x accumulation 2 x 4 replicas = 16"
-    ):
-        dataclasses.replace(workload, micro_batch_size=2).plan(MeshShape.of(dp=4))
-
-
 def test_llama2_7b_has_the_batch_of_its_report(driver):
     workload = TrainStep(model="llama2-7b", strategy="fsdp", micro_batch_size=3, accumulation=1, global_batch_size=24)
     plan = workload.plan(MeshShape.of(dp=8))
@@ -363,27 +258,6 @@ def test_llama2_7b_has_the_batch_of_its_report(driver):
     found = records(run(driver, tiny, 2, budget=ONCE))
     assert (found["local_batch"], found["accumulation"], found["global_batch"]) == (3, 2, 12)
     assert found["sequence_length"] == find_model("llama2-tiny").tokens_per_sample
-
-
-def test_conventions_of_the_same_step_differ_as_published():
-    workload = TrainStep(model="llama2-7b", strategy="zero2", micro_batch_size=3)
-    work = workload.work(MeshShape.of(dp=8))
-    per_token = {name: count / work.tokens / 1e9 for name, count in work.flops.items()}
-    assert work.samples == 24
-    assert work.tokens == 24 * 4096
-    assert {name: round(value, 1) for name, value in per_token.items()} == {
-        EXACT: 46.1,
-        EXECUTED: 46.1,
-        SIX_N: 40.4,
-        PALM: 46.9,
-        MEGATRON: 45.7,
-        COLOSSALAI: 40.4,
-    }
-    again = dataclasses.replace(workload, checkpointing="full").work(MeshShape.of(dp=8))
-    assert again.flops[EXACT] == work.flops[EXACT]
-    assert round(again.flops[EXECUTED] / again.tokens / 1e9, 1) == 61.2
-    assert round(again.flops[MEGATRON] / again.tokens / 1e9, 1) == 60.9
-    assert round(again.flops[COLOSSALAI] / again.tokens / 1e9, 1) == 53.9
 
 
 def test_metrics_follow_from_work_and_time(driver):
@@ -406,39 +280,3 @@ def test_metrics_follow_from_work_and_time(driver):
     assert without["weights_gib"].value is None
     assert without["weights_gib"].note == "no memory build was run"
     assert without["hfu_percent"].note == "no fp32 peak in the platform's row"
-
-
-# -- parts -------------------------------------------------------------------------------------------------------
-
-
-def outcome(loss=1.0, gradient=(3.0, 4.0), next_loss=0.5, name="w"):
-    return Outcome(loss=loss, gradients={name: torch.tensor(gradient)}, next_loss=next_loss)
-
-
-@pytest.mark.parametrize(
-    ("got", "message"),
-    [
-        (outcome(gradient=(3.0, 4.5)), "gradient of w under ddp against one process, .* got 0.1"),
-        (outcome(loss=1.1), "loss under ddp .* got 0.1"),
-        (outcome(next_loss=0.6), "loss after a step under ddp"),
-        (outcome(gradient=(float("nan"), 4.0)), "gradient of w under ddp .* got nan"),
-        (outcome(name="v"), r"parameters with a gradient under ddp: expected \['w'\], got \['v'\]"),
-    ],
-)
-def test_a_difference_is_named(got, message):
-    assert outcome().compare(outcome(), "ddp", 1e-5) == 0
-    with pytest.raises(WrongResult, match=message):
-        got.compare(outcome(), "ddp", 1e-5)
-
-
-@given(st.floats(0.0, 0.9), st.integers(2, 12))
-def test_the_exposed_share_is_found(share, count):
-    pairs = [(1.0 + index, (1.0 + index) * (1 - share)) for index in range(count)]
-    assert exposed_share(pairs) == pytest.approx((share, share, share), abs=1e-9)
-
-
-def test_a_storage_counts_once():
-    seen: set[int] = set()
-    buffer = torch.zeros(16)
-    assert storage_bytes([buffer[:4], buffer[8:], torch.zeros(3)], seen) == 64 + 12
-    assert storage_bytes([buffer], seen) == 0
