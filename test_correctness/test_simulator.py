@@ -290,7 +290,7 @@ def test_phases_of_1f1b_and_gpipe():
 
 def test_the_stage_that_binds_is_named_and_what_an_even_split_would_give():
     schedule = make_schedule("1f1b", ranks=4, num_micro_batches=8)
-    uneven = simulate(schedule, StageTimes.in_proportion([1, 1, 3, 1], forward_s=2))
+    uneven = simulate(schedule, StageTimes.in_proportion([1, 1, 3, 1], forward_s=2), detail=True)
     found = find_imbalance(schedule, uneven)
     assert (found.rank, found.stage) == (2, 2)
     assert (found.busy_s, found.mean_busy_s) == (3 * 8 * 4, 1.5 * 8 * 4)

@@ -13,7 +13,7 @@ from perfsuite.journal import Journal, read_journal
 from perfsuite.records import Timeline
 from perfsuite.reports.pipeline import pipeline_section
 from perfsuite.reports.timelines.files import check_timeline, write_case
-from perfsuite.schedules import durations_of, schedule_of, simulate
+from perfsuite.schedules import replay
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,9 +50,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def simulated_beside(timeline: Timeline) -> Timeline:
-    """The schedule of ``timeline`` with its own durations; InvalidParameter when the catalogue has no such schedule."""
+    """The schedule of ``timeline`` with its own durations; InvalidParameter says why there is none."""
     check_timeline(timeline)
-    return simulate(schedule_of(timeline), durations_of(timeline), detail=True)
+    again = replay(timeline)
+    if again.simulated is None:
+        raise InvalidParameter(again.reason)
+    return again.simulated
 
 
 def _timelines(journal: Journal, text: str) -> Mapping[str, Timeline]:

@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite.collectives import busbw_factor, link_bound_gb_per_s
-from perfsuite.errors import InvalidParameter
 from perfsuite.metrics.pipeline import bubble_ratio, impossible_bubble
 from perfsuite.metrics.scaling import speed_up
 from perfsuite.metrics.spec import devices_used
 from perfsuite.records import Measurement, Metric, Peak, Peaks, Result, Timeline
-from perfsuite.schedules.durations import durations_of
-from perfsuite.schedules.recognition import schedule_of
-from perfsuite.schedules.simulator import simulate
+from perfsuite.schedules.replay import replay
 
 PEAK_SLACK = 0.01
 """Clocks and data sheets are rounded: 1 % above a published boost-clock peak is no contradiction."""
@@ -224,10 +221,8 @@ def bubble_bound(timeline: Timeline) -> float | None:
     None for a schedule that is not in the catalogue, and for a timeline that lacks actions of it.  The formula for
     equal stages is no bound: where ranks share cores, the first and last actions of a step run faster than the others.
     """
-    try:
-        return bubble_ratio(simulate(schedule_of(timeline), durations_of(timeline)))
-    except InvalidParameter:
-        return None
+    simulated = replay(timeline).simulated
+    return bubble_ratio(simulated) if simulated else None
 
 
 def _constant(subject: Subject) -> Iterator[Violation]:

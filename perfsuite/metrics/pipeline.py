@@ -93,7 +93,16 @@ def bubble_ratio(timeline: Timeline) -> float:
     (0.5, 1.0)
     """
     first, last = step_bounds_s(timeline)
-    return 1 - sum(busy_s(timeline)) / (timeline.ranks * (last - first))
+    return idle_share(busy_s(timeline), last - first)
+
+
+def idle_share(busy_s: Sequence[float], length_s: float) -> float:
+    """1 - sum of busy / (p x T) from each rank's busy seconds and T: what :func:`bubble_ratio` is of a timeline.
+
+    >>> idle_share([3, 3], 6)
+    0.5
+    """
+    return 1 - sum(busy_s) / (len(busy_s) * length_s)
 
 
 def bubble_to_ideal(timeline: Timeline) -> float:

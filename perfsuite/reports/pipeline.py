@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.gate.physics import bubble_bound
 from perfsuite.metrics.pipeline import (
     COMPUTE,
     SIMULATION_TOLERANCE,
@@ -23,7 +22,7 @@ from perfsuite.metrics.spec import significant
 from perfsuite.records import Measurement, Result, Timeline
 from perfsuite.reports.terminal import lay_out
 from perfsuite.reports.timelines.files import check_timeline
-from perfsuite.schedules import Imbalance, Schedule, find_imbalance, formula_bubble, schedule_of
+from perfsuite.schedules import Imbalance, formula_bubble, replay
 from perfsuite.units import format_seconds, readable_unit
 
 EVEN = 0.05
@@ -69,7 +68,8 @@ class Pipeline:
 def read_pipeline(case: str, timeline: Timeline, measurement: Measurement | None = None) -> Pipeline:
     """What ``timeline`` says; InvalidParameter when it is damaged or has no action."""
     check_timeline(timeline)
-    schedule = _schedule(timeline)
+    again = replay(timeline)
+    schedule = again.schedule
     return Pipeline(
         case=case,
         schedule=timeline.schedule or "-",
@@ -78,32 +78,22 @@ def read_pipeline(case: str, timeline: Timeline, measurement: Measurement | None
         num_micro_batches=schedule.num_micro_batches if schedule else None,
         bubble_ratio=float(bubble_ratio(timeline)),
         bubble_to_ideal=float(bubble_to_ideal(timeline)),
-        simulated=bubble_bound(timeline),
+        simulated=float(bubble_ratio(again.simulated)) if again.simulated else None,
         formula=formula_bubble(schedule) if schedule else None,
         in_flight=in_flight_micro_batches(timeline),
         peak_activations_bytes=peak_activations_bytes(measurement),
-        imbalance=_imbalance(schedule, timeline) if schedule else None,
+        imbalance=_lasting(again.imbalance, timeline) if again.imbalance else None,
     )
 
 
-def _schedule(timeline: Timeline) -> Schedule | None:
-    try:
-        return schedule_of(timeline)
-    except InvalidParameter:
-        return None
-
-
-def _imbalance(schedule: Schedule, timeline: Timeline) -> Imbalance | None:
+def _lasting(imbalance: Imbalance, timeline: Timeline) -> Imbalance | None:
     """What binds, when something does: a few actions that were held up bind nothing, and nothing binds ``naive``."""
-    try:
-        found = find_imbalance(schedule, timeline)
-    except InvalidParameter:  # an action is missing
-        return None
     usual = _usual_work(timeline)
-    rank = max(usual, key=lambda each: usual[each])
-    excess = usual[rank] * len(usual) / sum(usual.values()) - 1 if usual[rank] else 0
-    lasting = rank == found.rank and min(excess, found.excess) > EVEN
-    return found if lasting and _length_s(found.balanced) < (1 - GAIN) * _length_s(found.simulated) else None
+    busiest = max(usual, key=usual.__getitem__)
+    excess = usual[busiest] * len(usual) / sum(usual.values()) - 1 if usual[busiest] else 0
+    lasting = busiest == imbalance.rank and min(excess, imbalance.excess) > EVEN
+    gains = _length_s(imbalance.balanced) < (1 - GAIN) * _length_s(imbalance.simulated)
+    return imbalance if lasting and gains else None
 
 
 def _usual_work(timeline: Timeline) -> Mapping[int, float]:

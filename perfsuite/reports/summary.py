@@ -9,6 +9,7 @@ from perfsuite.gate.verdict import Verdict
 from perfsuite.metrics import find
 from perfsuite.metrics.spec import significant
 from perfsuite.records import Metric, Result
+from perfsuite.reports.tables.markdown import escape
 from perfsuite.units import format_seconds
 
 _ATTENTION = ("impossible", "regressed", "inconclusive", "unstable-host", "not-comparable", "improved")
@@ -46,7 +47,7 @@ def _lines(
         yield "| verdict | case | what was found |"
         yield "| --- | --- | --- |"
         for verdict in needing:
-            yield f"| {verdict.name} | {_code(verdict.case)} | {_cell(verdict.describe())} |"
+            yield f"| {verdict.name} | {_code(verdict.case)} | {escape(verdict.describe())} |"
     if results:
         yield ""
         yield "<details><summary>all cases</summary>"
@@ -65,7 +66,7 @@ def _table(results: Mapping[str, Result], verdicts: Mapping[str, Verdict]) -> It
             median = format_seconds(result.measurement.median_s)
         metrics = ", ".join(_metrics(result.metrics))
         verdict = verdicts[case].name if case in verdicts else ""
-        yield f"| {_code(case)} | {result.world_size} | {median} | {_cell(metrics)} | {verdict} |"
+        yield f"| {_code(case)} | {result.world_size} | {median} | {escape(metrics)} | {verdict} |"
 
 
 def _metrics(metrics: Sequence[Metric]) -> Iterator[str]:
@@ -85,13 +86,4 @@ def _metric(name: str, value: float | None, unit: str) -> str:
 
 
 def _code(text: str) -> str:
-    return f"`{_cell(text)}`"
-
-
-def _cell(text: str) -> str:
-    r"""Text for one cell of a table.
-
-    >>> print(_cell("a | b"))
-    a \| b
-    """
-    return text.replace("|", "\\|").replace("\n", " ")
+    return f"`{escape(text)}`"

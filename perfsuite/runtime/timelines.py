@@ -8,12 +8,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio
+from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, idle_share
 from perfsuite.records import Record, Timeline, TimelineEvent
 from perfsuite.runtime.ranks.timeline import MESSAGES
 from perfsuite.runtime.transports.base import Message
-from perfsuite.schedules import find_imbalance, schedule_of
+from perfsuite.schedules import replay
 
 _Kept = dict[str, Any]
 """What :meth:`perfsuite.runtime.ranks.timeline.StepKeeper.report` made."""
@@ -73,7 +72,7 @@ def _bubbles(ranks: Sequence[_Kept]) -> tuple[Record, ...]:
     for step in zip(*(kept["busy"] for kept in ranks), strict=True):
         length_s = max(last for _, _, last in step) - min(first for _, first, _ in step)
         if length_s > 0:
-            bubbles.append(1 - sum(busy for busy, _, _ in step) / (len(ranks) * length_s))
+            bubbles.append(idle_share([busy for busy, _, _ in step], length_s))
     if not bubbles:
         return ()
     low, high = (min(bubbles), max(bubbles))
@@ -91,15 +90,14 @@ def _simulated(timeline: Timeline) -> tuple[Record, ...]:
 
     Nothing for a schedule that is not in the catalogue, or a timeline that lacks actions of it.
     """
-    try:
-        found = find_imbalance(schedule_of(timeline), timeline)
-    except InvalidParameter:
+    imbalance = replay(timeline).imbalance
+    if imbalance is None:
         return ()
     return (
-        _ratio("bubble_ratio_simulated", bubble_ratio(found.simulated)),
-        _ratio("bubble_ratio_balanced", bubble_ratio(found.balanced)),
-        _ratio("binding_stage_excess", found.excess),
-        Record(name="binding_stage", value=float(found.stage), unit="", reduce="equal"),
+        _ratio("bubble_ratio_simulated", bubble_ratio(imbalance.simulated)),
+        _ratio("bubble_ratio_balanced", bubble_ratio(imbalance.balanced)),
+        _ratio("binding_stage_excess", imbalance.excess),
+        Record(name="binding_stage", value=float(imbalance.stage), unit="", reduce="equal"),
     )
 
 

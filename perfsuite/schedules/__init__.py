@@ -14,6 +14,7 @@ from perfsuite.schedules.catalog import (
 from perfsuite.schedules.durations import StageTimes, durations_of, evened_durations
 from perfsuite.schedules.imbalance import Imbalance, find_imbalance
 from perfsuite.schedules.recognition import schedule_of
+from perfsuite.schedules.replay import Replay, replay
 from perfsuite.schedules.schedule import Placement, Schedule, stages_of
 from perfsuite.schedules.simulator import simulate
 
@@ -25,6 +26,7 @@ __all__ = [
     "Kind",
     "Order",
     "Placement",
+    "Replay",
     "Schedule",
     "ScheduleSpec",
     "Split",
@@ -39,6 +41,7 @@ __all__ = [
     "formula_bubble",
     "make_schedule",
     "micro_batch_size",
+    "replay",
     "schedule_of",
     "simulate",
     "split_costs",

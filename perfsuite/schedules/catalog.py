@@ -21,16 +21,20 @@ class Generator(Protocol):
         """One order per rank."""
 
 
-def naive_bubble(ranks: int, num_micro_batches: int, stages_per_rank: int) -> Fraction:
+Count = int | Fraction
+"""A fraction where a published table leaves an interval."""
+
+
+def naive_bubble(ranks: Count, num_micro_batches: Count = 1, stages_per_rank: Count = 1) -> Fraction:
     """1 - 1/p: one rank at a time works.
 
-    >>> naive_bubble(4, 8, 1)
+    >>> naive_bubble(4)
     Fraction(3, 4)
     """
     return 1 - Fraction(1, ranks)
 
 
-def fill_drain_bubble(ranks: int, num_micro_batches: int, stages_per_rank: int) -> Fraction:
+def fill_drain_bubble(ranks: Count, num_micro_batches: Count, stages_per_rank: Count) -> Fraction:
     """(p - 1) / (v m + p - 1) for equal stages and m >= p or v = 1: p - 1 of v m + p - 1 slots of a stage are empty.
 
     With m < p a rank waits for its first micro-batch to come round again, v - 1 times p - m slots.

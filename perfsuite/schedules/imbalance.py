@@ -26,7 +26,7 @@ class Imbalance:
     mean_busy_s: float
     """Work of a rank on average."""
     simulated: Timeline
-    """The schedule with the durations as they are."""
+    """The schedule with the durations as they are, waits and messages included."""
     balanced: Timeline
     """The schedule with the same work spread evenly over the stages."""
 
@@ -57,6 +57,6 @@ def find_imbalance(schedule: Schedule, timeline: Timeline, *, communication_s: f
         stage=max(schedule.stages_of(rank), key=lambda each: by_stage[each]),
         busy_s=by_rank[rank],
         mean_busy_s=sum(by_rank.values()) / schedule.ranks,
-        simulated=simulate(schedule, durations_of(timeline), communication_s=communication_s),
+        simulated=simulate(schedule, durations_of(timeline), communication_s=communication_s, detail=True),
         balanced=simulate(schedule, evened_durations(timeline), communication_s=communication_s),
     )

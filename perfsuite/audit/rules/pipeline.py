@@ -11,6 +11,7 @@ from perfsuite.audit.rule import Hit, Rule
 from perfsuite.audit.table import Row, Table, Value
 from perfsuite.published.numbers import Interval
 from perfsuite.published.roles import DEGREES
+from perfsuite.schedules.catalog import fill_drain_bubble, naive_bubble
 
 LAYOUT = frozenset({"stages", "devices", "nodes", "devices_per_node", *DEGREES})
 GROWS = Fraction(105, 100)
@@ -32,12 +33,12 @@ def _bound(schedule: str, stages: Fraction, micro_batches: Fraction | None, virt
     (Fraction(3, 11), Fraction(3, 4))
     """
     if schedule == "naive":
-        return (stages - 1) / stages
+        return naive_bubble(stages)
     if micro_batches is None or schedule not in ("", "gpipe", "1f1b", "interleaved", "interleaved1f1b"):
         return Fraction(0)
     if schedule.startswith("interleaved"):
-        return (stages - 1) / (virtual * micro_batches + stages - 1) if virtual else Fraction(0)
-    return (stages - 1) / (micro_batches + stages - 1)
+        return fill_drain_bubble(stages, micro_batches, virtual) if virtual else Fraction(0)
+    return fill_drain_bubble(stages, micro_batches, 1)
 
 
 def check_bubble(table: Table) -> Iterator[Hit]:

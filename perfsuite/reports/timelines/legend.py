@@ -6,13 +6,11 @@ import math
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.gate.physics import bubble_bound
 from perfsuite.metrics.pipeline import bubble_ratio, bubble_to_ideal, step_bounds_s
 from perfsuite.records import Timeline
 from perfsuite.reports.timelines import shapes as draw
 from perfsuite.schedules.catalog import SCHEDULES, formula_bubble
-from perfsuite.schedules.recognition import schedule_of
+from perfsuite.schedules.replay import replay
 from perfsuite.units import format_seconds
 
 _NAMES = {
@@ -39,14 +37,14 @@ def figures(timeline: Timeline) -> str:
     spec = SCHEDULES.get(timeline.schedule)
     parts = [spec.title if spec else timeline.schedule] if timeline.schedule else []
     expected = []
-    try:
-        schedule = schedule_of(timeline)
-    except InvalidParameter:  # somebody's own schedule: there is nothing to hold it against
+    again = replay(timeline)
+    schedule = again.schedule
+    if schedule is None:  # somebody's own: there is nothing to hold it against
         parts.append(f"p={timeline.ranks}")
     else:
         parts.append(f"p={schedule.ranks} v={schedule.stages_per_rank} m={schedule.num_micro_batches}")
-        bound = bubble_bound(timeline) if timeline.source == "measured" else None
-        expected += [] if bound is None else [f"simulated with the same durations {float(bound):.3f}"]
+        if again.simulated and timeline.source == "measured":
+            expected.append(f"simulated with the same durations {float(bubble_ratio(again.simulated)):.3f}")
         formula = formula_bubble(schedule)
         expected += [] if formula is None else [f"formula for equal stages {formula:.3f}"]
     parts.append(f"step {format_seconds(float(last - first))}")
