@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.collectives import TRAFFIC
+from perfsuite.collectives import TRAFFIC, busbw_factor
 from perfsuite.errors import InvalidParameter
-from perfsuite.metrics import REGISTRY, busbw_factor, derive, find, fit_alpha_beta
+from perfsuite.metrics import REGISTRY, derive, find, fit_alpha_beta
 from perfsuite.records import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Sample, Work
 
 DOCS = Path(__file__).parent.parent / "docs" / "metrics.md"

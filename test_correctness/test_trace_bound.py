@@ -12,7 +12,7 @@ from perfsuite.cli.trace import simulated_beside
 from perfsuite.errors import InvalidParameter
 from perfsuite.gate.physics import bubble_bound, violations
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE, bubble_ratio
-from perfsuite.reports.pipeline import read_pipeline
+from perfsuite.reports.pipeline import pipeline_row
 from perfsuite.reports.timelines.write import timeline_svg
 from perfsuite.schedules import SCHEDULES, Schedule, make_schedule, schedule_of
 from test_correctness.helpers.pipelines import METRICS, measured, result_of, seen_without_waiting, simulated
@@ -89,7 +89,7 @@ def test_a_timeline_of_no_schedule_is_named_and_has_no_bound(change, message):
 def test_a_step_is_simulated_once_for_all_who_hold_it_against_its_schedule(monkeypatch):
     timeline, walks, walk = measured(make_schedule("1f1b", ranks=3, num_micro_batches=5)), [], Schedule.walk
     monkeypatch.setattr(Schedule, "walk", lambda *args, **how: walks.append(args) or walk(*args, **how))
-    bounds = {read_pipeline("t.py::t", timeline).simulated, bubble_bound(timeline)}
+    bounds = {pipeline_row("t.py::t", timeline).simulated, bubble_bound(timeline)}
     bounds.add(bubble_ratio(simulated_beside(timeline)))
     assert len(bounds) == 1
     assert f"simulated with the same durations {bounds.pop():.3f}" in timeline_svg(timeline)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfsuite.metrics.pipeline import bubble_ratio
 from perfsuite.records import Record, TimelineEvent
-from perfsuite.reports.pipeline import EVEN, binding_sentence, peak_activations_bytes, pipeline_section, read_pipeline
+from perfsuite.reports.pipeline import EVEN, binding_sentence, peak_activations_bytes, pipeline_row, pipeline_section
 from perfsuite.schedules import SCHEDULES, find_imbalance, make_schedule
 from test_correctness.helpers.pipelines import measured, result_of, seen_without_waiting, simulated
 
@@ -126,12 +126,12 @@ def test_actions_that_were_held_up_bind_nothing():
     busy = dataclasses.replace(timeline, events=tuple(events))
     schedule = make_schedule("1f1b", ranks=4, num_micro_batches=8)
     assert find_imbalance(schedule, busy).excess > 0.5
-    assert read_pipeline("t.py::t", busy).imbalance is None
+    assert pipeline_row("t.py::t", busy).imbalance is None
 
 
 def test_nothing_binds_where_an_even_split_gains_nothing():
     naive = as_measured(simulated("naive", costs=(1, 1, 2, 1)))
-    assert read_pipeline("t.py::t", naive).imbalance is None
+    assert pipeline_row("t.py::t", naive).imbalance is None
 
 
 def test_only_the_most_uneven_of_many_cases_are_told():
@@ -150,7 +150,7 @@ def test_the_binding_stage_is_on_the_rank_whose_work_no_step_can_undercut(name, 
     costs = data.draw(st.tuples(*[st.floats(0.1, 10)] * schedule.num_stages))
     timeline = as_measured(simulated(name, ranks=ranks, num_micro_batches=2 * ranks, costs=costs))
     found = find_imbalance(schedule, timeline)
-    pipeline = read_pipeline("t.py::t", timeline)
+    pipeline = pipeline_row("t.py::t", timeline)
     assert pipeline.imbalance in (found, None)
     assert found.excess > EVEN or pipeline.imbalance is None
     assert found.stage in schedule.stages_of(found.rank)
@@ -191,4 +191,4 @@ def test_a_rank_without_an_action_counts_as_idle():
         TimelineEvent(kind="backward", rank=0, stage=0, micro_batch=0, start_s=1.0, end_s=2.0),
     )
     timeline = dataclasses.replace(simulated("1f1b"), ranks=2, events=events, source="measured")
-    assert read_pipeline("t.py::t", timeline).bubble_ratio == 0.5
+    assert pipeline_row("t.py::t", timeline).bubble_ratio == 0.5

@@ -12,7 +12,8 @@ from perfsuite.errors import ConfigurationError
 from perfsuite.journal import Journal, read_journal
 from perfsuite.platforms import Catalog, load_catalog
 from perfsuite.reports.tables.case import from_entry
-from perfsuite.reports.tables.report import Run, find_style, fitting_styles, report, run_of_results
+from perfsuite.reports.tables.recording import Recording, recording_of
+from perfsuite.reports.tables.report import find_style, fitting_styles, report
 from perfsuite.reports.tables.styles import STYLES
 
 
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def read_run(path: Path, catalog: Catalog) -> Run:
+def read_run(path: Path, catalog: Catalog) -> Recording:
     """The results in a journal or baseline file; PerfsuiteError when it is neither, or damaged."""
     if not path.is_file():
         raise ConfigurationError(f"{path} is no file; give a journal or a baseline file")
@@ -75,12 +76,12 @@ def _is_journal(path: Path) -> bool:
     return isinstance(plain, dict) and "header" in plain
 
 
-def _run_of_journal(journal: Journal, catalog: Catalog) -> Run:
+def _run_of_journal(journal: Journal, catalog: Catalog) -> Recording:
     header = journal.header
     missing = {case: f"failed: {message.strip().partition(chr(10))[0]}" for case, message in journal.failures.items()}
     missing.update({case: f"interrupted by {signal}" for case, signal in journal.interrupted.items()})
     missing.update({case: f"skipped: {reason}" for case, reason in journal.skips.items()})
-    return run_of_results(
+    return recording_of(
         journal.results.values(),
         name=str(journal.path),
         platform=header.platform,
@@ -91,13 +92,13 @@ def _run_of_journal(journal: Journal, catalog: Catalog) -> Run:
     )
 
 
-def _run_of_baseline(path: Path, catalog: Catalog) -> Run:
+def _run_of_baseline(path: Path, catalog: Catalog) -> Recording:
     baseline = store.read(path)
     hardware = baseline.hardware
     newest = max((entry.newest for entry in baseline.entries.values()), key=lambda run: run.time, default=None)
     environment = newest.environment if newest else {}
     packages = environment.get("packages", {})
-    return Run(
+    return Recording(
         name=f"{path}, newest run of each case",
         platform=hardware.platform,
         fingerprint=hardware.fingerprint,

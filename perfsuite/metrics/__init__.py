@@ -1,16 +1,14 @@
 """What the numbers mean: one file per family of formulas, assembled into one immutable registry."""
 
-from perfsuite.collectives import busbw_factor
 from perfsuite.metrics.collective import AlphaBeta, fit_alpha_beta
 from perfsuite.metrics.registry import REGISTRY, derive, find, rederive
-from perfsuite.metrics.spec import MetricSpec, Reading
+from perfsuite.metrics.spec import MetricSpec, MetricValue
 
 __all__ = [
     "REGISTRY",
     "AlphaBeta",
     "MetricSpec",
-    "Reading",
-    "busbw_factor",
+    "MetricValue",
     "derive",
     "find",
     "fit_alpha_beta",

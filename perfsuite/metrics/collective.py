@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfsuite.collectives import TRAFFIC, busbw_factor, require_known
-from perfsuite.metrics.spec import MetricSpec, Reading
+from perfsuite.metrics.spec import MetricSpec, MetricValue
 from perfsuite.records import Measurement, Peak, Peaks, Work
 from perfsuite.units import gb_per_s, seconds_to_us
 
@@ -19,15 +19,15 @@ LATENCY_FLOOR_US = 0.3
 """3 % of 10 us: below 10 us the clock and the scheduler blur a relative change."""
 
 
-def _latency(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
-    return Reading(value=seconds_to_us(measurement.median_s))
+def _latency(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
+    return MetricValue(value=seconds_to_us(measurement.median_s))
 
 
-def _latency_p99(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+def _latency_p99(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     times = [sample.time_s for sample in measurement.samples]
     if len(times) < 100:
-        return Reading(value=None, note=f"{len(times)} samples; a 99th percentile needs 100")
-    return Reading(value=seconds_to_us(statistics.quantiles(times, n=100, method="inclusive")[98]))
+        return MetricValue(value=None, note=f"{len(times)} samples; a 99th percentile needs 100")
+    return MetricValue(value=seconds_to_us(statistics.quantiles(times, n=100, method="inclusive")[98]))
 
 
 def _no_bandwidth(work: Work) -> str:
@@ -37,11 +37,11 @@ def _no_bandwidth(work: Work) -> str:
     return "" if work.message_bytes else "the message is empty"
 
 
-def _algbw(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+def _algbw(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     reason = _no_bandwidth(work)
     if reason:
-        return Reading(value=None, note=reason)
-    return Reading(value=gb_per_s(work.message_bytes, measurement.median_s))
+        return MetricValue(value=None, note=reason)
+    return MetricValue(value=gb_per_s(work.message_bytes, measurement.median_s))
 
 
 def _link(measurement: Measurement, peaks: Peaks) -> tuple[Peak | None, str]:
@@ -51,13 +51,13 @@ def _link(measurement: Measurement, peaks: Peaks) -> tuple[Peak | None, str]:
     return peaks.link, "" if peaks.link else peaks.unknown or "no link in the platform's row"
 
 
-def _busbw(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+def _busbw(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     reason = _no_bandwidth(work)
     if reason:
-        return Reading(value=None, note=reason)
+        return MetricValue(value=None, note=reason)
     factor = busbw_factor(work.collective, measurement.world_size)
     peak, note = _link(measurement, peaks)
-    return Reading(value=gb_per_s(work.message_bytes, measurement.median_s) * factor, peak=peak, note=note)
+    return MetricValue(value=gb_per_s(work.message_bytes, measurement.median_s) * factor, peak=peak, note=note)
 
 
 METRICS = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from perfsuite.metrics.spec import MetricSpec, Reading, devices_used
+from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used
 from perfsuite.records import Measurement, Peak, Peaks, Work
 from perfsuite.units import tflops
 
@@ -30,12 +30,12 @@ def _peak(work: Work, peaks: Peaks, devices: int) -> tuple[Peak | None, str]:
     return dataclasses.replace(peak, value=peak.value * devices, source=f"{devices} x {peak.source}"), ""
 
 
-def _rate(work: Work, measurement: Measurement, peaks: Peaks, share: int, peak_devices: int) -> Reading:
+def _rate(work: Work, measurement: Measurement, peaks: Peaks, share: int, peak_devices: int) -> MetricValue:
     convention, operations = _operations(work)
     if not operations:
-        return Reading(value=None, note="the work model counts no operations")
+        return MetricValue(value=None, note="the work model counts no operations")
     peak, note = _peak(work, peaks, peak_devices)
-    return Reading(
+    return MetricValue(
         value=tflops(operations / share, measurement.median_s),
         peak=peak,
         note=note,
@@ -44,11 +44,11 @@ def _rate(work: Work, measurement: Measurement, peaks: Peaks, share: int, peak_d
     )
 
 
-def _total(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+def _total(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     return _rate(work, measurement, peaks, 1, devices_used(measurement))
 
 
-def _per_device(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+def _per_device(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     return _rate(work, measurement, peaks, devices_used(measurement), 1)
 
 

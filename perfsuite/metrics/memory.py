@@ -7,7 +7,7 @@ arrays of at least four times the last-level cache; below that the figure is not
 
 from __future__ import annotations
 
-from perfsuite.metrics.spec import MetricSpec, Reading, devices_used
+from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used
 from perfsuite.records import Measurement, Peak, Peaks, Work
 from perfsuite.units import format_bytes, gb_per_s, gib
 
@@ -50,19 +50,19 @@ def _peak(work: Work, measurement: Measurement, peaks: Peaks) -> tuple[Peak | No
     return peak, "" if peak else peaks.unknown or f"no {what} in the platform's row"
 
 
-def _bandwidth(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+def _bandwidth(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     if not work.bytes_moved:
-        return Reading(value=None, note="the work model moves no bytes")
+        return MetricValue(value=None, note="the work model moves no bytes")
     ranks_per_device = measurement.world_size / devices_used(measurement)
     peak, note = _peak(work, measurement, peaks)
     value = gb_per_s(work.bytes_moved * ranks_per_device, measurement.median_s)
-    return Reading(value=value, peak=peak, note=note)
+    return MetricValue(value=value, peak=peak, note=note)
 
 
-def _peak_memory(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+def _peak_memory(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     if measurement.peak_memory_bytes is None:
-        return Reading(value=None, note="the device has no allocator statistics")
-    return Reading(value=gib(measurement.peak_memory_bytes))
+        return MetricValue(value=None, note="the device has no allocator statistics")
+    return MetricValue(value=gib(measurement.peak_memory_bytes))
 
 
 METRICS = (

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.metrics.spec import MetricSpec, Reading
+from perfsuite.metrics.spec import MetricSpec, MetricValue, recorded
 from perfsuite.records import Measurement, Peaks, Timeline, TimelineEvent, Work
 from perfsuite.units import gib
 
@@ -189,22 +189,22 @@ def impossible_bubble(measured: float, simulated: float) -> bool:
     return measured < simulated - SIMULATION_TOLERANCE
 
 
-def _bubble_ratio(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+def _bubble_ratio(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     return _of_timeline(measurement, bubble_ratio)
 
 
-def _bubble_to_ideal(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+def _bubble_to_ideal(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     return _of_timeline(measurement, bubble_to_ideal)
 
 
-def _in_flight(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+def _in_flight(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     return _of_timeline(measurement, lambda timeline: max(in_flight_micro_batches(timeline)))
 
 
-def _share_of_step(phase: str) -> Callable[[Work, Measurement, Peaks], Reading]:
+def _share_of_step(phase: str) -> Callable[[Work, Measurement, Peaks], MetricValue]:
     """Percent of T that ``phase`` takes, the mean over ranks."""
 
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         def share(timeline: Timeline) -> float:
             first, last = step_bounds_s(timeline)
             ranks = phases(timeline)
@@ -216,24 +216,10 @@ def _share_of_step(phase: str) -> Callable[[Work, Measurement, Peaks], Reading]:
     return compute
 
 
-def _recorded(
-    record: str, missing: str, convert: Callable[[float], float] = float
-) -> Callable[[Work, Measurement, Peaks], Reading]:
-    """A number that was recorded beside the timeline, or why there is none."""
-
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
-        for each in measurement.records:
-            if each.name == record:
-                return Reading(value=convert(each.value))
-        return Reading(value=None, note=missing)
-
-    return compute
-
-
-def _of_timeline(measurement: Measurement, formula: Callable[[Timeline], float]) -> Reading:
+def _of_timeline(measurement: Measurement, formula: Callable[[Timeline], float]) -> MetricValue:
     if measurement.timeline is None:
-        return Reading(value=None, note=_NO_TIMELINE)
-    return Reading(value=formula(measurement.timeline))
+        return MetricValue(value=None, note=_NO_TIMELINE)
+    return MetricValue(value=formula(measurement.timeline))
 
 
 _NO_TIMELINE = "no timeline of a pipeline was recorded"
@@ -276,7 +262,7 @@ METRICS = (
         better="lower",
         convention="idle / (p x T), median over steps",
         doc="bubble_ratio over the steps of all samples; its quartiles are recorded beside it.",
-        compute=_recorded("bubble_ratio_median", _NO_TIMELINE),
+        compute=recorded("bubble_ratio_median", _NO_TIMELINE),
         observed=True,
     ),
     MetricSpec(
@@ -285,7 +271,7 @@ METRICS = (
         better="lower",
         convention="simulated with the step's durations",
         doc="bubble_ratio that the schedule has with the actions as long as they were and nothing else taking time.",
-        compute=_recorded("bubble_ratio_simulated", _NO_SIMULATION),
+        compute=recorded("bubble_ratio_simulated", _NO_SIMULATION),
         observed=True,
         headline=False,
     ),
@@ -295,7 +281,7 @@ METRICS = (
         better="lower",
         convention="simulated with even stages",
         doc="bubble_ratio that the schedule would have with the same work spread evenly over the stages.",
-        compute=_recorded("bubble_ratio_balanced", _NO_SIMULATION),
+        compute=recorded("bubble_ratio_balanced", _NO_SIMULATION),
         observed=True,
         headline=False,
     ),
@@ -322,6 +308,6 @@ METRICS = (
         better="lower",
         convention="most of any rank",
         doc="Most that a step's forwards and backwards allocate beyond weights, gradients and optimizer.  2**30 bytes.",
-        compute=_recorded("peak_activations_bytes", "no memory build was run", gib),
+        compute=recorded("peak_activations_bytes", "no memory build was run", gib),
     ),
 )

@@ -63,13 +63,13 @@ def _derive_one(spec: MetricSpec, work: Work, measurement: Measurement, peaks: P
         return Metric(
             name=spec.name, value=None, unit=spec.unit, better=spec.better, convention=spec.convention, note=note
         )
-    reading = spec.compute(work, measurement, peaks)
+    reached = spec.compute(work, measurement, peaks)
     return Metric(
         name=spec.name,
-        value=reading.value,
-        unit=reading.unit or spec.unit,
+        value=reached.value,
+        unit=reached.unit or spec.unit,
         better=spec.better,
-        convention=reading.convention or spec.convention,
-        peak=reading.peak,
-        note=reading.note,
+        convention=reached.convention or spec.convention,
+        peak=reached.peak,
+        note=reached.note,
     )

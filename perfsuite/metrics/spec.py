@@ -10,7 +10,7 @@ from perfsuite.records import Better, Measurement, Peak, Peaks, Work
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class MetricValue:
     """What a metric's formula gives for one case."""
 
     value: float | None
@@ -38,7 +38,7 @@ class MetricSpec:
     """How it is counted; figures of different conventions are never compared."""
     doc: str
     """One line for a person."""
-    compute: Callable[[Work, Measurement, Peaks], Reading]
+    compute: Callable[[Work, Measurement, Peaks], MetricValue]
     """The formula, the choice of its peak included."""
     deterministic: bool = False
     """The same in every run of the same code: one run decides by ``tolerance``, no statistics."""
@@ -56,6 +56,20 @@ class MetricSpec:
     def format(self, value: float) -> str:
         """The value as printed, four significant digits, without its unit."""
         return significant(value)
+
+
+def recorded(
+    record: str, missing: str, convert: Callable[[float], float] = float
+) -> Callable[[Work, Measurement, Peaks], MetricValue]:
+    """The formula of a number that a rank recorded; ``missing`` says why there may be none."""
+
+    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
+        for entry in measurement.records:
+            if entry.name == record:
+                return MetricValue(value=convert(entry.value))
+        return MetricValue(value=None, note=missing)
+
+    return compute
 
 
 def significant(value: float, digits: int = 4) -> str:

@@ -10,33 +10,33 @@ import dataclasses
 from collections.abc import Callable
 
 from perfsuite.metrics import flop_conventions as conventions
-from perfsuite.metrics.spec import MetricSpec, Reading, devices_used
+from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, recorded
 from perfsuite.records import ABOVE_MEASURED_PEAK, Measurement, Peaks, Work
 from perfsuite.units import gib, tflops
 
-Compute = Callable[[Work, Measurement, Peaks], Reading]
+Compute = Callable[[Work, Measurement, Peaks], MetricValue]
 
 
-def _step_time(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
-    return Reading(value=measurement.median_s)
+def _step_time(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
+    return MetricValue(value=measurement.median_s)
 
 
 def _throughput(field: str, *, per_device: bool) -> Compute:
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         count: float = getattr(work, field)
         if not count:
-            return Reading(value=None, note=f"the work model counts no {field}")
-        return Reading(value=count / measurement.median_s / (devices_used(measurement) if per_device else 1))
+            return MetricValue(value=None, note=f"the work model counts no {field}")
+        return MetricValue(value=count / measurement.median_s / (devices_used(measurement) if per_device else 1))
 
     return compute
 
 
 def _rate(convention: str) -> Compute:
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         operations = work.flops.get(convention, 0.0)
         if not operations:
-            return Reading(value=None, note=f"the work model counts no operations as {convention}")
-        return Reading(value=tflops(operations / devices_used(measurement), measurement.median_s))
+            return MetricValue(value=None, note=f"the work model counts no operations as {convention}")
+        return MetricValue(value=tflops(operations / devices_used(measurement), measurement.median_s))
 
     return compute
 
@@ -44,80 +44,71 @@ def _rate(convention: str) -> Compute:
 def _utilisation(convention: str) -> Compute:
     rate = _rate(convention)
 
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         reached = rate(work, measurement, peaks)
         peak = peaks.tflops.get(work.dtype)
         if reached.value is None:
             return reached
         if peak is None:
-            return Reading(value=None, note=peaks.unknown or f"no {work.dtype} peak in the platform's row")
+            return MetricValue(value=None, note=peaks.unknown or f"no {work.dtype} peak in the platform's row")
         share = peak.share(reached.value)
         if share is None:
-            return Reading(value=None, peak=peak, note=ABOVE_MEASURED_PEAK)
-        return Reading(value=100 * share, peak=peak, note=f"of {peak.value:g} TFLOPS: {peak.source}")
+            return MetricValue(value=None, peak=peak, note=ABOVE_MEASURED_PEAK)
+        return MetricValue(value=100 * share, peak=peak, note=f"of {peak.value:g} TFLOPS: {peak.source}")
 
     return compute
 
 
 def _part(*spans: str) -> Compute:
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         times = {span.name: span.time_s for span in measurement.spans}
         if not times.keys() & set(spans):
-            return Reading(value=None, note=f"the step has no span {' or '.join(spans)}")
-        return Reading(value=1e3 * sum(times.get(span, 0.0) for span in spans))
+            return MetricValue(value=None, note=f"the step has no span {' or '.join(spans)}")
+        return MetricValue(value=1e3 * sum(times.get(span, 0.0) for span in spans))
 
     return compute
 
 
-def _recorded(record: str, convert: Callable[[float], float], build: str) -> Compute:
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
-        for each in measurement.records:
-            if each.name == record:
-                return Reading(value=convert(each.value))
-        return Reading(value=None, note=f"no {build} build was run" if build else "synthetic data have no end")
-
-    return compute
+def _built(record: str, build: str, convert: Callable[[float], float] = float) -> Compute:
+    """What a build of its own recorded."""
+    return recorded(record, f"no {build} build was run", convert)
 
 
-def _exposed_kernels(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
-    reading = _recorded("exposed_kernel_share", _percent, "exposed")(work, measurement, peaks)
-    if reading.value is None and all(rank.device == "cpu" for rank in measurement.ranks):
-        return Reading(value=None, note="not supported on a cpu: it has no kernels on a clock of their own")
-    if reading.value is None and any(record.name == "exposed_share" for record in measurement.records):
-        return Reading(value=None, note="unknown: torch's profiler saw no kernel of the communication library")
-    return reading
+def _exposed_kernels(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
+    reached = _built("exposed_kernel_share", "exposed", _percent)(work, measurement, peaks)
+    if reached.value is None and all(rank.device == "cpu" for rank in measurement.ranks):
+        return MetricValue(value=None, note="not supported on a cpu: it has no kernels on a clock of their own")
+    if reached.value is None and any(record.name == "exposed_share" for record in measurement.records):
+        return MetricValue(value=None, note="unknown: torch's profiler saw no kernel of the communication library")
+    return reached
 
 
-def _device_utilisation(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+def _device_utilisation(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     told = [rank.utilisation_percent for rank in measurement.ranks]
     known = [value for value in told if value is not None]
     if len(known) < len(told):
-        return Reading(value=None, note="unknown: no vendor's library tells it on every rank")
-    return Reading(value=sum(known) / len(known))
+        return MetricValue(value=None, note="unknown: no vendor's library tells it on every rank")
+    return MetricValue(value=sum(known) / len(known))
 
 
-def _largest_batch(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
+def _largest_batch(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     found = {record.name: record.value for record in measurement.records}
     if "largest_local_batch" not in found:
-        return Reading(value=None, note="no batch was looked for")
+        return MetricValue(value=None, note="no batch was looked for")
     limit = found.get("search_limit")
     note = "" if limit is None else f"the search ended at {limit:.0f}, which fits"
-    return Reading(value=found["largest_local_batch"], note=note)
+    return MetricValue(value=found["largest_local_batch"], note=note)
 
 
-def _time_to_target(work: Work, measurement: Measurement, peaks: Peaks) -> Reading:
-    steps = _recorded("steps_to_target", _same, "loss")(work, measurement, peaks).value
+def _time_to_target(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
+    steps = _built("steps_to_target", "loss")(work, measurement, peaks).value
     if steps is None:
-        return Reading(value=None, note="no target loss was given, or the loss build did not reach it")
-    return Reading(value=steps * measurement.median_s)
+        return MetricValue(value=None, note="no target loss was given, or the loss build did not reach it")
+    return MetricValue(value=steps * measurement.median_s)
 
 
 def _percent(share: float) -> float:
     return 100 * share
-
-
-def _same(value: float) -> float:
-    return value
 
 
 _RATES = (
@@ -228,7 +219,7 @@ _ALL = (
             better="lower",
             convention="most of any rank",
             doc=f"{doc}  2**30 bytes.",
-            compute=_recorded(f"{what}_bytes", gib, "memory"),
+            compute=_built(f"{what}_bytes", "memory", gib),
             deterministic=what in ("weights", "gradients", "optimizer"),
             observed=what not in ("weights", "gradients", "optimizer", "activations", "peak"),
         )
@@ -250,7 +241,7 @@ _ALL = (
         better="lower",
         convention="fake-group difference",
         doc="Share of the step that goes when its collectives do nothing; 0 on one rank.",
-        compute=_recorded("exposed_share", _percent, "exposed"),
+        compute=_built("exposed_share", "exposed", _percent),
         observed=True,
         interval=("exposed_communication_low_percent", "exposed_communication_high_percent"),
     ),
@@ -261,7 +252,7 @@ _ALL = (
             better="neither",
             convention="95 % interval over 12 pairs of steps",
             doc=f"The {which} end of the interval of the exposed communication.",
-            compute=_recorded(f"exposed_share_{end}", _percent, "exposed"),
+            compute=_built(f"exposed_share_{end}", "exposed", _percent),
             observed=True,
         )
         for end, which in (("low", "lower"), ("high", "upper"))
@@ -290,7 +281,7 @@ _ALL = (
         better="neither",
         convention="torch FlopCounterMode",
         doc="Operations of one step of all ranks as torch counts them while they run, 1e12.",
-        compute=_recorded("counted_flops", lambda count: count / 1e12, "flops"),
+        compute=_built("counted_flops", "flops", lambda count: count / 1e12),
         deterministic=True,
         observed=True,
     ),
@@ -300,7 +291,7 @@ _ALL = (
         better="lower",
         convention="seeded run",
         doc="Mean loss of the last of a fixed number of steps from seeded values.",
-        compute=_recorded("final_loss", _same, "loss"),
+        compute=_built("final_loss", "loss"),
         observed=True,
     ),
     MetricSpec(
@@ -309,7 +300,7 @@ _ALL = (
         better="neither",
         convention="samples of the data set / global batch",
         doc="Steps in which every sample of the data set is seen once.",
-        compute=_recorded("steps_per_epoch", _same, ""),
+        compute=recorded("steps_per_epoch", "synthetic data have no end"),
         deterministic=True,
         observed=True,
     ),

@@ -15,7 +15,7 @@ from perfsuite.reports.beside import published_lines
 from perfsuite.reports.pipeline import pipeline_section
 from perfsuite.reports.scaling import scaling_table, scalings
 from perfsuite.reports.terminal import (
-    Entry,
+    CaseRow,
     alpha_beta_table,
     clock_lines,
     metric_tables,
@@ -33,13 +33,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     session = suite.session
     results = list(session.results.values())
-    entries = [
-        Entry(result=result, verdict=suite.verdicts.get(case, ""), reused=case in session.reused)
+    rows = [
+        CaseRow(result=result, verdict=suite.verdicts.get(case, ""), reused=case in session.reused)
         for case, result in session.results.items()
     ]
     terminalreporter.section(f"perfsuite: {suite.machine}")
-    terminalreporter.write_line(f"{outcome_line(entries)}; hardware {session.fingerprint}")
-    tables = (metric_tables(entries), alpha_beta_table(results), scaling_table(results), pipeline_section(results))
+    terminalreporter.write_line(f"{outcome_line(rows)}; hardware {session.fingerprint}")
+    tables = (metric_tables(rows), alpha_beta_table(results), scaling_table(results), pipeline_section(results))
     for line in (line for table in tables for line in table):
         terminalreporter.write_line(line)
     terminalreporter.write_line("")

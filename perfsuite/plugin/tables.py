@@ -16,7 +16,8 @@ import pytest
 from perfsuite.errors import PerfsuiteError
 from perfsuite.plugin.collect import is_perf
 from perfsuite.plugin.suite import suite_key, suite_of, versions
-from perfsuite.reports.tables.report import Run, find_style, fitting_styles, report, run_of_results
+from perfsuite.reports.tables.recording import Recording, recording_of
+from perfsuite.reports.tables.report import find_style, fitting_styles, report
 from perfsuite.reports.tables.styles import STYLES
 
 
@@ -93,7 +94,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if state.path is None or suite is None or suite.session is None or not (suite.session.results or state.missing):
         return
     session, machine = suite.session, suite.machine
-    run = run_of_results(
+    run = recording_of(
         session.results.values(),
         name=f"session {session.id}",
         platform=machine.name,
@@ -111,7 +112,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"report {state.path}: {styles}")
 
 
-def _write(state: ReportState, run: Run) -> str:
+def _write(state: ReportState, run: Recording) -> str:
     """Write the file; names of the styles in it.  Raises PerfsuiteError where there is nothing to show, or OSError."""
     assert state.path is not None
     styles = (find_style(state.style),) if state.style else fitting_styles([run])

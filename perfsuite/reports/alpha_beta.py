@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from perfsuite.metrics import AlphaBeta, busbw_factor, fit_alpha_beta
+from perfsuite.collectives import busbw_factor
+from perfsuite.metrics import AlphaBeta, fit_alpha_beta
 from perfsuite.records import Result
 
 LEAST_SIZES = 3

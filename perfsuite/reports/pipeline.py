@@ -37,7 +37,7 @@ _ACTIVATIONS = re.compile(r"peak_activations_bytes_rank(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline:
+class PipelineRow:
     """What one case's timeline says; None for what cannot be known of it."""
 
     case: str
@@ -65,12 +65,12 @@ class Pipeline:
         return self.simulated is not None and impossible_bubble(self.bubble_ratio, self.simulated)
 
 
-def read_pipeline(case: str, timeline: Timeline, measurement: Measurement | None = None) -> Pipeline:
+def pipeline_row(case: str, timeline: Timeline, measurement: Measurement | None = None) -> PipelineRow:
     """What ``timeline`` says; InvalidParameter when it is damaged or has no action."""
     check_timeline(timeline)
     again = replay(timeline)
     schedule = again.schedule
-    return Pipeline(
+    return PipelineRow(
         case=case,
         schedule=timeline.schedule or "-",
         ranks=timeline.ranks,
@@ -120,14 +120,14 @@ def peak_activations_bytes(measurement: Measurement | None) -> tuple[float, ...]
 
 def pipeline_section(results: Iterable[Result]) -> list[str]:
     """A table per test of the cases with a timeline, and what is wrong with them; nothing when no case has one."""
-    tests: dict[str, list[Pipeline]] = {}
+    tests: dict[str, list[PipelineRow]] = {}
     unreadable: list[str] = []
     for result in results:
         measurement = result.measurement
         if measurement is None or measurement.timeline is None or result.outcome != "measured":
             continue
         try:
-            pipeline = read_pipeline(result.case, measurement.timeline, measurement)
+            pipeline = pipeline_row(result.case, measurement.timeline, measurement)
         except InvalidParameter as damage:
             unreadable.append(f"  {result.case}: {damage}")
         else:
@@ -138,7 +138,7 @@ def pipeline_section(results: Iterable[Result]) -> list[str]:
     return [*lines, *([] if lines else [""]), *notes] if notes else []
 
 
-def _table(test: str, pipelines: Sequence[Pipeline]) -> list[str]:
+def _table(test: str, pipelines: Sequence[PipelineRow]) -> list[str]:
     name, unit = readable_unit([size for each in pipelines for size in each.peak_activations_bytes])
     told = all(each.schedule in _short(each) for each in pipelines)
     columns: Mapping[str, list[str]] = {
@@ -160,7 +160,7 @@ def _table(test: str, pipelines: Sequence[Pipeline]) -> list[str]:
     return [test, *lay_out(list(kept), [list(row) for row in zip(*kept.values(), strict=True)])]
 
 
-def _short(pipeline: Pipeline) -> str:
+def _short(pipeline: PipelineRow) -> str:
     """The case's parameters: its test stands above the table."""
     return pipeline.case.partition("[")[2].removesuffix("]") or "-"
 
@@ -182,7 +182,7 @@ def _few(values: Sequence[str]) -> str:
     return f"{min(values, key=float)} to {max(values, key=float)}"
 
 
-def _explanation(pipelines: Sequence[Pipeline]) -> Iterator[str]:
+def _explanation(pipelines: Sequence[PipelineRow]) -> Iterator[str]:
     if pipelines:
         yield "  bubble_ratio: idle share of all the ranks' time; bubble_to_ideal: idle over busy time, another number"
         yield "  simulated: bubble_ratio of the schedule with this step's own durations; formula: of equal stages"
@@ -190,12 +190,12 @@ def _explanation(pipelines: Sequence[Pipeline]) -> Iterator[str]:
         yield "  a stage binds where its rank has so much more work than the average; both steps are simulated"
 
 
-def _impossible(pipelines: Sequence[Pipeline]) -> Iterator[str]:
+def _impossible(pipelines: Sequence[PipelineRow]) -> Iterator[str]:
     if any(each.impossible for each in pipelines):
         yield f"  ! more than {SIMULATION_TOLERANCE} below the simulation of its own durations: an error of measurement"
 
 
-def _binding(pipelines: Sequence[Pipeline]) -> Iterator[str]:
+def _binding(pipelines: Sequence[PipelineRow]) -> Iterator[str]:
     """The most uneven cases of a table: which stage binds, what an even split would give."""
     uneven = [(each.imbalance, each) for each in pipelines if each.imbalance]
     uneven.sort(key=lambda pair: -pair[0].excess)

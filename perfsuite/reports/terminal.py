@@ -16,7 +16,7 @@ SAME_AS_MEDIAN = "latency_us"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class CaseRow:
     """One case of the report."""
 
     result: Result
@@ -36,15 +36,15 @@ class Entry:
         return self.result.case.partition("::")[2] or self.result.case
 
 
-def metric_tables(entries: Sequence[Entry]) -> list[str]:
+def metric_tables(rows: Sequence[CaseRow]) -> list[str]:
     """A table per test file and family of metrics: the cases, their times, metrics and ranks."""
-    families: dict[tuple[str, tuple[str, ...]], list[Entry]] = {}
-    for entry in entries:
-        names = tuple(metric.name for metric in entry.result.metrics if find(metric.name).headline)
-        if entry.result.outcome == "out_of_memory":  # no metrics of its own: beside the cases that have some
-            names = next((key[1] for key in families if key[0] == entry.file), ())
-        if entry.result.outcome != "smoke":
-            families.setdefault((entry.file, names), []).append(entry)
+    families: dict[tuple[str, tuple[str, ...]], list[CaseRow]] = {}
+    for row in rows:
+        names = tuple(metric.name for metric in row.result.metrics if find(metric.name).headline)
+        if row.result.outcome == "out_of_memory":  # no metrics of its own: beside the cases that have some
+            names = next((key[1] for key in families if key[0] == row.file), ())
+        if row.result.outcome != "smoke":
+            families.setdefault((row.file, names), []).append(row)
     lines: list[str] = []
     above = ""
     for (file, names), members in families.items():
@@ -54,26 +54,26 @@ def metric_tables(entries: Sequence[Entry]) -> list[str]:
     return lines
 
 
-Cell = Callable[[Entry], str]
+Cell = Callable[[CaseRow], str]
 
 
-def _table(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
-    columns: list[tuple[str, Cell]] = [("ranks", lambda entry: str(entry.result.world_size)), ("median", _median)]
+def _table(rows: Sequence[CaseRow], names: Sequence[str]) -> list[str]:
+    columns: list[tuple[str, Cell]] = [("ranks", lambda row: str(row.result.world_size)), ("median", _median)]
     # A training step's share of the peak is its MFU: one column under the name that people look for.
-    share = "MFU" if any(_find(entry, "mfu_percent") for entry in entries) else "of\npeak"
+    share = "MFU" if any(_find(row, "mfu_percent") for row in rows) else "of\npeak"
     for name in names:
-        unit, scale = _unit(name, entries)
+        unit, scale = _unit(name, rows)
         columns.append((_heading(name, unit), functools.partial(_value, name=name, scale=scale)))
         columns.append((share, functools.partial(_share, name=name)))
     columns += [
-        ("spread\nslowest", lambda entry: _of(entry, _spread)),
-        ("last\nby", lambda entry: _of(entry, _late)),
-        ("samples", lambda entry: _of(entry, _samples)),
-        ("verdict", lambda entry: entry.verdict),
+        ("spread\nslowest", lambda row: _of(row, _spread)),
+        ("last\nby", lambda row: _of(row, _late)),
+        ("samples", lambda row: _of(row, _samples)),
+        ("verdict", lambda row: row.verdict),
     ]
-    headings, cells = ["case"], [[entry.name + (" *" if entry.reused else "") for entry in entries]]
+    headings, cells = ["case"], [[row.name + (" *" if row.reused else "") for row in rows]]
     for heading, cell in columns:
-        column = [cell(entry) for entry in entries]
+        column = [cell(row) for row in rows]
         if any(column):
             headings.append(heading)
             cells.append(column)
@@ -94,9 +94,9 @@ def lay_out(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
     ]
 
 
-def _unit(name: str, entries: Sequence[Entry]) -> tuple[str, float]:
+def _unit(name: str, rows: Sequence[CaseRow]) -> tuple[str, float]:
     """The unit that a column is in, and how many of it are one of the metric's: sizes are read in MiB as often."""
-    metrics = [metric for entry in entries if (metric := _find(entry, name))]
+    metrics = [metric for row in rows if (metric := _find(row, name))]
     unit = next((metric.unit for metric in metrics), "")
     if unit != "GiB":
         return unit, 1.0
@@ -111,31 +111,31 @@ def _heading(name: str, unit: str) -> str:
     return f"{quantity}\n{unit}" if quantity else unit
 
 
-def _find(entry: Entry, name: str) -> Metric | None:
-    return next((metric for metric in entry.result.metrics if metric.name == name), None)
+def _find(row: CaseRow, name: str) -> Metric | None:
+    return next((metric for metric in row.result.metrics if metric.name == name), None)
 
 
-def _value(entry: Entry, *, name: str, scale: float = 1.0) -> str:
-    metric = _find(entry, name)
+def _value(row: CaseRow, *, name: str, scale: float = 1.0) -> str:
+    metric = _find(row, name)
     if metric is None:
         return ""
     return "-" if metric.value is None else find(name).format(metric.value * scale)
 
 
-def _share(entry: Entry, *, name: str) -> str:
-    metric = _find(entry, name)
+def _share(row: CaseRow, *, name: str) -> str:
+    metric = _find(row, name)
     if metric is not None and metric.is_above_measured_peak:
         return ABOVE_MEASURED_PEAK
     share = metric.share_of_peak if metric else None
     return "" if share is None else f"{share:.1%}"
 
 
-def _median(entry: Entry) -> str:
-    return entry.result.detail if entry.result.measurement is None else format_seconds(entry.result.median_s)
+def _median(row: CaseRow) -> str:
+    return row.result.detail if row.result.measurement is None else format_seconds(row.result.median_s)
 
 
-def _of(entry: Entry, cell: Callable[[Measurement], str]) -> str:
-    return "" if entry.result.measurement is None else cell(entry.result.measurement)
+def _of(row: CaseRow, cell: Callable[[Measurement], str]) -> str:
+    return "" if row.result.measurement is None else cell(row.result.measurement)
 
 
 def _spread(measurement: Measurement) -> str:
@@ -152,22 +152,22 @@ def _samples(measurement: Measurement) -> str:
     return f"{len(measurement.samples)} x {measurement.iterations}{unsteady}"
 
 
-def _notes(entries: Sequence[Entry]) -> list[str]:
+def _notes(rows: Sequence[CaseRow]) -> list[str]:
     """Why values or shares are missing, each reason once."""
     cases: dict[str, list[str]] = {}
-    for entry in entries:
-        for metric in entry.result.metrics:
+    for row in rows:
+        for metric in row.result.metrics:
             if metric.note and metric.name != SAME_AS_MEDIAN and find(metric.name).headline:
-                cases.setdefault(f"{metric.name}: {metric.note}", []).append(entry.name)
-    lines = [f"  {note}{'' if len(names) == len(entries) else f' ({_some(names)})'}" for note, names in cases.items()]
-    hidden = {metric.name for entry in entries for metric in entry.result.metrics if not find(metric.name).headline}
+                cases.setdefault(f"{metric.name}: {metric.note}", []).append(row.name)
+    lines = [f"  {note}{'' if len(names) == len(rows) else f' ({_some(names)})'}" for note, names in cases.items()]
+    hidden = {metric.name for row in rows for metric in row.result.metrics if not find(metric.name).headline}
     if hidden:
         lines.append(
             f"  {len(hidden)} more metrics per case: --benchmark-json, --junitxml and --perf-summary have them"
         )
-    if any(entry.reused for entry in entries):
+    if any(row.reused for row in rows):
         lines.append("  * from the journal of the run that this one resumes")
-    if any(entry.result.measurement and not entry.result.measurement.warmup_steady for entry in entries):
+    if any(row.result.measurement and not row.result.measurement.warmup_steady for row in rows):
         lines.append("  ~ the warm-up ended before the time per iteration was steady")
     return lines
 
@@ -236,12 +236,12 @@ def clock_lines(results: Iterable[Result]) -> list[str]:
     ]
 
 
-def outcome_line(entries: Sequence[Entry]) -> str:
+def outcome_line(rows: Sequence[CaseRow]) -> str:
     """How many cases were measured, ran out of memory, were smoke runs or come from a journal."""
     counts: Mapping[str, int] = {
-        "measured": sum(entry.result.outcome == "measured" and not entry.reused for entry in entries),
-        "from the journal": sum(entry.reused for entry in entries),
-        "out of memory": sum(entry.result.outcome == "out_of_memory" for entry in entries),
-        "built, checked and run once, not measured": sum(entry.result.outcome == "smoke" for entry in entries),
+        "measured": sum(row.result.outcome == "measured" and not row.reused for row in rows),
+        "from the journal": sum(row.reused for row in rows),
+        "out of memory": sum(row.result.outcome == "out_of_memory" for row in rows),
+        "built, checked and run once, not measured": sum(row.result.outcome == "smoke" for row in rows),
     }
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)

@@ -17,7 +17,7 @@ from perfsuite.records import (
     SpanTotal,
     to_json,
 )
-from perfsuite.reports.tables.report import Run, run_of_results
+from perfsuite.reports.tables.recording import Recording, recording_of
 from perfsuite.workloads.training.train_step import TrainStep
 
 CLOCK = ClockFacts(name="cuda.Event", resolution_s=5e-8, cost_s=1e-7)
@@ -87,7 +87,7 @@ def trained(
 def run(*results, name="journal.jsonl", **meaning):
     """These results as a report takes them."""
     platform = meaning.get("platform", results[0].platform if results else "s4000")
-    return run_of_results(
+    return recording_of(
         results,
         name=name,
         **{
@@ -124,4 +124,4 @@ def table(text, title):
     return [row for index, row in enumerate(rows) if index != 1]
 
 
-__all__ = ["Run", "latte", "measurement", "run", "section", "table", "trained"]
+__all__ = ["Recording", "latte", "measurement", "run", "section", "table", "trained"]

@@ -12,18 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfsuite import models
 from perfsuite.baselines.baseline import Entry
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import AXES, DATA_AXES, MeshShape
 from perfsuite.metrics.memory import residence
-from perfsuite.metrics.spec import devices_used, significant
+from perfsuite.metrics.spec import devices_used
 from perfsuite.records import Result
 from perfsuite.reports.scaling import Point, Scaling, scale, series_of, without_ranks
-from perfsuite.units import format_bytes, seconds_to_us
+from perfsuite.reports.tables.settings import class_of, kernel_of, settings_of, sizes_of, whole
+from perfsuite.units import seconds_to_us
 
-_OF_STAGES = ("schedule", "stages_per_rank")
-"""Options of a strategy that have columns of their own."""
 _WORLD_SIZE = re.compile(r"(?<=[\[-])ws(\d+)(?=[-\]])")
 
 
@@ -77,9 +73,9 @@ def from_result(result: Result) -> TableCase:
         values["median_s"] = measurement.median_s
         steps = [record.value for record in measurement.records if record.name == "steps_per_epoch"]
         values.update({"steps_per_epoch": steps[0]} if steps else {})
-    settings = _settings(result.parameters, result.platform, result.world_size, hosts)
-    settings.update(_sizes(settings, result.work.samples, result.work.tokens))
-    settings["kernel"] = _kernel(result.workload, result.parameters, result.work.collective)
+    settings = settings_of(result.parameters, result.platform, result.world_size, hosts)
+    settings.update(sizes_of(settings, result.work.samples, result.work.tokens))
+    settings["kernel"] = kernel_of(result.workload, result.parameters, result.work.collective)
     if result.work.collective:
         settings["collective"] = result.work.collective
     if measurement is not None:
@@ -94,7 +90,7 @@ def from_result(result: Result) -> TableCase:
     return TableCase(
         case=result.case,
         platform=result.platform,
-        workload=_class_of(result.workload),
+        workload=class_of(result.workload),
         ranks=result.world_size,
         parameters=result.parameters,
         settings={
@@ -114,17 +110,17 @@ def from_entry(entry: Entry, *, platform: str, fingerprint: str, simulated: bool
     run, case = entry.newest, entry.case
     values = dict(run.metrics)
     missing = "out of memory (a baseline does not keep how much)" if run.outcome == "out_of_memory" else ""
-    settings = _settings(case.parameters, platform, case.world_size, None)
-    settings["kernel"] = _kernel(case.workload, case.parameters)
+    settings = settings_of(case.parameters, platform, case.world_size, None)
+    settings["kernel"] = kernel_of(case.workload, case.parameters)
     if run.quantiles_s:
         values["median_s"] = run.median_s
         samples = round(values.get("samples_per_s", 0.0) * run.median_s)
         tokens = round(values.get("tokens_per_s", 0.0) * run.median_s)
-        settings.update(_sizes(settings, samples, tokens))
+        settings.update(sizes_of(settings, samples, tokens))
     return TableCase(
         case=case.node,
         platform=platform,
-        workload=_class_of(case.workload),
+        workload=class_of(case.workload),
         ranks=case.world_size,
         parameters=case.parameters,
         settings=settings,
@@ -163,6 +159,20 @@ def unmeasured(known: Sequence[TableCase], reasons: Mapping[str, str]) -> tuple[
             )
         )
     return rows, rest
+
+
+def _as_on(sibling: TableCase, ranks: int) -> dict[str, Any]:
+    """What a sibling's settings are on another number of ranks; a fixed global batch stays, else the local one."""
+    hosts = 1 if sibling.settings.get("nodes") == 1 else None
+    settings = settings_of(sibling.parameters, sibling.platform, ranks, hosts)
+    settings.update({name: value for name, value in sibling.settings.items() if name not in settings})
+    spread = settings.get("dp", 1) * settings.get("accumulation", 1)
+    if sibling.parameters.get("global_batch_size"):
+        settings["local_batch_size"] = whole(settings["global_batch_size"] / spread)
+    elif "local_batch_size" in sibling.settings:
+        settings["local_batch_size"] = sibling.settings["local_batch_size"]
+        settings["global_batch_size"] = settings["local_batch_size"] * spread
+    return settings
 
 
 def scaled(cases: Sequence[TableCase]) -> list[TableCase]:
@@ -208,123 +218,6 @@ def _point(case: TableCase) -> Point | None:
         time_s=case.values["median_s"],
         devices=case.settings.get("devices"),
     )
-
-
-# -- settings ----------------------------------------------------------------------------------------------------
-
-
-def _settings(parameters: Mapping[str, Any], platform: str, ranks: int, hosts: int | None) -> dict[str, Any]:
-    """Parameters of a case under the names that columns have, its mesh taken apart."""
-    found = {name: value for name, value in parameters.items() if value not in (None, "", {}, [])}
-    found.update(ranks=ranks, layout=_layout(platform, ranks, hosts), nodes=hosts, platform=platform)
-    found.update(_mesh(parameters, ranks))
-    found.update({name: value for name, value in _mapping(parameters, "options").items() if name in _OF_STAGES})
-    found.update(models.stated(parameters, found.get("tp", 1)))
-    if "accumulation" in parameters:
-        found["num_micro_batches"] = parameters["accumulation"]
-    found.update(_size(parameters))
-    if "stages_per_rank" in found and "pp" in found:
-        found["stages"] = found["pp"] * found["stages_per_rank"]
-    if "schedule" in found:
-        found["strategy"] = f"pipeline, {found['schedule']}"
-    found["fix_hp"] = _told(parameters.get("overrides")) or "/"
-    found["variant"] = _told(parameters.get("overrides"))
-    found["options"] = _options(parameters)
-    return found
-
-
-def _size(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Size of a kernel or message as ids write it, and the number to sort it by."""
-    if {"m", "k", "n"} <= set(parameters):
-        sides = [parameters[name] for name in "mkn"]
-        return {"size": "x".join(map(str, sides)), "size_order": sides[0] * sides[1] * sides[2]}
-    for name in ("message_bytes", "buffer_bytes"):
-        if name in parameters:
-            return {"size": format_bytes(int(parameters[name])), "size_order": int(parameters[name])}
-    return {}
-
-
-def _options(parameters: Mapping[str, Any]) -> str:
-    """What was chosen beside model, strategy and batch: ``overlap=False, accumulation=4``."""
-    options = {name: value for name, value in _mapping(parameters, "options").items() if name not in _OF_STAGES}
-    chosen = [_told(options), _told(parameters.get("environment"))]
-    if parameters.get("accumulation", 1) != 1:
-        chosen.append(f"accumulation={parameters['accumulation']}")
-    if parameters.get("checkpointing", "none") != "none":
-        chosen.append(f"checkpointing={parameters['checkpointing']}")
-    chosen += ["compiled"] if parameters.get("compiled") else []
-    return ", ".join(filter(None, chosen))
-
-
-def _mapping(parameters: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    values = parameters.get(name)
-    return values if isinstance(values, Mapping) else {}
-
-
-def _told(values: Any) -> str:
-    """A mapping as ``name=value, ...``; numbers to four digits."""
-    if not isinstance(values, Mapping):
-        return ""
-    told = {name: significant(value) if isinstance(value, float) else value for name, value in sorted(values.items())}
-    return ", ".join(f"{name}={value}" for name, value in told.items())
-
-
-def _layout(platform: str, ranks: int, hosts: int | None) -> str:
-    """``1 x 8 s4000``: hosts, ranks of each, platform; a ``?`` where the number of hosts is not kept."""
-    if hosts is None:
-        return f"{ranks} {platform}"
-    return f"{hosts} x {ranks // hosts} {platform}" if ranks % hosts == 0 else f"{ranks} on {hosts} {platform}"
-
-
-def _mesh(parameters: Mapping[str, Any], ranks: int) -> dict[str, int]:
-    written = parameters.get("mesh")
-    try:
-        shape = MeshShape.parse(written) if isinstance(written, str) and written else MeshShape.of(dp=ranks)
-    except InvalidParameter:
-        return {}
-    sizes = {axis: shape.size(axis) for axis in AXES if axis not in DATA_AXES}
-    return {"dp": shape.replicas, **sizes}
-
-
-def _sizes(settings: Mapping[str, Any], samples: float, tokens: float) -> dict[str, Any]:
-    """Batches and length as the work of one step has them: GBS = LBS x GAS x DP."""
-    if not samples:
-        return {}
-    spread = settings.get("dp", 1) * settings.get("accumulation", 1)
-    found: dict[str, Any] = {"global_batch_size": _whole(samples), "local_batch_size": _whole(samples / spread)}
-    steps = settings.get("num_micro_batches", 1)
-    found["micro_batch_size"] = _whole(samples / settings.get("dp", 1) / steps)
-    if tokens:
-        found["sequence_length"] = _whole(tokens / samples)
-    return found
-
-
-def _whole(number: float) -> float:
-    return int(number) if number == int(number) else number
-
-
-def _as_on(sibling: TableCase, ranks: int) -> dict[str, Any]:
-    """What a sibling's settings are on another number of ranks; a fixed global batch stays, else the local one."""
-    hosts = 1 if sibling.settings.get("nodes") == 1 else None
-    settings = _settings(sibling.parameters, sibling.platform, ranks, hosts)
-    settings.update({name: value for name, value in sibling.settings.items() if name not in settings})
-    spread = settings.get("dp", 1) * settings.get("accumulation", 1)
-    if sibling.parameters.get("global_batch_size"):
-        settings["local_batch_size"] = _whole(settings["global_batch_size"] / spread)
-    elif "local_batch_size" in sibling.settings:
-        settings["local_batch_size"] = sibling.settings["local_batch_size"]
-        settings["global_batch_size"] = settings["local_batch_size"] * spread
-    return settings
-
-
-def _class_of(workload: str) -> str:
-    return workload.rpartition(":")[2].rpartition(".")[2]
-
-
-def _kernel(workload: str, parameters: Mapping[str, Any], collective: str = "") -> str:
-    """``all_reduce``, ``memory_copy``, ``host_device_copy host_to_device``."""
-    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", _class_of(workload)).lower()
-    return f"{collective or name} {parameters.get('direction', '')}".strip()
 
 
 # -- values ------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfsuite.reports.tables.spec import DTYPE, LAYOUT, Column, TableSpec, setting
+from perfsuite.reports.tables.spec import DTYPE, LAYOUT, ColumnSpec, TableSpec, setting
 
 _STREAMS = ("MemoryCopy", "MemoryTriad", "HostDeviceCopy")
 
@@ -14,8 +14,8 @@ KERNELS = (
             LAYOUT,
             setting("size m x k x n", "size"),
             DTYPE,
-            Column(title="TFLOPS (integers: TOPS)", key="tflops"),
-            Column(title="ms", key="median_s", scale=1000),
+            ColumnSpec(title="TFLOPS (integers: TOPS)", key="tflops"),
+            ColumnSpec(title="ms", key="median_s", scale=1000),
         ),
     ),
     TableSpec(
@@ -25,9 +25,9 @@ KERNELS = (
             LAYOUT,
             setting("kernel", "kernel"),
             setting("buffer", "size"),
-            Column(title="GB/s", key="gb_per_s"),
-            Column(title="bandwidth of", key="residence", value=False, optional=True),
-            Column(title="ms", key="median_s", scale=1000),
+            ColumnSpec(title="GB/s", key="gb_per_s"),
+            ColumnSpec(title="bandwidth of", key="residence", value=False, optional=True),
+            ColumnSpec(title="ms", key="median_s", scale=1000),
         ),
     ),
     TableSpec(
@@ -38,9 +38,9 @@ KERNELS = (
             LAYOUT,
             setting("size", "size"),
             DTYPE,
-            Column(title="us", key="median_us"),
-            Column(title="algbw GB/s", key="algbw_gb_per_s"),
-            Column(title="busbw GB/s", key="busbw_gb_per_s"),
+            ColumnSpec(title="us", key="median_us"),
+            ColumnSpec(title="algbw GB/s", key="algbw_gb_per_s"),
+            ColumnSpec(title="busbw GB/s", key="busbw_gb_per_s"),
         ),
         notes=("sizes, algbw and busbw as nccl-tests counts them; 1 GB/s is 1e9 bytes/s",),
     ),

@@ -13,7 +13,7 @@ from perfsuite.reports.tables.case import TableCase
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class ColumnSpec:
     """One column."""
 
     title: str
@@ -42,7 +42,7 @@ class TableSpec:
     """One table of a report."""
 
     title: str
-    columns: tuple[Column, ...]
+    columns: tuple[ColumnSpec, ...]
     select: Callable[[TableCase], bool]
     """Which cases are its rows."""
     published: tuple[str, ...] = ()
@@ -74,9 +74,9 @@ class Style:
     """Begins with the peaks of the platforms."""
 
 
-def setting(title: str, key: str) -> Column:
+def setting(title: str, key: str) -> ColumnSpec:
     """A column of a setting."""
-    return Column(title=title, key=key, value=False)
+    return ColumnSpec(title=title, key=key, value=False)
 
 
 def trains(*prefixes: str) -> Callable[[TableCase], bool]:
@@ -95,20 +95,20 @@ def is_gpt(case: TableCase) -> bool:
 
 # -- columns that several tables have ----------------------------------------------------------------------------
 
-OPTIONS = Column(title="options", key="options", value=False, optional=True)
-VARIANT = Column(title="variant", key="variant", value=False, optional=True)
+OPTIONS = ColumnSpec(title="options", key="options", value=False, optional=True)
+VARIANT = ColumnSpec(title="variant", key="variant", value=False, optional=True)
 LAYOUT = setting("nodes x ranks", "layout")
 MODEL = setting("model", "model")
 LOCAL = setting("local batch", "local_batch_size")
 GLOBAL = setting("global batch", "global_batch_size")
 LENGTH = setting("sequence length", "sequence_length")
-SAMPLES = Column(title="samples/s (all devices)", key="samples_per_s")
-SPEED_UP = Column(title="speed-up", key="speedup")
-EFFICIENCY = Column(title="efficiency %", key="scaling_efficiency", scale=100)
-STEP_S = Column(title="step s", key="step_time_s")
-PEAK = Column(title="peak GiB per device", key="peak_gib")
-MFU = Column(title="MFU %", key="mfu_percent")
-EXPOSED = Column(title="communication % of step", key="communication_share", scale=100)
+SAMPLES = ColumnSpec(title="samples/s (all devices)", key="samples_per_s")
+SPEED_UP = ColumnSpec(title="speed-up", key="speedup")
+EFFICIENCY = ColumnSpec(title="efficiency %", key="scaling_efficiency", scale=100)
+STEP_S = ColumnSpec(title="step s", key="step_time_s")
+PEAK = ColumnSpec(title="peak GiB per device", key="peak_gib")
+MFU = ColumnSpec(title="MFU %", key="mfu_percent")
+EXPOSED = ColumnSpec(title="communication % of step", key="communication_share", scale=100)
 DTYPE = setting("dtype", "dtype")
 
 NAMED_BASE = "speed-up and efficiency name what they are counted from: the smallest number of ranks that was measured"

@@ -1,0 +1,148 @@
+"""The tables of a style: a row per case, published rows below, and what a reader must know of their cells."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from perfsuite.gate.physics import speed_up_violation
+from perfsuite.metrics.spec import significant
+from perfsuite.reports.tables.case import TableCase, why_empty
+from perfsuite.reports.tables.markdown import Grid
+from perfsuite.reports.tables.published import PublishedLine, notes_of, paired, published_of
+from perfsuite.reports.tables.recording import Material
+from perfsuite.reports.tables.spec import ColumnSpec, Style, TableSpec
+from perfsuite.units import GIB, readable_unit
+
+
+def grids_of(style: Style, material: Material) -> Iterator[Grid]:
+    """The tables that have a measured row, in the style's order."""
+    for spec in style.tables:
+        selected = [case for case in material.cases if spec.select(case)]
+        if not any(case.values for case in selected):
+            continue
+        parts: dict[str, list[TableCase]] = {}
+        for case in selected:
+            part = case.settings.get(spec.per) or case.settings.get("kernel", "") if spec.per else ""
+            parts.setdefault(str(part), []).append(case)
+        for part, members in sorted(parts.items()):
+            title = f"{spec.title}: {part}" if part else spec.title
+            yield _grid(title, spec, members, material)
+
+
+def _grid(title: str, spec: TableSpec, cases: Sequence[TableCase], material: Material) -> Grid:
+    columns = [column for column in spec.columns if not column.optional or any(_cell(case, column) for case in cases)]
+    if material.base and any(column.key == "speedup" for column in columns):
+        at = [column.key for column in columns].index("speedup") + 1
+        columns.insert(at, ColumnSpec(title=f"times {material.base}, same ranks", key="over_base"))
+    ordered = sorted(cases, key=lambda case: _order(case, columns))
+    beside = paired(published_of(spec.published), ordered, spec.pair_by)
+    columns = [_readable(column, ordered, beside) for column in columns]
+    rows: list[tuple[str, ...]] = []
+    blocks: list[tuple[TableCase, PublishedLine]] = []
+    for index, case in enumerate(ordered):
+        rows.append((*(_cell(case, column) for column in columns), case.missing))
+        for line in beside.get(index, []):
+            rows.append((*(_published_cell(line, column) for column in columns), ""))
+            blocks.append((case, line))
+    remarks = any(row[-1] for row in rows)
+    shown = {column.key: column.title for column in columns if column.value}
+    return Grid(
+        title=title,
+        columns=(*(column.title for column in columns), *(["not measured because"] if remarks else [])),
+        rows=tuple(row if remarks else row[:-1] for row in rows),
+        notes=(*spec.notes, *_doubts(ordered, shown), *_empty(ordered, columns), *notes_of(blocks, shown)),
+    )
+
+
+def _readable(
+    column: ColumnSpec, cases: Sequence[TableCase], beside: Mapping[int, Sequence[PublishedLine]]
+) -> ColumnSpec:
+    """A column of sizes in the unit that all its figures, published ones among them, read best in; others as is."""
+    if not column.in_gib:
+        return column
+    published = (line.figures[column.key] for lines in beside.values() for line in lines if column.key in line.figures)
+    sizes = [*(case.values.get(column.key, 0.0) for case in cases), *(figure.metric_value for figure in published)]
+    unit, unit_bytes = readable_unit([size * GIB for size in sizes])
+    return dataclasses.replace(column, title=column.title.replace("GiB", unit), scale=GIB / unit_bytes)
+
+
+def _order(case: TableCase, columns: Sequence[ColumnSpec]) -> tuple[Any, ...]:
+    """Platforms apart; then columns left of the layout, the ranks, and the settings right of it; numbers by size."""
+    keys = [column.key for column in columns if not column.value]
+    at = keys.index("layout") if "layout" in keys else 0
+    left, right = keys[:at], keys[at + 1 :]
+    return (
+        case.platform,
+        case.fingerprint,
+        *(_sortable(case, key) for key in left),
+        case.ranks,
+        *(_sortable(case, key) for key in right),
+        case.case,
+    )
+
+
+def _sortable(case: TableCase, key: str) -> tuple[int, float, str]:
+    value = case.settings.get(f"{key}_order", case.settings.get(key))
+    if isinstance(value, (int, float)):
+        return (0, float(value), "")
+    return (1, 0.0, str(value or ""))
+
+
+def _cell(case: TableCase, column: ColumnSpec) -> str:
+    if not column.value:
+        value = case.settings.get(column.key)
+        return "" if value is None else str(value)
+    number = case.values.get(column.key)
+    if number is None:
+        return ""
+    base = case.bases.get(column.key)
+    if base is None:
+        return f"{significant(number * column.scale)}{_interval(case, column)}"
+    if case.ranks == case.base_ranks:
+        return f"{significant(number * column.scale, 3)} (base)"
+    return f"{significant(number * column.scale, 3)} vs {base}"
+
+
+def _interval(case: TableCase, column: ColumnSpec) -> str:
+    """Two digits say how far a value is known."""
+    ends = [case.values.get(f"{column.key}_{end}") for end in ("low", "high")]
+    low, high = (None if end is None else significant(end * column.scale, 2) for end in ends)
+    return "" if low is None or high is None or low == high else f" ({low} to {high})"
+
+
+def _published_cell(line: PublishedLine, column: ColumnSpec) -> str:
+    if column.key == "layout":
+        return line.name
+    if not column.value:
+        value = line.setting(column.key)
+        return "" if value is None else str(value)
+    figure = line.figures.get(column.key)
+    return f"{significant(figure.metric_value * column.scale)} [{figure.label}]" if figure else ""
+
+
+def _empty(cases: Sequence[TableCase], columns: Sequence[ColumnSpec]) -> Iterator[str]:
+    """Why measured rows have empty cells, columns of one reason together."""
+    found: dict[str, list[str]] = {}
+    for column in columns:
+        measured = [case for case in cases if case.values] if column.value else []
+        for reason in dict.fromkeys(filter(None, (why_empty(case, column.key) for case in measured))):
+            count = sum(why_empty(case, column.key) == reason for case in measured)
+            whole = f"empty: {{}}: {reason}" if count == len(measured) else f"empty in {count} rows: {{}}: {reason}"
+            found.setdefault(whole.replace("1 rows", "1 row"), []).append(column.title)
+    for text, titles in found.items():
+        yield text.replace("{}", "; ".join(titles))
+
+
+def _doubts(cases: Sequence[TableCase], shown: Mapping[str, str]) -> Iterator[str]:
+    """What is odd about speed-ups: nothing was added to gain from, or more was gained than was added."""
+    if not {"speedup", "scaling_efficiency"} & set(shown):
+        return
+    if any(case.shared for case in cases):
+        yield "ranks share one device: more ranks brought no more hardware, so linear is out of reach"
+    for case in cases:
+        if "speedup" in case.values:
+            said = speed_up_violation(case.values["speedup"], case.ranks, case.base_ranks)
+            if said:
+                yield f"{said}, look at the base: `{case.case}`"

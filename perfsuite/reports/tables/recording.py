@@ -1,0 +1,132 @@
+"""What a report is made from: the cases of journals, baseline files, a session, and another machine's beside."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfsuite.errors import ConfigurationError
+from perfsuite.platforms import DeviceModel
+from perfsuite.records import Result
+from perfsuite.reports.tables.case import TableCase, from_result, scaled, unmeasured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """What one journal, one baseline file or this session holds."""
+
+    name: str
+    """File, as given."""
+    platform: str
+    fingerprint: str
+    cases: tuple[TableCase, ...]
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Why a case has no result, by node id: skipped or failed."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    device: DeviceModel | None = None
+    """What is published of the platform; None for one that nobody knows here."""
+    simulated: bool = False
+
+    @property
+    def hardware(self) -> str:
+        """``cpu (cpu-amd-epyc-2c)``."""
+        return f"{self.platform} ({self.fingerprint})" if self.fingerprint else self.platform
+
+
+def recording_of(results: Iterable[Result], **meaning: Any) -> Recording:
+    """What a run recorded; ``meaning`` are the other fields of :class:`Recording`."""
+    results = tuple(results)
+    return Recording(
+        cases=tuple(from_result(result) for result in results),
+        environment=results[-1].environment if results else {},
+        simulated=any(result.simulated for result in results),
+        **meaning,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """All cases of a report, with speed-ups, and what has no row."""
+
+    cases: tuple[TableCase, ...]
+    rest: Mapping[str, str]
+    base: str = ""
+    """Platform of the base; empty without one."""
+
+
+def gathered(recordings: Sequence[Recording], base: Recording | None) -> Material:
+    """The cases of all recordings and of the base; ConfigurationError where the two cannot be compared."""
+    cases: list[TableCase] = []
+    rest: dict[str, str] = {}
+    for recording in recordings:
+        known = scaled(recording.cases)
+        rows, without = unmeasured(known, recording.missing)
+        cases += [_with_device(case, recording) for case in (*known, *rows)]
+        rest.update(without)
+    if base is not None:
+        _require_comparable(recordings, base)
+        other = [_with_device(case, base) for case in scaled(base.cases)]
+        cases = [*(_over(case, other, base) for case in cases), *other]
+    return Material(cases=tuple(_newest(cases)), rest=rest, base=base.platform if base else "")
+
+
+def _with_device(case: TableCase, recording: Recording) -> TableCase:
+    """The case with the memory that its device has, GiB, where that is published."""
+    memory = recording.device.memory if recording.device else None
+    return (
+        dataclasses.replace(case, settings={**case.settings, "memory_there": f"{memory.value:g}"}) if memory else case
+    )
+
+
+def _newest(cases: Sequence[TableCase]) -> list[TableCase]:
+    """A case that several files have on the same hardware counts once, as in the last of them that measured it."""
+    found: dict[tuple[str, str], TableCase] = {}
+    for case in cases:
+        key = (case.fingerprint, case.case)
+        if case.values or not (key in found and found[key].values):
+            found[key] = case
+    return list(found.values())
+
+
+def _require_comparable(recordings: Sequence[Recording], base: Recording) -> None:
+    for recording in recordings:
+        if recording.simulated != base.simulated:
+            first, second = ("simulated", "real") if recording.simulated else ("real", "simulated")
+            raise ConfigurationError(
+                f"{recording.name} is of {first} devices and the base {base.name} of {second} ones; the two never meet"
+            )
+        if recording.fingerprint == base.fingerprint and recording.fingerprint:
+            raise ConfigurationError(
+                f"the base {base.name} is of the same hardware as {recording.name}, {recording.hardware}; give the "
+                "results of another machine as the base, or compare two runs of one machine with perfsuite ab"
+            )
+    common = {case.model for recording in recordings for case in recording.cases} & {case.model for case in base.cases}
+    if not common - {""}:
+        there = ", ".join(sorted({case.model for case in base.cases} - {""})) or "none"
+        raise ConfigurationError(
+            f"the base {base.name} of {base.hardware} has no model in common with the results; its models: {there}"
+        )
+
+
+_SAME_RUN = ("model", "ranks", "local_batch_size", "global_batch_size", "strategy", "dtype")
+
+
+def _over(case: TableCase, others: Sequence[TableCase], base: Recording) -> TableCase:
+    """The case with its throughput over that of the base's case of the same run; loaders may differ, not otherwise."""
+    mine = case.values.get("samples_per_s")
+    alike = [
+        other
+        for other in others
+        if other.values.get("samples_per_s")
+        and all(case.settings.get(name) == other.settings.get(name) for name in _SAME_RUN)
+    ]
+    if mine is None or not alike:
+        reason = f"{base.platform} has no run of this model, batch and number of ranks" if mine is not None else ""
+        return dataclasses.replace(case, reasons={**case.reasons, "over_base": reason}) if reason else case
+    workers = case.settings.get("num_workers")
+    other = min(alike, key=lambda each: (each.settings.get("num_workers") != workers, each.case))
+    ratio = mine / other.values["samples_per_s"]
+    return dataclasses.replace(case, values={**case.values, "over_base": ratio})

@@ -1,0 +1,117 @@
+"""What was set up in a case, by the names that columns have: parameters, the mesh taken apart, batches and sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from perfsuite import models
+from perfsuite.errors import InvalidParameter
+from perfsuite.mesh import AXES, DATA_AXES, MeshShape
+from perfsuite.metrics.spec import significant
+from perfsuite.units import format_bytes
+
+_OF_STAGES = ("schedule", "stages_per_rank")
+"""Options of a strategy that have columns of their own."""
+
+
+def settings_of(parameters: Mapping[str, Any], platform: str, ranks: int, hosts: int | None) -> dict[str, Any]:
+    """Parameters of a case under the names that columns have, its mesh taken apart."""
+    found = {name: value for name, value in parameters.items() if value not in (None, "", {}, [])}
+    found.update(ranks=ranks, layout=_layout(platform, ranks, hosts), nodes=hosts, platform=platform)
+    found.update(_mesh(parameters, ranks))
+    found.update({name: value for name, value in _mapping(parameters, "options").items() if name in _OF_STAGES})
+    found.update(models.stated(parameters, found.get("tp", 1)))
+    if "accumulation" in parameters:
+        found["num_micro_batches"] = parameters["accumulation"]
+    found.update(_size(parameters))
+    if "stages_per_rank" in found and "pp" in found:
+        found["stages"] = found["pp"] * found["stages_per_rank"]
+    if "schedule" in found:
+        found["strategy"] = f"pipeline, {found['schedule']}"
+    found["fix_hp"] = _told(parameters.get("overrides")) or "/"
+    found["variant"] = _told(parameters.get("overrides"))
+    found["options"] = _options(parameters)
+    return found
+
+
+def _size(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Size of a kernel or message as ids write it, and the number to sort it by."""
+    if {"m", "k", "n"} <= set(parameters):
+        sides = [parameters[name] for name in "mkn"]
+        return {"size": "x".join(map(str, sides)), "size_order": sides[0] * sides[1] * sides[2]}
+    for name in ("message_bytes", "buffer_bytes"):
+        if name in parameters:
+            return {"size": format_bytes(int(parameters[name])), "size_order": int(parameters[name])}
+    return {}
+
+
+def _options(parameters: Mapping[str, Any]) -> str:
+    """What was chosen beside model, strategy and batch: ``overlap=False, accumulation=4``."""
+    options = {name: value for name, value in _mapping(parameters, "options").items() if name not in _OF_STAGES}
+    chosen = [_told(options), _told(parameters.get("environment"))]
+    if parameters.get("accumulation", 1) != 1:
+        chosen.append(f"accumulation={parameters['accumulation']}")
+    if parameters.get("checkpointing", "none") != "none":
+        chosen.append(f"checkpointing={parameters['checkpointing']}")
+    chosen += ["compiled"] if parameters.get("compiled") else []
+    return ", ".join(filter(None, chosen))
+
+
+def _mapping(parameters: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    values = parameters.get(name)
+    return values if isinstance(values, Mapping) else {}
+
+
+def _told(values: Any) -> str:
+    """A mapping as ``name=value, ...``; numbers to four digits."""
+    if not isinstance(values, Mapping):
+        return ""
+    told = {name: significant(value) if isinstance(value, float) else value for name, value in sorted(values.items())}
+    return ", ".join(f"{name}={value}" for name, value in told.items())
+
+
+def _layout(platform: str, ranks: int, hosts: int | None) -> str:
+    """``1 x 8 s4000``: hosts, ranks of each, platform; a ``?`` where the number of hosts is not kept."""
+    if hosts is None:
+        return f"{ranks} {platform}"
+    return f"{hosts} x {ranks // hosts} {platform}" if ranks % hosts == 0 else f"{ranks} on {hosts} {platform}"
+
+
+def _mesh(parameters: Mapping[str, Any], ranks: int) -> dict[str, int]:
+    written = parameters.get("mesh")
+    try:
+        shape = MeshShape.parse(written) if isinstance(written, str) and written else MeshShape.of(dp=ranks)
+    except InvalidParameter:
+        return {}
+    return {"dp": shape.replicas, **{axis: shape.size(axis) for axis in AXES if axis not in DATA_AXES}}
+
+
+def sizes_of(settings: Mapping[str, Any], samples: float, tokens: float) -> dict[str, Any]:
+    """Batches and length as the work of one step has them: GBS = LBS x GAS x DP."""
+    if not samples:
+        return {}
+    spread = settings.get("dp", 1) * settings.get("accumulation", 1)
+    found: dict[str, Any] = {"global_batch_size": whole(samples), "local_batch_size": whole(samples / spread)}
+    steps = settings.get("num_micro_batches", 1)
+    found["micro_batch_size"] = whole(samples / settings.get("dp", 1) / steps)
+    if tokens:
+        found["sequence_length"] = whole(tokens / samples)
+    return found
+
+
+def whole(number: float) -> float:
+    """An integer where it is one: 8 and not 8.0 in a cell."""
+    return int(number) if number == int(number) else number
+
+
+def class_of(workload: str) -> str:
+    """``TrainStep`` of ``perfsuite.workloads.training.train_step:TrainStep``."""
+    return workload.rpartition(":")[2].rpartition(".")[2]
+
+
+def kernel_of(workload: str, parameters: Mapping[str, Any], collective: str = "") -> str:
+    """``all_reduce``, ``memory_copy``, ``host_device_copy host_to_device``."""
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", class_of(workload)).lower()
+    return f"{collective or name} {parameters.get('direction', '')}".strip()
