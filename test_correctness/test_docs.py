@@ -1,0 +1,97 @@
+"""What the documents name is there: pages, files, and every command that a figure is said to come from."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+
+import pytest
+
+from test_correctness.helpers.scripted_driver import ROOT
+from test_correctness.test_layers import LINES
+
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *(ROOT / "examples").rglob("*.md")])
+ROOMS = "perfsuite|test_correctness|test_perf|benchmarks|simmusa|tools|examples"
+COMMANDS = re.compile(r"python3? (benchmarks/\w+\.py[^`\n]*)")
+OPTION = re.compile(r"--[a-z-]+")
+
+
+def pages(text):
+    return [page for page in PAGES if re.search(text, page.read_text(encoding="utf-8"))]
+
+
+def named(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_page_and_file_that_a_page_names_exists(page):
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / link).exists(), link
+    for path in re.findall(rf"`((?:{ROOMS})/[\w/.-]+\.\w+)[`:]", text):
+        assert (ROOT / path).exists(), path
+
+
+def parser_of(script):
+    """Options of a script's ``add_argument`` calls, and choices of its positional ones: by reading, not running."""
+    options, choices = {"-h", "--help"}, set()
+    for node in ast.walk(ast.parse((ROOT / script).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            words = {word.value for word in node.args if isinstance(word, ast.Constant) and isinstance(word.value, str)}
+            if node.func.attr == "add_argument":
+                options |= words
+                for keyword in node.keywords:
+                    if keyword.arg == "choices" and isinstance(keyword.value, (ast.Tuple, ast.List)):
+                        choices |= {choice.value for choice in keyword.value.elts}
+            elif node.func.attr == "add_parser":
+                choices |= words
+    return options, choices
+
+
+@pytest.mark.parametrize("page", pages(COMMANDS), ids=named)
+def test_every_benchmark_command_has_its_script_and_its_options(page):
+    for command in COMMANDS.findall(page.read_text(encoding="utf-8")):
+        script, *words = shlex.split(command.partition("#")[0].replace("[", " ").replace("]", " "))
+        assert (ROOT / script).is_file(), command
+        options, choices = parser_of(script)
+        asked = {word.partition("=")[0] for word in words if word.startswith("-")}
+        assert asked <= options, command
+        assert words[:1] == [] or words[0].startswith("-") or words[0] in choices, command
+
+
+def test_every_figure_of_the_truth_page_names_its_command():
+    rows = [
+        re.split(r"(?<!\\)\|", line.strip().strip("|"))
+        for line in (ROOT / "docs" / "truth.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("|") and not set(line) <= set("| -")
+    ]
+    for row in rows:
+        told = row[-1].strip()
+        assert told == "command" or told.startswith(("the same", "`python benchmarks/", "`pytest test_perf")), row
+
+
+def test_options_said_of_the_command_above_are_its_own():
+    script = ""
+    for line in (ROOT / "docs" / "truth.md").read_text(encoding="utf-8").splitlines():
+        script = next(iter(COMMANDS.findall(line)), script)
+        if "the same with `" in line and script:
+            assert set(OPTION.findall(line.partition("the same with")[2])) <= parser_of(script.split()[0])[0], line
+
+
+@pytest.mark.parametrize("page", pages(r"--perf-|perfsuite [a-z]+ "), ids=named)
+def test_options_of_the_plugin_and_subcommands_that_a_page_names_exist(page):
+    text = page.read_text(encoding="utf-8")
+    homes = [*(ROOT / "perfsuite" / "plugin").glob("*.py"), ROOT / "test_perf" / "conftest.py"]
+    plugin = "".join(path.read_text() for path in homes)
+    assert {option for option in re.findall(r"--perf-[a-z-]+[a-z]", text) if f'"{option}"' not in plugin} == set()
+    blocks = "".join(re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    commands = set(re.findall(r"(?m)^(?:\$ )?perfsuite ([a-z]+)\b(?!:)", blocks))
+    assert {name for name in commands if not (ROOT / "perfsuite" / "cli" / f"{name}.py").exists()} == set()
+
+
+def test_the_page_of_the_rooms_has_the_layers_as_the_test_holds_them():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    shown = re.search(r"<!-- layers -->\n```\n(.*?)```", text, re.DOTALL)[1].splitlines()
+    assert [line.split() for line in shown] == [list(names) for names in LINES]
