@@ -11,7 +11,14 @@ import pytest
 from test_correctness.helpers.scripted_driver import ROOT
 from test_correctness.test_layers import LINES
 
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *(ROOT / "examples").rglob("*.md")])
+PAGES = sorted(
+    [
+        *(ROOT / "docs").glob("*.md"),
+        *ROOT.glob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+        *(ROOT / "examples").rglob("*.yml"),
+    ]
+)
 ROOMS = "perfsuite|test_correctness|test_perf|benchmarks|simmusa|tools|examples"
 COMMANDS = re.compile(r"python3? (benchmarks/\w+\.py[^`\n]*)")
 OPTION = re.compile(r"--[a-z-]+")

@@ -1,4 +1,4 @@
-"""An accelerator of somebody else's: the file and the row of docs/add-a-platform.md, from detection to the record.
+"""An accelerator of somebody else's: the files of examples/platform, from detection to the record.
 
 ``torch_acme`` is a stand-in here: a device module of its own whose tensors live in host memory, with events that read
 the host's clock and a c10d backend ``accl`` that is gloo.  It has no C++, so its cases are of one rank: torch's barrier
@@ -21,6 +21,8 @@ from perfsuite.runtime.transports.launchers import launcher_variables
 from test_correctness.helpers import device_names
 from test_correctness.helpers.scripted_driver import ROOT
 
+EXAMPLE = ROOT / "examples" / "platform"
+ENTRY_POINT = re.search(r'"(perfsuite.families)"\]\n(\w+) = "(.*)"', (EXAMPLE / "pyproject.toml").read_text()).groups()
 DOCUMENT = (ROOT / "docs" / "add-a-platform.md").read_text(encoding="utf-8")
 TORCH_ACME = """
 import sys, time
@@ -116,17 +118,13 @@ def test_all_reduce(perf, ranks):
 """
 
 
-def block(language: str, name: str) -> str:
-    """The document's block that begins with this comment."""
-    (text,) = re.findall(rf"^```{language}\n(# {re.escape(name)}\n.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
-    return str(text)
-
-
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     """A repository of tests, on a machine with two Acme A1 and their vendor's software."""
     site, tools, tests = (tmp_path / name for name in ("site", "bin", "tests"))
-    device = block("python", "acme.py").replace('"dev/acme[0-9]*"', repr(str(tmp_path / "dev" / "acme[0-9]*")[1:]))
+    device = (
+        (EXAMPLE / "acme.py").read_text().replace('"dev/acme[0-9]*"', repr(str(tmp_path / "dev" / "acme[0-9]*")[1:]))
+    )
     assert str(tmp_path)[1:] in device
     files = {
         site / "acme.py": device + IN_HOST_MEMORY,
@@ -134,10 +132,10 @@ def shop(tmp_path: Path) -> Path:
         site / "perfsuite-0.1.0.dist-info" / "METADATA": "Metadata-Version: 2.1\nName: perfsuite\nVersion: 0.1.0\n",
         site / "perfsuite-0.1.0.dist-info" / "entry_points.txt": "[pytest11]\nperfsuite.plugin = perfsuite.plugin\n",
         site / "acme-1.0.dist-info" / "METADATA": "Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n",
-        site / "acme-1.0.dist-info" / "entry_points.txt": "[perfsuite.families]\nacme = acme:Acme\n",
+        site / "acme-1.0.dist-info" / "entry_points.txt": "[{}]\n{} = {}\n".format(*ENTRY_POINT),
         tools / "acme-smi": "#!/bin/sh\necho '0: Acme A1, 32768 MiB, ACME-0'\necho '1: Acme A1, 32768 MiB, ACME-1'\n",
         tests / "test_acme.py": TESTS,
-        tests / "acme.toml": block("toml", "acme.toml"),
+        tests / "acme.toml": (EXAMPLE / "acme.toml").read_text(),
         tests / "pytest.ini": (
             "[pytest]\nperf_platforms = acme.toml\n"
             "addopts = -p no:cacheprovider --import-mode=importlib --benchmark-max-time=0.05\n"
@@ -178,7 +176,7 @@ def stored(shop: Path) -> dict[str, Any]:
 
 
 def test_the_device_file_is_about_fifty_lines() -> None:
-    assert len([line for line in block("python", "acme.py").splitlines() if line.strip()]) <= 50
+    assert len([line for line in (EXAMPLE / "acme.py").read_text().splitlines() if line.strip()]) <= 50
 
 
 def test_a_device_of_somebody_elses_is_found_timed_and_recorded_under_its_row(shop: Path) -> None:
