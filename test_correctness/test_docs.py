@@ -11,14 +11,8 @@ import pytest
 from test_correctness.helpers.scripted_driver import ROOT
 from test_correctness.test_layers import LINES
 
-PAGES = sorted(
-    [
-        *(ROOT / "docs").glob("*.md"),
-        *ROOT.glob("*.md"),
-        *(ROOT / "examples").rglob("*.md"),
-        *(ROOT / "examples").rglob("*.yml"),
-    ]
-)
+EXAMPLES = ROOT / "examples"
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *EXAMPLES.rglob("*.md"), *EXAMPLES.rglob("*.yml")])
 ROOMS = "perfsuite|test_correctness|test_perf|benchmarks|simmusa|tools|examples"
 COMMANDS = re.compile(r"python3? (benchmarks/\w+\.py[^`\n]*)")
 OPTION = re.compile(r"--[a-z-]+")
