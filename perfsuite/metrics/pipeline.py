@@ -125,7 +125,7 @@ def _rank_phases(rank: int, events: Sequence[TimelineEvent], first: float, last:
     drain = max(turn, end)
 
     def idle(begin: float, until: float) -> float:
-        return until - begin - sum(max(0, min(each.end_s, until) - max(each.start_s, begin)) for each in events)
+        return until - begin - sum(max(0, min(event.end_s, until) - max(event.start_s, begin)) for event in events)
 
     return RankPhases(
         rank=rank,
@@ -147,7 +147,7 @@ def in_flight_micro_batches(timeline: Timeline) -> tuple[int, ...]:
     for events in _compute_by_rank(timeline):
         stages_held: Counter[int] = Counter()
         peak = in_flight = 0
-        for event in sorted(events, key=lambda each: each.start_s):
+        for event in sorted(events, key=lambda event: event.start_s):
             if event.kind == "forward":
                 stages_held[event.micro_batch] += 1
                 in_flight += stages_held[event.micro_batch] == 1
@@ -169,7 +169,7 @@ def peak_activations(timeline: Timeline, stage_sizes: Sequence[float] | None = N
     for events in _compute_by_rank(timeline):
         peak: float = 0
         held: float = 0
-        for event in sorted(events, key=lambda each: each.start_s):
+        for event in sorted(events, key=lambda event: event.start_s):
             size = 1 if stage_sizes is None else stage_sizes[event.stage]
             if event.kind == "forward":
                 held += size
@@ -208,7 +208,7 @@ def _share_of_step(phase: str) -> Callable[[Work, Measurement, Peaks], MetricVal
         def share(timeline: Timeline) -> float:
             first, last = step_bounds_s(timeline)
             ranks = phases(timeline)
-            took: float = sum(getattr(each, phase) for each in ranks)
+            took: float = sum(getattr(rank_phases, phase) for rank_phases in ranks)
             return 100 * took / len(ranks) / (last - first)
 
         return _of_timeline(measurement, share)

@@ -92,12 +92,12 @@ def _device_utilisation(work: Work, measurement: Measurement, peaks: Peaks) -> M
 
 
 def _largest_batch(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    found = {record.name: record.value for record in measurement.records}
-    if "largest_local_batch" not in found:
+    records = {record.name: record.value for record in measurement.records}
+    if "largest_local_batch" not in records:
         return MetricValue(value=None, note="no batch was looked for")
-    limit = found.get("search_limit")
+    limit = records.get("search_limit")
     note = "" if limit is None else f"the search ended at {limit:.0f}, which fits"
-    return MetricValue(value=found["largest_local_batch"], note=note)
+    return MetricValue(value=records["largest_local_batch"], note=note)
 
 
 def _time_to_target(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:

@@ -61,7 +61,7 @@ class Catalog:
         for model in self.models.values():
             if model.family != family or any(other in reported_name for other in model.exclude):
                 continue
-            lengths = [len(part) for part in model.match if part in reported_name]
+            lengths = [len(name) for name in model.match if name in reported_name]
             if lengths and (best is None or max(lengths) >= best[0]):
                 best = (max(lengths), model)
         return best[1] if best else None
@@ -138,24 +138,24 @@ class _File:
 
     def _line(self, table: str, key: str) -> int:
         """Line, from 1, of ``key`` in ``[table]`` or of ``[table.key]``, else of the table; 0 if unknown."""
-        current, found = "", 0
+        current, nearest = "", 0
         for number, line in enumerate(self.text.splitlines(), start=1):
             header = re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line)
             if header:
                 current = header[1].replace('"', "")
                 if current == f"{table}.{key}":
                     return number
-                if not found and (current == table or current.startswith(f"{table}.")):
-                    found = number
+                if not nearest and (current == table or current.startswith(f"{table}.")):
+                    nearest = number
             elif key and current == table and re.match(rf'\s*"?{re.escape(key)}"?\s*[=.]', line):
                 return number
-        return found
+        return nearest
 
     def table(self, name: str) -> Mapping[str, Any]:
-        found = self.tables.get(name, {})
-        if not isinstance(found, Mapping):
-            raise self.error(name, "", f"is {found!r:.40}; write a table [{name}...]")
-        return found
+        section = self.tables.get(name, {})
+        if not isinstance(section, Mapping):
+            raise self.error(name, "", f"is {section!r:.40}; write a table [{name}...]")
+        return section
 
     def check_row(self, name: str, row: object) -> None:
         """What must hold for a row of this file by itself, before it is laid over an earlier one."""
@@ -261,7 +261,7 @@ class _File:
             table = f"environment.{key}" if isinstance(value, Mapping) else "environment"
             for name, item in nested:
                 plain = item if isinstance(item, list) else [item]
-                if not all(isinstance(each, (str, int, float)) for each in plain):
+                if not all(isinstance(entry, (str, int, float)) for entry in plain):
                     raise self.error(table, name, f"is {item!r:.40}; write a text, a number or a list of texts")
         return section
 

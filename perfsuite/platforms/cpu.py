@@ -181,10 +181,10 @@ class CpuDevice(DeviceCode):
         """Size of the highest level of cache of core 0."""
         best = (0, 0)
         for index in self._host.glob("sys/devices/system/cpu/cpu0/cache/index[0-9]*"):
-            place = str(index.relative_to(self._host.root))
-            level, size = self._host.read(f"{place}/level") or "", self._host.read(f"{place}/size") or ""
-            if level.isdigit() and (found := re.fullmatch(r"(\d+)([KM])", size)):
-                best = max(best, (int(level), int(found[1]) * (KIB if found[2] == "K" else MIB)))
+            path = str(index.relative_to(self._host.root))
+            level, size = self._host.read(f"{path}/level") or "", self._host.read(f"{path}/size") or ""
+            if level.isdigit() and (match := re.fullmatch(r"(\d+)([KM])", size)):
+                best = max(best, (int(level), int(match[1]) * (KIB if match[2] == "K" else MIB)))
         return best[1] or _UNKNOWN_CACHE_BYTES
 
     def versions(self) -> dict[str, str]:

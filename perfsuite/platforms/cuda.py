@@ -48,8 +48,8 @@ class Cuda(AcceleratorFamily):
 
     def detect(self) -> tuple[DetectedDevice, ...]:
         """The devices that a rank would see; in MIG mode one slice, which is all that CUDA shows a process."""
-        found = super().detect()
-        return found[:1] if found and found[0].partition else found
+        devices = super().detect()
+        return devices[:1] if devices and devices[0].partition else devices
 
     def list_devices(self) -> tuple[DetectedDevice, ...]:
         """By nvidia-smi; without it by the driver's files in /proc; without them one unnamed device per node."""
@@ -90,27 +90,27 @@ class Cuda(AcceleratorFamily):
 
     def _slice(self, uuid: str) -> tuple[str, str]:
         """Profile and UUID of the MIG slice that a rank gets from this device: the one asked for, else the first."""
-        current, found = "", []
+        current, slices = "", []
         for line in self.host.tool(self.tool_name, "-L").text.splitlines():
             if device := re.match(r"GPU \d+: .*\(UUID: (\S+)\)", line):
                 current = device[1]
             elif current == uuid and (entry := re.match(r"\s+(MIG \S+)\s+Device\s+\d+: \(UUID: (\S+)\)", line)):
-                found.append((entry[1], entry[2]))
+                slices.append((entry[1], entry[2]))
         wanted = self.host.environ.get(self.visible_variable, "").split(",")[0]
-        asked = [entry for entry in found if wanted.startswith("MIG-") and entry[1].startswith(wanted)]
-        return (asked or found or [("MIG without slices", uuid)])[0]
+        asked = [entry for entry in slices if wanted.startswith("MIG-") and entry[1].startswith(wanted)]
+        return (asked or slices or [("MIG without slices", uuid)])[0]
 
     def _from_proc(self) -> tuple[DetectedDevice, ...]:
-        found = []
+        devices = []
         for index, path in enumerate(self.host.glob("proc/driver/nvidia/gpus/*/information")):
             text = self.host.read(str(path.relative_to(self.host.root))) or ""
             fields = dict(re.findall(r"^([^:\n]+):\s*(.*?)\s*$", text, re.MULTILINE))
-            found.append(
+            devices.append(
                 DetectedDevice(
                     index=index, reported_name=fields.get("Model", ""), uuid=fields.get("GPU UUID", "").strip("?")
                 )
             )
-        return tuple(found)
+        return tuple(devices)
 
     def _from_nodes(self) -> tuple[DetectedDevice, ...]:
         nodes = self.host.glob(self.nodes[0]) or self.host.glob(self.nodes[1])
@@ -176,12 +176,12 @@ class CudaDevice(Accelerator):
 
         cudnn: Any = torch.backends.cudnn
         nccl: Any = torch.cuda.nccl
-        found = {
+        versions = {
             **super().versions(),
             "cuda": str(torch.version.cuda or "unknown"),
             "cudnn": str(cudnn.version() or "unknown"),
             "tf32": str(torch.backends.cuda.matmul.allow_tf32),
         }
         with contextlib.suppress(Exception):  # builds without NCCL raise in more than one way
-            found["nccl"] = ".".join(map(str, nccl.version()))
-        return found
+            versions["nccl"] = ".".join(map(str, nccl.version()))
+        return versions

@@ -71,8 +71,8 @@ class AcceleratorFamily(Family):
     def links(self) -> str:
         """Kinds of links between the visible devices in the tool's topology matrix."""
         devices = self.detect()
-        place = {device.uuid: device.index for device in self._all if device.uuid}
-        indices = [place.get(device.uuid, device.index) for device in devices]
+        index_of = {device.uuid: device.index for device in self._all if device.uuid}
+        indices = [index_of.get(device.uuid, device.index) for device in devices]
         return link_kinds(self.topology(), indices) if len(devices) > 1 else ""
 
     def topology(self) -> str:
@@ -90,11 +90,11 @@ def visible(devices: Sequence[DetectedDevice], setting: str | None) -> tuple[Det
     if setting is None:
         return tuple(devices)
     chosen: list[DetectedDevice] = []
-    for entry in (part.strip() for part in setting.split(",")):
-        found = [device for device in devices if _names(entry, device)]
-        if not found or found[0] in chosen:
+    for entry in (word.strip() for word in setting.split(",")):
+        named = [device for device in devices if _names(entry, device)]
+        if not named or named[0] in chosen:
             break
-        chosen.append(found[0])
+        chosen.append(named[0])
     return tuple(dataclasses.replace(device, index=index) for index, device in enumerate(chosen))
 
 
@@ -131,5 +131,5 @@ def number(text: str) -> float | None:
     >>> number("49152MiB"), number("[N/A]")
     (49152.0, None)
     """
-    found = re.match(r"\s*(\d+(?:\.\d+)?)", text)
-    return float(found[1]) if found else None
+    number = re.match(r"\s*(\d+(?:\.\d+)?)", text)
+    return float(number[1]) if number else None

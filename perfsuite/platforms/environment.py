@@ -84,7 +84,7 @@ class Environment:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, every field present."""
-        return {each.name: to_json(getattr(self, each.name)) for each in fields(self)}
+        return {entry.name: to_json(getattr(self, entry.name)) for entry in fields(self)}
 
 
 def read_environment(
@@ -127,14 +127,14 @@ def read_environment(
 
 
 def _machine_model(host: Host) -> str:
-    parts = [host.read(f"sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name")]
-    return " ".join(part for part in parts if part) or host.read("proc/device-tree/model") or UNKNOWN
+    names = [host.read(f"sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name")]
+    return " ".join(text for text in names if text) or host.read("proc/device-tree/model") or UNKNOWN
 
 
 def _operating_system(host: Host) -> str:
     text = host.read("etc/os-release") or ""
-    found = re.search(r'^PRETTY_NAME="?([^"\n]+)"?$', text, re.MULTILINE)
-    return found[1] if found else UNKNOWN
+    match = re.search(r'^PRETTY_NAME="?([^"\n]+)"?$', text, re.MULTILINE)
+    return match[1] if match else UNKNOWN
 
 
 def _container(host: Host) -> str:
@@ -146,25 +146,25 @@ def _container(host: Host) -> str:
         return "podman"
     if host.environ.get("APPTAINER_CONTAINER") or host.environ.get("SINGULARITY_CONTAINER"):
         return "apptainer"
-    found = re.search(r"docker|kubepods|lxc|podman", host.read("proc/1/cgroup") or "")
-    return found[0] if found else "none seen"
+    match = re.search(r"docker|kubepods|lxc|podman", host.read("proc/1/cgroup") or "")
+    return match[0] if match else "none seen"
 
 
 def _governor(host: Host) -> str:
     paths = host.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")
-    found = sorted({host.read(str(path.relative_to(host.root))) or "" for path in paths} - {""})
-    return ", ".join(found) or UNKNOWN
+    texts = sorted({host.read(str(path.relative_to(host.root))) or "" for path in paths} - {""})
+    return ", ".join(texts) or UNKNOWN
 
 
 def _network(host: Host) -> tuple[str, ...]:
     """``mlx5_0 port 1: 200 Gb/sec (4X HDR) InfiniBand`` for every active port."""
-    found = []
+    ports = []
     for port in host.glob("sys/class/infiniband/*/ports/*"):
-        place = str(port.relative_to(host.root))
-        if "ACTIVE" in (host.read(f"{place}/state") or ""):
-            rate, layer = host.read(f"{place}/rate") or UNKNOWN, host.read(f"{place}/link_layer") or ""
-            found.append(f"{port.parent.parent.name} port {port.name}: {rate} {layer}".strip())
-    return tuple(sorted(found))
+        path = str(port.relative_to(host.root))
+        if "ACTIVE" in (host.read(f"{path}/state") or ""):
+            rate, layer = host.read(f"{path}/rate") or UNKNOWN, host.read(f"{path}/link_layer") or ""
+            ports.append(f"{port.parent.parent.name} port {port.name}: {rate} {layer}".strip())
+    return tuple(sorted(ports))
 
 
 def _device(name: str, memory: int | None, uuid: str) -> str:
@@ -174,9 +174,9 @@ def _device(name: str, memory: int | None, uuid: str) -> str:
 
 def _packages() -> dict[str, str]:
     """Installed versions by distribution name; what is not installed is not listed."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for distribution in distributions():
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
         if name in _PACKAGES or name.startswith(_PACKAGE_FAMILIES):
-            found.setdefault(name, distribution.version)
-    return dict(sorted(found.items()))
+            versions.setdefault(name, distribution.version)
+    return dict(sorted(versions.items()))

@@ -73,12 +73,12 @@ class Musa(AcceleratorFamily):
     def _table(self) -> Iterator[DetectedDevice]:
         """Rows ``0  MTT S80  |00000000:04:00.0  |0%  2MiB(16384MiB)`` of mthreads-gmi without arguments."""
         row = r"^(\d+)\s+(\S.*?)\s*\|([0-9a-fA-F:.]+)\s*\|[^(\n]*\((\d+)MiB\)"
-        for found in re.finditer(row, self.host.tool(self.tool_name).text, re.MULTILINE):
+        for match in re.finditer(row, self.host.tool(self.tool_name).text, re.MULTILINE):
             yield DetectedDevice(
-                index=int(found[1]),
-                reported_name=found[2],
-                memory_bytes=int(found[4]) * MIB,
-                link=self._link(found[3]),
+                index=int(match[1]),
+                reported_name=match[2],
+                memory_bytes=int(match[4]) * MIB,
+                link=self._link(match[3]),
             )
 
     def _from_nodes(self) -> tuple[DetectedDevice, ...]:
@@ -116,9 +116,9 @@ class Musa(AcceleratorFamily):
     def quirks(self, model: DeviceModel) -> tuple[str, ...]:
         """Of the torch_musa installed here on the row's architecture; what is not known may have a quirk."""
         version = package_version(self.name)
-        found = quirks(self.name, version=version, architecture=architecture_number(model.architecture))
+        known = quirks(self.name, version=version, architecture=architecture_number(model.architecture))
         heading = f"quirks of torch_musa {version or '(version unknown: any of these)'}, docs/musa.md:"
-        return (heading, *map(str, found))
+        return (heading, *map(str, known))
 
     def telemetry(self) -> Telemetry:
         """By pymtml when it is installed."""
@@ -126,8 +126,8 @@ class Musa(AcceleratorFamily):
 
 
 def _field(block: str, key: str) -> str:
-    found = re.search(rf"^\s*{re.escape(key)}\s*:\s*(.*?)\s*$", block, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(rf"^\s*{re.escape(key)}\s*:\s*(.*?)\s*$", block, re.MULTILINE)
+    return match[1] if match else ""
 
 
 class MusaDevice(Accelerator):
@@ -168,23 +168,27 @@ class MusaDevice(Accelerator):
         """torch_musa's version, the architecture (mp_22 for S4000) and the switches that change what is timed."""
         import torch
 
-        found = {**super().versions(), "torch_musa": "unknown", "architecture": "unknown"}
+        versions = {**super().versions(), "torch_musa": "unknown", "architecture": "unknown"}
         with contextlib.suppress(Exception):  # not there in a stand-in
-            found["torch_musa"] = str(importlib.import_module("torch_musa").__version__)
+            versions["torch_musa"] = str(importlib.import_module("torch_musa").__version__)
         with contextlib.suppress(Exception):  # a driver that cannot be asked: RuntimeError, AssertionError
             major, minor = cast(Any, self._module).get_device_capability()
-            found["architecture"] = f"mp_{major}{minor}"
-        found["tf32"] = str(getattr(getattr(torch.backends, "mudnn", None), "allow_tf32", "unknown"))
+            versions["architecture"] = f"mp_{major}{minor}"
+        versions["tf32"] = str(getattr(getattr(torch.backends, "mudnn", None), "allow_tf32", "unknown"))
         mccl = getattr(self._module, "mccl", None)
         if mccl is not None:
             with contextlib.suppress(Exception):  # builds without MCCL raise in more than one way
-                found["mccl"] = ".".join(map(str, mccl.version()))
-        return {**found, **self._quirks(found["torch_musa"], found["architecture"])}
+                versions["mccl"] = ".".join(map(str, mccl.version()))
+        return {**versions, **self._quirks(versions["torch_musa"], versions["architecture"])}
 
     def _quirks(self, version: str, architecture: str) -> dict[str, str]:
         """Names of the quirks that this rank has, and whether FSDP2 overlaps its communication."""
-        names = [each.name for each in quirks("musa", version=version, architecture=architecture_number(architecture))]
-        chosen = next((f"{each}={os.environ[each]}" for each in _OVERLAP_VARIABLES if each in os.environ), "")
+        names = [
+            quirk.name for quirk in quirks("musa", version=version, architecture=architecture_number(architecture))
+        ]
+        chosen = next(
+            (f"{variable}={os.environ[variable]}" for variable in _OVERLAP_VARIABLES if variable in os.environ), ""
+        )
         overlap = "off" if "fsdp2-does-not-overlap" in names else "on"
         if architecture_number(architecture) is None:
             overlap = "unknown"

@@ -74,10 +74,10 @@ def numbers(version: str) -> tuple[int, ...]:
     >>> numbers("2.7.0a0+gitabc123"), numbers("2.7.1+musa"), numbers("unknown")
     ((2, 7), (2, 7, 1), ())
     """
-    found = [int(each) for each in re.findall(r"\d+", (re.match(r"\d+(\.\d+)*", version) or [""])[0])]
-    while found and found[-1] == 0:
-        found.pop()
-    return tuple(found)
+    counts = [int(digits) for digits in re.findall(r"\d+", (re.match(r"\d+(\.\d+)*", version) or [""])[0])]
+    while counts and counts[-1] == 0:
+        counts.pop()
+    return tuple(counts)
 
 
 def architecture_number(text: str) -> int | None:
@@ -86,8 +86,8 @@ def architecture_number(text: str) -> int | None:
     >>> architecture_number("mp_22"), architecture_number("")
     (22, None)
     """
-    found = re.search(r"mp_(\d+)", text)
-    return int(found[1]) if found else None
+    match = re.search(r"mp_(\d+)", text)
+    return int(match[1]) if match else None
 
 
 @functools.lru_cache(maxsize=1)

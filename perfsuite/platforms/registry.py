@@ -42,10 +42,10 @@ def family_names() -> tuple[str, ...]:
 
 
 def _entry_points() -> Mapping[str, EntryPoint]:
-    named = [part.strip() for part in os.environ.get(VARIABLE, "").split(",") if part.strip()]
-    if wrong := [part for part in named if not re.fullmatch(r"\w+\s*=\s*[\w.]+:\w+", part)]:
+    named = [entry.strip() for entry in os.environ.get(VARIABLE, "").split(",") if entry.strip()]
+    if wrong := [entry for entry in named if not re.fullmatch(r"\w+\s*=\s*[\w.]+:\w+", entry)]:
         raise ConfigurationError(f"{VARIABLE}: {wrong[0]!r} is not name=module:Class; write one, or unset it")
-    split = (re.split(r"\s*=\s*", part) for part in named)
+    split = (re.split(r"\s*=\s*", entry) for entry in named)
     own = [EntryPoint(name=name, value=value, group=GROUP) for name, value in split]
     return {point.name: point for point in (*entry_points(group=GROUP), *own)}
 
@@ -53,21 +53,21 @@ def _entry_points() -> Mapping[str, EntryPoint]:
 def family_class(name: str) -> type[Family]:
     """The Family class of this name; ConfigurationError when there is none or it cannot be imported."""
     if name in _BUILT_IN:
-        found = _import(_BUILT_IN[name])
+        family = _import(_BUILT_IN[name])
     elif point := _entry_points().get(name):
         try:
-            found = point.load()
+            family = point.load()
         except (ImportError, AttributeError) as error:
             raise ConfigurationError(
                 f"family {name!r} ({point.value}) cannot be imported: {error}; repair or uninstall its package"
             ) from error
     else:
         raise ConfigurationError(f"family {name!r} is not installed; choose from {', '.join(family_names())}")
-    if not (isinstance(found, type) and issubclass(found, Family)) or found.name != name:
+    if not (isinstance(family, type) and issubclass(family, Family)) or family.name != name:
         raise ConfigurationError(
-            f"family {name!r} is {found!r:.80}; its entry point must name a subclass of Family with name = {name!r}"
+            f"family {name!r} is {family!r:.80}; its entry point must name a subclass of Family with name = {name!r}"
         )
-    return found
+    return family
 
 
 def families(host: Host | None = None) -> Mapping[str, Family]:

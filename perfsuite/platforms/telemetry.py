@@ -98,12 +98,12 @@ def family_of_processes(root: int) -> frozenset[int]:
         except OSError:  # it ended meanwhile
             continue
         children.setdefault(int(after_name[1]), []).append(int(status.parent.name))
-    found, waiting = set(), [root]
+    tree, waiting = set(), [root]
     while waiting:
         pid = waiting.pop()
-        found.add(pid)
+        tree.add(pid)
         waiting += children.get(pid, ())
-    return frozenset(found)
+    return frozenset(tree)
 
 
 def disturbance(readings: tuple[Reading, ...]) -> str:
@@ -112,7 +112,7 @@ def disturbance(readings: tuple[Reading, ...]) -> str:
     >>> disturbance((Reading(index=0), Reading(index=1, throttle=("thermal",), other_processes=2)))
     'device 1 is throttled (thermal) and shared with 2 other processes'
     """
-    found = []
+    sentences = []
     for reading in readings:
         said = []
         if reading.throttle:
@@ -121,5 +121,5 @@ def disturbance(readings: tuple[Reading, ...]) -> str:
             plural = "es" if reading.other_processes > 1 else ""
             said.append(f"shared with {reading.other_processes} other process{plural}")
         if said:
-            found.append(f"device {reading.index} is {' and '.join(said)}")
-    return "; ".join(found)
+            sentences.append(f"device {reading.index} is {' and '.join(said)}")
+    return "; ".join(sentences)

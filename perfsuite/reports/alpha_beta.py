@@ -38,7 +38,7 @@ def fit_collectives(results: Iterable[Result]) -> tuple[CollectiveFit, ...]:
         if result.outcome == "measured" and result.work.collective and result.work.message_bytes:
             key = (result.work.collective, result.world_size, result.work.dtype)
             points.setdefault(key, {})[result.work.message_bytes] = result.median_s
-    return tuple(_fit(*key, list(found.items())) for key, found in points.items() if len(found) >= LEAST_SIZES)
+    return tuple(_fit(*key, list(times.items())) for key, times in points.items() if len(times) >= LEAST_SIZES)
 
 
 def _fit(collective: str, world_size: int, dtype: str, points: list[tuple[float, float]]) -> CollectiveFit:

@@ -110,12 +110,12 @@ def _usual_work(timeline: Timeline) -> Mapping[int, float]:
 
 def peak_activations_bytes(measurement: Measurement | None) -> tuple[float, ...]:
     """By rank of the pipeline, from the records of the memory build; empty unless every rank has one."""
-    found = {
+    sizes = {
         int(match[1]): record.value
         for record in (measurement.records if measurement else ())
         if (match := _ACTIVATIONS.fullmatch(record.name))
     }
-    return tuple(found[rank] for rank in sorted(found)) if sorted(found) == list(range(len(found))) else ()
+    return tuple(sizes[rank] for rank in sorted(sizes)) if sorted(sizes) == list(range(len(sizes))) else ()
 
 
 def pipeline_section(results: Iterable[Result]) -> list[str]:
@@ -139,21 +139,21 @@ def pipeline_section(results: Iterable[Result]) -> list[str]:
 
 
 def _table(test: str, pipelines: Sequence[PipelineRow]) -> list[str]:
-    name, unit = readable_unit([size for each in pipelines for size in each.peak_activations_bytes])
-    told = all(each.schedule in _short(each) for each in pipelines)
+    name, unit = readable_unit([size for row in pipelines for size in row.peak_activations_bytes])
+    told = all(row.schedule in _short(row) for row in pipelines)
     columns: Mapping[str, list[str]] = {
-        "pipeline": [_short(each) for each in pipelines],
-        "schedule": ["" if told else each.schedule for each in pipelines],
-        "p": [str(each.ranks) for each in pipelines],
-        "v": [_count(each.stages_per_rank) for each in pipelines],
-        "m": [_count(each.num_micro_batches) for each in pipelines],
-        "bubble\n_ratio": [f"{each.bubble_ratio:.3f}{' !' if each.impossible else ''}" for each in pipelines],
-        "simu-\nlated": [_ratio(each.simulated) for each in pipelines],
-        "\nformula": [_ratio(each.formula) for each in pipelines],
-        "bubble\n_to_ideal": [f"{each.bubble_to_ideal:.3f}" for each in pipelines],
-        "in flight\nby rank": [_few([str(each) for each in pipeline.in_flight]) for pipeline in pipelines],
+        "pipeline": [_short(row) for row in pipelines],
+        "schedule": ["" if told else row.schedule for row in pipelines],
+        "p": [str(row.ranks) for row in pipelines],
+        "v": [_count(row.stages_per_rank) for row in pipelines],
+        "m": [_count(row.num_micro_batches) for row in pipelines],
+        "bubble\n_ratio": [f"{row.bubble_ratio:.3f}{' !' if row.impossible else ''}" for row in pipelines],
+        "simu-\nlated": [_ratio(row.simulated) for row in pipelines],
+        "\nformula": [_ratio(row.formula) for row in pipelines],
+        "bubble\n_to_ideal": [f"{row.bubble_to_ideal:.3f}" for row in pipelines],
+        "in flight\nby rank": [_few([str(count) for count in row.in_flight]) for row in pipelines],
         f"activations\n{name} by rank": [
-            _few([significant(count / unit, 3) for count in each.peak_activations_bytes]) for each in pipelines
+            _few([significant(count / unit, 3) for count in row.peak_activations_bytes]) for row in pipelines
         ],
     }
     kept = {heading: cells for heading, cells in columns.items() if any(cells)}
@@ -186,30 +186,30 @@ def _explanation(pipelines: Sequence[PipelineRow]) -> Iterator[str]:
     if pipelines:
         yield "  bubble_ratio: idle share of all the ranks' time; bubble_to_ideal: idle over busy time, another number"
         yield "  simulated: bubble_ratio of the schedule with this step's own durations; formula: of equal stages"
-    if any(each.imbalance for each in pipelines):
+    if any(row.imbalance for row in pipelines):
         yield "  a stage binds where its rank has so much more work than the average; both steps are simulated"
 
 
 def _impossible(pipelines: Sequence[PipelineRow]) -> Iterator[str]:
-    if any(each.impossible for each in pipelines):
+    if any(row.impossible for row in pipelines):
         yield f"  ! more than {SIMULATION_TOLERANCE} below the simulation of its own durations: an error of measurement"
 
 
 def _binding(pipelines: Sequence[PipelineRow]) -> Iterator[str]:
     """The most uneven cases of a table: which stage binds, what an even split would give."""
-    uneven = [(each.imbalance, each) for each in pipelines if each.imbalance]
+    uneven = [(row.imbalance, row) for row in pipelines if row.imbalance]
     uneven.sort(key=lambda pair: -pair[0].excess)
-    for found, pipeline in uneven[:_MOST_LINES]:
-        yield f"  {_short(pipeline)}: {binding_sentence(found)}"
+    for imbalance, row in uneven[:_MOST_LINES]:
+        yield f"  {_short(row)}: {binding_sentence(imbalance)}"
     if len(uneven) > _MOST_LINES:
         yield f"  and {len(uneven) - _MOST_LINES} more cases with a stage that binds"
 
 
-def binding_sentence(found: Imbalance) -> str:
+def binding_sentence(imbalance: Imbalance) -> str:
     """Which stage binds, and what the simulator says that an even split of the same work would give."""
-    now, even = found.simulated, found.balanced
+    now, even = imbalance.simulated, imbalance.balanced
     return (
-        f"stage {found.stage} binds, rank {found.rank} has {found.excess:+.0%} work; an even split: "
+        f"stage {imbalance.stage} binds, rank {imbalance.rank} has {imbalance.excess:+.0%} work; an even split: "
         f"bubble_ratio {float(bubble_ratio(now)):.3f} -> {float(bubble_ratio(even)):.3f}, "
         f"step {format_seconds(_length_s(now))} -> {format_seconds(_length_s(even))}"
     )

@@ -93,23 +93,23 @@ def scale(points: Iterable[Point]) -> dict[str, Scaling]:
     series: dict[tuple[str, ...], list[Point]] = {}
     for point in points:
         series.setdefault(point.series, []).append(point)
-    found: dict[str, Scaling] = {}
+    by_case: dict[str, Scaling] = {}
     for members in series.values():
         base = min(members, key=lambda point: point.ranks)
         if all(point.ranks == base.ranks for point in members):
             continue
         for point in sorted(members, key=lambda point: point.ranks):
             faster = speed_up(point.work, point.time_s, base.work, base.time_s)
-            largest = max(members, key=lambda each: each.ranks)
+            largest = max(members, key=lambda point: point.ranks)
             told = point if point is not base else largest  # the base's own kind is that of its series
-            found[point.case] = Scaling(
+            by_case[point.case] = Scaling(
                 point=point,
                 base=base,
                 kind=kind_of(told.work, told.ranks, base.work, base.ranks),
                 speed_up=faster,
                 efficiency=efficiency(faster, point.ranks, base.ranks),
             )
-    return found
+    return by_case
 
 
 def scalings(results: Iterable[Result]) -> dict[str, Scaling]:
@@ -119,23 +119,23 @@ def scalings(results: Iterable[Result]) -> dict[str, Scaling]:
 
 def scaling_table(results: Iterable[Result]) -> list[str]:
     """For a terminal: a row per case of a series, its kind, speed-up and efficiency, and what they are counted from."""
-    found = scalings(results)
-    if not found:
+    by_case = scalings(results)
+    if not by_case:
         return []
     rows = [
         [
-            each.point.case.partition("::")[2] or each.point.case,
-            str(each.point.ranks),
-            each.kind,
+            scaling.point.case.partition("::")[2] or scaling.point.case,
+            str(scaling.point.ranks),
+            scaling.kind,
             *(
                 ["base", "", ""]
-                if each.point is each.base
-                else [f"{each.speed_up:.3g}", f"vs {each.base_name}", f"{each.efficiency:.0%}"]
+                if scaling.point is scaling.base
+                else [f"{scaling.speed_up:.3g}", f"vs {scaling.base_name}", f"{scaling.efficiency:.0%}"]
             ),
         ]
-        for each in found.values()
+        for scaling in by_case.values()
     ]
     lines = ["", *lay_out(["scaling", "ranks", "kind", "speed-up", "over", "efficiency"], rows)]
-    if any(each.shared and each.point is not each.base for each in found.values()):
+    if any(scaling.shared and scaling.point is not scaling.base for scaling in by_case.values()):
         lines.append("  ranks of one device share it: more ranks brought no more hardware, and linear is out of reach")
     return lines

@@ -195,10 +195,10 @@ def alpha_beta_table(results: Iterable[Result]) -> list[str]:
     return ["", *lay_out(headings, rows)]
 
 
-def _fit_cells(found: CollectiveFit) -> list[str]:
-    fit, limit = found.fit, found.busbw_limit_gb_per_s
+def _fit_cells(row: CollectiveFit) -> list[str]:
+    fit, limit = row.fit, row.busbw_limit_gb_per_s
     if fit is None or limit is None:
-        return ["-", "-", "-", found.reason]
+        return ["-", "-", "-", row.reason]
     doubt = "" if fit.trusted else " not a line"
     return [
         f"{fit.alpha_us:.4g} ±{fit.alpha_error_us:.2g}",
@@ -230,8 +230,8 @@ def clock_lines(results: Iterable[Result]) -> list[str]:
         if result.measurement is not None:
             clocks.setdefault(result.measurement.clock.name, []).append(result.measurement.clock)
     return [
-        f"clock {name}: resolution {format_seconds(max(each.resolution_s for each in facts))}, "
-        f"reading it adds {format_seconds(max(each.cost_s for each in facts))} to a sample"
+        f"clock {name}: resolution {format_seconds(max(clock.resolution_s for clock in facts))}, "
+        f"reading it adds {format_seconds(max(clock.cost_s for clock in facts))} to a sample"
         for name, facts in clocks.items()
     ]
 

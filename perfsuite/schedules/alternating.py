@@ -108,7 +108,9 @@ def looped_bfs(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> t
     for rank in range(ranks):
         stages = stages_of(rank, ranks=ranks, stages_per_rank=stages_per_rank, placement="loop")
         forwards = _in_rounds("forward", stages, num_micro_batches, num_micro_batches)
-        backwards = [Action(kind="backward", stage=each.stage, micro_batch=each.micro_batch) for each in forwards[::-1]]
+        backwards = [
+            Action(kind="backward", stage=forward.stage, micro_batch=forward.micro_batch) for forward in forwards[::-1]
+        ]
         orders.append(alternate(forwards, backwards, warm_up=len(forwards)))
     return tuple(orders)
 

@@ -84,7 +84,7 @@ def evened_durations(timeline: Timeline) -> Durations:
     for event in timeline.events:
         if event.kind in LETTERS:
             took[event.kind].append(event.end_s - event.start_s)
-    mean: dict[str, float] = {kind: sum(each) / len(each) for kind, each in took.items()}
+    mean: dict[str, float] = {kind: sum(seconds) / len(seconds) for kind, seconds in took.items()}
 
     def seconds(action: Action) -> float:
         return mean[action.kind]

@@ -51,10 +51,10 @@ def find_imbalance(schedule: Schedule, timeline: Timeline, *, communication_s: f
         if event.kind in LETTERS:
             by_rank[event.rank] += event.end_s - event.start_s
             by_stage[event.stage] += event.end_s - event.start_s
-    rank = max(range(schedule.ranks), key=lambda each: by_rank[each])
+    rank = max(range(schedule.ranks), key=lambda index: by_rank[index])
     return Imbalance(
         rank=rank,
-        stage=max(schedule.stages_of(rank), key=lambda each: by_stage[each]),
+        stage=max(schedule.stages_of(rank), key=lambda stage: by_stage[stage]),
         busy_s=by_rank[rank],
         mean_busy_s=sum(by_rank.values()) / schedule.ranks,
         simulated=simulate(schedule, durations_of(timeline), communication_s=communication_s, detail=True),

@@ -40,7 +40,9 @@ def simulate(schedule: Schedule, seconds: Durations, *, communication_s: float =
             events.append(_event(action.kind, rank, action, start, end))
             if detail:
                 sent = (held, None if action.joined else action)
-                events.extend(_event("send", rank, each, end, end) for each in sent if each and walk.sends(each))
+                events.extend(
+                    _event("send", rank, output, end, end) for output in sent if output and walk.sends(output)
+                )
             held = action if action.joined else None
             free = end
     return Timeline(ranks=schedule.ranks, events=tuple(events), source="simulated", schedule=schedule.name)

@@ -177,10 +177,12 @@ def _as_on(sibling: TableCase, ranks: int) -> dict[str, Any]:
 
 def scaled(cases: Sequence[TableCase]) -> list[TableCase]:
     """The cases with speed-up and efficiency, each named after the base of its series."""
-    found = scale(point for case in cases if (point := _point(case)) is not None)
-    kinds = {without_ranks(case): each.kind for case, each in found.items()}
+    scalings = scale(point for case in cases if (point := _point(case)) is not None)
+    kinds = {without_ranks(case): scaling.kind for case, scaling in scalings.items()}
     return [
-        dataclasses.replace(_with_scaling(case, found.get(_key(case))), kind=kinds.get(without_ranks(_key(case)), ""))
+        dataclasses.replace(
+            _with_scaling(case, scalings.get(_key(case))), kind=kinds.get(without_ranks(_key(case)), "")
+        )
         for case in cases
     ]
 
@@ -225,17 +227,19 @@ def _point(case: TableCase) -> Point | None:
 
 def _derived(values: Mapping[str, float]) -> dict[str, float]:
     """Values that follow from metrics: 1 / step time, the share of communication, MFU in PaLM's convention."""
-    found = dict(values)
-    if found.get("step_time_s"):
-        found["iterations_per_s"] = 1 / found["step_time_s"]
+    derived = dict(values)
+    if derived.get("step_time_s"):
+        derived["iterations_per_s"] = 1 / derived["step_time_s"]
     for end in ("", "_low", "_high"):
-        if f"exposed_communication{end}_percent" in found:
-            found[f"communication_share{end}"] = found[f"exposed_communication{end}_percent"] / 100
-    if "mfu_percent" in found and found.get("tflops_per_device") and "palm_tflops_per_device" in found:
-        found["mfu_palm_percent"] = found["mfu_percent"] * found["palm_tflops_per_device"] / found["tflops_per_device"]
-    if "median_s" in found:
-        found["median_us"] = seconds_to_us(found["median_s"])
-    return found
+        if f"exposed_communication{end}_percent" in derived:
+            derived[f"communication_share{end}"] = derived[f"exposed_communication{end}_percent"] / 100
+    if "mfu_percent" in derived and derived.get("tflops_per_device") and "palm_tflops_per_device" in derived:
+        derived["mfu_palm_percent"] = (
+            derived["mfu_percent"] * derived["palm_tflops_per_device"] / derived["tflops_per_device"]
+        )
+    if "median_s" in derived:
+        derived["median_us"] = seconds_to_us(derived["median_s"])
+    return derived
 
 
 _BUILD_OF: Mapping[str, str] = {

@@ -59,10 +59,10 @@ def _library_rows(environments: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
 def _text(value: Any) -> str:
     """One cell; ``unknown`` is no knowledge and stays out."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}={_text(each)}" for name, each in value.items())
+        return ", ".join(f"{name}={_text(entry)}" for name, entry in value.items())
     if isinstance(value, (list, tuple)):
-        counted = {each: sum(other == each for other in value) for each in dict.fromkeys(map(str, value))}
-        return "; ".join(f"{count} x {each}" if count > 1 else each for each, count in counted.items())
+        counted = {text: sum(other == text for other in value) for text in dict.fromkeys(map(str, value))}
+        return "; ".join(f"{count} x {text}" if count > 1 else text for text, count in counted.items())
     return "" if value in (None, "unknown") else str(value)
 
 
@@ -100,16 +100,16 @@ def _stated_peaks() -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
     for table in (table for report in shipped() for table in report.tables if (report.report, table.id) == _PEAKS):
         columns = {column.name: column for column in table.columns}
         for row in table.rows:
-            found = {}
+            stated = {}
             for name, dtype in _STATED.items():
                 cell, judgement = table.cell(row, columns[name]), table.judge(row, columns[name])
                 number = cell.number(columns[name].index) if cell else None
                 if number is not None:
                     reason = judgement.reason if judgement.label != "M" else ""
-                    found[dtype] = (f"{significant(float(number.value))} [{judgement.label}]", reason)
+                    stated[dtype] = (f"{significant(float(number.value))} [{judgement.label}]", reason)
             device = table.cell(row, columns["device"])
-            if found and device:
-                yield device.text, found
+            if stated and device:
+                yield device.text, stated
 
 
 _PEAKS = ("001", "peaks")

@@ -22,12 +22,12 @@ def grids_of(style: Style, material: Material) -> Iterator[Grid]:
         selected = [case for case in material.cases if spec.select(case)]
         if not any(case.values for case in selected):
             continue
-        parts: dict[str, list[TableCase]] = {}
+        groups: dict[str, list[TableCase]] = {}
         for case in selected:
-            part = case.settings.get(spec.per) or case.settings.get("kernel", "") if spec.per else ""
-            parts.setdefault(str(part), []).append(case)
-        for part, members in sorted(parts.items()):
-            title = f"{spec.title}: {part}" if part else spec.title
+            group = case.settings.get(spec.per) or case.settings.get("kernel", "") if spec.per else ""
+            groups.setdefault(str(group), []).append(case)
+        for group, members in sorted(groups.items()):
+            title = f"{spec.title}: {group}" if group else spec.title
             yield _grid(title, spec, members, material)
 
 
@@ -124,14 +124,14 @@ def _published_cell(line: PublishedLine, column: ColumnSpec) -> str:
 
 def _empty(cases: Sequence[TableCase], columns: Sequence[ColumnSpec]) -> Iterator[str]:
     """Why measured rows have empty cells, columns of one reason together."""
-    found: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for column in columns:
         measured = [case for case in cases if case.values] if column.value else []
         for reason in dict.fromkeys(filter(None, (why_empty(case, column.key) for case in measured))):
             count = sum(why_empty(case, column.key) == reason for case in measured)
             whole = f"empty: {{}}: {reason}" if count == len(measured) else f"empty in {count} rows: {{}}: {reason}"
-            found.setdefault(whole.replace("1 rows", "1 row"), []).append(column.title)
-    for text, titles in found.items():
+            reasons.setdefault(whole.replace("1 rows", "1 row"), []).append(column.title)
+    for text, titles in reasons.items():
         yield text.replace("{}", "; ".join(titles))
 
 

@@ -40,13 +40,13 @@ def markdown(grid: Grid, level: int = 3) -> list[str]:
     widths = [max(3, *(len(row[index]) for row in table)) for index in range(len(grid.columns))]
     right = [_is_right(grid.rows, index) for index in range(len(grid.columns))]
     lines = [f"{'#' * level} {grid.title}", ""]
-    for place, row in enumerate(table):
+    for index, row in enumerate(table):
         cells = [
             cell.rjust(width) if to_right else cell.ljust(width)
             for cell, width, to_right in zip(row, widths, right, strict=True)
         ]
         lines.append(f"| {' | '.join(cells)} |")
-        if place == 0:
+        if index == 0:
             rule = [
                 "-" * (width - 1) + (":" if to_right else "-") for width, to_right in zip(widths, right, strict=True)
             ]

@@ -64,12 +64,12 @@ class PublishedLine:
 @functools.cache
 def published_of(tables: tuple[str, ...]) -> tuple[PublishedLine, ...]:
     """The rows of these tables that have figures, in the reports' order; a table is ``report/id``."""
-    found: dict[tuple[str, int], dict[str, PublishedFigure]] = {}
+    rows: dict[tuple[str, int], dict[str, PublishedFigure]] = {}
     for figure in select():
         table = f"{figure.report}/{figure.table}"
         if table in tables:
-            found.setdefault((table, figure.line), {})[figure.metric] = figure
-    return tuple(PublishedLine(table=table, line=line, figures=by) for (table, line), by in found.items())
+            rows.setdefault((table, figure.line), {})[figure.metric] = figure
+    return tuple(PublishedLine(table=table, line=line, figures=by) for (table, line), by in rows.items())
 
 
 def paired(
@@ -82,15 +82,15 @@ def paired(
     """
     lines = tuple(lines)
     models = {case.model for case in cases} & {line.any.model for line in lines}
-    found: dict[int, list[PublishedLine]] = {}
+    below: dict[int, list[PublishedLine]] = {}
     for line in lines:
         if models and line.any.model not in models:
             continue
         at = [index for index, case in enumerate(cases) if _alike(line, case, pair_by)]
         if at:
             nearest = min(reversed(at), key=lambda index: len(_differences(cases[index], line)))
-            found.setdefault(nearest, []).append(line)
-    return found
+            below.setdefault(nearest, []).append(line)
+    return below
 
 
 def _alike(line: PublishedLine, case: TableCase, pair_by: Sequence[str]) -> bool:
@@ -119,9 +119,9 @@ def notes_of(blocks: Sequence[tuple[TableCase, PublishedLine]], shown: Mapping[s
         for metric, figure in line.figures.items()
         if metric in shown and figure.label != "M"
     )
-    for reason, places in _grouped(labelled).items():
-        columns = ", ".join(dict.fromkeys(title for _, title in places))
-        numbers = sorted({line.line for line, _ in places})
+    for reason, cells in _grouped(labelled).items():
+        columns = ", ".join(dict.fromkeys(title for _, title in cells))
+        numbers = sorted({line.line for line, _ in cells})
         notes.append(reason.format(f"{columns}; line{'s' if len(numbers) > 1 else ''} {_listed(numbers)}"))
     conventions = {
         f"{shown[metric]}: {figure.convention}": None
@@ -139,12 +139,16 @@ def _differences(case: TableCase, line: PublishedLine) -> tuple[str, ...]:
 
 
 def _comparable(case: TableCase, line: PublishedLine) -> str:
-    found = list(_differences(case, line))
+    differing = list(_differences(case, line))
     if _plain(line.any.model) != _plain(case.model):  # of another model nothing else needs to be told apart
-        found = [each for each in found if each.startswith(("platform ", "model "))]
+        differing = [difference for difference in differing if difference.startswith(("platform ", "model "))]
     if case.simulated:
-        found.insert(0, "the devices here are simulated")
-    return f"not comparable with the row above: {'; '.join(found)}" if found else "the same run, as far as is stated"
+        differing.insert(0, "the devices here are simulated")
+    return (
+        f"not comparable with the row above: {'; '.join(differing)}"
+        if differing
+        else "the same run, as far as is stated"
+    )
 
 
 def _places(lines: Sequence[PublishedLine]) -> str:
@@ -161,7 +165,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _grouped(pairs: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
-    found: dict[str, list[T]] = {}
+    groups: dict[str, list[T]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups

@@ -83,12 +83,12 @@ def _with_device(case: TableCase, recording: Recording) -> TableCase:
 
 def _newest(cases: Sequence[TableCase]) -> list[TableCase]:
     """A case that several files have on the same hardware counts once, as in the last of them that measured it."""
-    found: dict[tuple[str, str], TableCase] = {}
+    newest: dict[tuple[str, str], TableCase] = {}
     for case in cases:
         key = (case.fingerprint, case.case)
-        if case.values or not (key in found and found[key].values):
-            found[key] = case
-    return list(found.values())
+        if case.values or not (key in newest and newest[key].values):
+            newest[key] = case
+    return list(newest.values())
 
 
 def _require_comparable(recordings: Sequence[Recording], base: Recording) -> None:
@@ -127,6 +127,6 @@ def _over(case: TableCase, others: Sequence[TableCase], base: Recording) -> Tabl
         reason = f"{base.platform} has no run of this model, batch and number of ranks" if mine is not None else ""
         return dataclasses.replace(case, reasons={**case.reasons, "over_base": reason}) if reason else case
     workers = case.settings.get("num_workers")
-    other = min(alike, key=lambda each: (each.settings.get("num_workers") != workers, each.case))
-    ratio = mine / other.values["samples_per_s"]
+    nearest = min(alike, key=lambda other: (other.settings.get("num_workers") != workers, other.case))
+    ratio = mine / nearest.values["samples_per_s"]
     return dataclasses.replace(case, values={**case.values, "over_base": ratio})

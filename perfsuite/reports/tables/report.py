@@ -107,7 +107,7 @@ def _require_rows(style: Style, recordings: Sequence[Recording], material: Mater
     if not any(case.values for case in material.cases):
         raise ConfigurationError(f"{names}: nothing was measured, so there is nothing for a table; run {style.needs}")
     there = ", ".join(sorted({case.model or case.workload for case in material.cases if case.values}))
-    fitting = ", ".join(f"--style={each.name}" for each in fitting_styles(recordings)) or "another file"
+    fitting = ", ".join(f"--style={other.name}" for other in fitting_styles(recordings)) or "another file"
     raise ConfigurationError(
         f"style {style.name} has no table for what {names} measured ({there}); choose {fitting}, or run {style.needs}"
     )

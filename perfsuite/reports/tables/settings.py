@@ -18,22 +18,22 @@ _OF_STAGES = ("schedule", "stages_per_rank")
 
 def settings_of(parameters: Mapping[str, Any], platform: str, ranks: int, hosts: int | None) -> dict[str, Any]:
     """Parameters of a case under the names that columns have, its mesh taken apart."""
-    found = {name: value for name, value in parameters.items() if value not in (None, "", {}, [])}
-    found.update(ranks=ranks, layout=_layout(platform, ranks, hosts), nodes=hosts, platform=platform)
-    found.update(_mesh(parameters, ranks))
-    found.update({name: value for name, value in _mapping(parameters, "options").items() if name in _OF_STAGES})
-    found.update(models.stated(parameters, found.get("tp", 1)))
+    settings = {name: value for name, value in parameters.items() if value not in (None, "", {}, [])}
+    settings.update(ranks=ranks, layout=_layout(platform, ranks, hosts), nodes=hosts, platform=platform)
+    settings.update(_mesh(parameters, ranks))
+    settings.update({name: value for name, value in _mapping(parameters, "options").items() if name in _OF_STAGES})
+    settings.update(models.stated(parameters, settings.get("tp", 1)))
     if "accumulation" in parameters:
-        found["num_micro_batches"] = parameters["accumulation"]
-    found.update(_size(parameters))
-    if "stages_per_rank" in found and "pp" in found:
-        found["stages"] = found["pp"] * found["stages_per_rank"]
-    if "schedule" in found:
-        found["strategy"] = f"pipeline, {found['schedule']}"
-    found["fix_hp"] = _told(parameters.get("overrides")) or "/"
-    found["variant"] = _told(parameters.get("overrides"))
-    found["options"] = _options(parameters)
-    return found
+        settings["num_micro_batches"] = parameters["accumulation"]
+    settings.update(_size(parameters))
+    if "stages_per_rank" in settings and "pp" in settings:
+        settings["stages"] = settings["pp"] * settings["stages_per_rank"]
+    if "schedule" in settings:
+        settings["strategy"] = f"pipeline, {settings['schedule']}"
+    settings["fix_hp"] = _told(parameters.get("overrides")) or "/"
+    settings["variant"] = _told(parameters.get("overrides"))
+    settings["options"] = _options(parameters)
+    return settings
 
 
 def _size(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,12 +93,12 @@ def sizes_of(settings: Mapping[str, Any], samples: float, tokens: float) -> dict
     if not samples:
         return {}
     spread = settings.get("dp", 1) * settings.get("accumulation", 1)
-    found: dict[str, Any] = {"global_batch_size": whole(samples), "local_batch_size": whole(samples / spread)}
+    sizes: dict[str, Any] = {"global_batch_size": whole(samples), "local_batch_size": whole(samples / spread)}
     steps = settings.get("num_micro_batches", 1)
-    found["micro_batch_size"] = whole(samples / settings.get("dp", 1) / steps)
+    sizes["micro_batch_size"] = whole(samples / settings.get("dp", 1) / steps)
     if tokens:
-        found["sequence_length"] = whole(tokens / samples)
-    return found
+        sizes["sequence_length"] = whole(tokens / samples)
+    return sizes
 
 
 def whole(number: float) -> float:

@@ -35,22 +35,22 @@ def figures(timeline: Timeline) -> str:
     """Schedule, counts, length, the other bubble, and what this one can be held against."""
     first, last = step_bounds_s(timeline)
     spec = SCHEDULES.get(timeline.schedule)
-    parts = [spec.title if spec else timeline.schedule] if timeline.schedule else []
+    phrases = [spec.title if spec else timeline.schedule] if timeline.schedule else []
     expected = []
     again = replay(timeline)
     schedule = again.schedule
     if schedule is None:  # somebody's own: there is nothing to hold it against
-        parts.append(f"p={timeline.ranks}")
+        phrases.append(f"p={timeline.ranks}")
     else:
-        parts.append(f"p={schedule.ranks} v={schedule.stages_per_rank} m={schedule.num_micro_batches}")
+        phrases.append(f"p={schedule.ranks} v={schedule.stages_per_rank} m={schedule.num_micro_batches}")
         if again.simulated and timeline.source == "measured":
             expected.append(f"simulated with the same durations {float(bubble_ratio(again.simulated)):.3f}")
         formula = formula_bubble(schedule)
         expected += [] if formula is None else [f"formula for equal stages {formula:.3f}"]
-    parts.append(f"step {format_seconds(float(last - first))}")
-    parts += [f"bubble_ratio {', '.join(expected)}"] if expected else []
-    parts.append(f"bubble_to_ideal (idle / busy) {float(bubble_to_ideal(timeline)):.3f}")
-    return "; ".join(parts)
+    phrases.append(f"step {format_seconds(float(last - first))}")
+    phrases += [f"bubble_ratio {', '.join(expected)}"] if expected else []
+    phrases.append(f"bubble_to_ideal (idle / busy) {float(bubble_to_ideal(timeline)):.3f}")
+    return "; ".join(phrases)
 
 
 def legend_entries(timeline: Timeline) -> list[tuple[str, str]]:

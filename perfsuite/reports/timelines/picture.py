@@ -87,7 +87,7 @@ def _add_box(root: ElementTree.Element, scale: draw.Scale, event: TimelineEvent,
     box = draw.rectangle(root, left, top, right - left, draw.LANE, fill=fill, stroke="white", stroke_width="0.8")
     draw.tooltip(box, _said(event))
     labels = [f"{draw.LETTER[event.kind]}{event.micro_batch}", str(event.micro_batch)] if event.kind in COMPUTE else []
-    label = next((each for each in labels if right - left >= draw.longest([each]) + 2), "")
+    label = next((text for text in labels if right - left >= draw.longest([text]) + 2), "")
     if label:
         middle = (left + right) / 2
         draw.words(root, middle, top + draw.LANE / 2 + 4, label, text_anchor="middle", fill=draw.ink(event.kind, turn))

@@ -60,7 +60,7 @@ def top_of(rank: int) -> float:
 def shade(kind: str, turn: int) -> str:
     """The kind's colour, paler with each further stage of the rank."""
     towards_white = 1 - 0.62**turn
-    return "#" + "".join(f"{round(part + (255 - part) * towards_white):02x}" for part in COLOURS[kind])
+    return "#" + "".join(f"{round(channel + (255 - channel) * towards_white):02x}" for channel in COLOURS[kind])
 
 
 def ink(kind: str, turn: int) -> str:
@@ -101,9 +101,9 @@ def tooltip(shape: ElementTree.Element, text: str) -> None:
 
 def hatching(root: ElementTree.Element) -> None:
     """Define the fill ``url(#wait)``."""
-    place = {"id": "wait", "width": "6", "height": "6", "patternUnits": "userSpaceOnUse"}
+    attributes = {"id": "wait", "width": "6", "height": "6", "patternUnits": "userSpaceOnUse"}
     pattern = ElementTree.SubElement(
-        ElementTree.SubElement(root, "defs"), "pattern", {**place, "patternTransform": "rotate(45)"}
+        ElementTree.SubElement(root, "defs"), "pattern", {**attributes, "patternTransform": "rotate(45)"}
     )
     rectangle(pattern, 0, 0, 6, 6, fill="#f0f0f0")
     line(pattern, 0, 0, 0, 6, stroke="#b8b8b8", stroke_width="1.5")
@@ -115,9 +115,9 @@ def longest(texts: Iterable[str], size: float = 11) -> float:
 
 
 def _shape(
-    parent: ElementTree.Element, tag: str, place: Mapping[str, float], style: Mapping[str, str]
+    parent: ElementTree.Element, tag: str, position: Mapping[str, float], style: Mapping[str, str]
 ) -> ElementTree.Element:
-    attributes = {name: f"{pixels:.2f}" for name, pixels in place.items()}
+    attributes = {name: f"{pixels:.2f}" for name, pixels in position.items()}
     return ElementTree.SubElement(
         parent, tag, {**attributes, **{name.replace("_", "-"): value for name, value in style.items()}}
     )
