@@ -10,9 +10,8 @@ from perfsuite.records import Metric, RankFacts, Work
 from perfsuite.reports.terminal import CaseRow, metric_tables
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from test_correctness.helpers.pipelines import staged
-from test_correctness.helpers.report_runs import run, table
+from test_correctness.helpers.report_runs import gpt, kernel, llama, pipeline, run, style, table
 from test_correctness.test_runtime_parts import Ticks
-from test_correctness.test_tables import gpt, kernel, llama, pipeline, style
 
 MIB, GIB = 2**20, 2**30
 

@@ -16,20 +16,10 @@ from perfsuite.reports.pipeline import pipeline_row
 from perfsuite.reports.timelines.write import timeline_svg
 from perfsuite.schedules import SCHEDULES, Schedule, make_schedule, schedule_of
 from test_correctness.helpers.pipelines import METRICS, measured, result_of, seen_without_waiting, simulated
+from test_correctness.helpers.schedules import schedules
 from test_correctness.helpers.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]
-
-
-@st.composite
-def schedules(draw) -> Schedule:
-    name = draw(st.sampled_from(sorted(SCHEDULES)))
-    ranks = draw(st.integers(1, 6))
-    rounds = draw(st.integers(2 if name == "dualpipev" else 1, 3))
-    spec = SCHEDULES[name]
-    most = spec.most_stages_per_rank or 3
-    stages = draw(st.integers(spec.fewest_stages_per_rank, most))
-    return make_schedule(name, ranks=ranks, num_micro_batches=rounds * ranks, stages_per_rank=stages)
 
 
 def rules(timeline):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.platforms import load_catalog
 from perfsuite.records import (
     ClockFacts,
     Measurement,
+    Metric,
     Peak,
     Peaks,
     RankFacts,
@@ -15,9 +18,13 @@ from perfsuite.records import (
     Result,
     Sample,
     SpanTotal,
+    Timeline,
+    TimelineEvent,
     to_json,
 )
-from perfsuite.reports.tables.recording import Recording, recording_of
+from perfsuite.reports.tables.recording import recording_of
+from perfsuite.reports.tables.report import report
+from perfsuite.reports.tables.styles import STYLES
 from perfsuite.workloads.training.train_step import TrainStep
 
 CLOCK = ClockFacts(name="cuda.Event", resolution_s=5e-8, cost_s=1e-7)
@@ -104,6 +111,92 @@ def latte(ranks, time_s, **changes):
     return trained("test_latte", ranks, time_s, **{"model": "latte-l", "strategy": "ddp", **changes})
 
 
+GIB = 2**30
+MEMORY = tuple(
+    (f"{name}_bytes", gib * GIB)
+    for name, gib in (
+        ("weights", 3),
+        ("gradients", 3),
+        ("optimizer", 6),
+        ("activations", 2.5),
+        ("peak", 14.5),
+        ("fragmentation", 0.5),
+        ("final_device", 12),
+        ("final_host", 10),
+    )
+)
+
+
+def opensora(ranks, time_s, **changes):
+    return trained(
+        "test_opensora",
+        ranks,
+        time_s,
+        **{
+            "model": "opensora",
+            "strategy": "fsdp",
+            "builds": ("memory", "loss"),
+            "records": (*MEMORY, ("final_loss", 0.25)),
+            **changes,
+        },
+    )
+
+
+def llama(ranks, time_s, **changes):
+    loss = (("final_loss", 3.5), ("whole_device_bytes", 40 * GIB))
+    return trained(
+        "test_llama2",
+        ranks,
+        time_s,
+        **{
+            "model": "llama2-7b",
+            "strategy": "fsdp",
+            "micro_batch_size": 3,
+            "dtype": "bf16",
+            "builds": ("memory", "loss"),
+            "records": (*MEMORY, *loss),
+            **changes,
+        },
+    )
+
+
+def gpt(name, ranks, time_s, **changes):
+    return trained(name, ranks, time_s, **{"model": "gpt2-xl", "strategy": "ddp", "platform": "a100", **changes})
+
+
+def style(name, *runs, base=None):
+    return report(list(runs), [STYLES[name]], base)
+
+
+def pipeline(schedule, micro_batches, bubble):
+    events = tuple(
+        TimelineEvent(kind="forward", rank=rank, stage=rank, micro_batch=micro, start_s=0.0, end_s=1.0)
+        for rank in range(4)
+        for micro in range(micro_batches)
+    )
+    plain = gpt("test_pp", 4, 1.0)
+    timeline = Timeline(ranks=4, events=events, source="measured", schedule=schedule)
+    ratio = Metric(name="bubble_ratio", value=bubble, unit="ratio", better="lower")
+    return dataclasses.replace(
+        plain,
+        case=f"t.py::test_pp[a100-ws4-{schedule}-m{micro_batches}]",
+        metrics=(*plain.metrics, ratio),
+        measurement=dataclasses.replace(plain.measurement, timeline=timeline),
+    )
+
+
+def kernel(name, workload, ranks, parameters, work, **metrics):
+    plain = gpt(name, ranks, 1e-3)
+    return dataclasses.replace(
+        plain,
+        case=f"t.py::{name}[a100-ws{ranks}]",
+        workload=f"perfsuite.workloads.x:{workload}",
+        parameters=parameters,
+        work=work,
+        metrics=tuple(Metric(name=key, value=value, unit="", better="higher") for key, value in metrics.items()),
+    )
+
+
 def section(text, title):
     """Lines of the section with this heading, the heading left out."""
     lines = text.splitlines()
@@ -122,6 +215,3 @@ def table(text, title):
     lines = [line for line in section(text, title) if line.startswith("|")]
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return [row for index, row in enumerate(rows) if index != 1]
-
-
-__all__ = ["Recording", "latte", "measurement", "run", "section", "table", "trained"]
