@@ -1,4 +1,4 @@
-"""What collecting many cases costs: CPU seconds of the whole pytest process, with perfsuite's cases and with plain tests.
+"""What collecting many cases costs: CPU seconds of the whole pytest process, of perf cases and of plain tests.
 
     python benchmarks/collection.py [--cases 10000] [--rounds 3]
 
