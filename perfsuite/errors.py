@@ -24,6 +24,9 @@ A message says what was given, which rule it breaks and what to do, in one line:
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class PerfsuiteError(Exception):
     """Base of everything that perfsuite raises for its users."""
@@ -96,3 +99,13 @@ class CaseStopped(BaseException):
         """``signal`` is its name: SIGTERM."""
         self.signal = signal
         super().__init__(f"stopped by {signal} while this case was running")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest of those known, all of them where none is near.
+
+    >>> did_you_mean("gtp2", ["gpt2", "latte-l"]), did_you_mean("x", ["ddp", "fsdp"])
+    ('did you mean gpt2?', 'did you mean ddp or fsdp?')
+    """
+    known = list(known)
+    return f"did you mean {' or '.join(difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known)}?"

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import doctest
 import math
+import types
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite import units
+from perfsuite import errors, units
 from perfsuite.errors import ConfigurationError
 
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-def test_worked_numbers() -> None:
-    failed, tried = doctest.testmod(units)
-    assert tried >= 8
+@pytest.mark.parametrize(("module", "least"), [(units, 8), (errors, 1)])
+def test_worked_numbers(module: types.ModuleType, least: int) -> None:
+    failed, tried = doctest.testmod(module)
+    assert tried >= least
     assert failed == 0
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.errors import InvalidParameter, did_you_mean
 from perfsuite.metrics import collective, compute, memory, pipeline, training
 from perfsuite.metrics.spec import MetricSpec
 from perfsuite.records import Measurement, Metric, Peaks, Result, Work
@@ -30,8 +29,7 @@ def find(name: str) -> MetricSpec:
     """The metric of this name; InvalidParameter names the nearest ones."""
     spec = REGISTRY.get(name)
     if spec is None:
-        near = difflib.get_close_matches(name, REGISTRY, n=3, cutoff=0.4) or sorted(REGISTRY)
-        raise InvalidParameter(f"metric {name!r} is not in the registry; did you mean {' or '.join(near)}?")
+        raise InvalidParameter(f"metric {name!r} is not in the registry; {did_you_mean(name, sorted(REGISTRY))}")
     return spec
 
 

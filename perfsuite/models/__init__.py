@@ -9,12 +9,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from perfsuite.errors import InvalidParameter, PerfsuiteError
+from perfsuite.errors import InvalidParameter, PerfsuiteError, did_you_mean
 from perfsuite.models import dit, gpt, llama
 from perfsuite.models.base import Model, Part
 
@@ -32,8 +31,7 @@ def find(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
     Raises InvalidParameter for a name or field that there is not, and for sizes that do not fit each other.
     """
     if name not in MODELS:
-        near = difflib.get_close_matches(name, MODELS, n=3, cutoff=0.4) or sorted(MODELS)
-        raise InvalidParameter(f"model {name!r} is unknown; did you mean {' or '.join(near)}?")
+        raise InvalidParameter(f"model {name!r} is unknown; {did_you_mean(name, sorted(MODELS))}")
     if not overrides:
         return MODELS[name]
     known = [field.name for field in dataclasses.fields(MODELS[name]) if field.name != "name"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.errors import InvalidParameter, did_you_mean
 from perfsuite.strategies.base import Plan, Strategy
 from perfsuite.strategies.ddp import Ddp
 from perfsuite.strategies.deepspeed.zero import Zero
@@ -43,8 +42,7 @@ def find(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     """
     strategy = _imported(name) if ":" in name else STRATEGIES.get(name)
     if strategy is None:
-        near = difflib.get_close_matches(name, STRATEGIES, n=3, cutoff=0.4) or list(STRATEGIES)
-        raise InvalidParameter(f"strategy {name!r} is unknown; did you mean {' or '.join(near)}?")
+        raise InvalidParameter(f"strategy {name!r} is unknown; {did_you_mean(name, STRATEGIES)}")
     if not options:
         return strategy
     known = [field.name for field in dataclasses.fields(strategy) if field.name != "stage"]
