@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from perfsuite.errors import InvalidParameter
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio
 from perfsuite.records import Timeline, TimelineEvent
-from perfsuite.reports.timelines.write import chrome_trace, timeline_svg, write_chrome_trace, write_timeline_svg
+from perfsuite.reports.timelines.picture import timeline_svg
+from perfsuite.reports.timelines.write import chrome_trace, trace_text
 from perfsuite.schedules import SCHEDULES, StageTimes, make_schedule, simulate
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -74,10 +75,9 @@ def test_slices_of_one_track_do_not_overlap(name):
             assert start >= end - 1e-6
 
 
-def test_a_written_trace_is_plain_json_with_finite_times_from_zero(tmp_path):
+def test_a_written_trace_is_plain_json_with_finite_times_from_zero():
     exact = simulate(make_schedule("1f1b", ranks=2, num_micro_batches=3), lambda action: Fraction(1, 3))
-    write_chrome_trace(exact, tmp_path / "step.trace.json")
-    trace = json.loads((tmp_path / "step.trace.json").read_text())
+    trace = json.loads(trace_text(exact))
     times = [event["ts"] for event in trace["traceEvents"] if event["ph"] == "X"]
     assert min(times) == 0
     assert all(math.isfinite(each) for each in times)
@@ -279,9 +279,8 @@ def test_what_was_measured_outside_the_step_is_cut_off_the_picture_and_kept_in_t
     assert max(event["ts"] + event["dur"] for event in complete) == 9e6
 
 
-def test_a_picture_is_written_with_its_title_escaped(tmp_path):
-    write_timeline_svg(measured(), tmp_path / "step.svg", title="<mine & yours>")
-    assert texts((tmp_path / "step.svg").read_text(encoding="utf-8"))[0].startswith("<mine & yours>: measured, ")
+def test_a_picture_has_its_title_escaped():
+    assert texts(timeline_svg(measured(), title="<mine & yours>"))[0].startswith("<mine & yours>: measured, ")
 
 
 def test_a_timeline_without_actions_is_refused():

@@ -13,7 +13,7 @@ from perfsuite.errors import InvalidParameter
 from perfsuite.gate.physics import bubble_bound, violations
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE, bubble_ratio
 from perfsuite.reports.pipeline import pipeline_row
-from perfsuite.reports.timelines.write import timeline_svg
+from perfsuite.reports.timelines.picture import timeline_svg
 from perfsuite.schedules import SCHEDULES, Schedule, make_schedule, schedule_of
 from test_correctness.helpers.pipelines import METRICS, measured, result_of, seen_without_waiting, simulated
 from test_correctness.helpers.schedules import schedules

@@ -22,7 +22,8 @@ from perfsuite.metrics.pipeline import (
 from perfsuite.records import Timeline
 from perfsuite.reports.pipeline import binding_sentence
 from perfsuite.reports.timelines.files import write_file
-from perfsuite.reports.timelines.write import timeline_svg, trace_text
+from perfsuite.reports.timelines.picture import timeline_svg
+from perfsuite.reports.timelines.write import trace_text
 from perfsuite.schedules import (
     SCHEDULES,
     Schedule,

@@ -4,13 +4,4 @@ from perfsuite.metrics.collective import AlphaBeta, fit_alpha_beta
 from perfsuite.metrics.registry import REGISTRY, derive, find, rederive
 from perfsuite.metrics.spec import MetricSpec, MetricValue
 
-__all__ = [
-    "REGISTRY",
-    "AlphaBeta",
-    "MetricSpec",
-    "MetricValue",
-    "derive",
-    "find",
-    "fit_alpha_beta",
-    "rederive",
-]
+__all__ = ["REGISTRY", "AlphaBeta", "MetricSpec", "MetricValue", "derive", "find", "fit_alpha_beta", "rederive"]

@@ -189,37 +189,28 @@ def impossible_bubble(measured: float, simulated: float) -> bool:
     return measured < simulated - SIMULATION_TOLERANCE
 
 
-def _bubble_ratio(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    return _of_timeline(measurement, bubble_ratio)
-
-
-def _bubble_to_ideal(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    return _of_timeline(measurement, bubble_to_ideal)
-
-
-def _in_flight(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    return _of_timeline(measurement, lambda timeline: max(in_flight_micro_batches(timeline)))
-
-
-def _share_of_step(phase: str) -> Callable[[Work, Measurement, Peaks], MetricValue]:
-    """Percent of T that ``phase`` takes, the mean over ranks."""
-
+def _of_timeline(formula: Callable[[Timeline], float]) -> Callable[[Work, Measurement, Peaks], MetricValue]:
     def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-        def share(timeline: Timeline) -> float:
-            first, last = step_bounds_s(timeline)
-            ranks = phases(timeline)
-            took: float = sum(getattr(rank_phases, phase) for rank_phases in ranks)
-            return 100 * took / len(ranks) / (last - first)
-
-        return _of_timeline(measurement, share)
+        if measurement.timeline is None:
+            return MetricValue(value=None, note=_NO_TIMELINE)
+        return MetricValue(value=formula(measurement.timeline))
 
     return compute
 
 
-def _of_timeline(measurement: Measurement, formula: Callable[[Timeline], float]) -> MetricValue:
-    if measurement.timeline is None:
-        return MetricValue(value=None, note=_NO_TIMELINE)
-    return MetricValue(value=formula(measurement.timeline))
+def _most_in_flight(timeline: Timeline) -> float:
+    return max(in_flight_micro_batches(timeline))
+
+
+def _percent_of_step(phase: str) -> Callable[[Timeline], float]:
+    """Percent of T that ``phase`` takes, the mean over ranks."""
+
+    def formula(timeline: Timeline) -> float:
+        first, last = step_bounds_s(timeline)
+        took_s = [getattr(rank_phases, phase) for rank_phases in phases(timeline)]
+        return float(100 * sum(took_s) / len(took_s) / (last - first))
+
+    return formula
 
 
 _NO_TIMELINE = "no timeline of a pipeline was recorded"
@@ -232,7 +223,7 @@ METRICS = (
         better="lower",
         convention="idle / (p x T)",
         doc="Share of all ranks' time in which they are not busy with a forward or backward, 0 to 1.",
-        compute=_bubble_ratio,
+        compute=_of_timeline(bubble_ratio),
         deterministic=True,
         tolerance=0.01,
         absolute_floor=0.01,
@@ -243,7 +234,7 @@ METRICS = (
         better="lower",
         convention="idle / busy",
         doc="Idle time over busy time of all ranks: the extra over a pipeline without bubble, (p - 1) / m for 1F1B.",
-        compute=_bubble_to_ideal,
+        compute=_of_timeline(bubble_to_ideal),
         observed=True,
     ),
     MetricSpec(
@@ -252,7 +243,7 @@ METRICS = (
         better="lower",
         convention="forward begun, backward not ended",
         doc="The most micro-batches of which any rank holds activations at one time.",
-        compute=_in_flight,
+        compute=_of_timeline(_most_in_flight),
         deterministic=True,
         observed=True,
     ),
@@ -292,7 +283,7 @@ METRICS = (
             better="neither",
             convention="mean over ranks",
             doc=doc,
-            compute=_share_of_step(f"{name}_s"),
+            compute=_of_timeline(_percent_of_step(f"{name}_s")),
             observed=True,
             headline=False,
         )

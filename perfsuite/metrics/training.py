@@ -202,13 +202,7 @@ _ALL = (
     ),
     *(
         MetricSpec(
-            name=name,
-            unit="ms",
-            better="lower",
-            convention=convention,
-            doc=doc,
-            compute=_part(*spans),
-            observed=True,
+            name=name, unit="ms", better="lower", convention=convention, doc=doc, compute=_part(*spans), observed=True
         )
         for name, (spans, convention, doc) in _PARTS.items()
     ),

@@ -103,7 +103,7 @@ class Cpu(Family):
     communication_settings = MappingProxyType(
         {
             # Each interface named is a device of its own with two threads: collectives take them in turn.
-            "two-channels": {"GLOO_SOCKET_IFNAME": "lo,lo"},
+            "two-channels": {"GLOO_SOCKET_IFNAME": "lo,lo"}
         }
     )
     device_code = "perfsuite.platforms.cpu:CpuDevice"

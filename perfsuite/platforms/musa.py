@@ -36,11 +36,7 @@ class Musa(AcceleratorFamily):
     start_method = "exec"
     # The numbers stand for a ring and the simple protocol; the vendor's launch scripts set all three.
     communication_settings = MappingProxyType(
-        {
-            "ring": {"MCCL_ALGOS": "1"},
-            "simple": {"MCCL_PROTOS": "2"},
-            "large-buffers": {"MCCL_BUFFSIZE": "20971520"},
-        }
+        {"ring": {"MCCL_ALGOS": "1"}, "simple": {"MCCL_PROTOS": "2"}, "large-buffers": {"MCCL_BUFFSIZE": "20971520"}}
     )
     device_code = "perfsuite.platforms.musa:MusaDevice"
     nodes = ("dev/mtgpu*",)
@@ -75,10 +71,7 @@ class Musa(AcceleratorFamily):
         row = r"^(\d+)\s+(\S.*?)\s*\|([0-9a-fA-F:.]+)\s*\|[^(\n]*\((\d+)MiB\)"
         for match in re.finditer(row, self.host.tool(self.tool_name).text, re.MULTILINE):
             yield DetectedDevice(
-                index=int(match[1]),
-                reported_name=match[2],
-                memory_bytes=int(match[4]) * MIB,
-                link=self._link(match[3]),
+                index=int(match[1]), reported_name=match[2], memory_bytes=int(match[4]) * MIB, link=self._link(match[3])
             )
 
     def _from_nodes(self) -> tuple[DetectedDevice, ...]:

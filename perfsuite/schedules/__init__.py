@@ -13,8 +13,7 @@ from perfsuite.schedules.catalog import (
 )
 from perfsuite.schedules.durations import StageTimes, durations_of, evened_durations
 from perfsuite.schedules.imbalance import Imbalance, find_imbalance
-from perfsuite.schedules.recognition import schedule_of
-from perfsuite.schedules.replay import Replay, replay
+from perfsuite.schedules.replay import Replay, replay, schedule_of
 from perfsuite.schedules.schedule import Placement, Schedule, stages_of
 from perfsuite.schedules.simulator import simulate
 

@@ -10,6 +10,7 @@ section 2.2; looped BFS, Lamy-Poirier 2022, arXiv:2211.05953; zero bubble, Qi et
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 from perfsuite.schedules.action import Action, Kind, Order
@@ -89,17 +90,8 @@ def _interleave(
 
 def interleaved_1f1b(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:
     """1F1B over v stages per rank, micro-batches in rounds of p: the bubble shrinks by v, messages grow by v."""
-    return tuple(
-        _interleave(
-            rank,
-            ranks=ranks,
-            num_micro_batches=num_micro_batches,
-            stages_per_rank=stages_per_rank,
-            backward="backward",
-            ahead_per_rank=2,
-        )
-        for rank in range(ranks)
-    )
+    counts = {"ranks": ranks, "num_micro_batches": num_micro_batches, "stages_per_rank": stages_per_rank}
+    return tuple(_interleave(rank, **counts, backward="backward", ahead_per_rank=2) for rank in range(ranks))
 
 
 def looped_bfs(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:
@@ -108,29 +100,16 @@ def looped_bfs(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> t
     for rank in range(ranks):
         stages = stages_of(rank, ranks=ranks, stages_per_rank=stages_per_rank, placement="loop")
         forwards = _in_rounds("forward", stages, num_micro_batches, num_micro_batches)
-        backwards = [
-            Action(kind="backward", stage=forward.stage, micro_batch=forward.micro_batch) for forward in forwards[::-1]
-        ]
+        backwards = [dataclasses.replace(forward, kind="backward") for forward in forwards[::-1]]
         orders.append(alternate(forwards, backwards, warm_up=len(forwards)))
     return tuple(orders)
 
 
 def interleaved_zero_bubble(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:
     """Interleaved 1F1B with split backwards: half the warm-up, and weight gradients that fill the waits (ZB-H1)."""
-    return tuple(
-        _defer_weights(
-            _interleave(
-                rank,
-                ranks=ranks,
-                num_micro_batches=num_micro_batches,
-                stages_per_rank=stages_per_rank,
-                backward="backward_input",
-                ahead_per_rank=1,
-            ),
-            lag=rank,
-        )
-        for rank in range(ranks)
-    )
+    counts = {"ranks": ranks, "num_micro_batches": num_micro_batches, "stages_per_rank": stages_per_rank}
+    orders = (_interleave(rank, **counts, backward="backward_input", ahead_per_rank=1) for rank in range(ranks))
+    return tuple(_defer_weights(order, lag=rank) for rank, order in enumerate(orders))
 
 
 def _defer_weights(order: Order, *, lag: int) -> Order:
@@ -139,9 +118,7 @@ def _defer_weights(order: Order, *, lag: int) -> Order:
     With lag r every rank holds as many activations as under 1F1B.
     """
     weights = [
-        Action(kind="backward_weight", stage=action.stage, micro_batch=action.micro_batch)
-        for action in order
-        if action.kind == "backward_input"
+        dataclasses.replace(action, kind="backward_weight") for action in order if action.kind == "backward_input"
     ]
     deferred: list[Action] = []
     inputs = placed = 0

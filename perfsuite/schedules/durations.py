@@ -35,12 +35,7 @@ class StageTimes:
 
     @classmethod
     def in_proportion(
-        cls,
-        costs: Sequence[float],
-        *,
-        forward_s: float = 1,
-        backward_input_s: float = 1,
-        backward_weight_s: float = 1,
+        cls, costs: Sequence[float], *, forward_s: float = 1, backward_input_s: float = 1, backward_weight_s: float = 1
     ) -> StageTimes:
         """A stage of cost c takes c times the given seconds; ``[1] * n`` is n equal stages."""
         return cls(

@@ -93,10 +93,7 @@ def from_result(result: Result) -> TableCase:
         workload=class_of(result.workload),
         ranks=result.world_size,
         parameters=result.parameters,
-        settings={
-            **settings,
-            "devices": devices_used(measurement) if measurement is not None else None,
-        },
+        settings={**settings, "devices": devices_used(measurement) if measurement is not None else None},
         values=_derived(values),
         reasons={metric.name: metric.note for metric in result.metrics if metric.value is None and metric.note},
         missing=missing,
@@ -242,11 +239,7 @@ def _derived(values: Mapping[str, float]) -> dict[str, float]:
     return derived
 
 
-_BUILD_OF: Mapping[str, str] = {
-    "final_loss": "loss",
-    "time_to_target_s": "loss",
-    "communication_share": "exposed",
-}
+_BUILD_OF: Mapping[str, str] = {"final_loss": "loss", "time_to_target_s": "loss", "communication_share": "exposed"}
 
 
 def why_empty(case: TableCase, key: str) -> str:

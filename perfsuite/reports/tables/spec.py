@@ -110,6 +110,9 @@ PEAK = ColumnSpec(title="peak GiB per device", key="peak_gib")
 MFU = ColumnSpec(title="MFU %", key="mfu_percent")
 EXPOSED = ColumnSpec(title="communication % of step", key="communication_share", scale=100)
 DTYPE = setting("dtype", "dtype")
+STRATEGY = setting("strategy", "strategy")
+SCHEDULE, STAGES = setting("schedule", "schedule"), setting("stages", "stages")
+DP, TP, PP, CP, EP = (setting(axis, axis) for axis in ("dp", "tp", "pp", "cp", "ep"))
 
 NAMED_BASE = "speed-up and efficiency name what they are counted from: the smallest number of ranks that was measured"
 MFU_NOTE = "MFU here counts every product once (convention exact); perfsuite's JSON has the other conventions"

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from perfsuite.errors import ConfigurationError, InvalidParameter
 from perfsuite.records import Timeline
-from perfsuite.reports.timelines.write import timeline_svg, trace_text
+from perfsuite.reports.timelines.picture import timeline_svg
+from perfsuite.reports.timelines.write import trace_text
 
 TRACE, PICTURE = ".trace.json", ".svg"
 _LONGEST = 120

@@ -1,18 +1,16 @@
-"""A pipeline's timeline for other programs and for eyes: a trace that Perfetto opens, a picture with one lane per rank.
+"""A pipeline's timeline for other programs: a trace that Perfetto opens.
 
-The trace is the Chrome trace event format, https://perfetto.dev/docs/getting-started/other-formats: a process per rank,
+It is the Chrome trace event format, https://perfetto.dev/docs/getting-started/other-formats: a process per rank,
 in it a track each for computing, waiting and messages; complete (``X``) events in microseconds.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, bubble_to_ideal, step_bounds_s
 from perfsuite.records import Timeline, TimelineEvent
-from perfsuite.reports.timelines.picture import timeline_svg
 from perfsuite.units import seconds_to_us
 
 _TRACKS = ("compute", "wait", "messages")
@@ -54,16 +52,6 @@ def trace_text(timeline: Timeline) -> str:
     return json.dumps(chrome_trace(timeline), allow_nan=False) + "\n"
 
 
-def write_chrome_trace(timeline: Timeline, path: Path) -> None:
-    """Write :func:`chrome_trace` to ``path``; OSError when it cannot be written."""
-    path.write_text(trace_text(timeline), encoding="utf-8")
-
-
-def write_timeline_svg(timeline: Timeline, path: Path, *, title: str = "") -> None:
-    """Write the picture (:mod:`.picture`) to ``path``; OSError when it cannot be written."""
-    path.write_text(timeline_svg(timeline, title=title), encoding="utf-8")
-
-
 def _name(kind: str, rank: int, track: int, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": rank, "tid": track, "args": arguments}
 
@@ -80,6 +68,3 @@ def _complete(event: TimelineEvent, zero: float) -> dict[str, Any]:
         "dur": float(seconds_to_us(event.end_s - event.start_s)),
         "args": {"stage": event.stage, "micro_batch": event.micro_batch},
     }
-
-
-__all__ = ["chrome_trace", "timeline_svg", "trace_text", "write_chrome_trace", "write_timeline_svg"]
