@@ -5,7 +5,9 @@
 set -euo pipefail
 
 head=${HEAD:?the host name of the first node}
-export PERFSUITE_KEY_FILE=${PERFSUITE_KEY_FILE:-$HOME/.perfsuite-key}   # on every node, mode 0600: docs/clusters.md
+if [ "${NODES:-4}" -gt 1 ]; then
+    export PERFSUITE_KEY_FILE=${PERFSUITE_KEY_FILE:-$HOME/.perfsuite-key}   # on every node, mode 0600: docs/clusters.md
+fi
 
 [ $# -gt 0 ] || set -- test_perf
 # timeout bounds the run whatever becomes of the launcher; a restarted launch would measure everything again.
