@@ -19,7 +19,7 @@ from pathlib import Path
 from perfsuite.errors import CaseError, ConfigurationError, JournalError
 from perfsuite.journal import read_journal
 from perfsuite.records import Result
-from perfsuite.runtime import scratch
+from perfsuite.runtime import own_tree, scratch
 
 _TAIL_LINES = 15
 _ENDED_BY_TESTS = (0, 1)
@@ -50,14 +50,18 @@ class Arm:
     """Python that runs it."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables that are set for this arm alone."""
+    tree: Path | None = None
+    """Where the work tree of its revision is; None: it runs the user's checkout."""
+    checkout: Path | None = None
+    """What the work tree stands for; given with ``tree``."""
 
 
 @contextmanager
-def work_tree(repository: Path, revision: str) -> Iterator[Path]:
-    """A work tree of ``revision`` in a temporary directory, removed at the end.
+def arm_of(repository: Path, revision: str, name: str) -> Iterator[Arm]:
+    """An arm in a work tree of ``revision`` in a temporary directory, which is removed at the end.
 
-    Yields the directory in it that corresponds to ``repository``, which may lie below the top of its git repository.
-    Raises ConfigurationError for a revision that git does not know.
+    Its root is the directory in it that corresponds to ``repository``, which may lie below the top of its git
+    repository.  Raises ConfigurationError for a revision that git does not know.
     """
     top = Path(_git(repository, "rev-parse", "--show-toplevel"))
     try:
@@ -70,7 +74,8 @@ def work_tree(repository: Path, revision: str) -> Iterator[Path]:
         tree = directory / "tree"
         _git(repository, "worktree", "add", "--detach", "--force", str(tree), commit)
         try:
-            yield tree / repository.resolve().relative_to(top.resolve())
+            root = tree / repository.resolve().relative_to(top.resolve())
+            yield Arm(name=name, root=root, tree=tree, checkout=top)
         finally:
             _git(repository, "worktree", "remove", "--force", str(tree))
 
@@ -102,10 +107,14 @@ def run_arm(arm: Arm, arguments: Sequence[str], deadline_s: float) -> Mapping[st
 
 
 def arm_environment(arm: Arm) -> dict[str, str]:
-    """The environment of an arm: its root first on the import path, nothing of a surrounding pytest."""
+    """The environment of an arm: its own tree first on the import path, nothing of a surrounding pytest."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    path = os.pathsep.join(filter(None, [str(arm.root), kept.get("PYTHONPATH", "")]))
-    return {**kept, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **arm.env}
+    own, said = [str(arm.root)], {}
+    if arm.tree is not None and arm.checkout is not None:
+        own += own_tree.mirrored(arm.tree, arm.checkout)
+        said = own_tree.variable(arm.tree, arm.checkout)
+    path = os.pathsep.join(filter(None, [*own, kept.get("PYTHONPATH", "")]))
+    return {**kept, **said, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **arm.env}
 
 
 def _run(command: Sequence[str], arm: Arm, deadline_s: float) -> tuple[int | None, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import subprocess
 import textwrap
@@ -12,13 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.arms import Arm, ArmFailed, arm_environment, run_arm, work_tree
+from perfsuite.arms import Arm, ArmFailed, arm_environment, arm_of, run_arm
 from perfsuite.cli import ab
 from perfsuite.cli import main as cli
 from perfsuite.errors import ConfigurationError
 
 STEP = """
-    def step(rank, delay_s={delay_s}):
+    from shop import DELAY_S
+
+    def step(rank, delay_s=DELAY_S):
         return lambda: None
 
     def test_sleep(perf):
@@ -42,14 +45,16 @@ CONFTEST = """
 
 @pytest.fixture
 def repository(tmp_path):
-    """A git repository with a perf test whose second commit is 25 % slower."""
+    """A git repository with a perf test of a package in src/; the second commit is 25 % slower."""
     root = tmp_path / "repository"
     (root / "suite").mkdir(parents=True)
     (root / "suite" / "pytest.ini").write_text("[pytest]\naddopts = --benchmark-max-time=0.2 -p no:hypothesispytest\n")
     (root / "suite" / "conftest.py").write_text(textwrap.dedent(CONFTEST))
     git(root, "init", "--quiet")
+    (root / "suite" / "test_sleep.py").write_text(textwrap.dedent(STEP))
+    (root / "src" / "shop").mkdir(parents=True)
     for delay_s in (0.02, 0.025):
-        (root / "suite" / "test_sleep.py").write_text(textwrap.dedent(STEP.format(delay_s=delay_s)))
+        (root / "src" / "shop" / "__init__.py").write_text(f"DELAY_S = {delay_s}\n")
         git(root, "add", "--all")
         git(root, "-c", "user.name=n", "-c", "user.email=e", "commit", "--quiet", "--message", str(delay_s))
     return root
@@ -60,8 +65,10 @@ def git(root, *arguments):
 
 
 @pytest.fixture
-def checkout_on_path(monkeypatch, pytestconfig):
-    monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
+def checkout_on_path(repository, monkeypatch, pytestconfig):
+    """As an editable install puts it there: what is in src/ of the user's checkout, in every process."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(repository / "src"), str(pytestconfig.rootpath)]))
+    monkeypatch.syspath_prepend(repository / "src")
 
 
 @given(st.integers(3, 20), st.floats(-0.3, 0.3), st.integers(0, 1000))
@@ -106,15 +113,15 @@ def test_wrong_usage_is_one_line(repository, monkeypatch, capsys, arguments, mes
 
 def test_a_work_tree_is_of_the_revision_and_gone_afterwards(repository):
     before = git(repository, "status", "--porcelain"), git(repository, "worktree", "list")
-    with work_tree(repository / "suite", "HEAD~1") as tree:
-        assert tree.name == "suite"
-        assert "delay_s=0.02)" in (tree / "test_sleep.py").read_text()
-    assert not tree.exists()
+    with arm_of(repository / "suite", "HEAD~1", "before") as arm:
+        assert (arm.name, arm.root.name, arm.checkout) == ("before", "suite", repository)
+        assert (arm.tree / "src" / "shop" / "__init__.py").read_text() == "DELAY_S = 0.02\n"
+    assert not arm.tree.exists()
     assert (git(repository, "status", "--porcelain"), git(repository, "worktree", "list")) == before
 
 
 def test_outside_a_repository_there_are_no_revisions(tmp_path):
-    with pytest.raises(ConfigurationError, match="not a git repository"), work_tree(tmp_path, "HEAD"):
+    with pytest.raises(ConfigurationError, match="not a git repository"), arm_of(tmp_path, "HEAD", "a"):
         pass
 
 

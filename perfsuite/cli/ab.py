@@ -7,6 +7,7 @@ samples, are the unit of evidence, and the interval is Student's t over their di
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import statistics
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from perfsuite.arms import Arm, run_arm, work_tree
+from perfsuite.arms import Arm, arm_of, run_arm
 from perfsuite.baselines.runs import summarise
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
 from perfsuite.errors import ConfigurationError
@@ -141,8 +142,10 @@ def run_ab(options: argparse.Namespace) -> int:
             revision = getattr(options, side)
             name = " ".join([revision or "working tree", *(f"{key}={value}" for key, value in env.items())])
             python = getattr(options, f"{side}_python") or sys.executable
-            where = trees.enter_context(work_tree(root, revision)) if revision else root
-            arms.append(Arm(name=f"{side} ({name})", root=where, interpreter=python, env=env))
+            arm = Arm(name=f"{side} ({name})", root=root)
+            if revision:
+                arm = trees.enter_context(arm_of(root, revision, arm.name))
+            arms.append(dataclasses.replace(arm, interpreter=python, env=env))
         times = run_pairs(arms, options.pairs, arguments, parse_duration(options.deadline))
     found = [compare(case, *pair, options.tolerance) for case, pair in times.items()]
     print_comparisons(found, arms, options.tolerance)

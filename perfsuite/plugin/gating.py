@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from perfsuite.arms import Arm, work_tree
+from perfsuite.arms import Arm, arm_of
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
 from perfsuite.errors import CaseStopped, PerfsuiteError
 from perfsuite.gate.verdict import Verdict
@@ -75,7 +75,7 @@ class Gating:
         if python:
             base = Arm(name=f"base ({given})", root=root, interpreter=python)
         else:
-            base = Arm(name=f"base ({given})", root=self._trees.enter_context(work_tree(root, given)))
+            base = self._trees.enter_context(arm_of(root, given, f"base ({given})"))
         return Base(
             base=base,
             new=Arm(name="new code", root=root),

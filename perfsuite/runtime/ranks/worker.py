@@ -18,6 +18,7 @@ from perfsuite.errors import CaseError
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import device_code
 from perfsuite.records import ClockFacts, Sample, to_json
+from perfsuite.runtime.own_tree import require_own_modules
 from perfsuite.runtime.ranks import placement
 from perfsuite.runtime.ranks.arrival import arrival_times
 from perfsuite.runtime.ranks.clock_offset import offset_to_rank0_s
@@ -164,6 +165,7 @@ class Worker:
         member.code.reset_peak_memory()
         step = as_step(workload.build(rank), f"{type(workload).__name__}.build")
         try:
+            require_own_modules()
             report = self._time(workload, step, rank, budget, spans)
         finally:
             step.close()

@@ -1,0 +1,67 @@
+"""An arm runs the code of its own tree: folders that come first, and modules of another tree that are named."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from perfsuite.runtime import own_tree
+from perfsuite.runtime.own_tree import ForeignModule, mirrored, require_own_modules, variable
+
+
+@pytest.fixture
+def trees(tmp_path):
+    for name in ("checkout/src/shop", "checkout/.venv/lib/site-packages", "tree/src/shop"):
+        (tmp_path / name).mkdir(parents=True)
+    return tmp_path / "tree", tmp_path / "checkout"
+
+
+def module(name, file):
+    made = ModuleType(name)
+    made.__file__ = str(file)
+    return made
+
+
+def test_folders_of_the_checkout_that_code_comes_from_are_those_of_the_tree_too(trees, monkeypatch):
+    tree, checkout = trees
+    places = [checkout / "src", checkout, checkout / ".venv" / "lib" / "site-packages", tree.parent / "elsewhere"]
+    monkeypatch.setattr(sys, "path", [*map(str, places), str(checkout / "src")])
+    assert mirrored(tree, checkout) == [str(tree / "src"), str(tree)]
+
+
+def test_a_finder_of_an_editable_install_tells_where_packages_are(trees, monkeypatch):
+    tree, checkout = trees
+    finder = module("__editable___shop_1_0_finder", "/venv/site-packages/__editable___shop_1_0_finder.py")
+    finder.MAPPING = {"shop": str(checkout / "src" / "shop"), "other": "/elsewhere/other"}
+    monkeypatch.setitem(sys.modules, finder.__name__, finder)
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "meta_path", [type("Finder", (), {"__module__": finder.__name__})])
+    assert mirrored(tree, checkout) == [str(tree / "src")]
+
+
+def test_a_module_of_the_checkout_in_an_arm_is_named_and_others_are_not(trees, monkeypatch):
+    tree, checkout = trees
+    fine = {
+        "shop": module("shop", tree / "src" / "shop" / "__init__.py"),
+        "torch": module("torch", checkout / ".venv" / "lib" / "site-packages" / "torch.py"),
+        "json": module("json", "/usr/lib/python3/json.py"),
+        "builtin": ModuleType("builtin"),
+    }
+    wrong = {**fine, "shop.till": module("shop.till", checkout / "src" / "shop" / "till.py")}
+    require_own_modules(wrong)  # no arm
+    for name, value in variable(tree, checkout).items():
+        monkeypatch.setenv(name, value)
+    require_own_modules(fine)
+    with pytest.raises(
+        ForeignModule, match=r"module shop.till was imported from .*till.py, outside of the tree "
+    ):
+        require_own_modules(wrong)
+
+
+def test_a_tree_inside_the_checkout_is_the_arms_own(trees, monkeypatch):
+    _, checkout = trees
+    inside = checkout / "tmp" / "tree"
+    monkeypatch.setenv(own_tree.VARIABLE, variable(inside, checkout)[own_tree.VARIABLE])
+    require_own_modules({"shop": module("shop", inside / "src" / "shop" / "__init__.py")})
