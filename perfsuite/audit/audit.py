@@ -11,21 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from perfsuite.audit.rule import Finding, Hit, Place, Rule, finding
+from perfsuite.audit.rule import Finding, Hit, Place, Rule, finding, rules_in
 from perfsuite.audit.rules import compute, memory, parts, pipeline, repeats, scaling
 from perfsuite.audit.table import Table, join
 from perfsuite.published.records import LABELS, Label
 from perfsuite.published.roles import DEGREES
 
-RULES: tuple[Rule, ...] = (
-    *scaling.RULES,
-    *parts.RULES,
-    *compute.RULES,
-    *memory.RULES,
-    *pipeline.RULES,
-    *repeats.RULES,
+RULES: tuple[Rule, ...] = tuple(
+    rule for family in (scaling, parts, compute, memory, pipeline, repeats) for rule in rules_in(family)
 )
-"""Every rule, by family."""
+"""Every rule, by family; findings come in this order."""
 
 _STANDS_FOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

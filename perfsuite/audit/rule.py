@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from types import ModuleType
 from typing import Literal
 
 from perfsuite.audit.table import Column, Row, Table
@@ -37,7 +39,10 @@ CrossCheck = Callable[[tuple[Table, ...]], Iterator[tuple[Table, Hit]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One plausibility rule."""
+    """One plausibility rule; written as the decorator of its check, which so becomes the rule.
+
+    ``@Rule(name=..., ...).of_table`` stands over a check of one table, ``.of_tables`` over one that compares tables.
+    """
 
     name: str
     severity: Severity
@@ -54,6 +59,19 @@ class Rule:
     check: Check | None = None
     across: CrossCheck | None = None
     """For rules that compare tables with each other."""
+
+    def of_table(self, check: Check) -> Rule:
+        """The rule with its check of one table."""
+        return dataclasses.replace(self, check=check)
+
+    def of_tables(self, across: CrossCheck) -> Rule:
+        """The rule with its comparison of tables."""
+        return dataclasses.replace(self, across=across)
+
+
+def rules_in(family: ModuleType) -> tuple[Rule, ...]:
+    """The rules that a module defines, in the order in which they stand there."""
+    return tuple(rule for rule in vars(family).values() if isinstance(rule, Rule))
 
 
 @dataclass(frozen=True, kw_only=True)

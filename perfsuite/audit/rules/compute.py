@@ -34,7 +34,16 @@ def _per_device_flops(table: Table, row: Row) -> Value | None:
     return quotient(total, devices(table, row))
 
 
-def check_peak(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="flops-above-peak",
+    severity="contradiction",
+    label="R",
+    reach="table",
+    checks="throughput x FLOPs per sample <= n x dense peak",
+    source="the peak is the maker's; FLOPs per sample = 6 N S + 12 L h S^2 (PaLM, appendix B)",
+    roles=("tflops|throughput", "peak_tflops", "flops_per_sample|parameters", "devices"),
+).of_table
+def flops_above_peak(table: Table) -> Iterator[Hit]:
     """Compare the achieved operations per second of a device with its dense peak."""
     for row in table.rows:
         peak = table.value(row, "peak_tflops")
@@ -50,7 +59,16 @@ def check_peak(table: Table) -> Iterator[Hit]:
                 )
 
 
-def check_shares(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="share-out-of-range",
+    severity="contradiction",
+    label="X",
+    reach="cells",
+    checks="0 <= MFU, bubble, communication share <= 100 %",
+    source="a share of a whole",
+    roles=("mfu|bubble|communication_share|share",),
+).of_table
+def share_out_of_range(table: Table) -> Iterator[Hit]:
     """Flag shares outside what a share can be."""
     for column in table.of_role("mfu", "bubble", "communication_share", "share"):
         for row in table.rows:
@@ -75,7 +93,16 @@ def _count(table: Table, row: Row) -> Fraction:
     return count.interval.low if count else Fraction(1)
 
 
-def check_utilisation(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="mfu-throughput",
+    severity="contradiction",
+    label="X",
+    reach="table",
+    checks="MFU ratio = ratio of throughput x FLOPs per sample / n, between rows on the same devices",
+    source="MFU = throughput x FLOPs per sample / (n x peak) (PaLM, appendix B)",
+    roles=("mfu", "throughput", "devices"),
+).of_table
+def mfu_throughput(table: Table) -> Iterator[Hit]:
     """Compare the ratios of MFU with those of throughput per device, against the smallest run."""
     known = [row for row in table.rows if table.value(row, "mfu") and throughput(table, row)]
     for base in sorted(known, key=lambda row: _count(table, row))[:1]:
@@ -99,7 +126,16 @@ def check_utilisation(table: Table) -> Iterator[Hit]:
                 )
 
 
-def check_utilisation_peak(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="mfu-peak",
+    severity="contradiction",
+    label="R",
+    reach="table",
+    checks="MFU = throughput x FLOPs per sample / (n x peak), within a factor of 2 for the convention",
+    source="MFU = throughput x FLOPs per sample / (n x peak) (PaLM, appendix B)",
+    roles=("mfu", "throughput", "peak_tflops", "flops_per_sample|parameters", "devices"),
+).of_table
+def mfu_peak(table: Table) -> Iterator[Hit]:
     """Compare each MFU with throughput x FLOPs / (n x peak)."""
     for row in table.rows:
         peak = table.value(row, "peak_tflops")
@@ -132,7 +168,16 @@ def _least_parameters(table: Table, row: Row) -> Value | None:
     return quotient(weights, _constant(4))
 
 
-def check_parameters(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="implied-parameters",
+    severity="contradiction",
+    label="X",
+    reach="cells",
+    checks="FLOPs per token >= 2 x parameters that a token passes",
+    source="every weight of a layer takes part in one multiplication and one addition per token and pass",
+    roles=("tflops|mfu", "latency|throughput", "sequence_length", "parameters|active_parameters|memory_weights"),
+).of_table
+def implied_parameters(table: Table) -> Iterator[Hit]:
     """Compare the parameters that achieved FLOPs allow, at 2 operations per parameter and token, with the model's."""
     for row in table.rows:
         least = _least_parameters(table, row)
@@ -161,7 +206,16 @@ def check_parameters(table: Table) -> Iterator[Hit]:
                 )
 
 
-def check_stated_peak(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="peak-not-dense",
+    severity="mislabel",
+    label="M?",
+    reach="cells",
+    checks="stated peak <= dense peak of the maker",
+    source="data sheets; sparse figures and 16-bit accumulation are twice the dense one",
+    roles=("stated_peak_tflops", "dense_peak_tflops"),
+).of_table
+def peak_not_dense(table: Table) -> Iterator[Hit]:
     """Compare a peak as the table states it with the maker's dense figure."""
     for column in table.of_role("stated_peak_tflops"):
         for row in table.rows:
@@ -177,7 +231,16 @@ def check_stated_peak(table: Table) -> Iterator[Hit]:
                 )
 
 
-def check_size(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="size-is-count",
+    severity="mislabel",
+    label="M?",
+    reach="table",
+    checks="bytes of the weights / parameters >= 1.5 outside 8-bit formats",
+    source="16-bit weights have 2 bytes, 32-bit weights 4",
+    roles=("model_size|memory_weights", "parameters"),
+).of_table
+def size_is_count(table: Table) -> Iterator[Hit]:
     """Find sizes of weights that are about one byte per parameter: a count called bytes."""
     for row in table.rows:
         parameters = table.value(row, "parameters")
@@ -196,7 +259,16 @@ def check_size(table: Table) -> Iterator[Hit]:
                 )
 
 
-def check_bandwidth(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="bandwidth-time",
+    severity="contradiction",
+    label="X",
+    reach="table",
+    checks="bandwidth x time / busbw factor of the collective = the same message in all rows",
+    source="nccl-tests, doc/PERFORMANCE.md",
+    roles=("bandwidth", "communication_time", "collective", "devices"),
+).of_table
+def bandwidth_time(table: Table) -> Iterator[Hit]:
     """Compare the message that time, bandwidth and collective of each row imply; it is one message in all rows."""
     sized: list[tuple[Row, Value, Interval]] = []
     for row in table.rows:
@@ -219,87 +291,3 @@ def check_bandwidth(table: Table) -> Iterator[Hit]:
                 rows=(row, first),
                 columns=merged(moved, other),
             )
-
-
-RULES = (
-    Rule(
-        name="flops-above-peak",
-        severity="contradiction",
-        label="R",
-        reach="table",
-        checks="throughput x FLOPs per sample <= n x dense peak",
-        source="the peak is the maker's; FLOPs per sample = 6 N S + 12 L h S^2 (PaLM, appendix B)",
-        roles=("tflops|throughput", "peak_tflops", "flops_per_sample|parameters", "devices"),
-        check=check_peak,
-    ),
-    Rule(
-        name="share-out-of-range",
-        severity="contradiction",
-        label="X",
-        reach="cells",
-        checks="0 <= MFU, bubble, communication share <= 100 %",
-        source="a share of a whole",
-        roles=("mfu|bubble|communication_share|share",),
-        check=check_shares,
-    ),
-    Rule(
-        name="mfu-throughput",
-        severity="contradiction",
-        label="X",
-        reach="table",
-        checks="MFU ratio = ratio of throughput x FLOPs per sample / n, between rows on the same devices",
-        source="MFU = throughput x FLOPs per sample / (n x peak) (PaLM, appendix B)",
-        roles=("mfu", "throughput", "devices"),
-        check=check_utilisation,
-    ),
-    Rule(
-        name="mfu-peak",
-        severity="contradiction",
-        label="R",
-        reach="table",
-        checks="MFU = throughput x FLOPs per sample / (n x peak), within a factor of 2 for the convention",
-        source="MFU = throughput x FLOPs per sample / (n x peak) (PaLM, appendix B)",
-        roles=("mfu", "throughput", "peak_tflops", "flops_per_sample|parameters", "devices"),
-        check=check_utilisation_peak,
-    ),
-    Rule(
-        name="implied-parameters",
-        severity="contradiction",
-        label="X",
-        reach="cells",
-        checks="FLOPs per token >= 2 x parameters that a token passes",
-        source="every weight of a layer takes part in one multiplication and one addition per token and pass",
-        roles=("tflops|mfu", "latency|throughput", "sequence_length", "parameters|active_parameters|memory_weights"),
-        check=check_parameters,
-    ),
-    Rule(
-        name="peak-not-dense",
-        severity="mislabel",
-        label="M?",
-        reach="cells",
-        checks="stated peak <= dense peak of the maker",
-        source="data sheets; sparse figures and 16-bit accumulation are twice the dense one",
-        roles=("stated_peak_tflops", "dense_peak_tflops"),
-        check=check_stated_peak,
-    ),
-    Rule(
-        name="size-is-count",
-        severity="mislabel",
-        label="M?",
-        reach="table",
-        checks="bytes of the weights / parameters >= 1.5 outside 8-bit formats",
-        source="16-bit weights have 2 bytes, 32-bit weights 4",
-        roles=("model_size|memory_weights", "parameters"),
-        check=check_size,
-    ),
-    Rule(
-        name="bandwidth-time",
-        severity="contradiction",
-        label="X",
-        reach="table",
-        checks="bandwidth x time / busbw factor of the collective = the same message in all rows",
-        source="nccl-tests, doc/PERFORMANCE.md",
-        roles=("bandwidth", "communication_time", "collective", "devices"),
-        check=check_bandwidth,
-    ),
-)

@@ -27,7 +27,16 @@ PARTS = ("memory_weights", "memory_gradients", "memory_optimizer", "memory_activ
 TOTALS = ("memory", "memory_final")
 
 
-def check_weights(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="weights-above-memory",
+    severity="contradiction",
+    label="X",
+    reach="table",
+    checks="memory per device >= parameters x bytes per weight / n (1 byte where the dtype is not stated)",
+    source="the weights must be somewhere; no offloading stated",
+    roles=("memory", "parameters", "devices"),
+).of_table
+def weights_above_memory(table: Table) -> Iterator[Hit]:
     """Compare the memory of a device with its share of the weights alone, spread over every device of the run."""
     for row in table.rows:
         parameters, count = table.value(row, "parameters"), devices(table, row)
@@ -55,7 +64,16 @@ def memory_text(table: Table, row: Row) -> str:
     return table.text(row, "memory")
 
 
-def check_inverse(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="memory-exactly-inverse",
+    severity="contradiction",
+    label="X",
+    reach="table",
+    checks="m(n) = a + s / n: a >= 2 % of m(1) at a constant local batch",
+    source="ZeRO (Rajbhandari et al. 2020): states shard, activations and buffers of a local batch do not",
+    roles=("memory", "devices", "local_batch_size"),
+).of_table
+def memory_exactly_inverse(table: Table) -> Iterator[Hit]:
     """Find memory that falls as 1 / n to the printed digit while every device keeps its batch and its activations."""
     for column in table.of_role("memory"):
         for base, fewest in smallest_runs(table):
@@ -83,7 +101,16 @@ def _keeps_batch(table: Table, row: Row, base: Row) -> bool:
     return bool(mine and theirs and mine.interval == theirs.interval)
 
 
-def check_capacity(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="memory-above-capacity",
+    severity="contradiction",
+    label="X",
+    reach="rows",
+    checks="memory per device <= memory of the device",
+    source="the device's data sheet",
+    roles=("memory|memory_final", "memory_capacity"),
+).of_table
+def memory_above_capacity(table: Table) -> Iterator[Hit]:
     """Flag memory above what the device has."""
     for column in table.of_role(*TOTALS):
         for row in table.rows:
@@ -96,7 +123,16 @@ def check_capacity(table: Table) -> Iterator[Hit]:
                 )
 
 
-def check_out_of_memory(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="rate-of-out-of-memory",
+    severity="contradiction",
+    label="X",
+    reach="table",
+    checks="a row that ran out of memory has no throughput, time or speed-up",
+    source="it did not run",
+    roles=("memory", "throughput|latency|speedup"),
+).of_table
+def rate_of_out_of_memory(table: Table) -> Iterator[Hit]:
     """Flag rates and times of rows that ran out of memory."""
     for memory in table.of_role("memory"):
         for row in table.rows:
@@ -113,7 +149,16 @@ def check_out_of_memory(table: Table) -> Iterator[Hit]:
                     )
 
 
-def check_residual(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="residual-column",
+    severity="note",
+    label="M?",
+    reach="table",
+    checks="part = total - other columns in every row, without a column declared as the remainder",
+    source="separately measured parts do not add up to the last digit of an allocator's total",
+    roles=("memory_optimizer|memory_activations|memory_weights", "memory|memory_final"),
+).of_table
+def residual_column(table: Table) -> Iterator[Hit]:
     """Find parts of the memory that equal a total minus other columns in every row: computed, not measured."""
     if table.of_role("memory_remainder"):
         return
@@ -155,7 +200,16 @@ def _gives(table: Table, part: Column, whole: Column, chosen: tuple[Column, ...]
     return len(seen) >= 3
 
 
-def check_optimizer(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="optimizer-not-sharded",
+    severity="note",
+    label="M?",
+    reach="cells",
+    checks="optimizer = a + b / n with both parts above 10 % (fit within 0.2 %)",
+    source="sharded optimizer state falls as 1 / n, replicated state is constant (ZeRO)",
+    roles=("memory_optimizer", "devices"),
+).of_table
+def optimizer_not_sharded(table: Table) -> Iterator[Hit]:
     """Find optimizer columns that are a + b / n: the constant part is on every device and no sharded state."""
     for column in table.of_role("memory_optimizer"):
         points = []
@@ -185,67 +239,3 @@ def _line(points: list[tuple[Fraction, Interval]]) -> tuple[Fraction, Fraction]:
     spread = sum(((x - mean_x) ** 2 for x, _ in points), Fraction(0))
     slope = sum(((x - mean_x) * (y.middle - mean_y) for x, y in points), Fraction(0)) / spread
     return mean_y - slope * mean_x, slope
-
-
-RULES = (
-    Rule(
-        name="weights-above-memory",
-        severity="contradiction",
-        label="X",
-        reach="table",
-        checks="memory per device >= parameters x bytes per weight / n (1 byte where the dtype is not stated)",
-        source="the weights must be somewhere; no offloading stated",
-        roles=("memory", "parameters", "devices"),
-        check=check_weights,
-    ),
-    Rule(
-        name="memory-exactly-inverse",
-        severity="contradiction",
-        label="X",
-        reach="table",
-        checks="m(n) = a + s / n: a >= 2 % of m(1) at a constant local batch",
-        source="ZeRO (Rajbhandari et al. 2020): states shard, activations and buffers of a local batch do not",
-        roles=("memory", "devices", "local_batch_size"),
-        check=check_inverse,
-    ),
-    Rule(
-        name="memory-above-capacity",
-        severity="contradiction",
-        label="X",
-        reach="rows",
-        checks="memory per device <= memory of the device",
-        source="the device's data sheet",
-        roles=("memory|memory_final", "memory_capacity"),
-        check=check_capacity,
-    ),
-    Rule(
-        name="rate-of-out-of-memory",
-        severity="contradiction",
-        label="X",
-        reach="table",
-        checks="a row that ran out of memory has no throughput, time or speed-up",
-        source="it did not run",
-        roles=("memory", "throughput|latency|speedup"),
-        check=check_out_of_memory,
-    ),
-    Rule(
-        name="residual-column",
-        severity="note",
-        label="M?",
-        reach="table",
-        checks="part = total - other columns in every row, without a column declared as the remainder",
-        source="separately measured parts do not add up to the last digit of an allocator's total",
-        roles=("memory_optimizer|memory_activations|memory_weights", "memory|memory_final"),
-        check=check_residual,
-    ),
-    Rule(
-        name="optimizer-not-sharded",
-        severity="note",
-        label="M?",
-        reach="cells",
-        checks="optimizer = a + b / n with both parts above 10 % (fit within 0.2 %)",
-        source="sharded optimizer state falls as 1 / n, replicated state is constant (ZeRO)",
-        roles=("memory_optimizer", "devices"),
-        check=check_optimizer,
-    ),
-)

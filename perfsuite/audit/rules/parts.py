@@ -52,7 +52,16 @@ def _explains(parts: Parts, whole: Value, left_out: set[str]) -> bool:
     return inside and _sum(kept).meets(whole.interval)
 
 
-def check_parts(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="parts-above-whole",
+    severity="contradiction",
+    label="X",
+    reach="rows",
+    checks="the parts of a step sum to at most the step",
+    source="parts of one timeline do not overlap",
+    roles=("|".join(PARTS), "whole|latency"),
+).of_table
+def parts_above_whole(table: Table) -> Iterator[Hit]:
     """Compare the sum of the parts with the whole; more than the whole is either nesting or a contradiction."""
     rows = _wholes(table)
     over = [entry for entry in rows if _sum(entry[1]).low > entry[2].interval.high]
@@ -67,7 +76,16 @@ def check_parts(table: Table) -> Iterator[Hit]:
         )
 
 
-def check_nested(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="nested-part",
+    severity="mislabel",
+    label="M?",
+    reach="table",
+    checks="the whole is the sum of some of the parts in every row: the others lie inside them",
+    source="arithmetic",
+    roles=("|".join(PARTS), "whole|latency"),
+).of_table
+def nested_part(table: Table) -> Iterator[Hit]:
     """Find parts that lie inside other parts: without them the rest is the whole, in every row."""
     rows = _wholes(table)
     if not rows or not all(_sum(parts).low > whole.interval.high for _, parts, whole in rows):
@@ -105,7 +123,16 @@ def _own(parts: Parts, nested: set[str], outer: str) -> str:
     return f"{float(values.get(outer, 0) - sum(values[each] for each in nested)):.4g}" if outer in values else "unknown"
 
 
-def check_remainder(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="parts-below-whole",
+    severity="note",
+    label=None,
+    reach="rows",
+    checks="what is in no part is named as a remainder",
+    source="arithmetic",
+    roles=("|".join(PARTS), "whole|latency"),
+).of_table
+def parts_below_whole(table: Table) -> Iterator[Hit]:
     """Note wholes that are more than their parts, where no column is declared as the remainder."""
     if table.of_role("remainder_time"):
         return
@@ -119,7 +146,16 @@ def check_remainder(table: Table) -> Iterator[Hit]:
             )
 
 
-def check_total(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="total-row",
+    severity="contradiction",
+    label="X",
+    reach="cells",
+    checks="the total row is the sum of its columns",
+    source="arithmetic",
+    roles=("|".join(PARTS) + "|share",),
+).of_table
+def total_row(table: Table) -> Iterator[Hit]:
     """Compare a total row with the sums of the columns above it."""
     rows = [row for row in table.rows if not is_total(row)]
     for row in (row for row in table.rows if is_total(row)):
@@ -139,7 +175,16 @@ def check_total(table: Table) -> Iterator[Hit]:
                 )
 
 
-def check_share(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="share-of-total",
+    severity="contradiction",
+    label="X",
+    reach="cells",
+    checks="share = the row's parts / the parts of all rows",
+    source="arithmetic",
+    roles=("share", "|".join(PARTS)),
+).of_table
+def share_of_total(table: Table) -> Iterator[Hit]:
     """Compare each row's share with its parts over the parts of all rows."""
     rows = [row for row in table.rows if not is_total(row)]
     for column in table.of_role("share"):
@@ -160,7 +205,16 @@ def check_share(table: Table) -> Iterator[Hit]:
                 )
 
 
-def check_share_range(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="share-range",
+    severity="contradiction",
+    label="X",
+    reach="cells",
+    checks="a stated range of communication shares begins and ends where the rows do",
+    source="arithmetic",
+    roles=("communication_share", "communication_time", "whole|latency"),
+).of_table
+def share_range(table: Table) -> Iterator[Hit]:
     """Compare a stated range of communication shares (``15-33%``) with the rows."""
     fact = table.facts.get("communication_share")
     ends = printed(fact.text).numbers if fact else ()
@@ -184,67 +238,3 @@ def check_share_range(table: Table) -> Iterator[Hit]:
                 columns=share.columns,
                 gap=gap,
             )
-
-
-RULES = (
-    Rule(
-        name="parts-above-whole",
-        severity="contradiction",
-        label="X",
-        reach="rows",
-        checks="the parts of a step sum to at most the step",
-        source="parts of one timeline do not overlap",
-        roles=("|".join(PARTS), "whole|latency"),
-        check=check_parts,
-    ),
-    Rule(
-        name="nested-part",
-        severity="mislabel",
-        label="M?",
-        reach="table",
-        checks="the whole is the sum of some of the parts in every row: the others lie inside them",
-        source="arithmetic",
-        roles=("|".join(PARTS), "whole|latency"),
-        check=check_nested,
-    ),
-    Rule(
-        name="parts-below-whole",
-        severity="note",
-        label=None,
-        reach="rows",
-        checks="what is in no part is named as a remainder",
-        source="arithmetic",
-        roles=("|".join(PARTS), "whole|latency"),
-        check=check_remainder,
-    ),
-    Rule(
-        name="total-row",
-        severity="contradiction",
-        label="X",
-        reach="cells",
-        checks="the total row is the sum of its columns",
-        source="arithmetic",
-        roles=("|".join(PARTS) + "|share",),
-        check=check_total,
-    ),
-    Rule(
-        name="share-of-total",
-        severity="contradiction",
-        label="X",
-        reach="cells",
-        checks="share = the row's parts / the parts of all rows",
-        source="arithmetic",
-        roles=("share", "|".join(PARTS)),
-        check=check_share,
-    ),
-    Rule(
-        name="share-range",
-        severity="contradiction",
-        label="X",
-        reach="cells",
-        checks="a stated range of communication shares begins and ends where the rows do",
-        source="arithmetic",
-        roles=("communication_share", "communication_time", "whole|latency"),
-        check=check_share_range,
-    ),
-)

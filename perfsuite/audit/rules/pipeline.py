@@ -41,7 +41,16 @@ def _bound(schedule: str, stages: Fraction, micro_batches: Fraction | None, virt
     return fill_drain_bubble(stages, micro_batches, 1)
 
 
-def check_bubble(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="bubble-below-bound",
+    severity="contradiction",
+    label="X",
+    reach="table",
+    checks="bubble >= (p-1)/(m+p-1); naive (p-1)/p; interleaved (p-1)/(vm+p-1); zero-bubble schedules 0",
+    source="GPipe (Huang et al. 2019); Narayanan et al. 2021, section 2.2",
+    roles=("bubble", "stages|pp", "num_micro_batches", "schedule"),
+).of_table
+def bubble_below_bound(table: Table) -> Iterator[Hit]:
     """Compare each bubble with the smallest that its schedule allows."""
     for column in table.of_role("bubble"):
         for row in table.rows:
@@ -65,7 +74,16 @@ def check_bubble(table: Table) -> Iterator[Hit]:
                 )
 
 
-def check_bubble_falls(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="bubble-falls-with-stages",
+    severity="contradiction",
+    label="X",
+    reach="table",
+    checks="bubble does not fall with every added stage, three or more sizes, at constant m",
+    source="(p-1)/(m+p-1) grows with p",
+    roles=("bubble", "stages|pp"),
+).of_table
+def bubble_falls_with_stages(table: Table) -> Iterator[Hit]:
     """Find bubbles that fall with every added stage while micro-batches are not added."""
     for column in table.of_role("bubble"):
         runs: dict[tuple[tuple[str, str], ...], list[tuple[Fraction, Row, Interval]]] = {}
@@ -89,7 +107,16 @@ def check_bubble_falls(table: Table) -> Iterator[Hit]:
                 )
 
 
-def check_in_flight(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="1f1b-memory-grows",
+    severity="contradiction",
+    label="X",
+    reach="table",
+    checks="1F1B memory does not grow with m >= p (5 % allowed)",
+    source="Narayanan et al. 2021, section 2.2.1: at most p micro-batches in flight",
+    roles=("memory", "num_micro_batches", "stages|pp", "schedule"),
+).of_table
+def memory_of_1f1b_grows(table: Table) -> Iterator[Hit]:
     """Find 1F1B memory that grows with the micro-batches: it keeps at most p of them, however many there are."""
     runs: dict[tuple[tuple[str, str], ...], list[tuple[Fraction, Row, Value]]] = {}
     for row in table.rows:
@@ -115,7 +142,16 @@ def check_in_flight(table: Table) -> Iterator[Hit]:
                 )
 
 
-def check_heads(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="does-not-divide",
+    severity="contradiction",
+    label="X",
+    reach="rows",
+    checks="tp divides the heads, heads divide the width, stages <= layers",
+    source="Shoeybi et al. 2019: whole heads per tensor-parallel rank",
+    roles=("tp|num_heads|pp", "num_heads|hidden_size|num_layers"),
+).of_table
+def does_not_divide(table: Table) -> Iterator[Hit]:
     """Flag degrees that do not divide what they split."""
     for row in table.rows:
         heads, layers, width = (table.value(row, role) for role in ("num_heads", "num_layers", "hidden_size"))
@@ -136,7 +172,16 @@ def check_heads(table: Table) -> Iterator[Hit]:
             )
 
 
-def check_layout(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="layout-product",
+    severity="contradiction",
+    label="X",
+    reach="rows",
+    checks="devices = dp x tp x pp (x sp, x ep)",
+    source="every device has one place in the mesh",
+    roles=("devices|nodes", "dp", "tp", "pp"),
+).of_table
+def layout_product(table: Table) -> Iterator[Hit]:
     """Compare the number of devices with the product of the mesh's sizes; ep and sp may lie inside other axes."""
     for row in table.rows:
         stated = table.value(row, "devices") or product(table.value(row, "nodes"), table.value(row, "devices_per_node"))
@@ -156,7 +201,16 @@ def check_layout(table: Table) -> Iterator[Hit]:
             )
 
 
-def check_available(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="more-devices-than-there-are",
+    severity="contradiction",
+    label="R",
+    reach="rows",
+    checks="n <= devices of the largest machine",
+    source="the report's own hardware section",
+    roles=("devices", "available_devices"),
+).of_table
+def more_devices_than_there_are(table: Table) -> Iterator[Hit]:
     """Flag rows on more devices than the largest machine had."""
     for row in table.rows:
         count, there = devices(table, row), table.value(row, "available_devices")
@@ -168,7 +222,16 @@ def check_available(table: Table) -> Iterator[Hit]:
             )
 
 
-def check_batch_product(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="batch-product",
+    severity="contradiction",
+    label="X",
+    reach="rows",
+    checks="global batch = local batch x dp = micro-batch x dp x accumulation steps",
+    source="definition of the global batch",
+    roles=("global_batch_size", "local_batch_size|micro_batch_size"),
+).of_table
+def batch_product(table: Table) -> Iterator[Hit]:
     """Compare the global batch with its factors; where dp is not stated, it must be a multiple of the local batch."""
     for row in table.rows:
         stated, shards = table.value(row, "global_batch_size"), table.value(row, "dp")
@@ -188,77 +251,3 @@ def check_batch_product(table: Table) -> Iterator[Hit]:
                 rows=(row,),
                 columns=merged(stated, local, shards),
             )
-
-
-RULES = (
-    Rule(
-        name="bubble-below-bound",
-        severity="contradiction",
-        label="X",
-        reach="table",
-        checks="bubble >= (p-1)/(m+p-1); naive (p-1)/p; interleaved (p-1)/(vm+p-1); zero-bubble schedules 0",
-        source="GPipe (Huang et al. 2019); Narayanan et al. 2021, section 2.2",
-        roles=("bubble", "stages|pp", "num_micro_batches", "schedule"),
-        check=check_bubble,
-    ),
-    Rule(
-        name="bubble-falls-with-stages",
-        severity="contradiction",
-        label="X",
-        reach="table",
-        checks="bubble does not fall with every added stage, three or more sizes, at constant m",
-        source="(p-1)/(m+p-1) grows with p",
-        roles=("bubble", "stages|pp"),
-        check=check_bubble_falls,
-    ),
-    Rule(
-        name="1f1b-memory-grows",
-        severity="contradiction",
-        label="X",
-        reach="table",
-        checks="1F1B memory does not grow with m >= p (5 % allowed)",
-        source="Narayanan et al. 2021, section 2.2.1: at most p micro-batches in flight",
-        roles=("memory", "num_micro_batches", "stages|pp", "schedule"),
-        check=check_in_flight,
-    ),
-    Rule(
-        name="does-not-divide",
-        severity="contradiction",
-        label="X",
-        reach="rows",
-        checks="tp divides the heads, heads divide the width, stages <= layers",
-        source="Shoeybi et al. 2019: whole heads per tensor-parallel rank",
-        roles=("tp|num_heads|pp", "num_heads|hidden_size|num_layers"),
-        check=check_heads,
-    ),
-    Rule(
-        name="layout-product",
-        severity="contradiction",
-        label="X",
-        reach="rows",
-        checks="devices = dp x tp x pp (x sp, x ep)",
-        source="every device has one place in the mesh",
-        roles=("devices|nodes", "dp", "tp", "pp"),
-        check=check_layout,
-    ),
-    Rule(
-        name="more-devices-than-there-are",
-        severity="contradiction",
-        label="R",
-        reach="rows",
-        checks="n <= devices of the largest machine",
-        source="the report's own hardware section",
-        roles=("devices", "available_devices"),
-        check=check_available,
-    ),
-    Rule(
-        name="batch-product",
-        severity="contradiction",
-        label="X",
-        reach="rows",
-        checks="global batch = local batch x dp = micro-batch x dp x accumulation steps",
-        source="definition of the global batch",
-        roles=("global_batch_size", "local_batch_size|micro_batch_size"),
-        check=check_batch_product,
-    ),
-)

@@ -35,7 +35,16 @@ def _distinct(table: Table, row: Row, other: Row) -> bool:
     return table.configuration(row) != table.configuration(other)
 
 
-def check_digits(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="equal-digits",
+    severity="contradiction",
+    label="X",
+    reach="cells",
+    checks=f"measurements of different runs do not agree in {MANY_DIGITS} digits (simulations excepted)",
+    source="noise",
+    roles=("loss|latency|throughput",),
+).of_table
+def equal_digits(table: Table) -> Iterator[Hit]:
     """Find measurements that agree to many digits between runs that differ."""
     if table.simulated:
         return
@@ -53,7 +62,16 @@ def check_digits(table: Table) -> Iterator[Hit]:
                 )
 
 
-def check_constant(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="constant-measurement",
+    severity="note",
+    label="M?",
+    reach="cells",
+    checks="a measured column is not one value of three digits in three or more different runs",
+    source="noise",
+    roles=("loss|latency|throughput",),
+).of_table
+def constant_measurement(table: Table) -> Iterator[Hit]:
     """Find times, rates and losses that are one value for three or more runs that differ."""
     if table.simulated:
         return
@@ -70,7 +88,16 @@ def check_constant(table: Table) -> Iterator[Hit]:
             )
 
 
-def check_repeated(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="repeated-row",
+    severity="note",
+    label="M?",
+    reach="rows",
+    checks="a run on more devices does not repeat every measurement of a smaller one",
+    source="more devices communicate more",
+    roles=("devices", "latency|iterations_per_s", "memory"),
+).of_table
+def repeated_row(table: Table) -> Iterator[Hit]:
     """Find rows that repeat every measurement of a run on fewer devices."""
     columns = [column for column in table.of_kind("measured") if column.role not in ("throughput", "tokens_per_s")]
     for row, other in combinations(table.rows, 2):
@@ -118,7 +145,16 @@ def _repeats(table: Table) -> Iterator[tuple[Row, Row, Value, Fraction]]:
             yield row, other, pair[1], high / low - 1 if low else Fraction(0)
 
 
-def check_repeat_noise(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="repeat-noise",
+    severity="note",
+    label=None,
+    reach="rows",
+    checks="rows of one configuration: how far they are apart",
+    source="noise",
+    roles=("throughput|latency",),
+).of_table
+def repeat_noise(table: Table) -> Iterator[Hit]:
     """Note how far repeats of one run are apart: the noise of the table."""
     for row, other, value, apart in _repeats(table):
         if apart <= NOISE:
@@ -129,7 +165,16 @@ def check_repeat_noise(table: Table) -> Iterator[Hit]:
             )
 
 
-def check_repeats(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="repeats-disagree",
+    severity="contradiction",
+    label="R",
+    reach="rows",
+    checks="rows of one configuration agree within 10 %",
+    source="noise",
+    roles=("throughput|latency",),
+).of_table
+def repeats_disagree(table: Table) -> Iterator[Hit]:
     """Flag repeats of one run that are too far apart to be noise."""
     for row, other, value, apart in _repeats(table):
         if apart > NOISE:
@@ -140,7 +185,16 @@ def check_repeats(table: Table) -> Iterator[Hit]:
             )
 
 
-def check_shifted(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="shifted-columns",
+    severity="mislabel",
+    label="M?",
+    reach="table",
+    checks="a cell x/48.0 of a 48 GB device stands in a memory column",
+    source="sizes of device memories",
+    roles=("memory", "memory_capacity"),
+).of_table
+def shifted_columns(table: Table) -> Iterator[Hit]:
     """Find cells that look like "memory used of memory there" in a column that is no memory."""
     if not table.of_role("memory"):
         return
@@ -165,7 +219,16 @@ def check_shifted(table: Table) -> Iterator[Hit]:
                 )
 
 
-def check_blank(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="blank-metric",
+    severity="note",
+    label=None,
+    reach="cells",
+    checks="every run that did not run out of memory has every metric of its table",
+    source="a missing figure is no figure",
+    roles=("throughput|latency|mfu|memory",),
+).of_table
+def blank_metric(table: Table) -> Iterator[Hit]:
     """Note metrics that rows leave blank without having run out of memory."""
     for column in table.of_kind("measured", "derived"):
         rows = [row for row in table.rows if not any(cell.out_of_memory for cell in row.cells.values())]
@@ -192,7 +255,16 @@ def _runs(tables: tuple[Table, ...]) -> dict[tuple[str, Fraction], list[Run]]:
     return found
 
 
-def check_same_run(tables: tuple[Table, ...]) -> Iterator[tuple[Table, Hit]]:
+@Rule(
+    name="same-run-disagrees",
+    severity="contradiction",
+    label="R",
+    reach="table",
+    checks="one model with one batch on one device has one throughput (10 % allowed), in all tables",
+    source="on one device no strategy differs",
+    roles=("throughput|latency", "model", "devices"),
+).of_tables
+def same_run_disagrees(tables: tuple[Table, ...]) -> Iterator[tuple[Table, Hit]]:
     """Compare one-device runs of different tables that state one model and one batch."""
     for (model, count), runs in _runs(tables).items():
         for (table, row, rate), (other, twin, again) in combinations(runs if count == 1 else [], 2):
@@ -219,7 +291,16 @@ def _one_device_batch(table: Table, row: Row) -> Fraction | None:
     return batch.interval.middle if batch else None
 
 
-def check_tables(tables: tuple[Table, ...]) -> Iterator[tuple[Table, Hit]]:
+@Rule(
+    name="tables-differ",
+    severity="note",
+    label=None,
+    reach="table",
+    checks="best throughputs for one model on as many devices lie within 1.5 times, in all tables",
+    source="one machine",
+    roles=("throughput|latency", "model", "devices"),
+).of_tables
+def tables_differ(tables: tuple[Table, ...]) -> Iterator[tuple[Table, Hit]]:
     """Note tables whose best throughputs for one model on as many devices are far apart."""
     for (model, count), runs in _runs(tables).items():
         best: dict[str, Run] = {}
@@ -241,97 +322,3 @@ def check_tables(tables: tuple[Table, ...]) -> Iterator[tuple[Table, Hit]]:
                     columns=slow[2].columns,
                 ),
             )
-
-
-RULES = (
-    Rule(
-        name="equal-digits",
-        severity="contradiction",
-        label="X",
-        reach="cells",
-        checks=f"measurements of different runs do not agree in {MANY_DIGITS} digits (simulations excepted)",
-        source="noise",
-        roles=("loss|latency|throughput",),
-        check=check_digits,
-    ),
-    Rule(
-        name="constant-measurement",
-        severity="note",
-        label="M?",
-        reach="cells",
-        checks="a measured column is not one value of three digits in three or more different runs",
-        source="noise",
-        roles=("loss|latency|throughput",),
-        check=check_constant,
-    ),
-    Rule(
-        name="repeated-row",
-        severity="note",
-        label="M?",
-        reach="rows",
-        checks="a run on more devices does not repeat every measurement of a smaller one",
-        source="more devices communicate more",
-        roles=("devices", "latency|iterations_per_s", "memory"),
-        check=check_repeated,
-    ),
-    Rule(
-        name="repeat-noise",
-        severity="note",
-        label=None,
-        reach="rows",
-        checks="rows of one configuration: how far they are apart",
-        source="noise",
-        roles=("throughput|latency",),
-        check=check_repeat_noise,
-    ),
-    Rule(
-        name="repeats-disagree",
-        severity="contradiction",
-        label="R",
-        reach="rows",
-        checks="rows of one configuration agree within 10 %",
-        source="noise",
-        roles=("throughput|latency",),
-        check=check_repeats,
-    ),
-    Rule(
-        name="shifted-columns",
-        severity="mislabel",
-        label="M?",
-        reach="table",
-        checks="a cell x/48.0 of a 48 GB device stands in a memory column",
-        source="sizes of device memories",
-        roles=("memory", "memory_capacity"),
-        check=check_shifted,
-    ),
-    Rule(
-        name="blank-metric",
-        severity="note",
-        label=None,
-        reach="cells",
-        checks="every run that did not run out of memory has every metric of its table",
-        source="a missing figure is no figure",
-        roles=("throughput|latency|mfu|memory",),
-        check=check_blank,
-    ),
-    Rule(
-        name="same-run-disagrees",
-        severity="contradiction",
-        label="R",
-        reach="table",
-        checks="one model with one batch on one device has one throughput (10 % allowed), in all tables",
-        source="on one device no strategy differs",
-        roles=("throughput|latency", "model", "devices"),
-        across=check_same_run,
-    ),
-    Rule(
-        name="tables-differ",
-        severity="note",
-        label=None,
-        reach="table",
-        checks="best throughputs for one model on as many devices lie within 1.5 times, in all tables",
-        source="one machine",
-        roles=("throughput|latency", "model", "devices"),
-        across=check_tables,
-    ),
-)

@@ -52,7 +52,16 @@ def _is_one(printed: Interval | None) -> bool:
     return printed is not None and printed.low <= 1 <= printed.high
 
 
-def check_speedup(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="speedup-ratio",
+    severity="contradiction",
+    label="X",
+    reach="cells",
+    checks="speed-up = throughput / throughput of the row that it is counted from",
+    source="definition of speed-up",
+    roles=("speedup", "throughput|latency|tokens_per_s"),
+).of_table
+def speedup_ratio(table: Table) -> Iterator[Hit]:
     """Compare each printed speed-up with the ratios to every row that it may be counted from."""
     for column in table.of_role("speedup"):
         bases = _bases(table, column)
@@ -91,7 +100,16 @@ def _nearest(
     )
 
 
-def check_efficiency(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="efficiency-ratio",
+    severity="contradiction",
+    label="X",
+    reach="cells",
+    checks="efficiency = speed-up / n, or throughput ratio / n",
+    source="definition of scaling efficiency",
+    roles=("efficiency", "devices", "speedup|throughput|latency"),
+).of_table
+def efficiency_ratio(table: Table) -> Iterator[Hit]:
     """Compare each printed efficiency with speed-up over n and with the ratio of throughputs over n."""
     bases = smallest_runs(table)
     for column in table.of_role("efficiency"):
@@ -126,7 +144,16 @@ def _expected_rates(table: Table, row: Row, role: str, *, per_device: bool) -> l
 RATES = ("throughput", "tokens_per_s")
 
 
-def check_throughput(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="throughput-time",
+    severity="contradiction",
+    label="X",
+    reach="cells",
+    checks="throughput x step time = batch; tokens/s = samples/s x sequence length; steps/s = 1 / step time",
+    source="definition of throughput",
+    roles=("throughput|tokens_per_s|iterations_per_s", "latency|iterations_per_s", "global_batch_size"),
+).of_table
+def throughput_time(table: Table) -> Iterator[Hit]:
     """Compare rates with batch over time; a figure that fits the other of per-device and aggregate is left to the
     mislabel rule.
     """
@@ -159,7 +186,16 @@ def _rate_columns(table: Table) -> Iterator[tuple[Column, str, bool]]:
                 yield column, role, bool(suffix)
 
 
-def check_aggregate(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="aggregate-as-per-device",
+    severity="mislabel",
+    label="M?",
+    reach="table",
+    checks="a per-device rate is batch / step time / n; the aggregate is n times that",
+    source="definition of throughput",
+    roles=("throughput|throughput_per_device|tokens_per_s|tokens_per_s_per_device", "latency", "devices"),
+).of_table
+def aggregate_as_per_device(table: Table) -> Iterator[Hit]:
     """Find columns that are per device by name and aggregate by their figures, or the other way round."""
     for column, role, per_device in _rate_columns(table):
         rows, mistaken = [], True
@@ -185,7 +221,16 @@ def check_aggregate(table: Table) -> Iterator[Hit]:
             )
 
 
-def check_superlinear(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="speedup-above-n",
+    severity="note",
+    label="M?",
+    reach="rows",
+    checks="speed-up over the smallest run <= n / n0 (2 % allowed for caches)",
+    source="n devices do at most n times the work of one",
+    roles=("speedup|throughput", "devices"),
+).of_table
+def speedup_above_n(table: Table) -> Iterator[Hit]:
     """Flag speed-ups above the number of devices, against the smallest run of the same device model."""
     for base, fewest in smallest_runs(table):
         for row in table.rows:
@@ -220,7 +265,16 @@ def _settings(table: Table, row: Row, *but: str) -> dict[str, str]:
     return {name: value for name, value in table.configuration(row).items() if name not in but}
 
 
-def check_batch(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="step-grows-faster-than-batch",
+    severity="note",
+    label="M?",
+    reach="rows",
+    checks="step time ratio <= batch ratio while nothing else changes (5 % allowed)",
+    source="computation is at most linear in the batch, communication does not grow with it",
+    roles=("latency|iterations_per_s|throughput", "local_batch_size|global_batch_size"),
+).of_table
+def step_grows_faster_than_batch(table: Table) -> Iterator[Hit]:
     """Flag steps that grow faster than their batch while nothing else changes."""
     for row in table.rows:
         for other in table.rows:
@@ -240,7 +294,16 @@ def check_batch(table: Table) -> Iterator[Hit]:
                 )
 
 
-def check_tokens(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="tokens-rise-with-length",
+    severity="contradiction",
+    label="X",
+    reach="table",
+    checks="tokens/s must not rise with every longer sequence once a step has 16384 tokens per device",
+    source="FLOPs per token = 6 N + 12 L h S grow with the length S (PaLM, appendix B)",
+    roles=("tokens_per_s|throughput", "sequence_length", "batch_size|global_batch_size|local_batch_size"),
+).of_table
+def tokens_rise_with_length(table: Table) -> Iterator[Hit]:
     """Flag tokens per second that rise with every longer sequence on devices that were full already."""
     runs: dict[tuple[tuple[str, str], ...], list[tuple[Fraction, Row, Value]]] = {}
     for row in table.rows:
@@ -269,7 +332,16 @@ def _saturated(table: Table, row: Row) -> bool:
     return bool(tokens and tokens.interval.low >= SATURATED_TOKENS * (count.interval.low if count else 1))
 
 
-def check_overhead(table: Table) -> Iterator[Hit]:
+@Rule(
+    name="overhead-ratio",
+    severity="mislabel",
+    label="M?",
+    reach="cells",
+    checks="overhead = base throughput / throughput - 1, or 1 - throughput / base throughput",
+    source="definition of overhead",
+    roles=("overhead", "throughput"),
+).of_table
+def overhead_ratio(table: Table) -> Iterator[Hit]:
     """Compare each printed overhead with the slowdown against the row whose overhead is 0."""
     for column in table.of_role("overhead"):
         bases = [row for row in table.rows if (raw := table.raw(row, column)) and raw.middle == 0]
@@ -289,87 +361,3 @@ def check_overhead(table: Table) -> Iterator[Hit]:
             hit = _nearest(row, column, printed.interval, expected)
             if hit:
                 yield hit
-
-
-RULES = (
-    Rule(
-        name="speedup-ratio",
-        severity="contradiction",
-        label="X",
-        reach="cells",
-        checks="speed-up = throughput / throughput of the row that it is counted from",
-        source="definition of speed-up",
-        roles=("speedup", "throughput|latency|tokens_per_s"),
-        check=check_speedup,
-    ),
-    Rule(
-        name="efficiency-ratio",
-        severity="contradiction",
-        label="X",
-        reach="cells",
-        checks="efficiency = speed-up / n, or throughput ratio / n",
-        source="definition of scaling efficiency",
-        roles=("efficiency", "devices", "speedup|throughput|latency"),
-        check=check_efficiency,
-    ),
-    Rule(
-        name="throughput-time",
-        severity="contradiction",
-        label="X",
-        reach="cells",
-        checks="throughput x step time = batch; tokens/s = samples/s x sequence length; steps/s = 1 / step time",
-        source="definition of throughput",
-        roles=("throughput|tokens_per_s|iterations_per_s", "latency|iterations_per_s", "global_batch_size"),
-        check=check_throughput,
-    ),
-    Rule(
-        name="aggregate-as-per-device",
-        severity="mislabel",
-        label="M?",
-        reach="table",
-        checks="a per-device rate is batch / step time / n; the aggregate is n times that",
-        source="definition of throughput",
-        roles=("throughput|throughput_per_device|tokens_per_s|tokens_per_s_per_device", "latency", "devices"),
-        check=check_aggregate,
-    ),
-    Rule(
-        name="speedup-above-n",
-        severity="note",
-        label="M?",
-        reach="rows",
-        checks="speed-up over the smallest run <= n / n0 (2 % allowed for caches)",
-        source="n devices do at most n times the work of one",
-        roles=("speedup|throughput", "devices"),
-        check=check_superlinear,
-    ),
-    Rule(
-        name="step-grows-faster-than-batch",
-        severity="note",
-        label="M?",
-        reach="rows",
-        checks="step time ratio <= batch ratio while nothing else changes (5 % allowed)",
-        source="computation is at most linear in the batch, communication does not grow with it",
-        roles=("latency|iterations_per_s|throughput", "local_batch_size|global_batch_size"),
-        check=check_batch,
-    ),
-    Rule(
-        name="tokens-rise-with-length",
-        severity="contradiction",
-        label="X",
-        reach="table",
-        checks="tokens/s must not rise with every longer sequence once a step has 16384 tokens per device",
-        source="FLOPs per token = 6 N + 12 L h S grow with the length S (PaLM, appendix B)",
-        roles=("tokens_per_s|throughput", "sequence_length", "batch_size|global_batch_size|local_batch_size"),
-        check=check_tokens,
-    ),
-    Rule(
-        name="overhead-ratio",
-        severity="mislabel",
-        label="M?",
-        reach="cells",
-        checks="overhead = base throughput / throughput - 1, or 1 - throughput / base throughput",
-        source="definition of overhead",
-        roles=("overhead", "throughput"),
-        check=check_overhead,
-    ),
-)
