@@ -1,4 +1,4 @@
-"""The state of one case in the gate: the runs that came, and what they still lack."""
+"""What is judged of one case in the gate, the runs that came for it, and what they still lack."""
 
 from __future__ import annotations
 
@@ -36,28 +36,59 @@ class GateCase:
     """Fields of the environment that differ from the newest stored run."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """One quantity of a case together with its stored level."""
+
+    quantity: Quantity
+    """What is judged, and how a run's value of it is read."""
+    level: Level
+    """Where it was and how much it scattered."""
+
+    @property
+    def name(self) -> str:
+        """``time`` or the name of a metric."""
+        return self.quantity.name
+
+    def values(self, runs: Sequence[Run], yardstick_shift: float = 0.0) -> list[float]:
+        """Values in the stable ones of these runs, on the scale of the level.
+
+        ``yardstick_shift`` is what the yardsticks of all cases have in common today.
+        """
+        read = ((self.quantity.value(run), run.yardstick) for run in runs if self.quantity.is_stable(run))
+        adjusted = (self.level.adjusted(value, yard, yardstick_shift) for value, yard in read if value is not None)
+        return [value for value in adjusted if value is not None]
+
+    def pair_values(self, pairs: Sequence[tuple[Run, Run]], yardstick_shift: float = 0.0) -> list[tuple[float, float]]:
+        """(base, new) values of the pairs of which both runs are stable."""
+        values = (self.values(pair, yardstick_shift) for pair in pairs)
+        return [(both[0], both[1]) for both in values if len(both) == 2]
+
+
 class CaseWork:
     """What came in for one case; it decides nothing."""
 
     def __init__(
         self,
         given: GateCase,
-        judged: Sequence[Quantity] = (),
+        judged: Sequence[Judged] = (),
         flags: Sequence[str] = (),
         *,
         learnt: int | None = None,
     ) -> None:
-        """``learnt`` is the number of stored runs that can be used when they are too few to judge anything."""
+        """``judged`` has the time first, or nothing where nothing can be compared.
+
+        ``learnt`` is the number of stored runs that can be used when they are too few to judge anything.
+        """
         self.given = given
         self.judged = tuple(judged)
         self.flags = tuple(flags)
         self.learnt = learnt
-        self.levels: tuple[Level, ...] = ()
-        self.yardstick_shift = 0.0
         self.screening: list[Run] = []
         self.fresh: list[Run] = []
         self.pairs: list[tuple[Run, Run]] = []
-        self.suspects: frozenset[int] = frozenset()
+        self.suspected: frozenset[str] = frozenset()
+        """Names of the quantities that the screening suspects."""
         self.impossible: list[str] = []
         self.withdrawn = ""
         self.no_base = ""
@@ -73,10 +104,15 @@ class CaseWork:
         return [*self.screening, *self.fresh]
 
     @property
+    def time(self) -> Judged:
+        """What is judged in any case; only where anything can be compared."""
+        return self.judged[0]
+
+    @property
     def is_open(self) -> bool:
         """Whether statistics may decide it: something comparable is stored and something measured came."""
         return (
-            bool(self.levels)
+            bool(self.judged)
             and bool(self.screening)
             and not self.impossible
             and not self.withdrawn
@@ -91,35 +127,14 @@ class CaseWork:
 
     def add(self, run: Run) -> None:
         """Take a run into the stage that the case is in."""
-        (self.fresh if self.suspects else self.screening).append(run)
-
-    def values(self, index: int, runs: Sequence[Run]) -> list[float]:
-        """Values of one quantity in the stable ones of these runs, on the scale of its level."""
-        quantity, level = self.judged[index], self.levels[index]
-        found = []
-        for run in runs:
-            value = quantity.value(run) if quantity.is_stable(run) else None
-            if value is not None:
-                value = level.adjusted(value, run.yardstick, self.yardstick_shift)
-            if value is not None:
-                found.append(value)
-        return found
-
-    def pair_values(self, index: int) -> list[tuple[float, float]]:
-        """(base, new) values of one quantity in the pairs of which both runs are stable."""
-        found = []
-        for base, new in self.pairs:
-            both = self.values(index, [base, new])
-            if len(both) == 2:
-                found.append((both[0], both[1]))
-        return found
+        (self.fresh if self.suspected else self.screening).append(run)
 
     def lacking(self, runs: Sequence[Run], wanted: int) -> int:
         """Runs to ask for until ``wanted`` are stable in every quantity; 0 when the spare ones are used up."""
-        stable = min((len(self.values(index, runs)) for index in range(len(self.judged))), default=wanted)
+        stable = min((len(judged.values(runs)) for judged in self.judged), default=wanted)
         return max(0, min(wanted - stable, wanted + SPARE_RUNS - len(runs)))
 
     def lacking_pairs(self, wanted: int) -> int:
         """The same for pairs."""
-        stable = min((len(self.pair_values(index)) for index in range(len(self.judged))), default=wanted)
+        stable = min((len(judged.pair_values(self.pairs)) for judged in self.judged), default=wanted)
         return max(0, min(wanted - stable, wanted + SPARE_RUNS - len(self.pairs)))

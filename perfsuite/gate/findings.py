@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN, plural
-from perfsuite.gate.evidence import CaseWork
+from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.exact import exact_findings
 from perfsuite.gate.judge import ENOUGH_SESSIONS, Estimate
 from perfsuite.gate.stages import MIN_PAIRS, paired, remeasured
@@ -44,17 +44,17 @@ def verdict(work: CaseWork, view: View) -> Verdict:
     exact = exact_findings(given.stored, work.runs, given.case.metrics, given.metric_tolerances)
     if work.learnt is not None:
         return _learning(blank, exact, work.learnt, view)
-    found = [_finding(work, index, view) for index in range(len(work.levels))]
-    return _worst(blank, [*found, *exact], work.withdrawn)
+    statistical = [_finding(work, judged, view) for judged in work.judged]
+    return _worst(blank, [*statistical, *exact], work.withdrawn)
 
 
-def _worst(blank: Verdict, found: Sequence[Finding], withdrawn: str) -> Verdict:
-    ordered = tuple(sorted(found, key=lambda each: _ORDER.index(each.name)))
+def _worst(blank: Verdict, findings: Sequence[Finding], withdrawn: str) -> Verdict:
+    ordered = tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.name)))
     worst = ordered[0]
     reasons = (*blank.reasons, *worst.reasons)
     if withdrawn and worst.name in ("inconclusive", "unstable-host"):
         reasons = (*reasons, withdrawn)
-    flags = (*blank.flags, *(flag for each in ordered for flag in each.flags))
+    flags = (*blank.flags, *(flag for finding in ordered for flag in finding.flags))
     return replace(blank, name=worst.name, findings=ordered, reasons=reasons, flags=tuple(dict.fromkeys(flags)))
 
 
@@ -64,7 +64,7 @@ def _run_flags(work: CaseWork) -> list[str]:
         flags.append("processes were reused; stored runs had fresh ones")
     if any(run.disturbance == TELEMETRY_UNKNOWN for run in work.runs):
         flags.append("telemetry unknown: throttling would not be seen")
-    if work.judged and not work.judged[0].clean_only:
+    if work.judged and not work.time.quantity.clean_only:
         flags.append("no clean samples: all samples are compared")
     return flags
 
@@ -94,7 +94,7 @@ def _memory(work: CaseWork, blank: Verdict) -> Verdict | None:
         name, why = "improved", "it fits into memory now; the stored runs did not"
     elif not work.ran_out:
         return None
-    found = Finding(
+    finding = Finding(
         quantity="memory",
         name=name,
         tolerance=0.0,
@@ -102,37 +102,36 @@ def _memory(work: CaseWork, blank: Verdict) -> Verdict | None:
         confirmed=True if name == "regressed" else None,
         reasons=(why,),
     )
-    return replace(blank, name=name, findings=(found,), reasons=(*blank.reasons, why))
+    return replace(blank, name=name, findings=(finding,), reasons=(*blank.reasons, why))
 
 
 def _learning(blank: Verdict, exact: Sequence[Finding], learnt: int, view: View) -> Verdict:
-    worse = [each for each in exact if each.name == "regressed"]
+    worse = [finding for finding in exact if finding.name == "regressed"]
     if worse:
         return replace(blank, name="regressed", findings=tuple(worse), reasons=worse[0].reasons)
     why = f"{learnt} of the {view.settings.min_stored} usable stored runs that a comparison needs"
     return replace(blank, name="learning", findings=tuple(exact), reasons=(*blank.reasons, why))
 
 
-def _finding(work: CaseWork, index: int, view: View) -> Finding:
+def _finding(work: CaseWork, judged: Judged, view: View) -> Finding:
     """What one quantity says, from the last stage that it reached."""
-    quantity, found = work.judged[index], view.judge(work, index, work.screening)
-    values = work.values(index, work.screening)
+    blank = Finding(quantity=judged.name, name="inconclusive", tolerance=judged.quantity.tolerance)
+    judge, values = view.judge(work, judged, work.screening), view.values(judged, work.screening)
     if not values:
-        blank = Finding(quantity=quantity.name, name="inconclusive", tolerance=quantity.tolerance)
         return _unstable(blank, len(work.screening), "")
-    first = found.screen(values)
-    shown = view.judge(work, index, work.runs).smallest_shown if work.fresh else found.smallest_shown
-    blank = Finding(quantity=quantity.name, name="inconclusive", tolerance=quantity.tolerance, mde=math.expm1(shown))
-    second = remeasured(work, index, view)
-    if index not in work.suspects and first.outcome != "suspect":
+    first = judge.screen(values)
+    shown = view.judge(work, judged, work.runs).smallest_shown if work.fresh else judge.smallest_shown
+    blank = replace(blank, mde=math.expm1(shown))
+    second = remeasured(work, judged, view)
+    if judged.name not in work.suspected and first.outcome != "suspect":
         name: VerdictName = "pass" if first.outcome == "pass" else "inconclusive"
         return _resting_on_shift(_shown(blank, first, name, view), first, view)
     if second is None:
         return _unsettled(work, blank, first, view)
-    confirmation = paired(work, index, view)
+    confirmation = paired(work, judged, view)
     if confirmation is not None and first.effect > 0 and second.outcome not in ("pass", "improved"):
         return _confirmed(blank, confirmation, view)
-    return _unconfirmed(work, index, blank, second, view)
+    return _unconfirmed(work, judged, blank, second, view)
 
 
 def _unstable(blank: Finding, runs: int, further: str) -> Finding:
@@ -155,12 +154,12 @@ def _confirmed(blank: Finding, estimate: Estimate, view: View) -> Finding:
     if estimate.outcome == "regressed":
         return replace(_shown(blank, estimate, "regressed", view), confirmed=True)
     if estimate.outcome == "pass":
-        found = _shown(blank, estimate, "pass", view)
-        return _flagged(found, "slower than stored, not slower than the base: the host has drifted")
+        shown = _shown(blank, estimate, "pass", view)
+        return _flagged(shown, "slower than stored, not slower than the base: the host has drifted")
     return _shown(blank, estimate, "inconclusive", view)
 
 
-def _unconfirmed(work: CaseWork, index: int, blank: Finding, estimate: Estimate, view: View) -> Finding:
+def _unconfirmed(work: CaseWork, judged: Judged, blank: Finding, estimate: Estimate, view: View) -> Finding:
     """What the re-measurement says where no A/B was run."""
     if estimate.outcome == "pass":
         return _resting_on_shift(_shown(blank, estimate, "pass", view), estimate, view)
@@ -169,26 +168,26 @@ def _unconfirmed(work: CaseWork, index: int, blank: Finding, estimate: Estimate,
     why = "the noise forbids a verdict"
     if estimate.outcome == "candidate":
         if not view.settings_of(work).can_run_base and abs(view.today.shift) <= SHIFT_LIMIT:
-            return _regressed_unconfirmed(work, index, _shown(blank, estimate, "regressed", view))
-        why = f"slower, and not confirmed: {_pairs_told(work, index)}"
+            return _regressed_unconfirmed(work, judged, _shown(blank, estimate, "regressed", view))
+        why = f"slower, and not confirmed: {_pairs_told(work, judged)}"
         if not view.settings_of(work).can_run_base:
             why = "slower, but the host has shifted so far that only an A/B could confirm (--perf-base)"
     return replace(_shown(blank, estimate, "inconclusive", view), reasons=(why,))
 
 
-def _pairs_told(work: CaseWork, index: int) -> str:
+def _pairs_told(work: CaseWork, judged: Judged) -> str:
     if not work.pairs:
         return "the A/B was not run"
-    stable = len(work.pair_values(index))
+    stable = len(judged.pair_values(work.pairs))
     return f"{stable} of {plural(len(work.pairs), 'A/B pair')} stable, {MIN_PAIRS} are needed"
 
 
-def _regressed_unconfirmed(work: CaseWork, index: int, found: Finding) -> Finding:
+def _regressed_unconfirmed(work: CaseWork, judged: Judged, finding: Finding) -> Finding:
     flags = [f"unconfirmed: {work.no_base or 'no base to run'}"]
-    sessions = work.levels[index].sessions
+    sessions = judged.level.sessions
     if sessions < ENOUGH_SESSIONS:
         flags.append(f"the baseline is of {plural(sessions, 'session')}: build it from {ENOUGH_SESSIONS} or more")
-    return _flagged(replace(found, confirmed=False), *flags)
+    return _flagged(replace(finding, confirmed=False), *flags)
 
 
 def _shown(blank: Finding, estimate: Estimate, name: VerdictName, view: View) -> Finding:
@@ -211,21 +210,21 @@ def _shown(blank: Finding, estimate: Estimate, name: VerdictName, view: View) ->
     )
 
 
-def _flagged(found: Finding, *flags: str) -> Finding:
-    return replace(found, flags=(*found.flags, *flags))
+def _flagged(finding: Finding, *flags: str) -> Finding:
+    return replace(finding, flags=(*finding.flags, *flags))
 
 
-def _resting_on_shift(found: Finding, estimate: Estimate, view: View) -> Finding:
+def _resting_on_shift(finding: Finding, estimate: Estimate, view: View) -> Finding:
     """Take back a pass that is one only because the whole suite is slower, when nothing tells why it is."""
     accepted = math.log1p(view.settings.tolerance)
     whole = estimate.effect + view.today.unexplained
-    if found.name != "pass" or view.today.unexplained <= accepted or whole <= math.log1p(found.tolerance):
-        return found
+    if finding.name != "pass" or view.today.unexplained <= accepted or whole <= math.log1p(finding.tolerance):
+        return finding
     why = (
         f"it is {percent(math.expm1(whole))} slower and so is the whole suite: the host or the code; "
         "--perf-base or a yardstick would tell"
     )
-    return replace(found, name="inconclusive", reasons=(why,))
+    return replace(finding, name="inconclusive", reasons=(why,))
 
 
 def banner(view: View) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ class Today:
     """Whether the shifts of this and of the stored sessions are known and taken off."""
     unexplained: float = 0.0
     """Part of ``shift`` that may be the code's doing as well as the host's; 0 when it is known to be the host's."""
+    yardstick_shift: float = 0.0
+    """What the yardsticks of all cases have in common."""
 
 
 @dataclass(frozen=True, kw_only=True)

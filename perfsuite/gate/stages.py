@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfsuite.gate.evidence import CaseWork
+from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.judge import Estimate
 from perfsuite.gate.shift import Screened
 from perfsuite.gate.view import View
@@ -26,82 +26,83 @@ class Need:
     """A/B pairs."""
 
 
-def screened(work: CaseWork) -> Screened | None:
+def screened(work: CaseWork, yardstick_shift: float) -> Screened | None:
     """The time of a case as the screening saw it; None without a stable run."""
-    values = work.values(0, work.screening)
+    values = work.time.values(work.screening, yardstick_shift)
     if not values:
         return None
-    return Screened(level=work.levels[0], values=tuple(values), yardstick_moved=yardstick_moved(work))
+    return Screened(level=work.time.level, values=tuple(values), yardstick_moved=yardstick_moved(work))
 
 
 def yardstick_moved(work: CaseWork) -> float | None:
     """By how much the yardstick of a case moved from the stored one; None where either is missing."""
-    then = work.levels[0].yardstick
+    then = work.time.level.yardstick
     if then is None:
         return None
-    now = [run.yardstick for run in work.screening if run.yardstick is not None and work.judged[0].is_stable(run)]
+    stable = [run for run in work.screening if work.time.quantity.is_stable(run)]
+    now = [run.yardstick for run in stable if run.yardstick is not None]
     return median(now) - then if now else None
 
 
 def screening_runs(work: CaseWork, view: View) -> int:
     """Stable runs that the screening of a case takes."""
     return max(
-        view.judge(work, index, work.screening).screening_runs(work.values(index, work.screening))
-        for index in range(len(work.levels))
+        view.judge(work, judged, work.screening).screening_runs(view.values(judged, work.screening))
+        for judged in work.judged
     )
 
 
-def suspects(work: CaseWork, view: View) -> frozenset[int]:
-    """Which quantities of a screened case have to be measured again, by their place."""
-    estimates = {index: screen(work, index, view) for index in range(len(work.levels))}
-    return frozenset(index for index, estimate in estimates.items() if estimate and estimate.outcome == "suspect")
+def suspected(work: CaseWork, view: View) -> frozenset[str]:
+    """Names of the quantities of a screened case that have to be measured again."""
+    estimates = {judged.name: screen(work, judged, view) for judged in work.judged}
+    return frozenset(name for name, estimate in estimates.items() if estimate and estimate.outcome == "suspect")
 
 
-def screen(work: CaseWork, index: int, view: View) -> Estimate | None:
+def screen(work: CaseWork, judged: Judged, view: View) -> Estimate | None:
     """The first look at one quantity; None without a stable run."""
-    values = work.values(index, work.screening)
-    return view.judge(work, index, work.screening).screen(values) if values else None
+    values = view.values(judged, work.screening)
+    return view.judge(work, judged, work.screening).screen(values) if values else None
 
 
-def remeasured(work: CaseWork, index: int, view: View) -> Estimate | None:
+def remeasured(work: CaseWork, judged: Judged, view: View) -> Estimate | None:
     """The second look; None without enough stable fresh runs."""
-    values = work.values(index, work.fresh)
-    return view.judge(work, index, work.fresh).remeasured(values) if len(values) >= MIN_FRESH else None
+    values = view.values(judged, work.fresh)
+    return view.judge(work, judged, work.fresh).remeasured(values) if len(values) >= MIN_FRESH else None
 
 
-def paired(work: CaseWork, index: int, view: View) -> Estimate | None:
+def paired(work: CaseWork, judged: Judged, view: View) -> Estimate | None:
     """The A/B; None without enough stable pairs."""
-    pairs = work.pair_values(index)
-    return view.judge(work, index).paired(pairs) if len(pairs) >= MIN_PAIRS else None
+    pairs = view.pair_values(work, judged)
+    return view.judge(work, judged).paired(pairs) if len(pairs) >= MIN_PAIRS else None
 
 
 def need(work: CaseWork, view: View) -> Need:
     """What a suspect needs in all, over its suspected quantities."""
-    needs = [_need_of(work, index, view) for index in work.suspects]
-    return Need(runs=max(each.runs for each in needs), pairs=max(each.pairs for each in needs))
+    needs = [_need_of(work, judged, view) for judged in work.judged if judged.name in work.suspected]
+    return Need(runs=max(need.runs for need in needs), pairs=max(need.pairs for need in needs))
 
 
-def _need_of(work: CaseWork, index: int, view: View) -> Need:
+def _need_of(work: CaseWork, judged: Judged, view: View) -> Need:
     settings = view.settings_of(work)
-    first, second = screen(work, index, view), remeasured(work, index, view)
+    first, second = screen(work, judged, view), remeasured(work, judged, view)
     least = Need(runs=settings.first_runs)
     if first is None or second is None or first.effect < 0 or second.outcome in ("pass", "improved"):
         return least
     if settings.can_run_base:
-        return Need(runs=settings.first_runs, pairs=_pairs_needed(work, index, view))
-    if second.outcome == "candidate" or not _more_would_help(work, index, view, second):
+        return Need(runs=settings.first_runs, pairs=_pairs_needed(work, judged, view))
+    if second.outcome == "candidate" or not _more_would_help(work, judged, view, second):
         return least
     return Need(runs=settings.first_runs + settings.more_runs)
 
 
-def _pairs_needed(work: CaseWork, index: int, view: View) -> int:
-    settings, estimate = view.settings, paired(work, index, view)
-    if estimate is not None and estimate.outcome == "inconclusive" and _more_would_help(work, index, view, estimate):
+def _pairs_needed(work: CaseWork, judged: Judged, view: View) -> int:
+    settings, estimate = view.settings, paired(work, judged, view)
+    if estimate is not None and estimate.outcome == "inconclusive" and _more_would_help(work, judged, view, estimate):
         return settings.pairs + settings.more_pairs
     return settings.pairs
 
 
-def _more_would_help(work: CaseWork, index: int, view: View, estimate: Estimate) -> bool:
+def _more_would_help(work: CaseWork, judged: Judged, view: View, estimate: Estimate) -> bool:
     """Whether the last runs could decide: let an unchanged case pass, or show what is seen now."""
-    found = view.judge(work, index, work.fresh)
-    return found.can_clear or estimate.effect > found.smallest_shown / 2
+    judge = view.judge(work, judged, work.fresh)
+    return judge.can_clear or estimate.effect > judge.smallest_shown / 2

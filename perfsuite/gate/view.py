@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from perfsuite.baselines.runs import Run
-from perfsuite.gate.evidence import CaseWork
+from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.judge import CONFIRM_ALPHA, Bounds, Judge, Today
 from perfsuite.gate.shift import Replicates, Shares, own_inside
 from perfsuite.gate.verdict import TIME, GateSettings
@@ -15,7 +15,7 @@ from perfsuite.gate.verdict import TIME, GateSettings
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """All that a decision depends on beside the case itself; valid until the next run comes in."""
+    """All that a decision depends on beside the case itself; every decision looks anew, and keeps none."""
 
     settings: GateSettings
     """How the gate decides."""
@@ -46,19 +46,27 @@ class View:
         """The settings, without an A/B where the base cannot run this case."""
         return replace(self.settings, can_run_base=False) if work.no_base else self.settings
 
-    def judge(self, work: CaseWork, index: int, runs: Sequence[Run] = ()) -> Judge:
+    def values(self, judged: Judged, runs: Sequence[Run]) -> list[float]:
+        """Values of one quantity in the stable ones of these runs."""
+        return judged.values(runs, self.today.yardstick_shift)
+
+    def pair_values(self, work: CaseWork, judged: Judged) -> list[tuple[float, float]]:
+        """(base, new) values of one quantity in the stable pairs of a case."""
+        return judged.pair_values(work.pairs, self.today.yardstick_shift)
+
+    def judge(self, work: CaseWork, judged: Judged, runs: Sequence[Run] = ()) -> Judge:
         """The judge of one quantity of a case; ``runs`` show how much it scatters in this session."""
-        level, quantity = work.levels[index], work.judged[index]
-        timed = quantity.name == TIME
+        level, kind = judged.level, judged.quantity.history.kind
+        timed = judged.name == TIME
         known = self.shares if timed else Shares()
-        share = known.of(quantity.history.kind)
-        values = work.values(index, runs) if len(runs) > 1 else []
+        share = known.of(kind)
+        values = self.values(judged, runs) if len(runs) > 1 else []
         if len(values) > 1:
-            share = own_inside(share, Replicates(kind=quantity.history.kind, level=level, values=values), known.scale)
+            share = own_inside(share, Replicates(kind=kind, level=level, values=values), known.scale)
         return Judge(
             level=level,
             today=self.today if timed else Today(),
-            bounds=self.bounds(quantity.tolerance),
+            bounds=self.bounds(judged.quantity.tolerance),
             settings=self.settings_of(work),
             between=known.between,
             inside=share,

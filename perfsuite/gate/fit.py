@@ -1,0 +1,55 @@
+"""From the stored runs of all cases to what is judged of each: its quantities with their levels, fitted together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from perfsuite.gate.evidence import CaseWork, GateCase, Judged
+from perfsuite.gate.noise import Level, levels
+from perfsuite.gate.quantity import Quantity, quantities
+from perfsuite.gate.verdict import TIME, GateSettings
+
+
+def case_works(cases: Iterable[GateCase], settings: GateSettings) -> Iterator[CaseWork]:
+    """Every case with what can be judged of it; nothing where nothing is stored, or too little."""
+    chosen = [(given, *_quantities(given, settings)) for given in cases]
+    enough = {
+        (given.case.node, quantity.name): quantity
+        for given, known, _ in chosen
+        if any(quantity.name == TIME and _is_enough(quantity, settings) for quantity in known)
+        for quantity in known
+        if _is_enough(quantity, settings)
+    }
+    fitted = _fitted(enough, settings)
+    for given, known, flags in chosen:
+        judged = [
+            Judged(quantity=quantity, level=fitted[given.case.node, quantity.name])
+            for quantity in known
+            if (given.case.node, quantity.name) in fitted
+        ]
+        time = [len(quantity.history.values) for quantity in known if quantity.name == TIME]
+        can_learn = not judged and not given.refusal and bool(given.stored)
+        yield CaseWork(given, judged, flags, learnt=max(time, default=0) if can_learn else None)
+
+
+def _quantities(given: GateCase, settings: GateSettings) -> tuple[tuple[Quantity, ...], tuple[str, ...]]:
+    if given.refusal or not given.stored:
+        return (), ()
+    tolerance = settings.tolerance if given.tolerance is None else given.tolerance
+    return quantities(given.case, given.stored, tolerance=tolerance, metric_tolerances=given.metric_tolerances)
+
+
+def _is_enough(quantity: Quantity, settings: GateSettings) -> bool:
+    return len(quantity.history.values) >= settings.min_stored
+
+
+def _fitted(chosen: dict[tuple[str, str], Quantity], settings: GateSettings) -> dict[tuple[str, str], Level]:
+    """Levels by node id and name: times together, because a host moves them all; each other quantity by itself."""
+    enough = math.inf if settings.in_place else settings.min_suite
+    fitted: dict[tuple[str, str], Level] = {}
+    for timed, min_suite in ((True, enough), (False, math.inf)):
+        group = {key: quantity.history for key, quantity in chosen.items() if (quantity.name == TIME) == timed}
+        found = levels(list(group.values()), min_suite=min_suite, use_yardstick=settings.yardstick)
+        fitted.update(zip(group, found, strict=True))
+    return fitted
