@@ -1,9 +1,8 @@
-"""What the gate asks for and what it says, case by case; every number here is chosen, nothing is measured."""
+"""What the gate asks for and says of one case; every number here is chosen, nothing is measured."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +12,7 @@ from perfsuite.errors import ConfigurationError
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.verdict import GateSettings
 from test_correctness.helpers.gate_runs import (
-    METRICS,
     WOBBLE,
-    case_of,
     gated,
     jitter,
     judged,
@@ -208,214 +205,6 @@ def test_reused_processes_are_said():
     assert "processes were reused; stored runs had fresh ones" in verdict.flags
 
 
-# -- tolerances and other quantities ---------------------------------------------------------------------------------
-
-
-def test_a_case_may_have_its_own_tolerance():
-    assert judged(0.10, given=gated(tolerance=0.2))[0].name == "pass"
-    assert judged(0.04, given=gated(tolerance=0.2))[0].decisive.tolerance == 0.2
-    assert judged(0.10, given=gated(tolerance=0.01))[0].name == "regressed"
-
-
-def test_below_ten_microseconds_the_tolerance_is_absolute():
-    given_case = gated(stored=stored_runs(middle_s=1e-6))
-    verdict, _ = judged(0.10, given=given_case, middle_s=1e-6)
-    assert verdict.decisive.tolerance == pytest.approx(0.30, rel=0.02)  # 0.3 us of 1 us
-    assert verdict.name == "pass"
-
-
-def with_metrics(given_values, new_values, tolerances=None, change=0.0):
-    """Verdict of a case with these metrics; ``given_values`` are those of the stored runs."""
-    stored = tuple(
-        dataclasses.replace(run, metrics={name: value(run) for name, value in given_values.items()})
-        for run in stored_runs()
-    )
-    case = case_of(metrics={name: METRICS[name] for name in given_values})
-    gate = Gate([dataclasses.replace(gated(stored=stored, metric_tolerances=tolerances or {}), case=case)])
-
-    def new(name, number):
-        run = run_of(change + jitter(number), number=number)
-        return dataclasses.replace(run, metrics={name: value(run) for name, value in new_values.items()})
-
-    gate.add(node_of(), new("a", 0))
-    settle(gate, new)
-    return gate.verdict(node_of())
-
-
-def constant(value):
-    return lambda run: value
-
-
-@pytest.mark.parametrize(
-    ("name", "before", "after", "expected"),
-    [
-        ("peak_memory_gib", 10.0, 10.09, "pass"),
-        ("peak_memory_gib", 10.0, 10.11, "regressed"),
-        ("peak_memory_gib", 10.0, 9.5, "improved"),
-        ("bubble_ratio", 0.27, 0.279, "pass"),
-        ("bubble_ratio", 0.27, 0.281, "regressed"),
-        ("bubble_ratio", 0.0, 0.005, "pass"),
-        ("bubble_ratio", 0.27, 0.25, "improved"),
-        ("sent_bytes", 1_000_000.0, 1_000_000.0, "pass"),
-        ("sent_bytes", 1_000_000.0, 1_000_100.0, "regressed"),
-        ("sent_bytes", 1_000_000.0, 900_000.0, "improved"),
-        ("work_flops", 1e12, 1e12, "pass"),
-        ("work_flops", 1e12, 0.9e12, "regressed"),  # no direction is better: any change is one
-    ],
-)
-def test_exact_quantities_follow_their_own_rules(name, before, after, expected):
-    verdict = with_metrics({name: constant(before)}, {name: constant(after)})
-    assert verdict.name == expected
-    found = next(each for each in verdict.findings if each.quantity == name)
-    assert (found.exact, found.name) == (True, expected)
-    if expected == "regressed":
-        assert found.confirmed
-        assert name in verdict.reasons[0]
-
-
-def test_memory_is_judged_while_the_time_is_still_learning():
-    stored = tuple(dataclasses.replace(run, metrics={"peak_memory_gib": 10.0}) for run in stored_runs(WOBBLE[:2]))
-    case = case_of(metrics={"peak_memory_gib": METRICS["peak_memory_gib"]})
-    gate = Gate([dataclasses.replace(gated(stored=stored), case=case)])
-    gate.add(node_of(), run_of(metrics={"peak_memory_gib": 12.0}))
-    assert gate.verdict(node_of()).name == "regressed"
-
-
-def test_an_exact_quantity_that_scatters_is_not_failed_by_an_exact_rule():
-    values = iter((10.0, 10.5, 9.8, 10.2, 10.4, 9.9, 10.1, 10.3))
-    verdict = with_metrics({"peak_memory_gib": lambda run: next(values)}, {"peak_memory_gib": constant(10.4)})
-    assert verdict.name == "inconclusive"
-    assert any("scatters" in flag for flag in verdict.flags)
-
-
-@pytest.mark.parametrize(("after", "expected"), [(0.281, "inconclusive"), (0.29, "inconclusive"), (0.31, "regressed")])
-def test_a_measured_bubble_has_to_leave_the_stored_ones_by_their_own_scatter(after, expected):
-    values = iter((0.27, 0.275, 0.268, 0.272, 0.28, 0.265, 0.27, 0.271))
-    verdict = with_metrics({"bubble_ratio": lambda run: next(values)}, {"bubble_ratio": constant(after)})
-    assert verdict.name == expected
-
-
-def test_a_metric_that_is_the_time_under_another_name_sets_the_tolerance_of_the_time():
-    values = {"busbw_gb_per_s": lambda run: 1.0 / run.median_s}
-    assert with_metrics(values, values, change=0.10).name == "regressed"
-    loose = with_metrics(values, values, {"busbw_gb_per_s": 0.2}, change=0.10)
-    assert loose.name == "pass"
-    assert [finding.quantity for finding in loose.findings] == ["time"]
-
-
-def test_a_metric_with_a_tolerance_of_its_own_is_judged_in_its_direction():
-    score = {"own_score": lambda run: 100.0 * (1 + math.sin(run.location * 1e5) / 500)}
-    for after, expected in ((80.0, "regressed"), (130.0, "improved"), (100.0, "pass")):
-        verdict = with_metrics(score, {"own_score": constant(after)}, {"own_score": 0.05})
-        found = {finding.quantity: finding.name for finding in verdict.findings}
-        assert found == {"time": "pass", "own_score": expected}
-        assert verdict.name == expected
-
-
-@pytest.mark.parametrize(
-    ("tolerances", "flag"),
-    [
-        ({"latency_p99_us": 0.1}, "tolerance for latency_p99_us unused: it is observed only"),
-        ({"nothing": 0.1}, "tolerance for nothing unused: the case has latency_p99_us"),
-    ],
-)
-def test_a_tolerance_that_cannot_be_used_is_said(tolerances, flag):
-    values = {"latency_p99_us": constant(5.0)}
-    assert flag in with_metrics(values, values, tolerances).flags
-
-
-# -- the suite -------------------------------------------------------------------------------------------------------
-
-
-NAMES = [f"n{index}" for index in range(30)]
-
-
-def suite(change_of, *, settings=None, base_change=0.0, yardstick=None):
-    """Verdicts of a suite of 30 cases; ``change_of`` is name -> slowdown, ``yardstick`` that of the host's kernel."""
-    timed = {} if yardstick is None else {"yardstick": math.log(0.001)}
-    rotated = [WOBBLE[index % 8 :] + WOBBLE[: index % 8] for index in range(len(NAMES))]  # cases move independently
-    given_cases = [gated(name, stored=stored_runs(own, **timed)) for name, own in zip(NAMES, rotated, strict=True)]
-    gate = Gate(given_cases, settings or GateSettings())
-
-    def new(name, number):
-        own = {} if yardstick is None else {"yardstick": math.log(0.001 * (1 + yardstick))}
-        return run_of(change_of(name) + jitter(5 * number), number=number, **own)
-
-    for number, name in enumerate(NAMES):
-        gate.add(node_of(name), new(name, number))
-    done = settle(gate, new, base=lambda name, number: run_of(base_change + jitter(number), number=number))
-    return gate, {verdict.case: verdict.name for verdict in gate.verdicts().values()}, done
-
-
-def test_one_slow_case_in_a_suite_is_found_alone():
-    gate, names, done = suite(lambda name: 0.1 if name == "n7" else 0.0)
-    assert [case for case, name in names.items() if name != "pass"] == [node_of("n7")]
-    assert names[node_of("n7")] == "regressed"
-    assert {request.case for request in done} == {node_of("n7")}
-    assert gate.banner() == ()
-
-
-def test_suspects_are_measured_in_turn():
-    _, _, done = suite(lambda name: 0.1 if name in ("n3", "n4", "n5") else 0.0)
-    assert [request.case for request in done[:6]] == [node_of(name) for name in ("n3", "n4", "n5")] * 2
-
-
-def test_a_suite_that_is_slower_as_a_whole_does_not_pass_in_silence():
-    gate, names, _ = suite(lambda name: 0.08)
-    assert set(names.values()) == {"inconclusive"}
-    assert "the host or the code" in gate.verdict(node_of("n0")).reasons[0]
-    assert gate.banner()[0].startswith("host shifted: the whole suite is 8")
-
-
-def test_a_yardstick_that_moved_along_puts_it_down_to_the_host():
-    gate, names, _ = suite(lambda name: 0.08, yardstick=0.08)
-    assert set(names.values()) == {"pass"}
-    assert gate.banner()[0].startswith("host shifted")
-    _, names, _ = suite(lambda name: 0.08, yardstick=0.0)
-    assert set(names.values()) == {"inconclusive"}
-
-
-def test_an_a_b_of_a_few_cases_tells_a_slow_host_from_slow_code():
-    _, host, done = suite(lambda name: 0.08, settings=WITH_BASE, base_change=0.08)
-    assert set(host.values()) == {"pass"}
-    assert len({request.case for request in done}) == 3
-    _, code, _ = suite(lambda name: 0.08, settings=WITH_BASE, base_change=0.0)
-    assert set(code.values()) == {"regressed"}
-
-
-def test_the_shift_of_the_suite_is_taken_off_a_single_slow_case():
-    _, names, _ = suite(lambda name: 0.16 if name == "n7" else 0.02)
-    assert names[node_of("n7")] == "regressed"
-    assert names[node_of("n8")] == "pass"
-
-
-def test_under_a_large_shift_nothing_fails_without_an_a_b():
-    gate, names, _ = suite(lambda name: 0.5 if name == "n7" else 0.2, yardstick=0.2)
-    assert names[node_of("n7")] == "inconclusive"
-    assert "only an A/B could confirm" in gate.verdict(node_of("n7")).reasons[0]
-
-
-def test_settled_in_place_a_case_needs_no_other_and_says_so():
-    gate = Gate([gated(name) for name in NAMES], GateSettings(in_place=True, planned_cases=30))
-    gate.add(node_of("n7"), run_of(0.1))
-    done = settle(gate, lambda name, number: run_of(0.1 + jitter(number)), nodes=node_of("n7"))
-    assert {request.case for request in done} == {node_of("n7")}
-    verdict = gate.verdict(node_of("n7"))
-    assert verdict.name == "regressed"
-    assert "settled in place: the suite's shift is not known and 0 is used" in verdict.flags
-    assert gate.verdict(node_of("n8")).reasons == ("it has not been measured",)
-
-
-def test_a_session_that_only_looks_is_asked_for_nothing():
-    gate = Gate([gated(name) for name in ("a", "b", "c")], GateSettings(remeasure=False))
-    gate.add(node_of("a"), run_of(0.1))
-    gate.add(node_of("b"), run_of(-0.1))
-    gate.add(node_of("c"), run_of())
-    assert gate.next_requests() == []
-    assert [verdict.name for verdict in gate.verdicts().values()] == ["inconclusive", "pass", "pass"]
-    assert gate.verdict(node_of("a")).reasons == ("suspected and not measured again; --perf-gate does",)
-
-
 def test_a_case_that_cannot_be_run_again_stays_inconclusive_with_the_reason():
     gate = Gate([gated()])
     gate.add(node_of(), run_of(0.1))
@@ -427,11 +216,6 @@ def test_a_case_that_cannot_be_run_again_stays_inconclusive_with_the_reason():
     assert verdict.reasons[-1] == "rank 1 was killed"
 
 
-def test_covered_cases_are_those_with_enough_stored_runs():
-    gate = Gate([gated("a"), gated("b", stored=stored_runs(WOBBLE[:3])), gated("c", stored=())])
-    assert gate.covered == (node_of("a"),)
-
-
 def test_a_baseline_of_one_session_is_said_and_trusted_less():
     once = tuple(run_of(change, session="s0", number=index) for index, change in enumerate(WOBBLE))
     many = GateSettings(planned_cases=200)
@@ -440,23 +224,6 @@ def test_a_baseline_of_one_session_is_said_and_trusted_less():
     verdict, _ = judged(0.30, given=gated(stored=once))
     assert verdict.name == "regressed"
     assert any("the baseline is of 1 session" in flag for flag in verdict.flags)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32), st.booleans())
-def test_equal_inputs_give_equal_requests_and_verdicts(seed, base):
-    def answer():
-        gate = Gate([gated(name) for name in NAMES[:6]], GateSettings(can_run_base=base))
-
-        def new(name, number):
-            return run_of(((seed >> (number % 16)) % 7 - 2) / 100 + jitter(number), number=number)
-
-        for number, name in enumerate(NAMES[:6]):
-            gate.add(node_of(name), new(name, number))
-        done = settle(gate, new)
-        return done, gate.verdicts()
-
-    assert answer() == answer()
 
 
 @settings(max_examples=40, deadline=None)

@@ -64,6 +64,14 @@ class Judged:
         values = (self.values(pair, yardstick_shift) for pair in pairs)
         return [(both[0], both[1]) for both in values if len(both) == 2]
 
+    def lacking(self, runs: Sequence[Run], wanted: int) -> int:
+        """Runs to ask for until ``wanted`` of them are stable; 0 when the spare ones are used up."""
+        return max(0, min(wanted - len(self.values(runs)), wanted + SPARE_RUNS - len(runs)))
+
+    def lacking_pairs(self, pairs: Sequence[tuple[Run, Run]], wanted: int) -> int:
+        """The same for pairs."""
+        return max(0, min(wanted - len(self.pair_values(pairs)), wanted + SPARE_RUNS - len(pairs)))
+
 
 class CaseWork:
     """What came in for one case; it decides nothing."""
@@ -130,11 +138,9 @@ class CaseWork:
         (self.fresh if self.suspected else self.screening).append(run)
 
     def lacking(self, runs: Sequence[Run], wanted: int) -> int:
-        """Runs to ask for until ``wanted`` are stable in every quantity; 0 when the spare ones are used up."""
-        stable = min((len(judged.values(runs)) for judged in self.judged), default=wanted)
-        return max(0, min(wanted - stable, wanted + SPARE_RUNS - len(runs)))
+        """Runs to ask for until ``wanted`` are stable in every quantity."""
+        return max((judged.lacking(runs, wanted) for judged in self.judged), default=0)
 
     def lacking_pairs(self, wanted: int) -> int:
         """The same for pairs."""
-        stable = min((len(judged.pair_values(self.pairs)) for judged in self.judged), default=wanted)
-        return max(0, min(wanted - stable, wanted + SPARE_RUNS - len(self.pairs)))
+        return max((judged.lacking_pairs(self.pairs, wanted) for judged in self.judged), default=0)

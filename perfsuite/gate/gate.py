@@ -188,11 +188,7 @@ class Gate:
 
 
 def _screening_requests(works: Sequence[CaseWork], view: View) -> list[Request]:
-    wanted = {
-        work.node: work.lacking(work.screening, stages.screening_runs(work, view))
-        for work in works
-        if not work.suspected
-    }
+    wanted = {work.node: stages.screening_lacks(work, view) for work in works if not work.suspected}
     return _round_robin(wanted, "run", "screening")
 
 

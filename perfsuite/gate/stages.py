@@ -44,12 +44,13 @@ def yardstick_moved(work: CaseWork) -> float | None:
     return median(now) - then if now else None
 
 
-def screening_runs(work: CaseWork, view: View) -> int:
-    """Stable runs that the screening of a case takes."""
-    return max(
-        view.judge(work, judged, work.screening).screening_runs(view.values(judged, work.screening))
-        for judged in work.judged
-    )
+def screening_lacks(work: CaseWork, view: View) -> int:
+    """Runs that the screening of a case lacks; each quantity wants as many stable ones as tell something of it."""
+    lacks = []
+    for judged in work.judged:
+        wanted = view.judge(work, judged, work.screening).screening_runs(view.values(judged, work.screening))
+        lacks.append(judged.lacking(work.screening, wanted))
+    return max(lacks)
 
 
 def suspected(work: CaseWork, view: View) -> frozenset[str]:

@@ -1,0 +1,131 @@
+"""What the cases of a suite tell about each other, and a session that settles in place or only looks."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsuite.gate.gate import Gate
+from perfsuite.gate.verdict import GateSettings
+from test_correctness.helpers.gate_runs import (
+    WOBBLE,
+    gated,
+    jitter,
+    node_of,
+    run_of,
+    settle,
+    stored_runs,
+)
+
+WITH_BASE = GateSettings(can_run_base=True)
+NAMES = [f"n{index}" for index in range(30)]
+
+
+def suite(change_of, *, settings=None, base_change=0.0, yardstick=None):
+    """Verdicts of a suite of 30 cases; ``change_of`` is name -> slowdown, ``yardstick`` that of the host's kernel."""
+    timed = {} if yardstick is None else {"yardstick": math.log(0.001)}
+    rotated = [WOBBLE[index % 8 :] + WOBBLE[: index % 8] for index in range(len(NAMES))]  # cases move independently
+    given_cases = [gated(name, stored=stored_runs(own, **timed)) for name, own in zip(NAMES, rotated, strict=True)]
+    gate = Gate(given_cases, settings or GateSettings())
+
+    def new(name, number):
+        own = {} if yardstick is None else {"yardstick": math.log(0.001 * (1 + yardstick))}
+        return run_of(change_of(name) + jitter(5 * number), number=number, **own)
+
+    for number, name in enumerate(NAMES):
+        gate.add(node_of(name), new(name, number))
+    done = settle(gate, new, base=lambda name, number: run_of(base_change + jitter(number), number=number))
+    return gate, {verdict.case: verdict.name for verdict in gate.verdicts().values()}, done
+
+
+def test_one_slow_case_in_a_suite_is_found_alone():
+    gate, names, done = suite(lambda name: 0.1 if name == "n7" else 0.0)
+    assert [case for case, name in names.items() if name != "pass"] == [node_of("n7")]
+    assert names[node_of("n7")] == "regressed"
+    assert {request.case for request in done} == {node_of("n7")}
+    assert gate.banner() == ()
+
+
+def test_suspects_are_measured_in_turn():
+    _, _, done = suite(lambda name: 0.1 if name in ("n3", "n4", "n5") else 0.0)
+    assert [request.case for request in done[:6]] == [node_of(name) for name in ("n3", "n4", "n5")] * 2
+
+
+def test_a_suite_that_is_slower_as_a_whole_does_not_pass_in_silence():
+    gate, names, _ = suite(lambda name: 0.08)
+    assert set(names.values()) == {"inconclusive"}
+    assert "the host or the code" in gate.verdict(node_of("n0")).reasons[0]
+    assert gate.banner()[0].startswith("host shifted: the whole suite is 8")
+
+
+def test_a_yardstick_that_moved_along_puts_it_down_to_the_host():
+    gate, names, _ = suite(lambda name: 0.08, yardstick=0.08)
+    assert set(names.values()) == {"pass"}
+    assert gate.banner()[0].startswith("host shifted")
+    _, names, _ = suite(lambda name: 0.08, yardstick=0.0)
+    assert set(names.values()) == {"inconclusive"}
+
+
+def test_an_a_b_of_a_few_cases_tells_a_slow_host_from_slow_code():
+    _, host, done = suite(lambda name: 0.08, settings=WITH_BASE, base_change=0.08)
+    assert set(host.values()) == {"pass"}
+    assert len({request.case for request in done}) == 3
+    _, code, _ = suite(lambda name: 0.08, settings=WITH_BASE, base_change=0.0)
+    assert set(code.values()) == {"regressed"}
+
+
+def test_the_shift_of_the_suite_is_taken_off_a_single_slow_case():
+    _, names, _ = suite(lambda name: 0.16 if name == "n7" else 0.02)
+    assert names[node_of("n7")] == "regressed"
+    assert names[node_of("n8")] == "pass"
+
+
+def test_under_a_large_shift_nothing_fails_without_an_a_b():
+    gate, names, _ = suite(lambda name: 0.5 if name == "n7" else 0.2, yardstick=0.2)
+    assert names[node_of("n7")] == "inconclusive"
+    assert "only an A/B could confirm" in gate.verdict(node_of("n7")).reasons[0]
+
+
+def test_settled_in_place_a_case_needs_no_other_and_says_so():
+    gate = Gate([gated(name) for name in NAMES], GateSettings(in_place=True, planned_cases=30))
+    gate.add(node_of("n7"), run_of(0.1))
+    done = settle(gate, lambda name, number: run_of(0.1 + jitter(number)), nodes=node_of("n7"))
+    assert {request.case for request in done} == {node_of("n7")}
+    verdict = gate.verdict(node_of("n7"))
+    assert verdict.name == "regressed"
+    assert "settled in place: the suite's shift is not known and 0 is used" in verdict.flags
+    assert gate.verdict(node_of("n8")).reasons == ("it has not been measured",)
+
+
+def test_a_session_that_only_looks_is_asked_for_nothing():
+    gate = Gate([gated(name) for name in ("a", "b", "c")], GateSettings(remeasure=False))
+    gate.add(node_of("a"), run_of(0.1))
+    gate.add(node_of("b"), run_of(-0.1))
+    gate.add(node_of("c"), run_of())
+    assert gate.next_requests() == []
+    assert [verdict.name for verdict in gate.verdicts().values()] == ["inconclusive", "pass", "pass"]
+    assert gate.verdict(node_of("a")).reasons == ("suspected and not measured again; --perf-gate does",)
+
+
+def test_covered_cases_are_those_with_enough_stored_runs():
+    gate = Gate([gated("a"), gated("b", stored=stored_runs(WOBBLE[:3])), gated("c", stored=())])
+    assert gate.covered == (node_of("a"),)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.booleans())
+def test_equal_inputs_give_equal_requests_and_verdicts(seed, base):
+    def answer():
+        gate = Gate([gated(name) for name in NAMES[:6]], GateSettings(can_run_base=base))
+
+        def new(name, number):
+            return run_of(((seed >> (number % 16)) % 7 - 2) / 100 + jitter(number), number=number)
+
+        for number, name in enumerate(NAMES[:6]):
+            gate.add(node_of(name), new(name, number))
+        done = settle(gate, new)
+        return done, gate.verdicts()
+
+    assert answer() == answer()
