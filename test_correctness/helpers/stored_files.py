@@ -1,0 +1,54 @@
+"""Stored runs and files for tests of the baseline store."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from datetime import datetime, timedelta, timezone
+
+from perfsuite.baselines import store
+from perfsuite.baselines.baseline import (
+    Hardware,
+)
+from perfsuite.baselines.runs import Case, Meaning, Run
+
+HARDWARE = Hardware(platform="cpu", fingerprint="cpu-test", key={"cpu_model": "Test CPU", "cores": 2})
+NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
+
+
+def run_of(session="s0", days_old=1.0, median_s=0.01, number=0, **changes):
+    plain = Run(
+        session=session,
+        time=(NOW - timedelta(days=days_old) + timedelta(seconds=number)).isoformat(),
+        ordinal=number,
+        quantiles_s=tuple(float(f"{median_s * factor:.3e}") for factor in (0.98, 0.99, 1.0, 1.01, 1.02)),
+        location=round(math.log(median_s), 5),
+        samples=40,
+        clean=30,
+        metrics={"latency_us": float(f"{median_s * 1e6:.5e}")},
+        environment={"packages": {"torch": "2.13.0"}, "kernel": "6.1.0"},
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def case(name="a", **changes):
+    plain = Case(
+        node=f"test_x.py::test_{name}[cpu-ws2-1KiB]",
+        world_size=2,
+        backend="gloo",
+        parameters={"message_bytes": 1024, "dtype": "fp32"},
+        workload="test_x:Sum",
+        metrics={"latency_us": Meaning(unit="us", better="lower")},
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def offer(folder, *runs, name="a", mode="append", verdict="pass", **more):
+    new = store.NewRuns(case=case(name), runs=runs, verdict=verdict)
+    return store.update(folder, HARDWARE, [new], mode=mode, **more)
+
+
+def sessions_in(folder, name="a"):
+    found = store.load(folder, HARDWARE)
+    (entry,) = found.by_node[case(name).node]
+    return [run.session for run in entry.runs]

@@ -1,0 +1,165 @@
+"""Baseline files: what goes in comes out, and pytest-benchmark reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytest_benchmark.stats import Stats
+
+from perfsuite.baselines import store
+from perfsuite.baselines.baseline import (
+    Acceptance,
+    Baseline,
+    Entry,
+    newest,
+)
+from perfsuite.baselines.decode import decode
+from perfsuite.baselines.encode import encode
+from perfsuite.baselines.entry_stats import entry_stats
+from perfsuite.baselines.runs import Case, Meaning, Run
+from perfsuite.baselines.text import dump, parse
+from test_correctness.helpers.stored_files import HARDWARE, offer, run_of
+
+ROOT = Path(__file__).parent.parent
+EXAMPLE = ROOT / "baselines" / "examples" / "cpu-example.json"
+
+texts = st.text(min_size=1, max_size=8)
+times = st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1)).map(lambda time: time.isoformat(timespec="seconds"))
+
+
+@st.composite
+def runs_of_any_kind(draw):
+    if draw(st.integers(0, 4)) == 0:
+        return Run(session=draw(texts), time=draw(times), outcome="out_of_memory", ordinal=draw(st.integers(0, 3)))
+    samples = draw(st.integers(1, 50))
+    clean = draw(st.integers(0, samples))
+    return Run(
+        session=draw(texts),
+        time=draw(times),
+        ordinal=draw(st.integers(0, 3)),
+        quantiles_s=tuple(sorted(draw(st.lists(st.floats(1e-9, 1e3), min_size=5, max_size=5)))),
+        location=draw(st.floats(-20, 7)) if clean else None,
+        yardstick=draw(st.none() | st.floats(-20, 7)),
+        samples=samples,
+        clean=clean,
+        iterations=draw(st.integers(1, 1000)),
+        cpu_share=draw(st.floats(0, 1)),
+        metrics=draw(st.dictionaries(texts, st.floats(-1e9, 1e9), max_size=3)),
+        process=draw(st.sampled_from(["fresh", "reused"])),
+        disturbance=draw(st.sampled_from(["", "unknown", "device 0 is throttled (thermal)"])),
+        commit=draw(st.sampled_from(["", "6861899"])),
+        environment=draw(st.dictionaries(texts, st.integers() | texts | st.lists(texts, max_size=2), max_size=3)),
+    )
+
+
+@st.composite
+def baselines(draw):
+    entries = {}
+    for _ in range(draw(st.integers(0, 4))):
+        one = Case(
+            node=draw(texts),
+            world_size=draw(st.integers(1, 8)),
+            backend=draw(st.sampled_from(["", "gloo", "nccl"])),
+            parameters=draw(st.dictionaries(texts, st.integers() | texts | st.booleans() | st.none(), max_size=3)),
+            workload=draw(texts),
+            group=draw(st.none() | texts),
+            metrics={name: Meaning(unit="us", better="lower") for name in draw(st.lists(texts, max_size=2))},
+        )
+        accepted = draw(st.none() | st.builds(Acceptance, reason=texts, session=texts, time=times))
+        kept = draw(st.lists(runs_of_any_kind(), min_size=1, max_size=5, unique_by=lambda run: run.key))
+        entries[one.key] = Entry(case=one, runs=newest(kept), accepted=accepted)
+    return Baseline(hardware=HARDWARE, entries=entries, commit_info={"id": draw(texts)}, machine_info={})
+
+
+@settings(max_examples=60, deadline=None)
+@given(baselines())
+def test_what_goes_into_a_file_comes_out(baseline):
+    text = dump(encode(baseline))
+    assert decode(parse(text.encode())) == baseline
+    assert dump(encode(decode(parse(text.encode())))) == text
+
+
+def test_a_diff_shows_a_new_run_as_one_line(tmp_path):
+    path = offer(tmp_path, *(run_of(f"s{index}", 10 - index) for index in range(5))).path
+    offer(tmp_path, run_of("s0", 10), name="other")
+    before = [line.rstrip(",") for line in path.read_text().splitlines()]
+    offer(tmp_path, run_of("s5", 1))
+    after = [line.rstrip(",") for line in path.read_text().splitlines()]
+    added = [line.strip().split(":")[0] for line in after if line not in before]
+    assert [line for line in added if line.startswith('"')][:2] == ['"check"', '"stats"']
+    assert len(added) == 6  # the run, its session, check and stats of its case, date and check of the file
+    assert [line for line in before if line not in after].count('   {"clean"') == 0
+
+
+def test_a_line_holds_one_run_with_sorted_keys(tmp_path):
+    path = offer(tmp_path, run_of("s0"), run_of("s1", 0.5)).path
+    lines = [line.strip().rstrip(",") for line in path.read_text().splitlines() if '"quantiles_s"' in line]
+    assert len(lines) == 2
+    for line in lines:
+        plain = json.loads(line)
+        assert list(plain) == sorted(plain)
+        assert set(plain) >= {"clean", "location", "metrics", "quantiles_s", "samples", "session", "time"}
+
+
+@given(st.lists(st.sampled_from([0.001, 0.002, 0.0021, 0.5]) | st.floats(1e-6, 10), min_size=1, max_size=12))
+def test_statistics_are_those_of_pytest_benchmark(medians_s):
+    oracle = Stats()
+    oracle.data = list(medians_s)
+    ours = entry_stats(medians_s, iterations=3)
+    for name, value in oracle.as_dict().items():
+        if name in ("outliers", "stddev_outliers", "iqr_outliers"):
+            continue  # compared where rounding cannot move a value over a fence
+        assert ours[name] == pytest.approx(value, rel=1e-5, abs=1e-12), name
+    assert ours["iterations"] == 3
+
+
+def test_outliers_are_counted_as_pytest_benchmark_counts_them():
+    oracle = Stats()
+    oracle.data = [1.0, 1.1, 0.9, 1.05, 0.95, 1.0, 3.0]
+    assert entry_stats(oracle.data, iterations=1)["outliers"] == oracle.outliers
+
+
+def compared(*files):
+    command = [str(Path(sys.executable).parent / "pytest-benchmark"), "compare", "--columns=median,rounds", *files]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_pytest_benchmark_compares_the_stored_files(tmp_path):
+    one = offer(tmp_path / "one", *(run_of(f"s{index}", 9 - index) for index in range(6))).path
+    two = offer(tmp_path / "two", *(run_of(f"s{index}", 9 - index, median_s=0.02) for index in range(6))).path
+    done = compared(str(one), str(two))
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("test_a")]
+    assert len(rows) == 2
+    assert any("10.0000" in row and "6" in row for row in rows)
+    assert any("20.0000" in row and "(2.0" in row for row in rows)
+
+
+def test_the_example_is_a_sound_file_that_pytest_benchmark_compares():
+    baseline = store.read(EXAMPLE)
+    assert (baseline.hardware.platform, baseline.hardware.fingerprint) == ("cpu", EXAMPLE.stem)
+    assert len(baseline.entries) >= 3
+    done = compared(str(EXAMPLE))
+    assert done.returncode == 0, done.stderr
+    assert all(entry.case.node.partition("::")[2] in done.stdout + done.stderr for entry in baseline.entries.values())
+
+
+def test_a_case_that_never_fitted_is_kept_apart_from_what_pytest_benchmark_reads(tmp_path):
+    never = dataclasses.replace(
+        run_of("s0"), outcome="out_of_memory", quantiles_s=(), location=None, samples=0, clean=0, metrics={}
+    )
+    path = offer(tmp_path, never).path
+    offer(tmp_path, run_of("s0"), name="fits")
+    document = json.loads(path.read_text())
+    assert [len(document[name]) for name in ("benchmarks", "unmeasured")] == [1, 1]
+    assert compared(str(path)).returncode == 0
+    offer(tmp_path, run_of("s1", 0.5))  # now it fits
+    assert len(json.loads(path.read_text())["benchmarks"]) == 2

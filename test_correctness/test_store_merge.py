@@ -1,0 +1,84 @@
+"""Baseline files: merged as a union in any order, pruned by age, name and what came after."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsuite.baselines import store
+from perfsuite.baselines.baseline import (
+    Acceptance,
+    Baseline,
+    Entry,
+    Hardware,
+    merge,
+    moment,
+    newest,
+    prune,
+)
+from perfsuite.errors import BaselineError
+from test_correctness.helpers.stored_files import HARDWARE, NOW, case, offer, run_of
+
+
+@st.composite
+def files_of_one_machine(draw):
+    pool = [run_of(f"s{index}", days_old=40 - index, number=index % 2) for index in range(18)]
+    entries = {}
+    for name in draw(st.lists(st.sampled_from("abc"), unique=True)):
+        kept = draw(st.lists(st.sampled_from(pool), min_size=1, max_size=14, unique_by=lambda run: run.key))
+        accepted = draw(st.none() | st.sampled_from(kept))
+        reason = Acceptance(reason="r", session=accepted.session, time=accepted.time) if accepted else None
+        if accepted:
+            kept = [run for run in kept if moment(run.time) >= moment(accepted.time)]
+        entries[case(name).key] = Entry(case=case(name), runs=newest(kept), accepted=reason)
+    return Baseline(hardware=HARDWARE, entries=entries)
+
+
+@settings(max_examples=100, deadline=None)
+@given(files_of_one_machine(), files_of_one_machine(), files_of_one_machine())
+def test_merging_is_a_union_in_any_order(one, two, three):
+    assert merge(one, one) == one
+    assert merge(one, two) == merge(two, one)
+    assert merge(merge(one, two), three) == merge(one, merge(two, three))
+
+
+def test_merged_files_hold_every_run(tmp_path):
+    first = offer(tmp_path / "a", run_of("s0", 3), run_of("s1", 2)).path
+    second = offer(tmp_path / "b", run_of("s1", 2), run_of("s2", 1)).path
+    offer(tmp_path / "b", run_of("s9"), name="only-b")
+    target = tmp_path / "merged.json"
+    whole = store.merge_files(target, [first, second])
+    assert store.read(target) == whole
+    assert [run.session for run in whole.by_node[case().node][0].runs] == ["s0", "s1", "s2"]
+    assert store.merge_files(target, [second]) == whole
+
+
+def test_files_of_different_hardware_or_changed_runs_are_not_merged(tmp_path):
+    first = offer(tmp_path / "a", run_of("s0")).path
+    new = store.NewRuns(case=case(), runs=(run_of("s0"),))
+    more = Hardware(platform="cpu", fingerprint="cpu-more", key={"cpu_model": "Test CPU", "cores": 4})
+    other = store.update(tmp_path / "b", more, [new], mode="append").path
+    before = first.read_bytes()
+    with pytest.raises(BaselineError, match=r"differ in hardware \(cores 4, stored 2\)"):
+        store.merge_files(first, [other])
+    changed = offer(tmp_path / "c", run_of("s0", median_s=0.02)).path
+    with pytest.raises(BaselineError, match="one of them was changed after it was measured"):
+        store.merge_files(first, [changed])
+    assert first.read_bytes() == before
+
+
+def test_prune_drops_by_age_by_name_and_what_was_superseded():
+    old = Entry(case=case("a"), runs=(run_of("s0", 200), run_of("s1", 10)))
+    larger = case("a", parameters={"message_bytes": 2048})
+    new = Entry(case=larger, runs=(run_of("s2", 5),))
+    other = Entry(case=case("b"), runs=(run_of("s0", 200),))
+    whole = Baseline(hardware=HARDWARE, entries={each.case.key: each for each in (old, new, other)})
+    kept, said = prune(whole, now=NOW, older_than_days=120)
+    assert [len(entry.runs) for entry in kept.entries.values()] == [1, 1]
+    assert len(said) == 2
+    kept, said = prune(whole, now=NOW, superseded=True)
+    assert set(kept.entries) == {larger.key, other.case.key}
+    assert "superseded (dtype=absent, stored fp32; message_bytes=2048, stored 1024)" in said[0]
+    kept, _ = prune(whole, now=NOW, case="*test_b*")
+    assert other.case.key not in kept.entries

@@ -1,0 +1,105 @@
+"""What a baseline keeps of a result."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+
+import pytest
+
+from perfsuite.baselines.runs import QUANTILES, Meaning, case_of, summarise
+from perfsuite.records import ClockFacts, Measurement, Metric, RankFacts, Result, Sample, Work
+
+
+def result_of(samples, **changes):
+    ranks = tuple(
+        RankFacts(
+            rank=rank,
+            host="h",
+            device="cpu",
+            threads=1,
+            cores=None,
+            median_s=0.01,
+            min_s=0.01,
+            max_s=0.01,
+            cpu_share=0.999 - rank / 10,
+            max_rss_bytes=1,
+        )
+        for rank in range(2)
+    )
+    measurement = Measurement(
+        samples=samples,
+        iterations=4,
+        warmup_iterations=1,
+        warmup_steady=True,
+        aligned=True,
+        clock=ClockFacts(name="perf_counter", resolution_s=1e-9, cost_s=1e-7),
+        ranks=ranks,
+        backend="gloo",
+        process="fresh",
+        transport="local",
+    )
+    plain = Result(
+        case="test_x.py::test_a",
+        workload="test_x:Sum",
+        parameters={"size": (1, 2), "dtype": "fp32"},
+        platform="cpu",
+        world_size=2,
+        outcome="measured",
+        work=Work(),
+        metrics=(
+            Metric(name="latency_us", value=10_000.123456, unit="us", better="lower"),
+            Metric(name="unknown", value=None, unit="us", better="lower", note="no"),
+        ),
+        measurement=measurement,
+        session="now",
+        started_at="2026-01-01T00:00:00+00:00",
+        environment={"torch": "2.13.0"},
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def test_a_run_keeps_quantiles_of_all_samples_and_the_median_of_the_clean_ones():
+    rng = random.Random(1)
+    clean = [Sample(time_s=0.01 + rng.random() / 1000, yardstick_s=0.002) for _ in range(30)]
+    dirty = [Sample(time_s=0.02, involuntary_switches=2, yardstick_s=0.004) for _ in range(10)]
+    run = summarise(result_of((*clean, *dirty)), ordinal=2, commit="abc")
+    assert (run.samples, run.clean, run.ordinal, run.commit, run.iterations) == (40, 30, 2, "abc", 4)
+    assert run.location == pytest.approx(math.log(0.0105), abs=0.02)
+    assert run.yardstick == pytest.approx(math.log(0.002), abs=1e-4)
+    assert run.cpu_share == 0.899
+    assert run.metrics == {"latency_us": 10000.1}
+    assert len(run.quantiles_s) == len(QUANTILES)
+    assert run.quantiles_s[-1] == 0.02
+    assert run.has_clean
+
+
+def test_a_yardstick_missing_from_a_sample_is_not_used_and_few_samples_may_be_clean():
+    samples = (
+        Sample(time_s=0.01, yardstick_s=0.002),
+        Sample(time_s=0.01),
+        Sample(time_s=0.012, involuntary_switches=1),
+    )
+    run = summarise(result_of(samples))
+    assert run.yardstick is None
+    assert (run.clean, run.has_clean) == (2, True)
+    assert not summarise(result_of((samples[2],) * 5)).has_clean
+
+
+def test_the_identity_of_a_case_is_plain_json():
+    one = case_of(result_of((Sample(time_s=0.01),)))
+    assert one.parameters == {"size": [1, 2], "dtype": "fp32"}
+    assert (one.backend, one.kind) == ("gloo", "test_x.py::test_a on 2 ranks")
+    assert one.metrics["latency_us"] == Meaning(unit="us", better="lower")
+    failed = result_of((), outcome="out_of_memory", measurement=None)
+    assert case_of(failed, backend="nccl").backend == "nccl"
+    assert summarise(failed).outcome == "out_of_memory"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"outcome": "smoke"}, {"measurement": result_of((Sample(time_s=0.0),)).measurement}]
+)
+def test_what_is_no_measurement_makes_no_run(changes):
+    with pytest.raises(ValueError, match=r"test_x.py::test_a"):
+        summarise(result_of((Sample(time_s=0.01),), **changes))
