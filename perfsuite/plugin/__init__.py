@@ -1,4 +1,6 @@
-"""The pytest plugin, one module per concern; pytest loads each of them as a plugin of its own.
+"""The pytest plugin, one module per concern; pytest loads those that have hooks or fixtures as plugins of their own.
+
+What several concerns do at one hook stands, in order, in :mod:`perfsuite.plugin.order`.
 
 Importing this package loads none of them: test modules import the decorators from here on the ranks too.
 """
@@ -6,17 +8,11 @@ Importing this package loads none of them: test modules import the decorators fr
 from __future__ import annotations
 
 pytest_plugins = (
-    "perfsuite.plugin.options",
-    "perfsuite.plugin.gate_options",
+    "perfsuite.plugin.order",
     "perfsuite.plugin.launch",
     "perfsuite.plugin.collect",
     "perfsuite.plugin.fixtures",
     "perfsuite.plugin.benchmark",
-    "perfsuite.plugin.compare",
     "perfsuite.plugin.outcome",
-    "perfsuite.plugin.progress",
     "perfsuite.plugin.gating",
-    "perfsuite.plugin.trace",
-    "perfsuite.plugin.summary",
-    "perfsuite.plugin.tables",
 )

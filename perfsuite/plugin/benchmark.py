@@ -8,13 +8,13 @@ comparison hold exactly the seconds per iteration that the ranks reported.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.plugin.collect import is_perf
+from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.suite import Suite, suite_key
 from perfsuite.records import SCHEMA, Result
 
@@ -42,13 +42,12 @@ class WorkerClock:
 clock_key = pytest.StashKey[WorkerClock]()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+def give_clock(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """Give every perf case the worker clock, merged into its own benchmark marker: only the nearest one is read."""
     clock = config.stash.setdefault(clock_key, WorkerClock())
     plain = pytest.mark.benchmark(timer=clock)
     for item in items:
-        if is_perf(getattr(item, "fixturenames", ())):
+        if is_case(item):
             own = item.get_closest_marker("benchmark")
             mark = pytest.mark.benchmark(**{**own.kwargs, "timer": clock}) if own else plain
             item.add_marker(mark, append=False)
@@ -105,17 +104,11 @@ def extra_info(result: Result) -> dict[str, Any]:
     }
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def mark_failed(item: pytest.Item, report: pytest.TestReport) -> None:
     """A perf case that fails after its samples were fed must not become anybody's reference."""
-    report = yield
-    if report.failed and is_perf(getattr(item, "fixturenames", ())):
-        benchmark = getattr(item, "funcargs", {}).get("benchmark")
-        if benchmark is not None:
-            benchmark.has_error = True
-    return report
+    benchmark = getattr(item, "funcargs", {}).get("benchmark")
+    if report.failed and benchmark is not None:
+        benchmark.has_error = True
 
 
 def _hardware(suite: Suite) -> dict[str, Any]:

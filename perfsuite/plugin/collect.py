@@ -23,6 +23,16 @@ def is_perf(fixturenames: Iterable[str]) -> bool:
     return {"perf", "platform", "benchmark"} <= set(fixturenames)
 
 
+def is_case(item: pytest.Item) -> bool:
+    """Whether a collected test is a perf case."""
+    return is_perf(getattr(item, "fixturenames", ()))
+
+
+def cases_of(session: pytest.Session) -> list[pytest.Item]:
+    """The perf cases among the tests that will run."""
+    return [item for item in session.items if is_case(item)]
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[Any]:
     """One parametrize call with platform, ranks, size and dtype, so that the id reads ``s4000-ws8-64MiB-bf16``."""
@@ -109,20 +119,19 @@ def _parametrized(metafunc: pytest.Metafunc) -> frozenset[str]:
     return frozenset(names | ({"dtype"} & set(definitions)))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def refuse_wrong_cases(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """What is wrong with the set-up or a marker ends the run, also when all perf cases are about to be deselected."""
     suite = suite_of(config)
     if suite.problem is not None and suite.asked:
         raise pytest.UsageError(str(suite.problem))
     for item in items:
-        if is_perf(getattr(item, "fixturenames", ())) and item.get_closest_marker("perf_timeout"):
+        if is_case(item) and item.get_closest_marker("perf_timeout"):
             budget_of(item, suite.settings.budget)
-    _leave_out_extended(config, items, suite)
 
 
-def _leave_out_extended(config: pytest.Config, items: list[pytest.Item], suite: Suite) -> None:
+def leave_out_extended(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the extended cases of the small scale, unless the command line selects cases itself."""
+    suite = suite_of(config)
     if config.getoption("keyword") or config.getoption("markexpr"):
         return
     named = tuple(arg.partition("::")[2] for arg in config.args if "::" in arg)
@@ -136,11 +145,7 @@ def _leave_out_extended(config: pytest.Config, items: list[pytest.Item], suite: 
 
 def _is_extended(item: pytest.Item, suite: Suite) -> bool:
     platform = item.get_closest_marker("platform")
-    if (
-        item.get_closest_marker("extended") is None
-        or platform is None
-        or not is_perf(getattr(item, "fixturenames", ()))
-    ):
+    if item.get_closest_marker("extended") is None or platform is None or not is_case(item):
         return False
     name = platform.kwargs["name"]
     model = suite.machine.model if name == suite.machine.name else suite.catalog.find(name)
@@ -149,13 +154,12 @@ def _is_extended(item: pytest.Item, suite: Suite) -> bool:
 
 def _is_named(item: pytest.Item, named: tuple[str, ...]) -> bool:
     name = item.nodeid.partition("::")[2]
-    return any(name == each or name.startswith((f"{each}[", f"{each}::")) for each in named)
+    return any(name == given or name.startswith((f"{given}[", f"{given}::")) for given in named)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
+def open_journal(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
     """Open the journal, now that it is known that there are perf cases."""
-    if any(is_perf(getattr(item, "fixturenames", ())) for item in session.items):
+    if cases:
         try:
             suite_of(session.config).open()
         except PerfsuiteError as error:
@@ -165,6 +169,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
     """The header: platform, devices, transport, torch, and what to beware of; nothing without perf cases."""
     quiet = config.getoption("verbose") < 0 or config.getoption("collectonly")
-    if quiet or not any(is_perf(getattr(item, "fixturenames", ())) for item in items):
+    if quiet or not any(is_case(item) for item in items):
         return []
     return suite_of(config).header()

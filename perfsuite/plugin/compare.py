@@ -17,16 +17,14 @@ from perfsuite.plugin.suite import suite_of
 bare_key = pytest.StashKey[bool]()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_configure(config: pytest.Config) -> None:
+def take_bare_option(config: pytest.Config) -> None:
     """Take a bare option from pytest-benchmark for now."""
     config.stash[bare_key] = config.getoption("benchmark_compare", None) is True
     if config.stash[bare_key]:
         config.option.benchmark_compare = None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
+def give_bare_option_back(session: pytest.Session) -> None:
     """Give it back: with this machine's file, or as it was."""
     config = session.config
     # pytest-benchmark has no public way to say later what to compare with.

@@ -65,7 +65,7 @@ class GateOptions:
 gate_options_key = pytest.StashKey[GateOptions]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def declare(parser: pytest.Parser) -> None:
     """Declare options and ini keys."""
     group = parser.getgroup("perfsuite", "performance of distributed training")
     add = group.addoption
@@ -88,7 +88,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("perf_tolerance", "relative slowdown that is accepted, e.g. 0.03", default="0.03")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def configure(config: pytest.Config) -> None:
     """Check the options and keep them; after perfsuite's own options, which runs that count as evidence tighten."""
     config.addinivalue_line(
         "markers", f"{MARKER}(time, **metrics): slowdown that is accepted, e.g. {MARKER}(0.05, busbw_gb_per_s=0.1)"

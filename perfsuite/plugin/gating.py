@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from perfsuite.gate.verdict import Verdict
 from perfsuite.gatekeeper import Base, Gatekeeper, hardware_of
 from perfsuite.platforms import fingerprint
 from perfsuite.platforms.telemetry import Telemetry, disturbance, family_of_processes
-from perfsuite.plugin.collect import is_perf
+from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.fixtures import CaseState, state_key
 from perfsuite.plugin.gate_options import GateOptions, gate_options_key, tolerances_of
 from perfsuite.plugin.hooks import Judgement
@@ -103,7 +103,7 @@ class Gating:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         """Hold the reports of a gated case until its verdict stands."""
-        if not self.options.gate or self.in_place or not is_perf(getattr(item, "fixturenames", ())):
+        if not self.options.gate or self.in_place or not is_case(item):
             return None
         hook = item.ihook
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -143,15 +143,13 @@ class Gating:
 
     # -- after the last case -------------------------------------------------------------------------------------
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[Any]:
+    def give_up(self) -> None:
+        """The run was interrupted: what was measured is reported, unjudged."""
+        self._release(settled=False)
+        self._trees.close()
+
+    def end(self, session: pytest.Session) -> None:
         """Settle what is open while the ranks still live, then hand out the reports that were held."""
-        try:
-            returned = yield
-        except BaseException:
-            self._release(settled=False)  # interrupted: what was measured is reported, unjudged
-            self._trees.close()
-            raise
         try:
             self._settle(session)
             self._release(settled=True)
@@ -161,9 +159,7 @@ class Gating:
         except Exception:  # whatever is wrong with the gate itself, what was measured is reported; the run fails
             self.problem = f"the gate could not judge: {traceback.format_exc()}"
         finally:
-            self._release(settled=False)
-            self._trees.close()
-        return returned
+            self.give_up()
 
     def _settle(self, session: pytest.Session) -> None:
         self._more_runs(session)
@@ -214,8 +210,7 @@ class Gating:
         self.update_lines += [f"{node}: its older runs were replaced" for node in done.replaced]
         self.update_lines += [f"{node}: not stored, {why}" for node, why in done.refused.items()]
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    def finish(self, session: pytest.Session) -> None:
         """What went wrong with the baselines makes the run fail even when every case passed."""
         if self.problem and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -254,11 +249,9 @@ class Gating:
 gating_key = pytest.StashKey[Gating]()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
+def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
     """Set the gate up once it is known which cases there are."""
     config = session.config
-    cases = [item for item in session.items if is_perf(getattr(item, "fixturenames", ()))]
     if not cases or not runs_tests(config) or hasattr(config, "workerinput"):
         return
     options, suite = config.stash[gate_options_key], suite_of(config)
@@ -273,8 +266,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config.pluginmanager.register(gating, "perfsuite.gating")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def show(terminalreporter: Any, config: pytest.Config) -> None:
     """What the gate found, what it stored, and the A/A where one was asked for."""
     gating = config.stash.get(gating_key, None)
     if gating is None or not gating.keeper.taken:

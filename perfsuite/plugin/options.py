@@ -68,8 +68,8 @@ class Settings:
 settings_key = pytest.StashKey[Settings]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare options and ini keys; their values are checked in pytest_configure, where an error is one line."""
+def declare(parser: pytest.Parser) -> None:
+    """Declare options and ini keys."""
     group = parser.getgroup("perfsuite", "performance of distributed training")
     add = group.addoption
     add("--perf-platform", metavar="NAME", help="generate the cases of this platform instead of the one found here")
@@ -97,8 +97,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("perf_platforms", "TOML files that describe platforms of your own", type="paths", default=[])
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_configure(config: pytest.Config) -> None:
+def configure(config: pytest.Config) -> None:
     """Register markers, check the options and keep them."""
     for line in MARKERS:
         config.addinivalue_line("markers", line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from pytest_benchmark.fixture import FixtureAlreadyUsed
 from perfsuite.errors import AgentLost, CaseStopped, ExpectedFailure, PerfsuiteError, UnsupportedCase
 from perfsuite.plugin import hooks
 from perfsuite.plugin.benchmark import ONE_RECORD, feed_nothing
-from perfsuite.plugin.collect import is_perf
+from perfsuite.plugin.collect import cases_of, is_case
 from perfsuite.plugin.fixtures import NEVER_CALLED, CaseState, state_key
 from perfsuite.plugin.suite import Suite, suite_key, suite_of
 from perfsuite.units import format_seconds
@@ -31,7 +31,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuse or skip a perf case before anything of it is set up."""
-    if not is_perf(getattr(item, "fixturenames", ())):
+    if not is_case(item):
         return
     suite = suite_of(item.config)
     worker = getattr(item.config, "workerinput", None)
@@ -54,7 +54,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
     """Turn perfsuite's errors into failures that show their message alone, and have a measured case judged."""
-    if not is_perf(getattr(item, "fixturenames", ())):
+    if not is_case(item):
         return (yield)
     try:
         returned = yield
@@ -100,12 +100,8 @@ def _judge(item: pytest.Item) -> None:
             raise pytest.fail.Exception(judgement.failure, pytrace=False)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Attach the logs of the ranks to a failure, metrics to JUnit, and place a skip at the test, not in this file."""
-    report = yield
     if call.excinfo is not None and isinstance(call.excinfo.value, CaseSkipped) and isinstance(report.longrepr, tuple):
         file, line, _ = item.location
         report.longrepr = (file, (line or 0) + 1, f"Skipped: {call.excinfo.value.msg}")
@@ -116,7 +112,6 @@ def pytest_runtest_makereport(
             report.sections.extend((f"log of rank {rank}", tail) for rank, tail in tails)
         item.user_properties.extend(properties(state, suite_of(item.config).verdicts.get(item.nodeid, "")))
         report.user_properties = list(item.user_properties)
-    return report
 
 
 def properties(state: CaseState, verdict: str) -> list[tuple[str, object]]:
@@ -133,24 +128,20 @@ def properties(state: CaseState, verdict: str) -> list[tuple[str, object]]:
     return found + ([("verdict", verdict)] if verdict else [])
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
+def finish(session: pytest.Session) -> None:
     """Finish the session after the last case and all that the gate runs again, while there are ranks to run on."""
-    _fail_the_case_on_sigterm(session)
-    returned = yield  # raises where somebody ended the run, who does not want to wait
     suite: Suite | None = session.config.stash.get(suite_key, None)
     if suite is not None and suite.session is not None:
         suite.session.finish()
-    return returned
 
 
-def _fail_the_case_on_sigterm(session: pytest.Session) -> None:
+def fail_the_case_on_sigterm(session: pytest.Session) -> None:
     """From here to the end SIGTERM fails the running perf case and leaves time for all reports.
 
     torchrun sends it to everybody when one process dies, as likely while the reports are written as before.
     """
     here = threading.current_thread() is threading.main_thread()  # only there can signals be handled
-    if not here or not any(is_perf(getattr(item, "fixturenames", ())) for item in session.items):
+    if not here or not cases_of(session):
         return
 
     def stop(number: int, frame: object) -> None:
@@ -175,28 +166,24 @@ def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> N
         excinfo.traceback = excinfo.traceback[-1:]
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
-    """End every process before the reports are written: whatever happens in those, nothing is left running.
+def close_unless_hurried(config: pytest.Config) -> None:
+    """End every process before the reports are written.
 
     In a hurry the reports come first.  Open MPI kills half a second to a second and a half after its SIGTERM, and what
     runs then still ends with this process.
     """
-    suite: Suite | None = session.config.stash.get(suite_key, None)
+    suite: Suite | None = config.stash.get(suite_key, None)
     if suite is None or not suite.hurried:
-        _close(session.config)
-    try:
-        return (yield)
-    finally:
-        _close(session.config)
+        close(config)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Also on ways out that have no session finish."""
-    _close(config)
+    close(config)
 
 
-def _close(config: pytest.Config) -> None:
+def close(config: pytest.Config) -> None:
+    """End every process of this run.  Idempotent."""
     suite: Suite | None = config.stash.get(suite_key, None)
     if suite is not None:
         suite.close()

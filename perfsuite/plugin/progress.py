@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-
-from perfsuite.plugin.collect import is_perf
 
 QUIET_S = 10.0
 """Runs that are expected to end sooner show nothing."""
@@ -113,16 +111,11 @@ class ProgressReporter:
         sys.stderr.flush()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
+def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
     """Start to count, unless nothing will run or nobody wants to read."""
     config = session.config
     if config.getoption("collectonly") or config.getoption("verbose") < 0:
         return
-    cases = frozenset(
-        item.nodeid
-        for item in session.items
-        if is_perf(getattr(item, "fixturenames", ())) and item.get_closest_marker("skip") is None
-    )
-    if cases and config.pluginmanager.has_plugin("terminalreporter"):
-        config.pluginmanager.register(ProgressReporter(config, cases), "perfsuite-progress")
+    nodes = frozenset(item.nodeid for item in cases if item.get_closest_marker("skip") is None)
+    if nodes and config.pluginmanager.has_plugin("terminalreporter"):
+        config.pluginmanager.register(ProgressReporter(config, nodes), "perfsuite-progress")

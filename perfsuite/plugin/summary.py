@@ -25,8 +25,7 @@ from perfsuite.reports.terminal import (
 from perfsuite.session import PerfSession
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def show(terminalreporter: Any, config: pytest.Config) -> None:
     """Tables of metrics, fits, peaks, clocks, and what to beware of; nothing when no perf case finished."""
     suite = config.stash.get(suite_key, None)
     if suite is None or suite.session is None or not suite.session.results:

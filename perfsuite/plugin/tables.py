@@ -6,7 +6,6 @@ What was skipped or failed is kept too, so that its rows say why they are empty;
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.plugin.collect import is_perf
 from perfsuite.plugin.suite import suite_key, suite_of, versions
 from perfsuite.reports.tables.recording import Recording, recording_of
 from perfsuite.reports.tables.report import find_style, fitting_styles, report
@@ -36,7 +34,7 @@ class ReportState:
 state_key = pytest.StashKey[ReportState]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def declare(parser: pytest.Parser) -> None:
     """Declare options and ini keys."""
     group = parser.getgroup("perfsuite", "performance of distributed training")
     styles = "|".join(STYLES)
@@ -50,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("perf_report_style", f"whose tables it has: {styles}", default="")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def configure(config: pytest.Config) -> None:
     """Check the options before anything is measured."""
     asked, written = config.getoption("perf_report"), config.getini("perf_report")
     chosen = config.getoption("perf_report_style")
@@ -69,26 +67,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[state_key] = ReportState(path=path, style=style or "")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def keep_reason(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Keep why a perf case has no result; a skip goes into the journal."""
-    outcome = yield
-    if is_perf(getattr(item, "fixturenames", ())):
-        missing = item.config.stash[state_key].missing
-        if outcome.skipped and call.excinfo is not None:
-            reason = str(getattr(call.excinfo.value, "msg", None) or call.excinfo.value)
-            missing[item.nodeid] = f"skipped: {reason}"
-            session = suite_of(item.config).session
-            if session is not None:
-                session.skip(item.nodeid, reason)
-        elif outcome.failed and call.excinfo is not None:
-            missing[item.nodeid] = f"failed: {str(call.excinfo.value).strip().partition(chr(10))[0]}"
-    return outcome
+    if call.excinfo is None:
+        return
+    missing = item.config.stash[state_key].missing
+    if report.skipped:
+        reason = str(getattr(call.excinfo.value, "msg", None) or call.excinfo.value)
+        missing[item.nodeid] = f"skipped: {reason}"
+        session = suite_of(item.config).session
+        if session is not None:
+            session.skip(item.nodeid, reason)
+    elif report.failed:
+        missing[item.nodeid] = f"failed: {str(call.excinfo.value).strip().partition(chr(10))[0]}"
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def show(terminalreporter: Any, config: pytest.Config) -> None:
     """Write the report and name it; why not, where it cannot be made."""
     suite, state = config.stash.get(suite_key, None), config.stash[state_key]
     if state.path is None or suite is None or suite.session is None or not (suite.session.results or state.missing):

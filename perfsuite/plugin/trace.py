@@ -7,14 +7,13 @@ warning at the end: the case was measured, its timeline is in the journal, and `
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Generator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.plugin.collect import is_perf
 from perfsuite.plugin.fixtures import state_key
 from perfsuite.plugin.options import runs_tests, settings_key
 from perfsuite.plugin.suite import suite_key
@@ -51,11 +50,9 @@ class Tracing:
 tracing_key = pytest.StashKey[Tracing]()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
+def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
     """Find out now, before anything is measured, whether the folder can be written to."""
     folder = session.config.stash[settings_key].trace
-    cases = any(is_perf(getattr(item, "fixturenames", ())) for item in session.items)
     if folder is None or not cases or not runs_tests(session.config):
         return
     try:
@@ -71,20 +68,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     session.config.stash[tracing_key] = Tracing(folder)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def add(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     """Write the case's files once its test is over, also when the gate or the test found fault with it."""
-    report = yield
     tracing = item.config.stash.get(tracing_key, None)
     if tracing is not None and call.when == "call":
         tracing.add(item)
-    return report
 
 
-@pytest.hookimpl(tryfirst=True)  # registered before the section of all cases, so called right after it
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def show(terminalreporter: Any, config: pytest.Config) -> None:
     """How many cases are in the folder, and a warning per case that is not."""
     tracing = config.stash.get(tracing_key, None)
     if tracing is None:

@@ -1,0 +1,116 @@
+"""What several concerns do at one hook, in order; a hook that one concern alone needs stands in that concern's module.
+
+Around a ``yield`` stands what the rest of pytest, other plugins included, does at that hook.  One line more is said
+after everybody's summary: the driver's exit code, in :mod:`perfsuite.plugin.launch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+
+from perfsuite.plugin import (
+    benchmark,
+    collect,
+    compare,
+    gate_options,
+    gating,
+    options,
+    outcome,
+    progress,
+    summary,
+    tables,
+    trace,
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare options and ini keys; their values are checked when pytest is configured, where an error is one line."""
+    options.declare(parser)
+    gate_options.declare(parser)
+    tables.declare(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the options before pytest-benchmark looks at its own, and before anything is measured."""
+    compare.take_bare_option(config)
+    options.configure(config)
+    gate_options.configure(config)  # runs that count as evidence tighten the options above
+    tables.configure(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Make the collected tests cases, refuse what is wrong with them, leave out what this run does not ask for."""
+    benchmark.give_clock(config, items)
+    collect.refuse_wrong_cases(config, items)
+    collect.leave_out_extended(config, items)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
+    """It is known which cases there are: open what keeps them, and find out what would be missing at the end."""
+    cases = collect.cases_of(session)
+    compare.give_bare_option_back(session)
+    collect.open_journal(session, cases)
+    returned = yield  # pytest prints the header and how many tests there are
+    progress.begin(session, cases)
+    gating.begin(session, cases)
+    trace.begin(session, cases)
+    return returned
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
+    """The gate settles what is open and the peaks are measured again while there are ranks to run on."""
+    outcome.fail_the_case_on_sigterm(session)
+    gate = session.config.stash.get(gating.gating_key, None)
+    try:
+        returned = yield
+    except BaseException:  # somebody ended the run, who does not want to wait
+        if gate is not None:
+            gate.give_up()
+        raise
+    if gate is not None:
+        gate.end(session)
+    outcome.finish(session)
+    return returned
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a report of a perf case means to everybody who keeps one."""
+    report = yield
+    if collect.is_case(item):
+        benchmark.mark_failed(item, report)
+        trace.add(item, call)
+        tables.keep_reason(item, call, report)
+        outcome.complete(item, call, report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
+    """End every process before the reports are written: whatever happens in those, nothing is left running."""
+    outcome.close_unless_hurried(session.config)
+    gate = session.config.stash.get(gating.gating_key, None)
+    try:
+        if gate is not None:
+            gate.finish(session)
+        return (yield)
+    finally:
+        outcome.close(session.config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """perfsuite's sections, after pytest's failures and before other plugins' tables."""
+    summary.show(terminalreporter, config)
+    trace.show(terminalreporter, config)
+    gating.show(terminalreporter, config)
+    tables.show(terminalreporter, config)
