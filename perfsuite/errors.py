@@ -101,11 +101,16 @@ class CaseStopped(BaseException):
         super().__init__(f"stopped by {signal} while this case was running")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest of those known, all of them where none is near.
+def nearest(name: str, known: Iterable[str], *, most: int = 3, likeness: float = 0.4) -> list[str]:
+    """The known names that a mistyped one may have meant, the likeliest first; empty when it is like none of them."""
+    return difflib.get_close_matches(name, list(known), n=most, cutoff=likeness)
 
-    >>> did_you_mean("gtp2", ["gpt2", "latte-l"]), did_you_mean("x", ["ddp", "fsdp"])
-    ('did you mean gpt2?', 'did you mean ddp or fsdp?')
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that there is not: the nearest names, all of them where none is near.
+
+    >>> did_you_mean("dpp", ["single", "ddp", "fsdp"]), did_you_mean("x", ["single", "ddp"])
+    ('did you mean ddp or fsdp?', 'did you mean single or ddp?')
     """
-    known = list(known)
-    return f"did you mean {' or '.join(difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known)}?"
+    names = list(known)
+    return f"did you mean {' or '.join(nearest(name, names) or names)}?"

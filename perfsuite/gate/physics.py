@@ -13,7 +13,7 @@ from typing import Literal
 
 from perfsuite.collectives import busbw_factor, link_bound_gb_per_s
 from perfsuite.metrics.pipeline import bubble_ratio, impossible_bubble
-from perfsuite.metrics.scaling import speed_up
+from perfsuite.metrics.scaling import SUPERLINEAR_SLACK, speed_up
 from perfsuite.metrics.spec import devices_used
 from perfsuite.records import Measurement, Metric, Peak, Peaks, Result, Timeline
 from perfsuite.schedules.replay import replay
@@ -25,7 +25,6 @@ SPAN_SLACK = 0.05
 SUM_SLACK = 0.1
 """And all parts together this much shorter."""
 WORK_SLACK = 0.01
-LINEAR_SLACK = 0.05
 EQUAL_SAMPLES = 5
 _REMAINDER = "remainder"
 
@@ -105,7 +104,7 @@ def speed_up_violation(faster: float, ranks: int, base_ranks: int = 1) -> str:
     'speed-up 8.9 on 8 times the ranks is above linear'
     """
     most = ranks / base_ranks
-    over = faster > most * (1 + LINEAR_SLACK)
+    over = faster > most * (1 + SUPERLINEAR_SLACK)
     return f"speed-up {faster:.3g} on {most:.3g} times the ranks is above linear" if over else ""
 
 

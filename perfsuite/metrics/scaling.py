@@ -11,6 +11,8 @@ from typing import Literal
 
 Kind = Literal["weak", "strong", "mixed"]
 
+SUPERLINEAR_SLACK = 0.05
+"""A speed-up this far above linear is let pass: parts of a split problem fit into caches that the whole does not."""
 _SAME = 1e-9
 
 

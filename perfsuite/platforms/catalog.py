@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import sys
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfsuite.errors import ConfigurationError, UnknownPlatform
+from perfsuite.errors import ConfigurationError, UnknownPlatform, nearest
 from perfsuite.platforms.base import DeviceModel
 from perfsuite.platforms.registry import SHIPPED, family_names
 from perfsuite.records import Peak
@@ -49,7 +48,7 @@ class Catalog:
         if name in self.models:
             return self.models[name]
         legal = list(dict.fromkeys([*self.models, *besides]))
-        near = difflib.get_close_matches(name.lower(), legal, n=1)
+        near = nearest(name.lower(), legal, most=1, likeness=0.6)
         meant = f", did you mean {near[0]!r}?" if near else ";"
         raise UnknownPlatform(
             f"platform {name!r} is unknown{meant} choose from {', '.join(legal)}, or add a row (docs/add-a-platform.md)"

@@ -19,12 +19,12 @@ from perfsuite.audit.quantities import (
 )
 from perfsuite.audit.rule import Hit, Rule
 from perfsuite.audit.table import Column, Row, Table, Value
+from perfsuite.metrics.scaling import SUPERLINEAR_SLACK
 from perfsuite.published.numbers import Interval
 
 ONE = Value(interval=Interval.exactly(Fraction(1)))
 BATCHES = ("local_batch_size", "micro_batch_size", "global_batch_size", "batch_size")
-SUPERLINEAR = Fraction(102, 100)
-"""Speed-up over n that caches may give without anybody being wrong."""
+SUPERLINEAR = 1 + Fraction(SUPERLINEAR_SLACK).limit_denominator(1000)
 LINEAR_STEP = Fraction(105, 100)
 """A step may take this much more than its share of a larger batch before it is called anomalous."""
 SATURATED_TOKENS = 16384
@@ -226,7 +226,7 @@ def aggregate_as_per_device(table: Table) -> Iterator[Hit]:
     severity="note",
     label="M?",
     reach="rows",
-    checks="speed-up over the smallest run <= n / n0 (2 % allowed for caches)",
+    checks="speed-up over the smallest run <= n / n0 (5 % allowed for caches)",
     source="n devices do at most n times the work of one",
     roles=("speedup|throughput", "devices"),
 ).of_table
