@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfsuite.baselines.runs import Run, case_of, summarise
+from perfsuite.baselines.runs import RunSummary, case_of, summarise
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.verdict import GateSettings
@@ -80,7 +80,7 @@ class Bench:
             started_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         )
 
-    def run(self, count: int, session: str, ordinal: int = 0) -> Run:
+    def run(self, count: int, session: str, ordinal: int = 0) -> RunSummary:
         return summarise(self.result(count, session), ordinal=ordinal)
 
 

@@ -10,13 +10,13 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from perfsuite.baselines.runs import Run
+from perfsuite.baselines.runs import RunSummary
 from perfsuite.statistics.student import t_quantile
 
 TOLERANCE = math.log1p(0.03)
 SUITE_ALPHA = SCREEN_ALPHA = 0.05
 
-Measure = Callable[[int, str], Run]
+Measure = Callable[[int, str], RunSummary]
 """Runs a case: index, ``base`` or ``new``."""
 
 

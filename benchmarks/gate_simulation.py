@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.gate_reference import judge_suite
-from perfsuite.baselines.runs import Case, Run
+from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.verdict import GateSettings
@@ -114,7 +114,7 @@ class Session:
         self.bad_runs = 0
         self.count = 0
 
-    def run(self, case: int, *, slower: float = 0.0) -> Run:
+    def run(self, case: int, *, slower: float = 0.0) -> RunSummary:
         host, rng = self.host, self.rng
         self.wander = 0.9 * self.wander + math.sqrt(1 - 0.81) * rng.gauss(0, host.wander)
         if self.bad_runs:
@@ -136,7 +136,7 @@ class Session:
         yardstick = math.log(1e-3) + self.drift + self.wander + common if host.yardstick else None
         self.count += 1
         middle = math.exp(value)
-        return Run(
+        return RunSummary(
             session=self.name,
             time=f"{self.count:06d}",
             quantiles_s=(middle,) * 5,
@@ -182,7 +182,7 @@ class Scene:
         rng = random.Random(seed)
         traits = [(math.exp(rng.gauss(0, host.unlike)), max(0.0, rng.gauss(1, host.unlike))) for _ in range(plan.cases)]
         self.slowed = slowed
-        self.stored: list[list[Run]] = [[] for _ in range(plan.cases)]
+        self.stored: list[list[RunSummary]] = [[] for _ in range(plan.cases)]
         for number in range(plan.sessions):
             past = Session(host, rng, f"s{number}", traits)
             for _ in range(plan.replicates):
@@ -193,7 +193,7 @@ class Scene:
         self.session = Session(plan.today or host, rng, "now", traits)
         self.runs = 0
 
-    def measure(self, case: int, arm: str) -> Run:
+    def measure(self, case: int, arm: str) -> RunSummary:
         self.runs += 1
         return self.session.run(case, slower=self.slowed.get(case, 0.0) if arm == "new" else 0.0)
 
@@ -222,7 +222,7 @@ def verdicts(scene: Scene, plan: Plan) -> list[str]:
     index_of = {node: index for index, node in enumerate(nodes)}
     cases = [
         GateCase(
-            case=Case(node=node, world_size=1, backend="gloo", parameters={"n": index}, workload="m:W"),
+            case=CaseIdentity(node=node, world_size=1, backend="gloo", parameters={"n": index}, workload="m:W"),
             stored=tuple(scene.stored[index]),
         )
         for index, node in enumerate(nodes)

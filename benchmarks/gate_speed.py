@@ -24,20 +24,23 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware
 from perfsuite.baselines.encode import encode
-from perfsuite.baselines.runs import QUANTILES, Case, Meaning, Run, rounded
+from perfsuite.baselines.runs import QUANTILES, CaseIdentity, MetricMeaning, RunSummary, rounded
 from perfsuite.baselines.text import dump
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.verdict import GateSettings
 
 ENVIRONMENT = {"kernel": "6.1.0", "packages": {"torch": "2.13.0"}, "governor": "performance"}
-METRICS = {"latency_us": Meaning(unit="us", better="lower"), "busbw_gb_per_s": Meaning(unit="GB/s", better="higher")}
+METRICS = {
+    "latency_us": MetricMeaning(unit="us", better="lower"),
+    "busbw_gb_per_s": MetricMeaning(unit="GB/s", better="higher"),
+}
 HARDWARE = Hardware(platform="cpu", fingerprint="cpu-example", key={"cpu_model": "Example", "cores": 8})
 
 
-def run_of(rng: random.Random, middle_s: float, session: int) -> Run:
+def run_of(rng: random.Random, middle_s: float, session: int) -> RunSummary:
     median_s = middle_s * math.exp(rng.gauss(0, 0.01))
-    return Run(
+    return RunSummary(
         session=f"20260101T{session:02d}0000.000000Z-1234",
         time=f"2026-01-{session + 1:02d}T02:00:00+00:00",
         quantiles_s=tuple(rounded(median_s * (0.96 + 0.08 * share), 4) for share in QUANTILES),
@@ -57,7 +60,7 @@ def baseline_of(cases: int, runs: int, seed: int = 1) -> Baseline:
     for index in range(cases):
         node = f"test_perf/test_collectives.py::test_kind_{index % 50}[cpu-ws2-{index}KiB-fp32]"
         parameters = {"message_bytes": 1024 * (index + 1), "dtype": "fp32"}
-        case = Case(
+        case = CaseIdentity(
             node=node, world_size=2, backend="gloo", parameters=parameters, workload="m:AllReduce", metrics=METRICS
         )
         middle_s = 1e-3 * (1 + index % 97)

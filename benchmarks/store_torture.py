@@ -27,22 +27,24 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Hardware
-from perfsuite.baselines.runs import Case, Meaning, Run
+from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 from perfsuite.errors import BaselineError
 
 HARDWARE = Hardware(platform="cpu", fingerprint="cpu-torture", key={"cpu_model": "Example", "cores": 2})
-METRICS = {"latency_us": Meaning(unit="us", better="lower")}
+METRICS = {"latency_us": MetricMeaning(unit="us", better="lower")}
 
 
-def case_of(index: int) -> Case:
+def case_of(index: int) -> CaseIdentity:
     node = f"test_perf/test_sum.py::test_sum[cpu-ws2-{index}KiB]"
     parameters = {"message_bytes": 1024 * index, "dtype": "fp32"}
-    return Case(node=node, world_size=2, backend="gloo", parameters=parameters, workload="m:Sum", metrics=METRICS)
+    return CaseIdentity(
+        node=node, world_size=2, backend="gloo", parameters=parameters, workload="m:Sum", metrics=METRICS
+    )
 
 
-def run_of(session: str, number: int, environment: str = "2.13.0") -> Run:
+def run_of(session: str, number: int, environment: str = "2.13.0") -> RunSummary:
     middle_s = 0.001 * (1 + number / 1000)
-    return Run(
+    return RunSummary(
         session=session,
         time=f"2026-01-{1 + number % 28:02d}T{number // 28:02d}:00:00+00:00",
         quantiles_s=tuple(round(middle_s * factor, 7) for factor in (0.96, 0.98, 1.0, 1.02, 1.04)),
@@ -60,7 +62,7 @@ def make_file(folder: Path, cases: int = 4, runs: int = 6) -> Path:
         store.NewRuns(case=case_of(index), runs=tuple(run_of(f"s{number}", number) for number in range(runs)))
         for index in range(1, cases + 1)
     ]
-    out_of_memory = Run(session="s0", time="2026-01-01T00:00:00+00:00", outcome="out_of_memory")
+    out_of_memory = RunSummary(session="s0", time="2026-01-01T00:00:00+00:00", outcome="out_of_memory")
     offered.append(store.NewRuns(case=case_of(99), runs=(out_of_memory,)))
     return store.update(folder, HARDWARE, offered, mode="append", session_runs=runs).path
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from perfsuite.arms import Arm, ArmFailed, run_arm
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Hardware
-from perfsuite.baselines.runs import Case, Run, case_of, summarise
+from perfsuite.baselines.runs import CaseIdentity, RunSummary, case_of, summarise
 from perfsuite.errors import PerfsuiteError
 from perfsuite.gate.aa import AaReport, a_a
 from perfsuite.gate.comparable import gate_case
@@ -86,7 +86,7 @@ class Gatekeeper:
         self._commit = commit
         self._results: dict[str, Result] = {}
         self._tolerances: dict[str, Tolerances] = {}
-        self._runs: dict[str, list[Run]] = {}
+        self._runs: dict[str, list[RunSummary]] = {}
         self._broken: dict[str, list[str]] = {}
         self.verdicts: dict[str, Verdict] = {}
         self.covered: set[str] = set()
@@ -159,7 +159,7 @@ class Gatekeeper:
             commit_info={"id": self._commit} if self._commit else None,
         )
 
-    def _case(self, node: str) -> Case:
+    def _case(self, node: str) -> CaseIdentity:
         return case_of(self._results[node], backend=self._backend)
 
     # -- between gate and session --------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Gatekeeper:
                 gate.add_impossible(node, self._broken[node])
         return gate
 
-    def _add_run(self, result: Result) -> Run | None:
+    def _add_run(self, result: Result) -> RunSummary | None:
         broken = [str(violation) for violation in violations(result)]
         if broken:
             self._broken.setdefault(result.case, []).extend(broken)

@@ -11,7 +11,7 @@ import pytest
 
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Hardware
-from perfsuite.baselines.runs import Case, Run
+from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.cli import main as cli
 
 HARDWARE = Hardware(platform="cpu", fingerprint="cpu-test", key={"cpu_model": "Test CPU", "cores": 2})
@@ -20,7 +20,7 @@ HARDWARE = Hardware(platform="cpu", fingerprint="cpu-test", key={"cpu_model": "T
 def run(session, days_old=0.0, median_s=0.01):
     time = datetime.now(timezone.utc) - timedelta(days=days_old)
     spread = (0.98, 0.99, 1.0, 1.01, 1.02)
-    return Run(
+    return RunSummary(
         session=session,
         time=time.isoformat(timespec="seconds"),
         quantiles_s=tuple(median_s * factor for factor in spread),
@@ -31,7 +31,7 @@ def run(session, days_old=0.0, median_s=0.01):
 
 
 def offer(folder, name, *runs, world_size=1):
-    case = Case(node=f"t.py::{name}", world_size=world_size, backend="gloo", parameters={}, workload="t:W")
+    case = CaseIdentity(node=f"t.py::{name}", world_size=world_size, backend="gloo", parameters={}, workload="t:W")
     store.update(folder, HARDWARE, [store.NewRuns(case=case, runs=runs, verdict="pass")], mode="append")
     return store.path_of(folder, HARDWARE)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed import pipelining
 
-from perfsuite.baselines.runs import Meaning
+from perfsuite.baselines.runs import MetricMeaning
 from perfsuite.errors import InvalidParameter, UnsupportedCase
 from perfsuite.gate.exact import rule_for
 from perfsuite.mesh import MeshShape
@@ -148,7 +148,7 @@ def test_the_head_takes_the_place_of_blocks():
 
 
 def test_a_gate_judges_one_bubble_alone():
-    meaning = Meaning(unit="ratio", better="lower")
+    meaning = MetricMeaning(unit="ratio", better="lower")
     names = [name for name in TrainStep(model="gpt2", mesh="pp2", **staged()).metrics if "bubble" in name]
     assert [name for name in names if rule_for(name, meaning) is not None] == ["bubble_ratio"]
 

@@ -19,7 +19,7 @@ from perfsuite.baselines.renames import (
     names_of_today,
     result_of_today,
 )
-from perfsuite.baselines.runs import Case, Run
+from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.baselines.text import dump
 from perfsuite.cli import main as cli
 from perfsuite.journal import Header, JournalWriter, read_journal
@@ -48,11 +48,11 @@ KEPT = {
 
 
 def run_of(session):
-    return Run(session=session, time=f"2026-01-0{session}T00:00:00+00:00", quantiles_s=(1.0,) * 5, samples=40)
+    return RunSummary(session=session, time=f"2026-01-0{session}T00:00:00+00:00", quantiles_s=(1.0,) * 5, samples=40)
 
 
 def entry_of(workload, parameters, *sessions):
-    case = Case(node=NODE, world_size=2, backend="gloo", parameters=parameters, workload=workload)
+    case = CaseIdentity(node=NODE, world_size=2, backend="gloo", parameters=parameters, workload=workload)
     return Entry(case=case, runs=tuple(map(run_of, sessions)))
 
 

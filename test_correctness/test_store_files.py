@@ -24,7 +24,7 @@ from perfsuite.baselines.baseline import (
 from perfsuite.baselines.decode import decode
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.entry_stats import entry_stats
-from perfsuite.baselines.runs import Case, Meaning, Run
+from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 from perfsuite.baselines.text import dump, parse
 from test_correctness.helpers.stored_files import HARDWARE, offer, run_of
 
@@ -38,10 +38,12 @@ times = st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1)).map(lambda time
 @st.composite
 def runs_of_any_kind(draw):
     if draw(st.integers(0, 4)) == 0:
-        return Run(session=draw(texts), time=draw(times), outcome="out_of_memory", ordinal=draw(st.integers(0, 3)))
+        return RunSummary(
+            session=draw(texts), time=draw(times), outcome="out_of_memory", ordinal=draw(st.integers(0, 3))
+        )
     samples = draw(st.integers(1, 50))
     clean = draw(st.integers(0, samples))
-    return Run(
+    return RunSummary(
         session=draw(texts),
         time=draw(times),
         ordinal=draw(st.integers(0, 3)),
@@ -64,14 +66,14 @@ def runs_of_any_kind(draw):
 def baselines(draw):
     entries = {}
     for _ in range(draw(st.integers(0, 4))):
-        one = Case(
+        one = CaseIdentity(
             node=draw(texts),
             world_size=draw(st.integers(1, 8)),
             backend=draw(st.sampled_from(["", "gloo", "nccl"])),
             parameters=draw(st.dictionaries(texts, st.integers() | texts | st.booleans() | st.none(), max_size=3)),
             workload=draw(texts),
             group=draw(st.none() | texts),
-            metrics={name: Meaning(unit="us", better="lower") for name in draw(st.lists(texts, max_size=2))},
+            metrics={name: MetricMeaning(unit="us", better="lower") for name in draw(st.lists(texts, max_size=2))},
         )
         accepted = draw(st.none() | st.builds(Acceptance, reason=texts, session=texts, time=times))
         kept = draw(st.lists(runs_of_any_kind(), min_size=1, max_size=5, unique_by=lambda run: run.key))

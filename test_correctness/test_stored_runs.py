@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from perfsuite.baselines.runs import QUANTILES, Meaning, case_of, summarise
+from perfsuite.baselines.runs import QUANTILES, MetricMeaning, case_of, summarise
 from perfsuite.records import ClockFacts, Measurement, Metric, RankFacts, Result, Sample, Work
 
 
@@ -91,7 +91,7 @@ def test_the_identity_of_a_case_is_plain_json():
     one = case_of(result_of((Sample(time_s=0.01),)))
     assert one.parameters == {"size": [1, 2], "dtype": "fp32"}
     assert (one.backend, one.kind) == ("gloo", "test_x.py::test_a on 2 ranks")
-    assert one.metrics["latency_us"] == Meaning(unit="us", better="lower")
+    assert one.metrics["latency_us"] == MetricMeaning(unit="us", better="lower")
     failed = result_of((), outcome="out_of_memory", measurement=None)
     assert case_of(failed, backend="nccl").backend == "nccl"
     assert summarise(failed).outcome == "out_of_memory"

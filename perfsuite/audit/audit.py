@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from perfsuite.audit.rule import Finding, Hit, Place, Rule, finding, rules_in
+from perfsuite.audit.rule import AuditFinding, Hit, Rule, TablePlace, finding, rules_in
 from perfsuite.audit.rules import compute, memory, parts, pipeline, repeats, scaling
-from perfsuite.audit.table import Table, join
+from perfsuite.audit.table import AuditTable, join
 from perfsuite.published.records import LABELS, Label
 from perfsuite.published.roles import DEGREES
 
@@ -31,7 +31,7 @@ _STANDS_FOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def audit(tables: Sequence[Table]) -> list[Finding]:
+def audit(tables: Sequence[AuditTable]) -> list[AuditFinding]:
     """Every finding in every table, then in the joins of tables of one run set, then between tables."""
     findings = [each for table in tables for each in _audit_one(table)]
     known = {(each.rule, each.places) for each in findings}
@@ -45,7 +45,7 @@ def audit(tables: Sequence[Table]) -> list[Finding]:
     return findings
 
 
-def _audit_one(table: Table) -> Iterator[Finding]:
+def _audit_one(table: AuditTable) -> Iterator[AuditFinding]:
     for rule in RULES:
         if rule.check:
             yield from (finding(rule, table, hit) for hit in _once(rule.check(table)))
@@ -66,7 +66,7 @@ def _once(hits: Iterable[Hit]) -> Iterator[Hit]:
             yield Hit(message=message, gap=hit.gap)
 
 
-def applicable(rule: Rule, table: Table) -> bool:
+def applicable(rule: Rule, table: AuditTable) -> bool:
     """Whether the table speaks of every role that the rule needs.
 
     ``a|b`` is satisfied by either; a number of devices also by the sizes of a mesh.
@@ -79,11 +79,11 @@ def applicable(rule: Rule, table: Table) -> bool:
 
 
 def derived_label(
-    findings: Iterable[Finding], table: str, *, row: int | None = None, column: str | None = None
+    findings: Iterable[AuditFinding], table: str, *, row: int | None = None, column: str | None = None
 ) -> Label:
     """The worst label that findings imply for a cell, a row, a column or (without either) the whole table."""
 
-    def covers(place: Place) -> bool:
+    def covers(place: TablePlace) -> bool:
         return place.table == table and place.row in (None, row) and place.column in (None, column)
 
     implied = [each.label for each in findings if each.label and any(covers(place) for place in each.places)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from perfsuite.audit.table import Column, Row, Table, Value
+from perfsuite.audit.table import AuditColumn, AuditTable, Row, Value
 from perfsuite.published.numbers import Interval
 from perfsuite.published.roles import DEGREES
 
@@ -32,15 +32,15 @@ def quotient(dividend: Value | None, divisor: Value | None) -> Value | None:
     return Value(interval=ratio, columns=merged(dividend, divisor))
 
 
-def merged(*values: Value | None) -> tuple[Column, ...]:
+def merged(*values: Value | None) -> tuple[AuditColumn, ...]:
     """The columns behind several values, each once."""
-    found: dict[Column, None] = {}
+    found: dict[AuditColumn, None] = {}
     for value in values:
         found.update(dict.fromkeys(value.columns if value else ()))
     return tuple(found)
 
 
-def devices(table: Table, row: Row) -> Value | None:
+def devices(table: AuditTable, row: Row) -> Value | None:
     """n: as stated, or hosts times devices per host, or the product of the mesh's sizes."""
     stated = table.value(row, "devices") or product(table.value(row, "nodes"), table.value(row, "devices_per_node"))
     if stated:
@@ -49,7 +49,7 @@ def devices(table: Table, row: Row) -> Value | None:
     return product(*degrees) if degrees else None
 
 
-def data_parallel(table: Table, row: Row) -> Value | None:
+def data_parallel(table: AuditTable, row: Row) -> Value | None:
     """The data-parallel degree: as stated, or all devices where no other degree is stated."""
     stated = table.value(row, "dp")
     if stated or any(table.value(row, role) for role in (*DEGREES, "stages")):
@@ -57,7 +57,7 @@ def data_parallel(table: Table, row: Row) -> Value | None:
     return devices(table, row)
 
 
-def global_batch(table: Table, row: Row) -> Value | None:
+def global_batch(table: AuditTable, row: Row) -> Value | None:
     """Samples per step over all devices."""
     stated = table.value(row, "global_batch_size")
     if stated:
@@ -69,7 +69,7 @@ def global_batch(table: Table, row: Row) -> Value | None:
     return product(table.value(row, "micro_batch_size"), shards, table.value(row, "num_micro_batches"))
 
 
-def step_time(table: Table, row: Row) -> Value | None:
+def step_time(table: AuditTable, row: Row) -> Value | None:
     """Seconds of a step: as stated, or from the rate of steps, or from batch and throughput."""
     one = Value(interval=Interval.exactly(Fraction(1)))
     return (
@@ -79,7 +79,7 @@ def step_time(table: Table, row: Row) -> Value | None:
     )
 
 
-def throughput(table: Table, row: Row) -> Value | None:
+def throughput(table: AuditTable, row: Row) -> Value | None:
     """Samples per second of all devices: as stated, or from the steps and their batch."""
     return (
         table.value(row, "throughput")
@@ -89,7 +89,7 @@ def throughput(table: Table, row: Row) -> Value | None:
     )
 
 
-def flops_per_sample(table: Table, row: Row) -> Value | None:
+def flops_per_sample(table: AuditTable, row: Row) -> Value | None:
     """Model FLOPs of a sample, forward and backward: as stated, or 6 N S + 12 L h S^2 (PaLM, appendix B).
 
     N counts the parameters that a token passes, so a model of experts needs ``active_parameters``; without layers and
@@ -110,7 +110,7 @@ def flops_per_sample(table: Table, row: Row) -> Value | None:
     return Value(interval=flops, columns=merged(parameters, sequence))
 
 
-def work(table: Table, row: Row) -> dict[str, str]:
+def work(table: AuditTable, row: Row) -> dict[str, str]:
     """The settings that decide what a sample costs; rows with equal ones have comparable throughputs."""
     settings = {name: value for name, value in table.configuration(row).items() if name in WORK_ROLES}
     if "active_parameters" in settings:  # what a token passes counts, not what is stored
@@ -119,7 +119,7 @@ def work(table: Table, row: Row) -> dict[str, str]:
     return settings
 
 
-def smallest_runs(table: Table) -> list[tuple[Row, Value]]:
+def smallest_runs(table: AuditTable) -> list[tuple[Row, Value]]:
     """The rows with the fewest devices, and that number."""
     counted = [(row, count) for row in table.rows if (count := devices(table, row))]
     fewest = min((count.interval.low for _, count in counted), default=Fraction(0))

@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfsuite.audit.table import Column, Fact, Row, Table
+from perfsuite.audit.table import AuditColumn, AuditTable, Fact, Row
 from perfsuite.errors import ConfigurationError
 from perfsuite.published.numbers import printed
 from perfsuite.published.records import PublishedReport, PublishedRow, PublishedTable, Stated
 from perfsuite.published.roles import ROLES, SCALES
 
 
-def tables_of(report: PublishedReport) -> list[Table]:
+def tables_of(report: PublishedReport) -> list[AuditTable]:
     """Every table of a report as the rules see it."""
     return [_published(report, table) for table in report.tables]
 
 
-def _published(report: PublishedReport, table: PublishedTable) -> Table:
+def _published(report: PublishedReport, table: PublishedTable) -> AuditTable:
     name = f"{report.report}/{table.id}"
     columns = [column for column in table.columns if not column.prose]
     rows = []
@@ -30,10 +30,10 @@ def _published(report: PublishedReport, table: PublishedTable) -> Table:
             facts = _facts(row.parameters, row.known)
             rows.append(Row(name=_row_name(table, row), cells=cells, facts=facts, index={name: index}))
     facts = _facts({"model": table.model, **table.parameters}, (*table.stated, *table.known))
-    return Table(
+    return AuditTable(
         name=name,
         columns=tuple(
-            Column(name=column.name, role=column.role, unit=_unit(column.unit_published), index=column.index)
+            AuditColumn(name=column.name, role=column.role, unit=_unit(column.unit_published), index=column.index)
             for column in columns
         ),
         rows=tuple(rows),
@@ -61,7 +61,7 @@ def _unit(unit: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meaning:
+class ColumnMeaning:
     """What a user says about a column."""
 
     role: str
@@ -73,7 +73,7 @@ _FACT = re.compile(r"(?P<role>[a-z_0-9]+)=(?P<text>.+?)(?::(?P<unit>\S+))?")
 _HEADER_UNIT = re.compile(r"[(\[（]\s*([^)\]）]+?)\s*[)\]）]")
 
 
-def parse_roles(texts: Sequence[str]) -> dict[str, Meaning]:
+def parse_roles(texts: Sequence[str]) -> dict[str, ColumnMeaning]:
     """``COLUMN=ROLE[:UNIT]`` each; ConfigurationError for anything else.
 
     >>> parse_roles(["step (ms)=latency", "mem=memory:GiB"])["mem"]
@@ -85,7 +85,7 @@ def parse_roles(texts: Sequence[str]) -> dict[str, Meaning]:
         if not match:
             raise ConfigurationError(f"--roles {text!r} is not COLUMN=ROLE[:UNIT]; write 'time=latency:ms'")
         _require(match["role"], match["unit"] or "", f"--roles {text!r}")
-        found[match["name"].strip()] = Meaning(role=match["role"], unit=match["unit"] or "")
+        found[match["name"].strip()] = ColumnMeaning(role=match["role"], unit=match["unit"] or "")
     return found
 
 
@@ -116,7 +116,7 @@ def _require(role: str, unit: str, what: str) -> None:
         raise ConfigurationError(f"{what}: {unit!r} is no unit of {role}; {choice}")
 
 
-def read_tables(path: Path, roles: Mapping[str, Meaning], facts: Mapping[str, Fact]) -> list[Table]:
+def read_tables(path: Path, roles: Mapping[str, ColumnMeaning], facts: Mapping[str, Fact]) -> list[AuditTable]:
     """The tables of a CSV, TSV or Markdown file that have at least one of the named columns.
 
     Raises ConfigurationError for a file that cannot be read, for one without a table, for a column that no table has
@@ -165,13 +165,17 @@ def _pipe_cells(line: str) -> list[str]:
     return [cell.strip().replace("**", "") for cell in inner.split("|")]
 
 
-def _grid_table(path: Path, line: int, grid: Grid, roles: Mapping[str, Meaning], facts: Mapping[str, Fact]) -> Table:
+def _grid_table(
+    path: Path, line: int, grid: Grid, roles: Mapping[str, ColumnMeaning], facts: Mapping[str, Fact]
+) -> AuditTable:
     header, *body = grid
     if len(set(filter(None, header))) < len([title for title in header if title]):
         raise ConfigurationError(f"{path}:{line}: two columns have one name; rename one")
     name = f"{path.name}:{line}"
     columns = tuple(
-        Column(name=title, role=roles[title].role, unit=roles[title].unit or _header_unit(title, roles[title].role))
+        AuditColumn(
+            name=title, role=roles[title].role, unit=roles[title].unit or _header_unit(title, roles[title].role)
+        )
         for title in header
         if title in roles
     )
@@ -181,7 +185,7 @@ def _grid_table(path: Path, line: int, grid: Grid, roles: Mapping[str, Meaning],
             raise ConfigurationError(f"{path}: {cells!r:.80} has {len(cells)} cells for {len(header)} columns")
         known = {title: printed(cell) for title, cell in zip(header, cells, strict=False) if cell and title in roles}
         rows.append(Row(name=f"row {index + 1} ({cells[0]})", cells=known, index={name: index}))
-    return Table(name=name, columns=columns, rows=tuple(rows), facts=facts)
+    return AuditTable(name=name, columns=columns, rows=tuple(rows), facts=facts)
 
 
 def _header_unit(title: str, role: str) -> str:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from types import ModuleType
 from typing import Literal
 
-from perfsuite.audit.table import Column, Row, Table
+from perfsuite.audit.table import AuditColumn, AuditTable, Row
 from perfsuite.published.records import Label
 
 Severity = Literal["contradiction", "mislabel", "note"]
@@ -27,14 +27,14 @@ class Hit:
     """The numbers, in one line."""
     rows: tuple[Row, ...] = ()
     """Rows that break the rule; empty: the whole table."""
-    columns: tuple[Column, ...] = ()
+    columns: tuple[AuditColumn, ...] = ()
     """Columns whose figures are in doubt; empty: none of the table's cells."""
     gap: Fraction | None = None
     """How far an identity is missed, for rules that grade it."""
 
 
-Check = Callable[[Table], Iterator[Hit]]
-CrossCheck = Callable[[tuple[Table, ...]], Iterator[tuple[Table, Hit]]]
+Check = Callable[[AuditTable], Iterator[Hit]]
+CrossCheck = Callable[[tuple[AuditTable, ...]], Iterator[tuple[AuditTable, Hit]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def rules_in(family: ModuleType) -> tuple[Rule, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class TablePlace:
     """A cell, a row or a column of a published table."""
 
     table: str
@@ -86,7 +86,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class AuditFinding:
     """A rule broken by a table."""
 
     rule: str
@@ -94,7 +94,7 @@ class Finding:
     label: Label | None
     tables: tuple[str, ...]
     """Tables that the label concerns."""
-    places: tuple[Place, ...]
+    places: tuple[TablePlace, ...]
     """What was compared, and what the label falls on when there is one."""
     rows: tuple[str, ...]
     """Names of the rows that break the rule."""
@@ -103,12 +103,12 @@ class Finding:
     """Names of the columns that were compared."""
 
 
-def finding(rule: Rule, table: Table, hit: Hit) -> Finding:
+def finding(rule: Rule, table: AuditTable, hit: Hit) -> AuditFinding:
     """The finding of one hit: a graded miss of the last digit becomes a note."""
     careless = hit.gap is not None and hit.gap < LAST_DIGIT
     label = None if careless else rule.label
     tables = tuple(dict.fromkeys(column.table or table.name for column in hit.columns)) or (table.name,)
-    return Finding(
+    return AuditFinding(
         rule=rule.name,
         severity="note" if careless else rule.severity,
         label=label,
@@ -120,15 +120,15 @@ def finding(rule: Rule, table: Table, hit: Hit) -> Finding:
     )
 
 
-def _places(rule: Rule, table: Table, hit: Hit, tables: tuple[str, ...]) -> tuple[Place, ...]:
+def _places(rule: Rule, table: AuditTable, hit: Hit, tables: tuple[str, ...]) -> tuple[TablePlace, ...]:
     if rule.reach == "table" or not hit.columns:
-        return tuple(Place(table=name) for name in tables)
+        return tuple(TablePlace(table=name) for name in tables)
     places = []
     for column in hit.columns:
         name = column.table or table.name
         indexes = [row.index.get(name) for row in hit.rows if name in row.index] or [None]
         places += [
-            Place(table=name, row=index, column=column.printed_name if rule.reach == "cells" else None)
+            TablePlace(table=name, row=index, column=column.printed_name if rule.reach == "cells" else None)
             for index in indexes
         ]
     return tuple(dict.fromkeys(places))

@@ -16,7 +16,7 @@ from perfsuite.published.roles import PARTS, ROLES, Role, scale
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class AuditColumn:
     """A column and its meaning."""
 
     name: str
@@ -68,16 +68,16 @@ class Value:
 
     interval: Interval
     """In SI units."""
-    columns: tuple[Column, ...] = ()
+    columns: tuple[AuditColumn, ...] = ()
     """Where it was read; empty for a fact."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class AuditTable:
     """A table to audit."""
 
     name: str
-    columns: tuple[Column, ...]
+    columns: tuple[AuditColumn, ...]
     rows: tuple[Row, ...]
     facts: Mapping[str, Fact] = field(default_factory=dict)
     """By role: what holds for every row."""
@@ -86,15 +86,15 @@ class Table:
     run_set: str = ""
     """Tables of one run set describe the same runs, row by row."""
 
-    def of_role(self, *roles: str) -> tuple[Column, ...]:
+    def of_role(self, *roles: str) -> tuple[AuditColumn, ...]:
         """The columns with one of these roles, in table order."""
         return tuple(column for column in self.columns if column.role in roles)
 
-    def of_kind(self, *kinds: str) -> tuple[Column, ...]:
+    def of_kind(self, *kinds: str) -> tuple[AuditColumn, ...]:
         """The columns whose role is of one of these kinds."""
         return tuple(column for column in self.columns if column.meaning.kind in kinds)
 
-    def raw(self, row: Row, column: Column) -> Interval | None:
+    def raw(self, row: Row, column: AuditColumn) -> Interval | None:
         """The printed number of a cell, unscaled: for ratios within one column.  A count is positive or no count."""
         cell = row.cells.get(column.name)
         number = cell.number(column.index) if cell else None
@@ -104,7 +104,7 @@ class Table:
             return Interval.exactly(number.value) if number.value > 0 else None
         return number.rounded if column.meaning.kind in ("measured", "derived") else number.interval
 
-    def read(self, row: Row, column: Column) -> Value | None:
+    def read(self, row: Row, column: AuditColumn) -> Value | None:
         """The number of a cell in SI units."""
         raw = self.raw(row, column)
         if raw is None:
@@ -173,13 +173,13 @@ class Table:
                 found[name] = str(number.value) if number else _same(cell.text)
         return found
 
-    def _scale(self, column: Column) -> Interval:
+    def _scale(self, column: AuditColumn) -> Interval:
         dimension = column.meaning.dimension
         if dimension == "share" and not column.unit and self._in_percent(column):
             return scale(dimension, "%")
         return scale(dimension, column.unit)
 
-    def _in_percent(self, column: Column) -> bool:
+    def _in_percent(self, column: AuditColumn) -> bool:
         """A share without a unit and above 2 can only have been meant in percent."""
         raws = [self.raw(row, column) for row in self.rows]
         signs = any("%" in row.cells[column.name].text for row in self.rows if column.name in row.cells)
@@ -193,7 +193,7 @@ def _same(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def join(tables: tuple[Table, ...]) -> Table:
+def join(tables: tuple[AuditTable, ...]) -> AuditTable:
     """One table of several that describe the same runs: rows are matched by their facts, columns put side by side."""
     rows: dict[tuple[tuple[str, str], ...], Row] = {}
     for table in tables:
@@ -207,7 +207,7 @@ def join(tables: tuple[Table, ...]) -> Table:
                 facts=row.facts,
                 index={**(known.index if known else {}), **row.index},
             )
-    return Table(
+    return AuditTable(
         name=" + ".join(table.name for table in tables),
         columns=tuple(
             replace(column, name=f"{table.name}:{column.name}", table=table.name)
@@ -225,7 +225,7 @@ def is_total(row: Row) -> bool:
     return any(cell.text.strip().lower() in {"total", "sum", "总计", "合计"} for cell in row.cells.values())
 
 
-def parts_of(table: Table, row: Row) -> Iterator[tuple[Column, Value]]:
+def parts_of(table: AuditTable, row: Row) -> Iterator[tuple[AuditColumn, Value]]:
     """The columns of a row that are parts of its step, with their values."""
     for column in table.of_role(*PARTS):
         value = table.read(row, column)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from perfsuite.baselines.runs import Case, Run
+from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.errors import BaselineError
 
 KEPT_RUNS = 12
@@ -51,15 +51,15 @@ class Acceptance:
 class Entry:
     """One case and its stored runs."""
 
-    case: Case
+    case: CaseIdentity
     """Identity of the case."""
-    runs: tuple[Run, ...]
+    runs: tuple[RunSummary, ...]
     """Oldest first, at most KEPT_RUNS."""
     accepted: Acceptance | None = None
     """The last acceptance, if there was one."""
 
     @property
-    def newest(self) -> Run:
+    def newest(self) -> RunSummary:
         """The run that started last."""
         return self.runs[-1]
 
@@ -106,12 +106,12 @@ def moment(text: str) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 
-def newest(runs: Iterable[Run]) -> tuple[Run, ...]:
+def newest(runs: Iterable[RunSummary]) -> tuple[RunSummary, ...]:
     """The newest KEPT_RUNS of the runs, oldest first; a run that is there twice counts once.
 
     Raises BaselineError when two runs with one identity differ: one of them was changed.
     """
-    unique: dict[tuple[str, str, int], Run] = {}
+    unique: dict[tuple[str, str, int], RunSummary] = {}
     for run in runs:
         if unique.setdefault(run.key, run) != run:
             raise BaselineError(

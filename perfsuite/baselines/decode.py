@@ -9,7 +9,7 @@ from typing import Any
 from perfsuite.baselines import rules
 from perfsuite.baselines.baseline import KEPT_RUNS, Acceptance, Baseline, CaseKey, Entry, Hardware
 from perfsuite.baselines.rules import as_object, check_fields
-from perfsuite.baselines.runs import Case, Meaning, Run
+from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 from perfsuite.baselines.text import CASE_LISTS, Fault, Where, check_of, header_of
 
 SCHEMA = 1
@@ -107,7 +107,7 @@ def _decode_entry(plain: Plain, sources: Mapping[str, _Source], where: Where, *,
     for name, meaning in extra["metrics"].items():
         inside = (*where, "extra_info", "metrics", name)
         check_fields(as_object(meaning, inside), rules.MEANING, rules.NONE, inside)
-        meanings[name] = Meaning(unit=meaning["unit"], better=meaning["better"])
+        meanings[name] = MetricMeaning(unit=meaning["unit"], better=meaning["better"])
     accepted = None
     if "accepted" in extra:
         check_fields(extra["accepted"], rules.ACCEPTED, rules.NONE, (*where, "extra_info", "accepted"))
@@ -119,7 +119,7 @@ def _decode_entry(plain: Plain, sources: Mapping[str, _Source], where: Where, *,
         raise Fault(
             f"{plain['fullname']} was changed by hand after perfsuite wrote it: its check does not fit", where=where
         )
-    case = Case(
+    case = CaseIdentity(
         node=plain["fullname"],
         world_size=extra["world_size"],
         backend=extra["backend"],
@@ -131,7 +131,7 @@ def _decode_entry(plain: Plain, sources: Mapping[str, _Source], where: Where, *,
     return Entry(case=case, runs=runs, accepted=accepted)
 
 
-def _decode_run(plain: Any, sources: Mapping[str, _Source], where: Where) -> Run:
+def _decode_run(plain: Any, sources: Mapping[str, _Source], where: Where) -> RunSummary:
     fields = as_object(plain, where)
     measured = "outcome" not in fields
     if measured:
@@ -144,7 +144,7 @@ def _decode_run(plain: Any, sources: Mapping[str, _Source], where: Where) -> Run
     clean, samples, location = fields.get("clean", 0), fields.get("samples", 0), fields.get("location")
     if clean > samples or (location is None) != (clean == 0):
         raise Fault(f"clean={clean} does not go with samples={samples} and location={location}", where=where)
-    return Run(
+    return RunSummary(
         session=source.session,
         time=fields["time"],
         ordinal=fields.get("run", 0),

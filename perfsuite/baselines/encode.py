@@ -10,7 +10,7 @@ from perfsuite.baselines.baseline import Baseline, CaseKey, Entry
 from perfsuite.baselines.decode import SCHEMA
 from perfsuite.baselines.entry_stats import entry_stats
 from perfsuite.baselines.rules import KEY_DIGITS
-from perfsuite.baselines.runs import Run
+from perfsuite.baselines.runs import RunSummary
 from perfsuite.baselines.text import canonical, check_of, header_of
 
 LAYOUT_VERSION = "5.1.0"
@@ -55,7 +55,7 @@ class _Sources:
         self.sessions: dict[str, Any] = {}
         self._known: dict[tuple[str, str, int], tuple[str, Mapping[str, Any]]] = {}
 
-    def key_of(self, run: Run) -> str:
+    def key_of(self, run: RunSummary) -> str:
         """Key of the run's session, revision and environment together."""
         seen = (run.session, run.commit, id(run.environment))
         if seen not in self._known:  # the mapping is kept beside its id, which nobody else can have while it lives
@@ -107,7 +107,7 @@ def _encode_entry(entry: Entry, sources: _Sources) -> dict[str, Any]:
     return plain
 
 
-def _encode_run(run: Run, sources: _Sources) -> dict[str, Any]:
+def _encode_run(run: RunSummary, sources: _Sources) -> dict[str, Any]:
     """One line; what is as usual stays out of it."""
     plain: dict[str, Any] = {"session": sources.key_of(run), "time": run.time}
     if run.outcome == "measured":

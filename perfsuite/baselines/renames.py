@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from perfsuite.baselines.baseline import Baseline, CaseKey, Entry, joined
-from perfsuite.baselines.runs import Case
+from perfsuite.baselines.runs import CaseIdentity
 from perfsuite.records import Result
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -103,7 +103,7 @@ def names_of_today(
     return workload, parameters
 
 
-def case_of_today(case: Case, renames: Sequence[Rename] = RENAMES) -> Case:
+def case_of_today(case: CaseIdentity, renames: Sequence[Rename] = RENAMES) -> CaseIdentity:
     """A stored case in the names of today."""
     workload, parameters = names_of_today(case.workload, case.parameters, renames)
     return dataclasses.replace(case, workload=workload, parameters=parameters)
@@ -131,7 +131,7 @@ def baseline_of_today(baseline: Baseline, renames: Sequence[Rename] = RENAMES) -
     return dataclasses.replace(baseline, entries=entries), tuple(said)
 
 
-def _differences(old: Case, new: Case) -> list[str]:
+def _differences(old: CaseIdentity, new: CaseIdentity) -> list[str]:
     said = [f"{old.workload} is {new.workload}"] if old.workload != new.workload else []
     gone = [name for name in old.parameters if name not in new.parameters]
     if gone:

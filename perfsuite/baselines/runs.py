@@ -23,7 +23,7 @@ TELEMETRY_UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Meaning:
+class MetricMeaning:
     """What a stored metric value means."""
 
     unit: str
@@ -33,7 +33,7 @@ class Meaning:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class CaseIdentity:
     """What must be equal for two runs to be comparable, and how pytest-benchmark names the case."""
 
     node: str
@@ -48,7 +48,7 @@ class Case:
     """``module:Class`` or ``module:function``; shown, not compared: a module may move."""
     group: str | None = None
     """pytest-benchmark's group."""
-    metrics: Mapping[str, Meaning] = field(default_factory=dict)
+    metrics: Mapping[str, MetricMeaning] = field(default_factory=dict)
     """Unit and direction of each metric by name."""
 
     @functools.cached_property
@@ -61,11 +61,11 @@ class Case:
         """Cases of one kind share what is known about noise: the test function and the number of ranks."""
         return f"{self.node.partition('[')[0]} on {self.world_size} rank{'s' if self.world_size > 1 else ''}"
 
-    def differences(self, other: Case) -> tuple[str, ...]:
+    def differences(self, other: CaseIdentity) -> tuple[str, ...]:
         """What keeps two cases of one node id from being comparable, one phrase each; empty when they are.
 
-        >>> small = Case(node="t.py::t", world_size=2, backend="gloo", parameters={"layers": 2}, workload="m:W")
-        >>> large = Case(node="t.py::t", world_size=4, backend="gloo", parameters={"layers": 8}, workload="m:W")
+        >>> small = CaseIdentity(node="t.py::t", world_size=2, backend="gloo", parameters={"layers": 2}, workload="m:W")
+        >>> large = CaseIdentity(node="t.py::t", world_size=4, backend="gloo", parameters={"layers": 8}, workload="m:W")
         >>> large.differences(small)
         ('world size 4, stored 2', 'layers=8, stored 2')
         """
@@ -82,7 +82,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class RunSummary:
     """One run of one case: one set of fresh rank processes, all its samples summarised."""
 
     session: str
@@ -135,7 +135,7 @@ class Run:
         return self.location is not None and (self.clean >= MIN_CLEAN or 2 * self.clean >= self.samples)
 
 
-def usually_clean(runs: Sequence[Run]) -> bool:
+def usually_clean(runs: Sequence[RunSummary]) -> bool:
     """Whether at least half of the measured runs have enough clean samples to be compared by these alone.
 
     Ranks that share cores switch each other out all the time: their cases have no clean samples, all are compared.
@@ -178,9 +178,9 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def case_of(result: Result, *, backend: str = "", group: str | None = None) -> Case:
+def case_of(result: Result, *, backend: str = "", group: str | None = None) -> CaseIdentity:
     """The identity of a result's case; ``backend`` stands in where the result has no measurement."""
-    return Case(
+    return CaseIdentity(
         node=result.case,
         world_size=result.world_size,
         backend=result.measurement.backend if result.measurement else backend,
@@ -188,14 +188,14 @@ def case_of(result: Result, *, backend: str = "", group: str | None = None) -> C
         workload=result.workload,
         group=group,
         metrics={
-            metric.name: Meaning(unit=metric.unit, better=metric.better)
+            metric.name: MetricMeaning(unit=metric.unit, better=metric.better)
             for metric in result.metrics
             if not metric.moves_with_peak
         },
     )
 
 
-def summarise(result: Result, *, ordinal: int = 0, commit: str = "", disturbance: str = "") -> Run:
+def summarise(result: Result, *, ordinal: int = 0, commit: str = "", disturbance: str = "") -> RunSummary:
     """What a baseline keeps of a result.
 
     A sample is clean when no rank was switched out against its will, or when its time is virtual.  ``disturbance`` is
@@ -206,7 +206,7 @@ def summarise(result: Result, *, ordinal: int = 0, commit: str = "", disturbance
         raise ValueError(f"{result.case} was a smoke run (--benchmark-disable); its time is no measurement")
     plain_environment = json.loads(json.dumps(to_json(result.environment), default=str))
     if result.measurement is None:
-        return Run(
+        return RunSummary(
             session=result.session,
             time=result.started_at,
             ordinal=ordinal,
@@ -220,7 +220,7 @@ def summarise(result: Result, *, ordinal: int = 0, commit: str = "", disturbance
     if not times or times[0] <= 0:
         raise ValueError(f"{result.case} has a sample of {times[0] if times else 'no'} seconds; a baseline needs times")
     clean = [sample for sample in measurement.samples if result.simulated or not sample.involuntary_switches]
-    return Run(
+    return RunSummary(
         session=result.session,
         time=result.started_at,
         ordinal=ordinal,

@@ -30,7 +30,7 @@ from perfsuite.baselines.decode import decode
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.lock import locked, replace
 from perfsuite.baselines.renames import baseline_of_today
-from perfsuite.baselines.runs import Case, Run, usually_clean
+from perfsuite.baselines.runs import CaseIdentity, RunSummary, usually_clean
 from perfsuite.baselines.text import Fault, dump, line_of, parse
 from perfsuite.errors import BaselineError, ConfigurationError
 from perfsuite.records import VerdictName
@@ -42,9 +42,9 @@ UpdateMode = Literal["append", "improved", "accept"]
 class NewRuns:
     """Runs of one case that a session offers to the baseline."""
 
-    case: Case
+    case: CaseIdentity
     """The case as it ran."""
-    runs: tuple[Run, ...]
+    runs: tuple[RunSummary, ...]
     """All its fresh runs of the session, without those of an A/B's base."""
     verdict: VerdictName | None = None
     """What the gate said; None where it was not asked."""

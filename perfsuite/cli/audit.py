@@ -12,13 +12,13 @@ from typing import Any
 
 from perfsuite.audit.audit import RULES, applicable, audit, derived_label
 from perfsuite.audit.read import parse_facts, parse_roles, read_tables, tables_of
-from perfsuite.audit.rule import Finding, Rule
-from perfsuite.audit.table import Table
+from perfsuite.audit.rule import AuditFinding, Rule
+from perfsuite.audit.table import AuditTable
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
 from perfsuite.errors import ConfigurationError
 from perfsuite.published.lookup import shipped
 from perfsuite.published.read import read_report
-from perfsuite.published.records import Judgement, Label, PublishedReport, PublishedTable
+from perfsuite.published.records import Label, LabelJudgement, PublishedReport, PublishedTable
 from perfsuite.published.roles import ROLES, SCALES
 
 
@@ -87,8 +87,8 @@ class _Audited:
     """What was audited, and the outcome."""
 
     name: str
-    tables: Sequence[Table]
-    findings: Sequence[Finding]
+    tables: Sequence[AuditTable]
+    findings: Sequence[AuditFinding]
     report: PublishedReport | None = None
     disagreements: Sequence[str] = ()
     """Labels that say they follow from the rules and do not."""
@@ -119,7 +119,9 @@ def _read(path: Path, options: argparse.Namespace) -> _Audited:
     return _Audited(name=str(path), tables=tables, findings=audit(tables))
 
 
-def label_disagreements(report: PublishedReport, table: PublishedTable, findings: Sequence[Finding]) -> Iterator[str]:
+def label_disagreements(
+    report: PublishedReport, table: PublishedTable, findings: Sequence[AuditFinding]
+) -> Iterator[str]:
     """Cells whose label is said to follow from the rules, with what follows instead."""
     name = f"{report.report}/{table.id}"
     if table.judgement.basis == "rules" and derived_label(findings, name) != table.judgement.label:
@@ -158,7 +160,7 @@ def _shown_label(table: PublishedTable | None, derived: Label) -> str:
     return f"[{table.judgement.label}{basis}]"
 
 
-def _count(findings: Sequence[Finding]) -> str:
+def _count(findings: Sequence[AuditFinding]) -> str:
     """How many findings of each severity: ``2 contradictions, 1 note``."""
     counts = Counter(each.severity for each in findings)
     shown = [f"{counts[name]} {name}{'s' * (counts[name] > 1)}" for name in ("contradiction", "mislabel", "note")]
@@ -185,7 +187,7 @@ def _json(audited: _Audited) -> dict[str, Any]:
     }
 
 
-def _finding_json(finding: Finding) -> dict[str, Any]:
+def _finding_json(finding: AuditFinding) -> dict[str, Any]:
     return {
         "rule": finding.rule,
         "severity": finding.severity,
@@ -214,7 +216,7 @@ def label_lines(reports: Sequence[PublishedReport]) -> Iterator[str]:
                     yield _label_line("", f"line {row.line}, {name}", table.judge(row, column))
 
 
-def _label_line(table: str, what: str, judgement: Judgement) -> str:
+def _label_line(table: str, what: str, judgement: LabelJudgement) -> str:
     return f"| {table} | {what} | {judgement.label} | {judgement.basis} | {judgement.reason} |"
 
 

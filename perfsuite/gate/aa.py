@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsuite.baselines.runs import Case, Run
+from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.verdict import GateSettings, Verdict
@@ -47,7 +47,12 @@ class AaReport:
 
 
 def a_a(
-    cases: Sequence[Case], runs: Mapping[str, Sequence[Run]], settings: GateSettings, *, splits: int = 50, seed: int = 0
+    cases: Sequence[CaseIdentity],
+    runs: Mapping[str, Sequence[RunSummary]],
+    settings: GateSettings,
+    *,
+    splits: int = 50,
+    seed: int = 0,
 ) -> AaReport:
     """Judge random splits of equal runs; ``runs[node]`` are a case's runs, round by round.
 
@@ -78,7 +83,11 @@ def a_a(
 
 
 def _split(
-    cases: Sequence[Case], runs: Mapping[str, Sequence[Run]], count: int, settings: GateSettings, draw: random.Random
+    cases: Sequence[CaseIdentity],
+    runs: Mapping[str, Sequence[RunSummary]],
+    count: int,
+    settings: GateSettings,
+    draw: random.Random,
 ) -> Iterator[Verdict]:
     rounds = list(range(count))
     draw.shuffle(rounds)
@@ -99,6 +108,6 @@ def _split(
     yield from gate.verdicts().values()
 
 
-def _as_stored(run: Run) -> Run:
+def _as_stored(run: RunSummary) -> RunSummary:
     """The run as if a session of its own had stored it."""
     return dataclasses.replace(run, session=f"{run.session}-{run.ordinal}", ordinal=0)

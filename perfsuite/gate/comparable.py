@@ -12,7 +12,7 @@ from typing import Any
 
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware, flattened, hardware_differences, moment
-from perfsuite.baselines.runs import Case, Run, plural
+from perfsuite.baselines.runs import CaseIdentity, RunSummary, plural
 from perfsuite.errors import BaselineError
 from perfsuite.gate.evidence import GateCase
 
@@ -40,7 +40,7 @@ class Match:
 
 
 def gate_case(
-    case: Case,
+    case: CaseIdentity,
     *,
     environment: Mapping[str, Any],
     baseline: Baseline | None,
@@ -77,7 +77,7 @@ def gate_case(
     )
 
 
-def find(case: Case, *, baseline: Baseline | None, hardware: Hardware, folder: Path) -> Match:
+def find(case: CaseIdentity, *, baseline: Baseline | None, hardware: Hardware, folder: Path) -> Match:
     """The entry of a case, or what keeps it apart from the nearest one: on this hardware, else on another."""
     entries = baseline.by_node.get(case.node, ()) if baseline else ()
     if entries:  # newest last: of equally near ones the newest
@@ -135,7 +135,9 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def usable_runs(entry: Entry, environment: Mapping[str, Any], now: datetime) -> tuple[tuple[Run, ...], tuple[str, ...]]:
+def usable_runs(
+    entry: Entry, environment: Mapping[str, Any], now: datetime
+) -> tuple[tuple[RunSummary, ...], tuple[str, ...]]:
     """Runs that are young enough and from the same major versions, and what a reader must know about the rest."""
     flags = []
     oldest = now - timedelta(days=DROPPED_DAYS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfsuite.baselines.runs import Case, Run
+from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.gate.noise import Level
 from perfsuite.gate.quantity import Quantity
 from perfsuite.records import VerdictName
@@ -18,9 +18,9 @@ SPARE_RUNS = 3
 class GateCase:
     """One case as the gate is given it; :func:`perfsuite.gate.comparable.gate_case` makes it."""
 
-    case: Case
+    case: CaseIdentity
     """Identity, and the meaning of its metrics."""
-    stored: tuple[Run, ...] = ()
+    stored: tuple[RunSummary, ...] = ()
     """Stored runs that may be compared with, oldest first."""
     tolerance: float | None = None
     """Relative slowdown that is accepted; None: the settings'."""
@@ -50,7 +50,7 @@ class Judged:
         """``time`` or the name of a metric."""
         return self.quantity.name
 
-    def values(self, runs: Sequence[Run], yardstick_shift: float = 0.0) -> list[float]:
+    def values(self, runs: Sequence[RunSummary], yardstick_shift: float = 0.0) -> list[float]:
         """Values in the stable ones of these runs, on the scale of the level.
 
         ``yardstick_shift`` is what the yardsticks of all cases have in common today.
@@ -59,16 +59,18 @@ class Judged:
         adjusted = (self.level.adjusted(value, yard, yardstick_shift) for value, yard in read if value is not None)
         return [value for value in adjusted if value is not None]
 
-    def pair_values(self, pairs: Sequence[tuple[Run, Run]], yardstick_shift: float = 0.0) -> list[tuple[float, float]]:
+    def pair_values(
+        self, pairs: Sequence[tuple[RunSummary, RunSummary]], yardstick_shift: float = 0.0
+    ) -> list[tuple[float, float]]:
         """(base, new) values of the pairs of which both runs are stable."""
         values = (self.values(pair, yardstick_shift) for pair in pairs)
         return [(both[0], both[1]) for both in values if len(both) == 2]
 
-    def lacking(self, runs: Sequence[Run], wanted: int) -> int:
+    def lacking(self, runs: Sequence[RunSummary], wanted: int) -> int:
         """Runs to ask for until ``wanted`` of them are stable; 0 when the spare ones are used up."""
         return max(0, min(wanted - len(self.values(runs)), wanted + SPARE_RUNS - len(runs)))
 
-    def lacking_pairs(self, pairs: Sequence[tuple[Run, Run]], wanted: int) -> int:
+    def lacking_pairs(self, pairs: Sequence[tuple[RunSummary, RunSummary]], wanted: int) -> int:
         """The same for pairs."""
         return max(0, min(wanted - len(self.pair_values(pairs)), wanted + SPARE_RUNS - len(pairs)))
 
@@ -92,9 +94,9 @@ class CaseWork:
         self.judged = tuple(judged)
         self.flags = tuple(flags)
         self.learnt = learnt
-        self.screening: list[Run] = []
-        self.fresh: list[Run] = []
-        self.pairs: list[tuple[Run, Run]] = []
+        self.screening: list[RunSummary] = []
+        self.fresh: list[RunSummary] = []
+        self.pairs: list[tuple[RunSummary, RunSummary]] = []
         self.suspected: frozenset[str] = frozenset()
         """Names of the quantities that the screening suspects."""
         self.impossible: list[str] = []
@@ -107,7 +109,7 @@ class CaseWork:
         return self.given.case.node
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RunSummary]:
         """Every fresh run of the new code outside pairs."""
         return [*self.screening, *self.fresh]
 
@@ -133,11 +135,11 @@ class CaseWork:
         new = (pair[1] for pair in self.pairs)
         return any(run.outcome == "out_of_memory" for run in (*self.runs, *new))
 
-    def add(self, run: Run) -> None:
+    def add(self, run: RunSummary) -> None:
         """Take a run into the stage that the case is in."""
         (self.fresh if self.suspected else self.screening).append(run)
 
-    def lacking(self, runs: Sequence[Run], wanted: int) -> int:
+    def lacking(self, runs: Sequence[RunSummary], wanted: int) -> int:
         """Runs to ask for until ``wanted`` are stable in every quantity."""
         return max((judged.lacking(runs, wanted) for judged in self.judged), default=0)
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsuite.baselines.runs import Meaning, Run
+from perfsuite.baselines.runs import MetricMeaning, RunSummary
 from perfsuite.gate.verdict import Finding, percent
 from perfsuite.metrics import REGISTRY, MetricSpec
 from perfsuite.metrics.spec import significant
@@ -34,7 +34,7 @@ class ExactRule:
     """In the quantity's own unit."""
 
 
-def rule_for(name: str, meaning: Meaning, tolerance: float | None = None) -> ExactRule | None:
+def rule_for(name: str, meaning: MetricMeaning, tolerance: float | None = None) -> ExactRule | None:
     """The exact rule of a metric; None when it scatters and is judged by statistics or not at all.
 
     The registry says which metrics are deterministic.  Among those that it does not know, bubbles, sizes in GiB or
@@ -64,9 +64,9 @@ def _from_registry(spec: MetricSpec, tolerance: float | None) -> ExactRule | Non
 
 
 def exact_findings(
-    stored: Sequence[Run],
-    runs: Sequence[Run],
-    meanings: Mapping[str, Meaning],
+    stored: Sequence[RunSummary],
+    runs: Sequence[RunSummary],
+    meanings: Mapping[str, MetricMeaning],
     tolerances: Mapping[str, float],
 ) -> tuple[Finding, ...]:
     """One finding per exact quantity that both sides have."""
@@ -80,7 +80,7 @@ def exact_findings(
     return tuple(found)
 
 
-def _judge(name: str, rule: ExactRule, meaning: Meaning, then: Sequence[float], now: Sequence[float]) -> Finding:
+def _judge(name: str, rule: ExactRule, meaning: MetricMeaning, then: Sequence[float], now: Sequence[float]) -> Finding:
     before, after = statistics.median(then), statistics.median(now)
     allowed = max(rule.relative * abs(before), rule.absolute, STORED_DIGITS * abs(before))
     change = _for_the_worse(after - before, meaning.better)

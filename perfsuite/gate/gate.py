@@ -23,7 +23,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from perfsuite.baselines.runs import Run
+from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate import findings, stages
 from perfsuite.gate.evidence import CaseWork, GateCase
 from perfsuite.gate.fit import case_works
@@ -67,7 +67,7 @@ class Gate:
         """Node ids of the cases that have enough stored runs to be compared with."""
         return tuple(node for node, work in self._works.items() if work.judged)
 
-    def add(self, node: str, run: Run, *, violations: Iterable[str] = ()) -> None:
+    def add(self, node: str, run: RunSummary, *, violations: Iterable[str] = ()) -> None:
         """Take in a fresh run of the new code.  ``violations`` of physics make the case impossible."""
         work = self._works[node]
         work.impossible.extend(violations)
@@ -77,7 +77,7 @@ class Gate:
         """Take in a result that breaks physics so badly that no run can be made of it."""
         self._works[node].impossible.extend(violations)
 
-    def add_pair(self, node: str, *, base: Run, new: Run) -> None:
+    def add_pair(self, node: str, *, base: RunSummary, new: RunSummary) -> None:
         """Take in an A/B pair: neighbouring fresh runs of the base and of the new code."""
         self._works[node].pairs.append((base, new))
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, TELEMETRY_UNKNOWN, Case, Run, mostly
+from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, TELEMETRY_UNKNOWN, CaseIdentity, RunSummary, mostly
 from perfsuite.gate.exact import rule_for
 from perfsuite.gate.noise import History
 from perfsuite.gate.verdict import TIME
@@ -36,13 +36,13 @@ class Quantity:
     usual_cpu_share: float = 0.0
     """Median CPU share of the stored runs; a computation that had its core alone shows when it has to share it."""
 
-    def value(self, run: Run) -> float | None:
+    def value(self, run: RunSummary) -> float | None:
         """The logarithm, larger is worse; None when the run has no such value."""
         if self.name == TIME:
             return _time(run, clean_only=self.clean_only)
         return _metric(run, self.name, self.sign)
 
-    def is_stable(self, run: Run) -> bool:
+    def is_stable(self, run: RunSummary) -> bool:
         """Whether a run is fit to be compared: clean samples where there usually are, nothing seen by telemetry."""
         if run.outcome != "measured" or is_disturbed(run) or self.value(run) is None:
             return False
@@ -51,13 +51,13 @@ class Quantity:
         return self.usual_cpu_share < 0.995 or run.cpu_share >= DISTURBED_CPU_SHARE
 
 
-def is_disturbed(run: Run) -> bool:
+def is_disturbed(run: RunSummary) -> bool:
     """Whether telemetry saw the device held down or shared; unknown is not disturbed, and is not clean either."""
     return run.disturbance not in ("", TELEMETRY_UNKNOWN)
 
 
 def quantities(
-    case: Case, stored: Sequence[Run], *, tolerance: float, metric_tolerances: Mapping[str, float]
+    case: CaseIdentity, stored: Sequence[RunSummary], *, tolerance: float, metric_tolerances: Mapping[str, float]
 ) -> tuple[tuple[Quantity, ...], tuple[str, ...]]:
     """What is judged by statistics, the time first, and a flag for every tolerance that cannot be used.
 
@@ -81,7 +81,7 @@ def quantities(
     return (*((time,) if time else ()), *others), tuple(flags)
 
 
-def _why_not(case: Case, name: str, measured: Sequence[Run]) -> str:
+def _why_not(case: CaseIdentity, name: str, measured: Sequence[RunSummary]) -> str:
     if name not in case.metrics:
         return f"the case has {', '.join(sorted(case.metrics)) or 'no metric'}"
     spec = REGISTRY.get(name)
@@ -94,7 +94,7 @@ def _why_not(case: Case, name: str, measured: Sequence[Run]) -> str:
     return ""
 
 
-def _is_time(measured: Sequence[Run], name: str) -> bool:
+def _is_time(measured: Sequence[RunSummary], name: str) -> bool:
     logs = [(math.log(run.metrics[name]), math.log(run.median_s)) for run in measured]
     for sign in (1.0, -1.0):
         rest = [metric + sign * time for metric, time in logs]
@@ -103,7 +103,7 @@ def _is_time(measured: Sequence[Run], name: str) -> bool:
     return False
 
 
-def _time_quantity(case: Case, measured: Sequence[Run], tolerance: float) -> Quantity | None:
+def _time_quantity(case: CaseIdentity, measured: Sequence[RunSummary], tolerance: float) -> Quantity | None:
     clean = [run.has_clean for run in measured]
     clean_only = mostly(clean)
     usable = [
@@ -129,7 +129,7 @@ def _time_quantity(case: Case, measured: Sequence[Run], tolerance: float) -> Qua
     )
 
 
-def _metric_quantity(case: Case, measured: Sequence[Run], name: str, tolerance: float) -> Quantity:
+def _metric_quantity(case: CaseIdentity, measured: Sequence[RunSummary], name: str, tolerance: float) -> Quantity:
     sign = -1.0 if case.metrics[name].better == "higher" else 1.0
     usable = [run for run in measured if not is_disturbed(run)]
     history = History(
@@ -140,12 +140,12 @@ def _metric_quantity(case: Case, measured: Sequence[Run], name: str, tolerance: 
     return Quantity(name=name, tolerance=tolerance, history=history, sign=sign)
 
 
-def _time(run: Run, *, clean_only: bool) -> float | None:
+def _time(run: RunSummary, *, clean_only: bool) -> float | None:
     if clean_only:
         return run.location
     return math.log(run.median_s) if run.quantiles_s else None
 
 
-def _metric(run: Run, name: str, sign: float) -> float | None:
+def _metric(run: RunSummary, name: str, sign: float) -> float | None:
     value = run.metrics.get(name, 0.0)
     return sign * math.log(value) if value > 0 else None

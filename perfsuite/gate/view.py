@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from perfsuite.baselines.runs import Run
+from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.judge import CONFIRM_ALPHA, Bounds, Judge, Today
 from perfsuite.gate.shift import Replicates, Shares, own_inside
@@ -46,7 +46,7 @@ class View:
         """The settings, without an A/B where the base cannot run this case."""
         return replace(self.settings, can_run_base=False) if work.no_base else self.settings
 
-    def values(self, judged: Judged, runs: Sequence[Run]) -> list[float]:
+    def values(self, judged: Judged, runs: Sequence[RunSummary]) -> list[float]:
         """Values of one quantity in the stable ones of these runs."""
         return judged.values(runs, self.today.yardstick_shift)
 
@@ -54,7 +54,7 @@ class View:
         """(base, new) values of one quantity in the stable pairs of a case."""
         return judged.pair_values(work.pairs, self.today.yardstick_shift)
 
-    def judge(self, work: CaseWork, judged: Judged, runs: Sequence[Run] = ()) -> Judge:
+    def judge(self, work: CaseWork, judged: Judged, runs: Sequence[RunSummary] = ()) -> Judge:
         """The judge of one quantity of a case; ``runs`` show how much it scatters in this session."""
         level, kind = judged.level, judged.quantity.history.kind
         timed = judged.name == TIME

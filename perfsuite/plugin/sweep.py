@@ -34,7 +34,7 @@ class Size:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class SweepPoint:
     """One combination of a sweep, without the platform."""
 
     world_size: int | None
@@ -66,7 +66,7 @@ class Sweep:
         """Names of the arguments after platform and ranks."""
         return tuple(name for name, there in ((self.size_param, self.size_param), ("dtype", self.dtypes)) if there)
 
-    def points(self, scale: Scale) -> Iterator[Point]:
+    def points(self, scale: Scale) -> Iterator[SweepPoint]:
         """Every combination at this scale: world sizes outermost, so that equal groups follow each other."""
         sizes: Sequence[Size | None] = (self.full if scale == "full" else self.small) or (None,)
         for world_size in self.world_sizes or (None,):
@@ -76,7 +76,7 @@ class Sweep:
                         break
                     tokens = (f"ws{world_size}" if world_size else "", size.id if size else "", dtype or "")
                     values = (size.value,) if size else ()
-                    yield Point(
+                    yield SweepPoint(
                         world_size=world_size,
                         values=(*values, dtype) if dtype else values,
                         id="-".join(token for token in tokens if token),

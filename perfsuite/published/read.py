@@ -9,7 +9,7 @@ from typing import Any
 
 from perfsuite.errors import BaselineError
 from perfsuite.published.numbers import printed
-from perfsuite.published.records import SCHEMA, Judgement, PublishedReport, PublishedRow, PublishedTable
+from perfsuite.published.records import SCHEMA, LabelJudgement, PublishedReport, PublishedRow, PublishedTable
 from perfsuite.published.roles import ROLES
 from perfsuite.records import from_json
 
@@ -76,7 +76,7 @@ def _check_row(table: PublishedTable, row: PublishedRow) -> None:
     for name, judgement in row.cell_judgements.items():
         if name not in {column.name for column in table.columns}:
             raise ValueError(f"{where}: a label for {name!r}, which is no column")
-        from_json(Judgement, judgement)
+        from_json(LabelJudgement, judgement)
     for column, raw in zip(table.printed_columns, row.cells, strict=True):
         if raw is None or isinstance(raw, str):
             continue

@@ -21,7 +21,7 @@ Kind = Literal["result", "claim", "configuration", "environment", "advice"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
+class LabelJudgement:
     """A label and why."""
 
     label: Label
@@ -68,7 +68,7 @@ class PublishedColumn:
     """Which number of the cell."""
     prose: bool = False
     """The cells are sentences and are not copied."""
-    judgement: Judgement | None = None
+    judgement: LabelJudgement | None = None
     """Where it differs from the table's."""
 
 
@@ -83,7 +83,7 @@ class PublishedRow:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Configuration of the run, by audit role or workload parameter."""
     known: tuple[Stated, ...] = ()
-    judgement: Judgement | None = None
+    judgement: LabelJudgement | None = None
     """Where it differs from the table's."""
     cell_judgements: Mapping[str, Any] = field(default_factory=dict)
     """Column -> judgement, where it differs from the row's."""
@@ -118,7 +118,7 @@ class PublishedTable:
     """Known from elsewhere."""
     run_set: str = ""
     """Tables with one run set describe the same runs."""
-    judgement: Judgement = Judgement(label="M", reason="")
+    judgement: LabelJudgement = LabelJudgement(label="M", reason="")
     digest: str = ""
     """SHA-256 of the cells, see :func:`digest`."""
 
@@ -133,10 +133,10 @@ class PublishedTable:
         raw = row.cells[names.index(column.of or column.name)]
         return printed(raw if isinstance(raw, str) else raw[0]) if raw is not None else None
 
-    def judge(self, row: PublishedRow | None = None, column: PublishedColumn | None = None) -> Judgement:
+    def judge(self, row: PublishedRow | None = None, column: PublishedColumn | None = None) -> LabelJudgement:
         """The label of a cell, a row, a column or the table: the nearest one wins."""
         if row and column and column.name in row.cell_judgements:
-            return from_json(Judgement, row.cell_judgements[column.name])
+            return from_json(LabelJudgement, row.cell_judgements[column.name])
         return (row and row.judgement) or (column and column.judgement) or self.judgement
 
 

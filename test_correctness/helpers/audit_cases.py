@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from perfsuite.audit.table import Table
+from perfsuite.audit.table import AuditTable
 from test_correctness.helpers.audit_tables import table
 
 GPT = {"parameters": "1557611200", "num_layers": "48", "hidden_size": "1600", "sequence_length": "2048"}
-CASES: dict[str, tuple[list[Table], list[Table]]] = {
+CASES: dict[str, tuple[list[AuditTable], list[AuditTable]]] = {
     "speedup-ratio": (
         [table("devices throughput speedup", "1 101 1.0", "8 707 7.5")],
         [table("devices throughput speedup", "1 101 1.0", "8 707 7.0", "16 _ 12.0")],

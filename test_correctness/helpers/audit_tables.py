@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from perfsuite.audit.audit import audit
-from perfsuite.audit.table import Column, Fact, Row, Table
+from perfsuite.audit.table import AuditColumn, AuditTable, Fact, Row
 from perfsuite.published.numbers import printed
 
 
-def table(header: str, *rows: str, name: str = "t", simulated: bool = False, **facts: str) -> Table:
+def table(header: str, *rows: str, name: str = "t", simulated: bool = False, **facts: str) -> AuditTable:
     """A table from words: ``name=role:unit`` or ``role`` per column, ``_`` for an empty cell, facts ``value unit``."""
     columns = []
     for word in header.split():
         title, _, meaning = word.rpartition("=")
         role, _, unit = meaning.partition(":")
-        columns.append(Column(name=title or role, role=role, unit=unit))
+        columns.append(AuditColumn(name=title or role, role=role, unit=unit))
     body = []
     for index, line in enumerate(rows):
         cells = {
@@ -28,17 +28,17 @@ def table(header: str, *rows: str, name: str = "t", simulated: bool = False, **f
         }
         body.append(Row(name=f"row {index + 1}", cells=cells, index={name: index}))
     known = {role: Fact(text=text.partition(" ")[0], unit=text.partition(" ")[2]) for role, text in facts.items()}
-    return Table(name=name, columns=tuple(columns), rows=tuple(body), facts=known, simulated=simulated)
+    return AuditTable(name=name, columns=tuple(columns), rows=tuple(body), facts=known, simulated=simulated)
 
 
-def with_cell(source: Table, row: int, column: str, text: str) -> Table:
+def with_cell(source: AuditTable, row: int, column: str, text: str) -> AuditTable:
     """The table with one cell printed differently."""
     rows = list(source.rows)
     rows[row] = replace(rows[row], cells={**rows[row].cells, column: printed(text)})
     return replace(source, rows=tuple(rows))
 
 
-def text(source: Table, row: int, column: str) -> str:
+def text(source: AuditTable, row: int, column: str) -> str:
     """What a cell prints."""
     return source.rows[row].cells[column].text
 
@@ -48,7 +48,7 @@ def scaled(factor: float) -> Callable[[str], str]:
     return lambda old: significant(float(printed(old).numbers[0].value) * factor, 5)
 
 
-def rules_of(*tables: Table) -> set[str]:
+def rules_of(*tables: AuditTable) -> set[str]:
     """The rules that the audit finds broken."""
     return {finding.rule for finding in audit(tables)}
 
@@ -100,7 +100,7 @@ class Model:
         return 6.0 * self.parameters * self.sequence + attention
 
 
-def scaling_table(model: Model, runs: list[Run], shares: list[tuple[float, float, float, float]]) -> Table:
+def scaling_table(model: Model, runs: list[Run], shares: list[tuple[float, float, float, float]]) -> AuditTable:
     """Every figure that follows from the runs, each printed to the model's digits."""
 
     def show(value: float) -> str:
@@ -141,7 +141,7 @@ def scaling_table(model: Model, runs: list[Run], shares: list[tuple[float, float
 
 
 @st.composite
-def scaling_tables(draw: st.DrawFn) -> Table:
+def scaling_tables(draw: st.DrawFn) -> AuditTable:
     """Strong or weak scaling of a random model; every doubling costs 2 to 12 %, states shard or do not."""
     model = Model(
         parameters=draw(st.integers(10**8, 10**10)),
@@ -177,7 +177,7 @@ def scaling_tables(draw: st.DrawFn) -> Table:
 
 
 @st.composite
-def pipeline_tables(draw: st.DrawFn) -> Table:
+def pipeline_tables(draw: st.DrawFn) -> AuditTable:
     """Schedules on random stages and micro-batches: bubbles at or above their bounds, 1F1B memory that stays."""
     stages, digits = draw(st.sampled_from([2, 4, 8, 16])), draw(st.integers(3, 5))
     memory, lines = draw(st.floats(4.0, 60.0)), []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from perfsuite.baselines.runs import Case, Meaning, Run
+from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.verdict import GateSettings
@@ -20,14 +20,14 @@ def node_of(name="a"):
 
 
 def case_of(name="a", **changes):
-    plain = Case(node=node_of(name), world_size=2, backend="gloo", parameters={"size": 4}, workload="m:W")
+    plain = CaseIdentity(node=node_of(name), world_size=2, backend="gloo", parameters={"size": 4}, workload="m:W")
     return dataclasses.replace(plain, **changes)
 
 
 def run_of(change=0.0, session="now", number=0, middle_s=MIDDLE_S, **changes):
     """A run that took ``change`` (0.05: 5 %) longer than the middle."""
     median_s = middle_s * (1 + change)
-    plain = Run(
+    plain = RunSummary(
         session=session,
         time=f"2026-01-01T00:{number // 60:02d}:{number % 60:02d}+00:00",
         quantiles_s=tuple(median_s * factor for factor in (0.98, 0.99, 1.0, 1.01, 1.02)),
@@ -80,12 +80,12 @@ def judged(change, *, settings=None, base=0.0, given=None, **run_changes):
 
 
 METRICS = {
-    "latency_us": Meaning(unit="us", better="lower"),
-    "busbw_gb_per_s": Meaning(unit="GB/s", better="higher"),
-    "latency_p99_us": Meaning(unit="us", better="lower"),
-    "peak_memory_gib": Meaning(unit="GiB", better="lower"),
-    "bubble_ratio": Meaning(unit="ratio", better="lower"),
-    "sent_bytes": Meaning(unit="bytes", better="lower"),
-    "work_flops": Meaning(unit="FLOPs", better="neither"),
-    "own_score": Meaning(unit="points", better="higher"),
+    "latency_us": MetricMeaning(unit="us", better="lower"),
+    "busbw_gb_per_s": MetricMeaning(unit="GB/s", better="higher"),
+    "latency_p99_us": MetricMeaning(unit="us", better="lower"),
+    "peak_memory_gib": MetricMeaning(unit="GiB", better="lower"),
+    "bubble_ratio": MetricMeaning(unit="ratio", better="lower"),
+    "sent_bytes": MetricMeaning(unit="bytes", better="lower"),
+    "work_flops": MetricMeaning(unit="FLOPs", better="neither"),
+    "own_score": MetricMeaning(unit="points", better="higher"),
 }

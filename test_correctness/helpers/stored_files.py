@@ -10,14 +10,14 @@ from perfsuite.baselines import store
 from perfsuite.baselines.baseline import (
     Hardware,
 )
-from perfsuite.baselines.runs import Case, Meaning, Run
+from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 
 HARDWARE = Hardware(platform="cpu", fingerprint="cpu-test", key={"cpu_model": "Test CPU", "cores": 2})
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
 
 
 def run_of(session="s0", days_old=1.0, median_s=0.01, number=0, **changes):
-    plain = Run(
+    plain = RunSummary(
         session=session,
         time=(NOW - timedelta(days=days_old) + timedelta(seconds=number)).isoformat(),
         ordinal=number,
@@ -32,13 +32,13 @@ def run_of(session="s0", days_old=1.0, median_s=0.01, number=0, **changes):
 
 
 def case(name="a", **changes):
-    plain = Case(
+    plain = CaseIdentity(
         node=f"test_x.py::test_{name}[cpu-ws2-1KiB]",
         world_size=2,
         backend="gloo",
         parameters={"message_bytes": 1024, "dtype": "fp32"},
         workload="test_x:Sum",
-        metrics={"latency_us": Meaning(unit="us", better="lower")},
+        metrics={"latency_us": MetricMeaning(unit="us", better="lower")},
     )
     return dataclasses.replace(plain, **changes)
 

@@ -16,7 +16,7 @@ from perfsuite.audit.quantities import (
     work,
 )
 from perfsuite.audit.rule import Hit, Rule
-from perfsuite.audit.table import Row, Table, Value
+from perfsuite.audit.table import AuditTable, Row, Value
 from perfsuite.collectives import TRAFFIC, busbw_factor
 from perfsuite.published.numbers import Interval
 
@@ -29,7 +29,7 @@ def _constant(value: int) -> Value:
     return Value(interval=Interval.exactly(Fraction(value)))
 
 
-def _per_device_flops(table: Table, row: Row) -> Value | None:
+def _per_device_flops(table: AuditTable, row: Row) -> Value | None:
     total = product(throughput(table, row), flops_per_sample(table, row))
     return quotient(total, devices(table, row))
 
@@ -43,7 +43,7 @@ def _per_device_flops(table: Table, row: Row) -> Value | None:
     source="the peak is the maker's; FLOPs per sample = 6 N S + 12 L h S^2 (PaLM, appendix B)",
     roles=("tflops|throughput", "peak_tflops", "flops_per_sample|parameters", "devices"),
 ).of_table
-def flops_above_peak(table: Table) -> Iterator[Hit]:
+def flops_above_peak(table: AuditTable) -> Iterator[Hit]:
     """Compare the achieved operations per second of a device with its dense peak."""
     for row in table.rows:
         peak = table.value(row, "peak_tflops")
@@ -68,7 +68,7 @@ def flops_above_peak(table: Table) -> Iterator[Hit]:
     source="a share of a whole",
     roles=("mfu|bubble|communication_share|share",),
 ).of_table
-def share_out_of_range(table: Table) -> Iterator[Hit]:
+def share_out_of_range(table: AuditTable) -> Iterator[Hit]:
     """Flag shares outside what a share can be."""
     for column in table.of_role("mfu", "bubble", "communication_share", "share"):
         for row in table.rows:
@@ -82,13 +82,13 @@ def share_out_of_range(table: Table) -> Iterator[Hit]:
                 )
 
 
-def _implied_peak(table: Table, row: Row, flops: Value | None) -> Value | None:
+def _implied_peak(table: AuditTable, row: Row, flops: Value | None) -> Value | None:
     """throughput x FLOPs per sample / (n x MFU): the peak that the row was computed with."""
     used = product(devices(table, row) or _constant(1), table.value(row, "mfu"))
     return quotient(product(throughput(table, row), flops), used)
 
 
-def _count(table: Table, row: Row) -> Fraction:
+def _count(table: AuditTable, row: Row) -> Fraction:
     count = devices(table, row)
     return count.interval.low if count else Fraction(1)
 
@@ -102,7 +102,7 @@ def _count(table: Table, row: Row) -> Fraction:
     source="MFU = throughput x FLOPs per sample / (n x peak) (PaLM, appendix B)",
     roles=("mfu", "throughput", "devices"),
 ).of_table
-def mfu_throughput(table: Table) -> Iterator[Hit]:
+def mfu_throughput(table: AuditTable) -> Iterator[Hit]:
     """Compare the ratios of MFU with those of throughput per device, against the smallest run."""
     known = [row for row in table.rows if table.value(row, "mfu") and throughput(table, row)]
     for base in sorted(known, key=lambda row: _count(table, row))[:1]:
@@ -135,7 +135,7 @@ def mfu_throughput(table: Table) -> Iterator[Hit]:
     source="MFU = throughput x FLOPs per sample / (n x peak) (PaLM, appendix B)",
     roles=("mfu", "throughput", "peak_tflops", "flops_per_sample|parameters", "devices"),
 ).of_table
-def mfu_peak(table: Table) -> Iterator[Hit]:
+def mfu_peak(table: AuditTable) -> Iterator[Hit]:
     """Compare each MFU with throughput x FLOPs / (n x peak)."""
     for row in table.rows:
         peak = table.value(row, "peak_tflops")
@@ -153,7 +153,7 @@ def mfu_peak(table: Table) -> Iterator[Hit]:
             )
 
 
-def _least_parameters(table: Table, row: Row) -> Value | None:
+def _least_parameters(table: AuditTable, row: Row) -> Value | None:
     """A lower bound of the parameters that a token passes; 4 bytes per parameter at most where only bytes are known."""
     active = table.value(row, "active_parameters")
     if active:
@@ -177,7 +177,7 @@ def _least_parameters(table: Table, row: Row) -> Value | None:
     source="every weight of a layer takes part in one multiplication and one addition per token and pass",
     roles=("tflops|mfu", "latency|throughput", "sequence_length", "parameters|active_parameters|memory_weights"),
 ).of_table
-def implied_parameters(table: Table) -> Iterator[Hit]:
+def implied_parameters(table: AuditTable) -> Iterator[Hit]:
     """Compare the parameters that achieved FLOPs allow, at 2 operations per parameter and token, with the model's."""
     for row in table.rows:
         least = _least_parameters(table, row)
@@ -215,7 +215,7 @@ def implied_parameters(table: Table) -> Iterator[Hit]:
     source="data sheets; sparse figures and 16-bit accumulation are twice the dense one",
     roles=("stated_peak_tflops", "dense_peak_tflops"),
 ).of_table
-def peak_not_dense(table: Table) -> Iterator[Hit]:
+def peak_not_dense(table: AuditTable) -> Iterator[Hit]:
     """Compare a peak as the table states it with the maker's dense figure."""
     for column in table.of_role("stated_peak_tflops"):
         for row in table.rows:
@@ -240,7 +240,7 @@ def peak_not_dense(table: Table) -> Iterator[Hit]:
     source="16-bit weights have 2 bytes, 32-bit weights 4",
     roles=("model_size|memory_weights", "parameters"),
 ).of_table
-def size_is_count(table: Table) -> Iterator[Hit]:
+def size_is_count(table: AuditTable) -> Iterator[Hit]:
     """Find sizes of weights that are about one byte per parameter: a count called bytes."""
     for row in table.rows:
         parameters = table.value(row, "parameters")
@@ -268,7 +268,7 @@ def size_is_count(table: Table) -> Iterator[Hit]:
     source="nccl-tests, doc/PERFORMANCE.md",
     roles=("bandwidth", "communication_time", "collective", "devices"),
 ).of_table
-def bandwidth_time(table: Table) -> Iterator[Hit]:
+def bandwidth_time(table: AuditTable) -> Iterator[Hit]:
     """Compare the message that time, bandwidth and collective of each row imply; it is one message in all rows."""
     sized: list[tuple[Row, Value, Interval]] = []
     for row in table.rows:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from perfsuite.audit.quantities import devices, quotient, smallest_runs, work
 from perfsuite.audit.rule import Hit, Rule
-from perfsuite.audit.table import Column, Row, Table
+from perfsuite.audit.table import AuditColumn, AuditTable, Row
 from perfsuite.published.numbers import Interval, total
 
 WEIGHT_BYTES: Mapping[str, int] = MappingProxyType(
@@ -36,7 +36,7 @@ TOTALS = ("memory", "memory_final")
     source="the weights must be somewhere; no offloading stated",
     roles=("memory", "parameters", "devices"),
 ).of_table
-def weights_above_memory(table: Table) -> Iterator[Hit]:
+def weights_above_memory(table: AuditTable) -> Iterator[Hit]:
     """Compare the memory of a device with its share of the weights alone, spread over every device of the run."""
     for row in table.rows:
         parameters, count = table.value(row, "parameters"), devices(table, row)
@@ -54,7 +54,7 @@ def weights_above_memory(table: Table) -> Iterator[Hit]:
             )
 
 
-def memory_text(table: Table, row: Row) -> str:
+def memory_text(table: AuditTable, row: Row) -> str:
     """The memory of a row as it is printed, with its column's unit where the cell has none."""
     for column in table.of_role("memory"):
         cell = row.cells.get(column.name)
@@ -73,7 +73,7 @@ def memory_text(table: Table, row: Row) -> str:
     source="ZeRO (Rajbhandari et al. 2020): states shard, activations and buffers of a local batch do not",
     roles=("memory", "devices", "local_batch_size"),
 ).of_table
-def memory_exactly_inverse(table: Table) -> Iterator[Hit]:
+def memory_exactly_inverse(table: AuditTable) -> Iterator[Hit]:
     """Find memory that falls as 1 / n to the printed digit while every device keeps its batch and its activations."""
     for column in table.of_role("memory"):
         for base, fewest in smallest_runs(table):
@@ -96,7 +96,7 @@ def memory_exactly_inverse(table: Table) -> Iterator[Hit]:
                     )
 
 
-def _keeps_batch(table: Table, row: Row, base: Row) -> bool:
+def _keeps_batch(table: AuditTable, row: Row, base: Row) -> bool:
     mine, theirs = table.value(row, "local_batch_size"), table.value(base, "local_batch_size")
     return bool(mine and theirs and mine.interval == theirs.interval)
 
@@ -110,7 +110,7 @@ def _keeps_batch(table: Table, row: Row, base: Row) -> bool:
     source="the device's data sheet",
     roles=("memory|memory_final", "memory_capacity"),
 ).of_table
-def memory_above_capacity(table: Table) -> Iterator[Hit]:
+def memory_above_capacity(table: AuditTable) -> Iterator[Hit]:
     """Flag memory above what the device has."""
     for column in table.of_role(*TOTALS):
         for row in table.rows:
@@ -132,7 +132,7 @@ def memory_above_capacity(table: Table) -> Iterator[Hit]:
     source="it did not run",
     roles=("memory", "throughput|latency|speedup"),
 ).of_table
-def rate_of_out_of_memory(table: Table) -> Iterator[Hit]:
+def rate_of_out_of_memory(table: AuditTable) -> Iterator[Hit]:
     """Flag rates and times of rows that ran out of memory."""
     for memory in table.of_role("memory"):
         for row in table.rows:
@@ -158,7 +158,7 @@ def rate_of_out_of_memory(table: Table) -> Iterator[Hit]:
     source="separately measured parts do not add up to the last digit of an allocator's total",
     roles=("memory_optimizer|memory_activations|memory_weights", "memory|memory_final"),
 ).of_table
-def residual_column(table: Table) -> Iterator[Hit]:
+def residual_column(table: AuditTable) -> Iterator[Hit]:
     """Find parts of the memory that equal a total minus other columns in every row: computed, not measured."""
     if table.of_role("memory_remainder"):
         return
@@ -175,7 +175,7 @@ def residual_column(table: Table) -> Iterator[Hit]:
             )
 
 
-def _formula(table: Table, part: Column, totals: tuple[Column, ...]) -> tuple[Column, ...]:
+def _formula(table: AuditTable, part: AuditColumn, totals: tuple[AuditColumn, ...]) -> tuple[AuditColumn, ...]:
     """(total, subtracted columns) that give ``part`` in at least three rows that differ; empty when there are none."""
     candidates = [*totals, *(column for column in table.of_role(*PARTS) if column != part)]
     for subtracted in (1, 2):
@@ -187,7 +187,7 @@ def _formula(table: Table, part: Column, totals: tuple[Column, ...]) -> tuple[Co
     return ()
 
 
-def _gives(table: Table, part: Column, whole: Column, chosen: tuple[Column, ...]) -> bool:
+def _gives(table: AuditTable, part: AuditColumn, whole: AuditColumn, chosen: tuple[AuditColumn, ...]) -> bool:
     seen = set()
     for row in table.rows:
         values = [table.raw(row, column) for column in (part, whole, *chosen)]
@@ -209,7 +209,7 @@ def _gives(table: Table, part: Column, whole: Column, chosen: tuple[Column, ...]
     source="sharded optimizer state falls as 1 / n, replicated state is constant (ZeRO)",
     roles=("memory_optimizer", "devices"),
 ).of_table
-def optimizer_not_sharded(table: Table) -> Iterator[Hit]:
+def optimizer_not_sharded(table: AuditTable) -> Iterator[Hit]:
     """Find optimizer columns that are a + b / n: the constant part is on every device and no sharded state."""
     for column in table.of_role("memory_optimizer"):
         points = []

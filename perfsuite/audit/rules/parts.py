@@ -7,14 +7,14 @@ from itertools import combinations
 
 from perfsuite.audit.quantities import merged, quotient
 from perfsuite.audit.rule import LAST_DIGIT, Hit, Rule
-from perfsuite.audit.table import Column, Row, Table, Value, is_total, parts_of
+from perfsuite.audit.table import AuditColumn, AuditTable, Row, Value, is_total, parts_of
 from perfsuite.published.numbers import Interval, printed, total
 from perfsuite.published.roles import PARTS
 
-Parts = list[tuple[Column, Value]]
+Parts = list[tuple[AuditColumn, Value]]
 
 
-def _wholes(table: Table) -> list[tuple[Row, Parts, Value]]:
+def _wholes(table: AuditTable) -> list[tuple[Row, Parts, Value]]:
     """Rows with at least two parts and the whole that they belong to."""
     found = []
     for row in table.rows:
@@ -29,7 +29,7 @@ def _sum(parts: Parts) -> Interval:
     return total([value.interval for _, value in parts])
 
 
-def _nested(rows: list[tuple[Row, Parts, Value]]) -> tuple[Column, ...]:
+def _nested(rows: list[tuple[Row, Parts, Value]]) -> tuple[AuditColumn, ...]:
     """Columns that must be left out of every row to make the whole; empty when that is no explanation."""
     names = [column.name for column, _ in rows[0][1]]
     if any([column.name for column, _ in parts] != names for _, parts, _ in rows):
@@ -61,7 +61,7 @@ def _explains(parts: Parts, whole: Value, left_out: set[str]) -> bool:
     source="parts of one timeline do not overlap",
     roles=("|".join(PARTS), "whole|latency"),
 ).of_table
-def parts_above_whole(table: Table) -> Iterator[Hit]:
+def parts_above_whole(table: AuditTable) -> Iterator[Hit]:
     """Compare the sum of the parts with the whole; more than the whole is either nesting or a contradiction."""
     rows = _wholes(table)
     over = [entry for entry in rows if _sum(entry[1]).low > entry[2].interval.high]
@@ -85,7 +85,7 @@ def parts_above_whole(table: Table) -> Iterator[Hit]:
     source="arithmetic",
     roles=("|".join(PARTS), "whole|latency"),
 ).of_table
-def nested_part(table: Table) -> Iterator[Hit]:
+def nested_part(table: AuditTable) -> Iterator[Hit]:
     """Find parts that lie inside other parts: without them the rest is the whole, in every row."""
     rows = _wholes(table)
     if not rows or not all(_sum(parts).low > whole.interval.high for _, parts, whole in rows):
@@ -132,7 +132,7 @@ def _own(parts: Parts, nested: set[str], outer: str) -> str:
     source="arithmetic",
     roles=("|".join(PARTS), "whole|latency"),
 ).of_table
-def parts_below_whole(table: Table) -> Iterator[Hit]:
+def parts_below_whole(table: AuditTable) -> Iterator[Hit]:
     """Note wholes that are more than their parts, where no column is declared as the remainder."""
     if table.of_role("remainder_time"):
         return
@@ -155,7 +155,7 @@ def parts_below_whole(table: Table) -> Iterator[Hit]:
     source="arithmetic",
     roles=("|".join(PARTS) + "|share",),
 ).of_table
-def total_row(table: Table) -> Iterator[Hit]:
+def total_row(table: AuditTable) -> Iterator[Hit]:
     """Compare a total row with the sums of the columns above it."""
     rows = [row for row in table.rows if not is_total(row)]
     for row in (row for row in table.rows if is_total(row)):
@@ -184,7 +184,7 @@ def total_row(table: Table) -> Iterator[Hit]:
     source="arithmetic",
     roles=("share", "|".join(PARTS)),
 ).of_table
-def share_of_total(table: Table) -> Iterator[Hit]:
+def share_of_total(table: AuditTable) -> Iterator[Hit]:
     """Compare each row's share with its parts over the parts of all rows."""
     rows = [row for row in table.rows if not is_total(row)]
     for column in table.of_role("share"):
@@ -214,7 +214,7 @@ def share_of_total(table: Table) -> Iterator[Hit]:
     source="arithmetic",
     roles=("communication_share", "communication_time", "whole|latency"),
 ).of_table
-def share_range(table: Table) -> Iterator[Hit]:
+def share_range(table: AuditTable) -> Iterator[Hit]:
     """Compare a stated range of communication shares (``15-33%``) with the rows."""
     fact = table.facts.get("communication_share")
     ends = printed(fact.text).numbers if fact else ()

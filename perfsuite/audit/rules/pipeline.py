@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from perfsuite.audit.quantities import devices, merged, product
 from perfsuite.audit.rule import Hit, Rule
-from perfsuite.audit.table import Row, Table, Value
+from perfsuite.audit.table import AuditTable, Row, Value
 from perfsuite.published.numbers import Interval
 from perfsuite.published.roles import DEGREES
 from perfsuite.schedules.catalog import fill_drain_bubble, naive_bubble
@@ -18,11 +18,11 @@ GROWS = Fraction(105, 100)
 """Memory may grow by this much with the number of micro-batches (inputs and losses of the step) without a word."""
 
 
-def _schedule(table: Table, row: Row) -> str:
+def _schedule(table: AuditTable, row: Row) -> str:
     return table.text(row, "schedule").lower().replace("-", "").replace("_", "").replace(" ", "")
 
 
-def _stages(table: Table, row: Row) -> Value | None:
+def _stages(table: AuditTable, row: Row) -> Value | None:
     return table.value(row, "stages") or table.value(row, "pp")
 
 
@@ -50,7 +50,7 @@ def _bound(schedule: str, stages: Fraction, micro_batches: Fraction | None, virt
     source="GPipe (Huang et al. 2019); Narayanan et al. 2021, section 2.2",
     roles=("bubble", "stages|pp", "num_micro_batches", "schedule"),
 ).of_table
-def bubble_below_bound(table: Table) -> Iterator[Hit]:
+def bubble_below_bound(table: AuditTable) -> Iterator[Hit]:
     """Compare each bubble with the smallest that its schedule allows."""
     for column in table.of_role("bubble"):
         for row in table.rows:
@@ -83,7 +83,7 @@ def bubble_below_bound(table: Table) -> Iterator[Hit]:
     source="(p-1)/(m+p-1) grows with p",
     roles=("bubble", "stages|pp"),
 ).of_table
-def bubble_falls_with_stages(table: Table) -> Iterator[Hit]:
+def bubble_falls_with_stages(table: AuditTable) -> Iterator[Hit]:
     """Find bubbles that fall with every added stage while micro-batches are not added."""
     for column in table.of_role("bubble"):
         runs: dict[tuple[tuple[str, str], ...], list[tuple[Fraction, Row, Interval]]] = {}
@@ -116,7 +116,7 @@ def bubble_falls_with_stages(table: Table) -> Iterator[Hit]:
     source="Narayanan et al. 2021, section 2.2.1: at most p micro-batches in flight",
     roles=("memory", "num_micro_batches", "stages|pp", "schedule"),
 ).of_table
-def memory_of_1f1b_grows(table: Table) -> Iterator[Hit]:
+def memory_of_1f1b_grows(table: AuditTable) -> Iterator[Hit]:
     """Find 1F1B memory that grows with the micro-batches: it keeps at most p of them, however many there are."""
     runs: dict[tuple[tuple[str, str], ...], list[tuple[Fraction, Row, Value]]] = {}
     for row in table.rows:
@@ -151,7 +151,7 @@ def memory_of_1f1b_grows(table: Table) -> Iterator[Hit]:
     source="Shoeybi et al. 2019: whole heads per tensor-parallel rank",
     roles=("tp|num_heads|pp", "num_heads|hidden_size|num_layers"),
 ).of_table
-def does_not_divide(table: Table) -> Iterator[Hit]:
+def does_not_divide(table: AuditTable) -> Iterator[Hit]:
     """Flag degrees that do not divide what they split."""
     for row in table.rows:
         heads, layers, width = (table.value(row, role) for role in ("num_heads", "num_layers", "hidden_size"))
@@ -181,7 +181,7 @@ def does_not_divide(table: Table) -> Iterator[Hit]:
     source="every device has one place in the mesh",
     roles=("devices|nodes", "dp", "tp", "pp"),
 ).of_table
-def layout_product(table: Table) -> Iterator[Hit]:
+def layout_product(table: AuditTable) -> Iterator[Hit]:
     """Compare the number of devices with the product of the mesh's sizes; ep and sp may lie inside other axes."""
     for row in table.rows:
         stated = table.value(row, "devices") or product(table.value(row, "nodes"), table.value(row, "devices_per_node"))
@@ -210,7 +210,7 @@ def layout_product(table: Table) -> Iterator[Hit]:
     source="the report's own hardware section",
     roles=("devices", "available_devices"),
 ).of_table
-def more_devices_than_there_are(table: Table) -> Iterator[Hit]:
+def more_devices_than_there_are(table: AuditTable) -> Iterator[Hit]:
     """Flag rows on more devices than the largest machine had."""
     for row in table.rows:
         count, there = devices(table, row), table.value(row, "available_devices")
@@ -231,7 +231,7 @@ def more_devices_than_there_are(table: Table) -> Iterator[Hit]:
     source="definition of the global batch",
     roles=("global_batch_size", "local_batch_size|micro_batch_size"),
 ).of_table
-def batch_product(table: Table) -> Iterator[Hit]:
+def batch_product(table: AuditTable) -> Iterator[Hit]:
     """Compare the global batch with its factors; where dp is not stated, it must be a multiple of the local batch."""
     for row in table.rows:
         stated, shards = table.value(row, "global_batch_size"), table.value(row, "dp")

@@ -9,7 +9,7 @@ from itertools import combinations
 
 from perfsuite.audit.quantities import devices, global_batch, step_time, throughput
 from perfsuite.audit.rule import Hit, Rule
-from perfsuite.audit.table import Column, Row, Table, Value
+from perfsuite.audit.table import AuditColumn, AuditTable, Row, Value
 from perfsuite.published.numbers import Printed
 
 MANY_DIGITS = 7
@@ -27,11 +27,11 @@ CARD_SIZES_GB = frozenset({8, 12, 16, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 
 _PAIR = re.compile(r"\s*\d+(?:\.\d+)?\s*/\s*\d+(?:\.\d+)?\s*")
 
 
-def _measured(table: Table) -> tuple[Column, ...]:
+def _measured(table: AuditTable) -> tuple[AuditColumn, ...]:
     return tuple(column for column in table.of_kind("measured") if column.meaning.dimension != "memory")
 
 
-def _distinct(table: Table, row: Row, other: Row) -> bool:
+def _distinct(table: AuditTable, row: Row, other: Row) -> bool:
     return table.configuration(row) != table.configuration(other)
 
 
@@ -44,7 +44,7 @@ def _distinct(table: Table, row: Row, other: Row) -> bool:
     source="noise",
     roles=("loss|latency|throughput",),
 ).of_table
-def equal_digits(table: Table) -> Iterator[Hit]:
+def equal_digits(table: AuditTable) -> Iterator[Hit]:
     """Find measurements that agree to many digits between runs that differ."""
     if table.simulated:
         return
@@ -71,7 +71,7 @@ def equal_digits(table: Table) -> Iterator[Hit]:
     source="noise",
     roles=("loss|latency|throughput",),
 ).of_table
-def constant_measurement(table: Table) -> Iterator[Hit]:
+def constant_measurement(table: AuditTable) -> Iterator[Hit]:
     """Find times, rates and losses that are one value for three or more runs that differ."""
     if table.simulated:
         return
@@ -97,7 +97,7 @@ def constant_measurement(table: Table) -> Iterator[Hit]:
     source="more devices communicate more",
     roles=("devices", "latency|iterations_per_s", "memory"),
 ).of_table
-def repeated_row(table: Table) -> Iterator[Hit]:
+def repeated_row(table: AuditTable) -> Iterator[Hit]:
     """Find rows that repeat every measurement of a run on fewer devices."""
     columns = [column for column in table.of_kind("measured") if column.role not in ("throughput", "tokens_per_s")]
     for row, other in combinations(table.rows, 2):
@@ -116,22 +116,22 @@ def repeated_row(table: Table) -> Iterator[Hit]:
             )
 
 
-def _more_devices(table: Table, row: Row, other: Row) -> bool:
+def _more_devices(table: AuditTable, row: Row, other: Row) -> bool:
     count, fewer = devices(table, row), devices(table, other)
     return bool(count and fewer and count.interval.low > fewer.interval.high)
 
 
-def _digits(cell: Printed, column: Column) -> int:
+def _digits(cell: Printed, column: AuditColumn) -> int:
     number = cell.number(column.index)
     return number.digits if number else 0
 
 
-def _equal(cell: Printed, other: Printed, column: Column) -> bool:
+def _equal(cell: Printed, other: Printed, column: AuditColumn) -> bool:
     mine, theirs = cell.number(column.index), other.number(column.index)
     return bool(mine and theirs and mine.value == theirs.value)
 
 
-def _repeats(table: Table) -> Iterator[tuple[Row, Row, Value, Fraction]]:
+def _repeats(table: AuditTable) -> Iterator[tuple[Row, Row, Value, Fraction]]:
     """Pairs of rows with one configuration and a rate each: the rows, the second rate and how far they are apart."""
     for row, other in combinations(table.rows, 2):
         settings = table.configuration(row)
@@ -154,7 +154,7 @@ def _repeats(table: Table) -> Iterator[tuple[Row, Row, Value, Fraction]]:
     source="noise",
     roles=("throughput|latency",),
 ).of_table
-def repeat_noise(table: Table) -> Iterator[Hit]:
+def repeat_noise(table: AuditTable) -> Iterator[Hit]:
     """Note how far repeats of one run are apart: the noise of the table."""
     for row, other, value, apart in _repeats(table):
         if apart <= NOISE:
@@ -174,7 +174,7 @@ def repeat_noise(table: Table) -> Iterator[Hit]:
     source="noise",
     roles=("throughput|latency",),
 ).of_table
-def repeats_disagree(table: Table) -> Iterator[Hit]:
+def repeats_disagree(table: AuditTable) -> Iterator[Hit]:
     """Flag repeats of one run that are too far apart to be noise."""
     for row, other, value, apart in _repeats(table):
         if apart > NOISE:
@@ -194,7 +194,7 @@ def repeats_disagree(table: Table) -> Iterator[Hit]:
     source="sizes of device memories",
     roles=("memory", "memory_capacity"),
 ).of_table
-def shifted_columns(table: Table) -> Iterator[Hit]:
+def shifted_columns(table: AuditTable) -> Iterator[Hit]:
     """Find cells that look like "memory used of memory there" in a column that is no memory."""
     if not table.of_role("memory"):
         return
@@ -228,7 +228,7 @@ def shifted_columns(table: Table) -> Iterator[Hit]:
     source="a missing figure is no figure",
     roles=("throughput|latency|mfu|memory",),
 ).of_table
-def blank_metric(table: Table) -> Iterator[Hit]:
+def blank_metric(table: AuditTable) -> Iterator[Hit]:
     """Note metrics that rows leave blank without having run out of memory."""
     for column in table.of_kind("measured", "derived"):
         rows = [row for row in table.rows if not any(cell.out_of_memory for cell in row.cells.values())]
@@ -241,12 +241,12 @@ def blank_metric(table: Table) -> Iterator[Hit]:
             )
 
 
-Run = tuple[Table, Row, Value]
+RatedRow = tuple[AuditTable, Row, Value]
 
 
-def _runs(tables: tuple[Table, ...]) -> dict[tuple[str, Fraction], list[Run]]:
+def _runs(tables: tuple[AuditTable, ...]) -> dict[tuple[str, Fraction], list[RatedRow]]:
     """Rows with a throughput by model and number of devices."""
-    found: dict[tuple[str, Fraction], list[Run]] = {}
+    found: dict[tuple[str, Fraction], list[RatedRow]] = {}
     for table in tables:
         for row in table.rows:
             count, rate, model = devices(table, row), throughput(table, row), table.text(row, "model")
@@ -264,7 +264,7 @@ def _runs(tables: tuple[Table, ...]) -> dict[tuple[str, Fraction], list[Run]]:
     source="on one device no strategy differs",
     roles=("throughput|latency", "model", "devices"),
 ).of_tables
-def same_run_disagrees(tables: tuple[Table, ...]) -> Iterator[tuple[Table, Hit]]:
+def same_run_disagrees(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditTable, Hit]]:
     """Compare one-device runs of different tables that state one model and one batch."""
     for (model, count), runs in _runs(tables).items():
         for (table, row, rate), (other, twin, again) in combinations(runs if count == 1 else [], 2):
@@ -280,12 +280,12 @@ def same_run_disagrees(tables: tuple[Table, ...]) -> Iterator[tuple[Table, Hit]]
             yield other, Hit(message=message, rows=(twin,), columns=again.columns)
 
 
-def _one_set(table: Table, other: Table) -> bool:
+def _one_set(table: AuditTable, other: AuditTable) -> bool:
     """Tables of one run set describe the same runs; what disagrees there, their join finds."""
     return table is other or (bool(table.run_set) and table.run_set == other.run_set)
 
 
-def _one_device_batch(table: Table, row: Row) -> Fraction | None:
+def _one_device_batch(table: AuditTable, row: Row) -> Fraction | None:
     """On one device the batch is the batch, whatever it is called."""
     batch = global_batch(table, row) or table.value(row, "local_batch_size") or table.value(row, "batch_size")
     return batch.interval.middle if batch else None
@@ -300,10 +300,10 @@ def _one_device_batch(table: Table, row: Row) -> Fraction | None:
     source="one machine",
     roles=("throughput|latency", "model", "devices"),
 ).of_tables
-def tables_differ(tables: tuple[Table, ...]) -> Iterator[tuple[Table, Hit]]:
+def tables_differ(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditTable, Hit]]:
     """Note tables whose best throughputs for one model on as many devices are far apart."""
     for (model, count), runs in _runs(tables).items():
-        best: dict[str, Run] = {}
+        best: dict[str, RatedRow] = {}
         for run in runs:
             known = best.get(run[0].name)
             if known is None or run[2].interval.middle > known[2].interval.middle:

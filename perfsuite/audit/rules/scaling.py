@@ -18,7 +18,7 @@ from perfsuite.audit.quantities import (
     work,
 )
 from perfsuite.audit.rule import Hit, Rule
-from perfsuite.audit.table import Column, Row, Table, Value
+from perfsuite.audit.table import AuditColumn, AuditTable, Row, Value
 from perfsuite.metrics.scaling import SUPERLINEAR_SLACK
 from perfsuite.published.numbers import Interval
 
@@ -31,7 +31,7 @@ SATURATED_TOKENS = 16384
 """Tokens per step and device from which on a longer sequence can no longer fill idle units of the device."""
 
 
-def _ratios(table: Table, row: Row, base: Row) -> list[Value]:
+def _ratios(table: AuditTable, row: Row, base: Row) -> list[Value]:
     """Readings of "how much faster than ``base``" that the row's own figures allow."""
     rate, base_rate = throughput(table, row), throughput(table, base)
     tokens, base_tokens = table.value(row, "tokens_per_s"), table.value(base, "tokens_per_s")
@@ -42,7 +42,7 @@ def _ratios(table: Table, row: Row, base: Row) -> list[Value]:
     return [value for value in found if value]
 
 
-def _bases(table: Table, column: Column) -> list[Row]:
+def _bases(table: AuditTable, column: AuditColumn) -> list[Row]:
     """Rows that a speed-up may be counted from: printed as 1, or the smallest runs."""
     smallest = [id(row) for row, _ in smallest_runs(table)]
     return [row for row in table.rows if id(row) in smallest or _is_one(table.raw(row, column))]
@@ -61,7 +61,7 @@ def _is_one(printed: Interval | None) -> bool:
     source="definition of speed-up",
     roles=("speedup", "throughput|latency|tokens_per_s"),
 ).of_table
-def speedup_ratio(table: Table) -> Iterator[Hit]:
+def speedup_ratio(table: AuditTable) -> Iterator[Hit]:
     """Compare each printed speed-up with the ratios to every row that it may be counted from."""
     for column in table.of_role("speedup"):
         bases = _bases(table, column)
@@ -82,7 +82,7 @@ def speedup_ratio(table: Table) -> Iterator[Hit]:
 
 
 def _nearest(
-    row: Row, column: Column, printed: Interval, computed: list[Value], accepted: list[Value] | None = None
+    row: Row, column: AuditColumn, printed: Interval, computed: list[Value], accepted: list[Value] | None = None
 ) -> Hit | None:
     """A hit when the printed figure agrees with none of the values that it could have been computed as."""
     if not computed:
@@ -109,7 +109,7 @@ def _nearest(
     source="definition of scaling efficiency",
     roles=("efficiency", "devices", "speedup|throughput|latency"),
 ).of_table
-def efficiency_ratio(table: Table) -> Iterator[Hit]:
+def efficiency_ratio(table: AuditTable) -> Iterator[Hit]:
     """Compare each printed efficiency with speed-up over n and with the ratio of throughputs over n."""
     bases = smallest_runs(table)
     for column in table.of_role("efficiency"):
@@ -130,7 +130,7 @@ def efficiency_ratio(table: Table) -> Iterator[Hit]:
                 yield hit
 
 
-def _expected_rates(table: Table, row: Row, role: str, *, per_device: bool) -> list[Value]:
+def _expected_rates(table: AuditTable, row: Row, role: str, *, per_device: bool) -> list[Value]:
     """Rates by the row's steps and batch; ``role`` is the aggregate's."""
     batch, latency = global_batch(table, row), table.value(row, "latency")
     steps = table.value(row, "iterations_per_s")
@@ -153,7 +153,7 @@ RATES = ("throughput", "tokens_per_s")
     source="definition of throughput",
     roles=("throughput|tokens_per_s|iterations_per_s", "latency|iterations_per_s", "global_batch_size"),
 ).of_table
-def throughput_time(table: Table) -> Iterator[Hit]:
+def throughput_time(table: AuditTable) -> Iterator[Hit]:
     """Compare rates with batch over time; a figure that fits the other of per-device and aggregate is left to the
     mislabel rule.
     """
@@ -179,7 +179,7 @@ def throughput_time(table: Table) -> Iterator[Hit]:
                     yield hit
 
 
-def _rate_columns(table: Table) -> Iterator[tuple[Column, str, bool]]:
+def _rate_columns(table: AuditTable) -> Iterator[tuple[AuditColumn, str, bool]]:
     for role in RATES:
         for suffix in ("", "_per_device"):
             for column in table.of_role(role + suffix):
@@ -195,7 +195,7 @@ def _rate_columns(table: Table) -> Iterator[tuple[Column, str, bool]]:
     source="definition of throughput",
     roles=("throughput|throughput_per_device|tokens_per_s|tokens_per_s_per_device", "latency", "devices"),
 ).of_table
-def aggregate_as_per_device(table: Table) -> Iterator[Hit]:
+def aggregate_as_per_device(table: AuditTable) -> Iterator[Hit]:
     """Find columns that are per device by name and aggregate by their figures, or the other way round."""
     for column, role, per_device in _rate_columns(table):
         rows, mistaken = [], True
@@ -230,7 +230,7 @@ def aggregate_as_per_device(table: Table) -> Iterator[Hit]:
     source="n devices do at most n times the work of one",
     roles=("speedup|throughput", "devices"),
 ).of_table
-def speedup_above_n(table: Table) -> Iterator[Hit]:
+def speedup_above_n(table: AuditTable) -> Iterator[Hit]:
     """Flag speed-ups above the number of devices, against the smallest run of the same device model."""
     for base, fewest in smallest_runs(table):
         for row in table.rows:
@@ -248,7 +248,7 @@ def speedup_above_n(table: Table) -> Iterator[Hit]:
                 )
 
 
-def _speedup(table: Table, row: Row, base: Row) -> Value | None:
+def _speedup(table: AuditTable, row: Row, base: Row) -> Value | None:
     known = quotient(throughput(table, row), throughput(table, base))
     if known:
         return known
@@ -256,12 +256,12 @@ def _speedup(table: Table, row: Row, base: Row) -> Value | None:
     return printed if start and _is_one(start.interval) else None
 
 
-def _same(table: Table, row: Row, other: Row, *roles: str) -> bool:
+def _same(table: AuditTable, row: Row, other: Row, *roles: str) -> bool:
     mine, theirs = table.configuration(row), table.configuration(other)
     return all(mine.get(role) == theirs.get(role) for role in roles)
 
 
-def _settings(table: Table, row: Row, *but: str) -> dict[str, str]:
+def _settings(table: AuditTable, row: Row, *but: str) -> dict[str, str]:
     return {name: value for name, value in table.configuration(row).items() if name not in but}
 
 
@@ -274,7 +274,7 @@ def _settings(table: Table, row: Row, *but: str) -> dict[str, str]:
     source="computation is at most linear in the batch, communication does not grow with it",
     roles=("latency|iterations_per_s|throughput", "local_batch_size|global_batch_size"),
 ).of_table
-def step_grows_faster_than_batch(table: Table) -> Iterator[Hit]:
+def step_grows_faster_than_batch(table: AuditTable) -> Iterator[Hit]:
     """Flag steps that grow faster than their batch while nothing else changes."""
     for row in table.rows:
         for other in table.rows:
@@ -303,7 +303,7 @@ def step_grows_faster_than_batch(table: Table) -> Iterator[Hit]:
     source="FLOPs per token = 6 N + 12 L h S grow with the length S (PaLM, appendix B)",
     roles=("tokens_per_s|throughput", "sequence_length", "batch_size|global_batch_size|local_batch_size"),
 ).of_table
-def tokens_rise_with_length(table: Table) -> Iterator[Hit]:
+def tokens_rise_with_length(table: AuditTable) -> Iterator[Hit]:
     """Flag tokens per second that rise with every longer sequence on devices that were full already."""
     runs: dict[tuple[tuple[str, str], ...], list[tuple[Fraction, Row, Value]]] = {}
     for row in table.rows:
@@ -325,7 +325,7 @@ def tokens_rise_with_length(table: Table) -> Iterator[Hit]:
             )
 
 
-def _saturated(table: Table, row: Row) -> bool:
+def _saturated(table: AuditTable, row: Row) -> bool:
     batch = global_batch(table, row) or table.value(row, "batch_size")
     tokens = product(batch, table.value(row, "sequence_length"))
     count = devices(table, row)
@@ -341,7 +341,7 @@ def _saturated(table: Table, row: Row) -> bool:
     source="definition of overhead",
     roles=("overhead", "throughput"),
 ).of_table
-def overhead_ratio(table: Table) -> Iterator[Hit]:
+def overhead_ratio(table: AuditTable) -> Iterator[Hit]:
     """Compare each printed overhead with the slowdown against the row whose overhead is 0."""
     for column in table.of_role("overhead"):
         bases = [row for row in table.rows if (raw := table.raw(row, column)) and raw.middle == 0]
