@@ -246,7 +246,7 @@ class Gatekeeper:
             return {}
         deadline_s = _ARM_SPARE_S + self._base.case_deadline_s * len(cases)
         try:
-            found = dict(run_arm(arm, [*self._base.arguments, "--perf-yardstick", *cases], deadline_s))
+            results = dict(run_arm(arm, [*self._base.arguments, "--perf-yardstick", *cases], deadline_s))
         except ArmFailed as failure:
             if len(cases) > 1:  # one case that the base does not have makes pytest refuse them all
                 parts = [self._arm(gate, arm, [case]) for case in cases]
@@ -254,23 +254,23 @@ class Gatekeeper:
             gate.withdraw(cases[0], str(failure).splitlines()[0])
             return {}
         for case in cases:
-            if case not in found:
+            if case not in results:
                 gate.withdraw(case, f"{arm.name} did not measure it")
-        return found
+        return results
 
 
 def rounds(requests: Sequence[Request]) -> list[list[Request]]:
     """Successive requests cut where a case would come a second time, so that each round runs a case at most once.
 
-    >>> [[each.case for each in turn] for turn in rounds([Request(case=c, kind="ab_pair") for c in "abab"])]
+    >>> [[request.case for request in turn] for turn in rounds([Request(case=c, kind="ab_pair") for c in "abab"])]
     [['a', 'b'], ['a', 'b']]
     """
-    found: list[list[Request]] = []
+    turns: list[list[Request]] = []
     for request in requests:
-        if not found or any(each.case == request.case for each in found[-1]):
-            found.append([])
-        found[-1].append(request)
-    return found
+        if not turns or any(earlier.case == request.case for earlier in turns[-1]):
+            turns.append([])
+        turns[-1].append(request)
+    return turns
 
 
 def hardware_of(fingerprint: Any, platform: str, simulated: bool) -> Hardware:

@@ -355,10 +355,10 @@ def to_json(record: Any) -> Any:
     """Plain JSON values of a record: dataclasses become objects, tuples arrays; defaults stay out."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         plain = {}
-        for each in dataclasses.fields(record):
-            value = getattr(record, each.name)
-            if each.name == "schema" or not _is_default(each, value):
-                plain[each.name] = to_json(value)
+        for field in dataclasses.fields(record):
+            value = getattr(record, field.name)
+            if field.name == "schema" or not _is_default(field, value):
+                plain[field.name] = to_json(value)
         return plain
     if isinstance(record, Mapping):
         return {str(key): to_json(value) for key, value in record.items()}
@@ -367,11 +367,11 @@ def to_json(record: Any) -> Any:
     return record
 
 
-def _is_default(each: dataclasses.Field[Any], value: object) -> bool:
-    if each.default is not dataclasses.MISSING:
-        return bool(value == each.default)
-    if each.default_factory is not dataclasses.MISSING:
-        return bool(value == each.default_factory())
+def _is_default(field: dataclasses.Field[Any], value: object) -> bool:
+    if field.default is not dataclasses.MISSING:
+        return bool(value == field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return bool(value == field.default_factory())
     return False
 
 

@@ -232,13 +232,13 @@ class PerfSession:
             test_module=case.test_module,
         )
         try:
-            job, found = self._settle(job)
-            measurement = self._with_untimed(self.driver.run(job), job, found)
+            job, records = self._settle(job)
+            measurement = self._with_untimed(self.driver.run(job), job, records)
         except OutOfMemory as error:
             return dataclasses.replace(
                 result, outcome="out_of_memory", detail=str(error), environment=self._environment_now()
             )
-        if found:
+        if records:
             result = dataclasses.replace(result, work=job.workload.work(shape))
         metrics = derive(
             workload.metrics, work=result.work, measurement=measurement, peaks=self._peaks(result, measurement)
@@ -251,23 +251,23 @@ class PerfSession:
         """The job of what the workload found that it is to be, and its records of that."""
         if job.budget.smoke:
             return job, ()
-        workload, found = job.workload.settle(
+        workload, records = job.workload.settle(
             lambda workload, purpose: self._untimed(dataclasses.replace(job, workload=workload), purpose)
         )
-        return dataclasses.replace(job, workload=workload), found
+        return dataclasses.replace(job, workload=workload), records
 
     def _untimed(self, job: Job, purpose: Purpose) -> Measurement:
         """One iteration of a build that is never timed."""
         budget = dataclasses.replace(job.budget, smoke=True)
         return self.driver.run(dataclasses.replace(job, purpose=purpose, budget=budget))
 
-    def _with_untimed(self, measurement: Measurement, job: Job, found: tuple[Record, ...]) -> Measurement:
+    def _with_untimed(self, measurement: Measurement, job: Job, settled: tuple[Record, ...]) -> Measurement:
         """The measurement with the records of the builds that are never timed: memory, FLOPs, losses, ..."""
         if measurement.smoke:
             return measurement
         builds = (self._untimed(job, purpose).records for purpose in job.workload.untimed())
         records = {record.name: record for record in measurement.records}
-        for record in itertools.chain(found, *builds):
+        for record in itertools.chain(settled, *builds):
             records.setdefault(record.name, record)
         return dataclasses.replace(measurement, records=tuple(records.values()))
 

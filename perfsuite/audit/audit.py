@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from perfsuite.audit.rule import AuditFinding, Hit, Rule, TablePlace, finding, rules_in
+from perfsuite.audit.rule import AuditFinding, Hit, Rule, TablePlace, finding_of, rules_in
 from perfsuite.audit.rules import compute, memory, parts, pipeline, repeats, scaling
 from perfsuite.audit.table import AuditTable, join
 from perfsuite.published.records import LABELS, Label
@@ -33,22 +33,22 @@ _STANDS_FOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 def audit(tables: Sequence[AuditTable]) -> list[AuditFinding]:
     """Every finding in every table, then in the joins of tables of one run set, then between tables."""
-    findings = [each for table in tables for each in _audit_one(table)]
-    known = {(each.rule, each.places) for each in findings}
+    findings = [finding for table in tables for finding in _audit_one(table)]
+    known = {(finding.rule, finding.places) for finding in findings}
     for run_set in dict.fromkeys(table.run_set for table in tables if table.run_set):
         members = tuple(table for table in tables if table.run_set == run_set)
         joined = _audit_one(join(members)) if len(members) > 1 else []
-        findings += [each for each in joined if (each.rule, each.places) not in known]
+        findings += [finding for finding in joined if (finding.rule, finding.places) not in known]
     for rule in RULES:
         if rule.across:
-            findings += [finding(rule, table, hit) for table, hit in rule.across(tuple(tables))]
+            findings += [finding_of(rule, table, hit) for table, hit in rule.across(tuple(tables))]
     return findings
 
 
 def _audit_one(table: AuditTable) -> Iterator[AuditFinding]:
     for rule in RULES:
         if rule.check:
-            yield from (finding(rule, table, hit) for hit in _once(rule.check(table)))
+            yield from (finding_of(rule, table, hit) for hit in _once(rule.check(table)))
 
 
 def _once(hits: Iterable[Hit]) -> Iterator[Hit]:
@@ -86,5 +86,7 @@ def derived_label(
     def covers(place: TablePlace) -> bool:
         return place.table == table and place.row in (None, row) and place.column in (None, column)
 
-    implied = [each.label for each in findings if each.label and any(covers(place) for place in each.places)]
+    implied = [
+        finding.label for finding in findings if finding.label and any(covers(place) for place in finding.places)
+    ]
     return max(implied, key=LABELS.index, default="M")

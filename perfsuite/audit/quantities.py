@@ -34,10 +34,10 @@ def quotient(dividend: Value | None, divisor: Value | None) -> Value | None:
 
 def merged(*values: Value | None) -> tuple[AuditColumn, ...]:
     """The columns behind several values, each once."""
-    found: dict[AuditColumn, None] = {}
+    columns: dict[AuditColumn, None] = {}
     for value in values:
-        found.update(dict.fromkeys(value.columns if value else ()))
-    return tuple(found)
+        columns.update(dict.fromkeys(value.columns if value else ()))
+    return tuple(columns)
 
 
 def devices(table: AuditTable, row: Row) -> Value | None:

@@ -51,8 +51,8 @@ def _row_name(table: PublishedTable, row: PublishedRow) -> str:
 
 
 def _facts(parameters: Mapping[str, object], stated: Sequence[Stated]) -> dict[str, Fact]:
-    found = {role: Fact(text=str(value)) for role, value in parameters.items() if role in ROLES}
-    return found | {each.role: Fact(text=each.text, unit=each.unit) for each in stated}
+    facts = {role: Fact(text=str(value)) for role, value in parameters.items() if role in ROLES}
+    return facts | {fact.role: Fact(text=fact.text, unit=fact.unit) for fact in stated}
 
 
 def _unit(unit: str) -> str:
@@ -79,14 +79,14 @@ def parse_roles(texts: Sequence[str]) -> dict[str, ColumnMeaning]:
     >>> parse_roles(["step (ms)=latency", "mem=memory:GiB"])["mem"]
     Meaning(role='memory', unit='GiB')
     """
-    found = {}
+    roles = {}
     for text in texts:
         match = _ROLE.fullmatch(text.strip())
         if not match:
             raise ConfigurationError(f"--roles {text!r} is not COLUMN=ROLE[:UNIT]; write 'time=latency:ms'")
         _require(match["role"], match["unit"] or "", f"--roles {text!r}")
-        found[match["name"].strip()] = ColumnMeaning(role=match["role"], unit=match["unit"] or "")
-    return found
+        roles[match["name"].strip()] = ColumnMeaning(role=match["role"], unit=match["unit"] or "")
+    return roles
 
 
 def parse_facts(texts: Sequence[str]) -> dict[str, Fact]:
@@ -95,7 +95,7 @@ def parse_facts(texts: Sequence[str]) -> dict[str, Fact]:
     >>> parse_facts(["peak_tflops=312"])["peak_tflops"]
     Fact(text='312', unit='')
     """
-    found = {}
+    facts = {}
     for text in texts:
         match = _FACT.fullmatch(text.strip())
         if not match:
@@ -103,8 +103,8 @@ def parse_facts(texts: Sequence[str]) -> dict[str, Fact]:
         _require(match["role"], match["unit"] or "", f"--fact {text!r}")
         if ROLES[match["role"]].dimension != "text" and not printed(match["text"]).numbers:
             raise ConfigurationError(f"--fact {text!r}: {match['role']} is a number; write one, for example 312")
-        found[match["role"]] = Fact(text=match["text"], unit=match["unit"] or "")
-    return found
+        facts[match["role"]] = Fact(text=match["text"], unit=match["unit"] or "")
+    return facts
 
 
 def _require(role: str, unit: str, what: str) -> None:
@@ -128,17 +128,17 @@ def read_tables(path: Path, roles: Mapping[str, ColumnMeaning], facts: Mapping[s
         raise ConfigurationError(f"{path}: cannot be read ({error}); give a CSV, Markdown or JSON file") from None
     delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
     grids = [_delimited(text, delimiter)] if delimiter else list(_markdown(text))
-    found = [_grid_table(path, line, grid, roles, facts) for line, grid in grids if grid and set(grid[0]) & set(roles)]
+    tables = [_grid_table(path, line, grid, roles, facts) for line, grid in grids if grid and set(grid[0]) & set(roles)]
     titles = {title for _, grid in grids for title in grid[0]} if any(grid for _, grid in grids) else set()
     if not titles:
         raise ConfigurationError(f"{path}: no table found; give a CSV file or Markdown tables with a header line")
     missing = [name for name in roles if name not in titles]
-    if missing or not found:
+    if missing or not tables:
         named = ", ".join(repr(name) for name in missing) or "none named by --roles"
         raise ConfigurationError(
             f"{path}: no column {named}; its columns are {', '.join(sorted(filter(None, titles)))}"
         )
-    return found
+    return tables
 
 
 Grid = list[list[str]]

@@ -103,7 +103,7 @@ class AuditFinding:
     """Names of the columns that were compared."""
 
 
-def finding(rule: Rule, table: AuditTable, hit: Hit) -> AuditFinding:
+def finding_of(rule: Rule, table: AuditTable, hit: Hit) -> AuditFinding:
     """The finding of one hit: a graded miss of the last digit becomes a note."""
     careless = hit.gap is not None and hit.gap < LAST_DIGIT
     label = None if careless else rule.label

@@ -160,18 +160,18 @@ class AuditTable:
         return {}
 
     def _configuration(self, row: Row) -> dict[str, str]:
-        found = {}
+        settings = {}
         for source in (self.facts, row.facts):
             for role, fact in source.items():
                 if ROLES[role].kind == "configuration":
-                    found[role] = _same(fact.text)
+                    settings[role] = _same(fact.text)
         for column in self.of_kind("configuration"):
             cell = row.cells.get(column.name)
             if cell and not cell.blank:
                 number = cell.number(column.index) if column.meaning.dimension != "text" else None
                 name = column.name if column.role == "config" else column.role
-                found[name] = str(number.value) if number else _same(cell.text)
-        return found
+                settings[name] = str(number.value) if number else _same(cell.text)
+        return settings
 
     def _scale(self, column: AuditColumn) -> Interval:
         dimension = column.meaning.dimension

@@ -85,10 +85,12 @@ class Baseline:
     @functools.cached_property
     def by_node(self) -> Mapping[str, tuple[Entry, ...]]:
         """Entries by node id, the one with the newest run last."""
-        found: dict[str, list[Entry]] = {}
+        entries_of: dict[str, list[Entry]] = {}
         for entry in self.entries.values():
-            found.setdefault(entry.case.node, []).append(entry)
-        return {node: tuple(sorted(entries, key=lambda each: each.newest.time)) for node, entries in found.items()}
+            entries_of.setdefault(entry.case.node, []).append(entry)
+        return {
+            node: tuple(sorted(entries, key=lambda entry: entry.newest.time)) for node, entries in entries_of.items()
+        }
 
     @property
     def newest_time(self) -> str:
@@ -102,8 +104,8 @@ def moment(text: str) -> datetime:
     >>> moment("2025-11-21T02:44:12.123Z").isoformat()
     '2025-11-21T02:44:12.123000+00:00'
     """
-    found = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith("Z") else text)
-    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+    time = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith("Z") else text)
+    return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
 
 
 def newest(runs: Iterable[RunSummary]) -> tuple[RunSummary, ...]:
@@ -130,7 +132,7 @@ def joined(first: Entry, second: Entry) -> Entry:
     later = max(first, second, key=lambda entry: (moment(entry.newest.time), entry.newest.key))
     accepted = max(
         (entry.accepted for entry in (first, second) if entry.accepted),
-        key=lambda each: (moment(each.time), each.session, each.reason),
+        key=lambda acceptance: (moment(acceptance.time), acceptance.session, acceptance.reason),
         default=None,
     )
     runs = [*first.runs, *second.runs]
@@ -154,7 +156,9 @@ def merge(first: Baseline, second: Baseline) -> Baseline:
     entries = dict(first.entries)
     for key, entry in second.entries.items():
         entries[key] = joined(entries[key], entry) if key in entries else entry
-    later = max(first, second, key=lambda each: (each.newest_time, sorted(map(str, each.commit_info.items()))))
+    later = max(
+        first, second, key=lambda baseline: (baseline.newest_time, sorted(map(str, baseline.commit_info.items())))
+    )
     return dataclasses.replace(later, entries=entries, commit_info=later.commit_info, machine_info=later.machine_info)
 
 
@@ -174,13 +178,13 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     >>> flattened({"torch": {"version": "2.13.0"}, "driver": "535.1"})
     {'torch.version': '2.13.0', 'driver': '535.1'}
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found.update(flattened(value, f"{prefix}{name}."))
+            flat.update(flattened(value, f"{prefix}{name}."))
         else:
-            found[f"{prefix}{name}"] = value
-    return found
+            flat[f"{prefix}{name}"] = value
+    return flat
 
 
 def prune(

@@ -80,16 +80,16 @@ def _sources(document: Plain) -> Mapping[str, _Source]:
     environments = document["environments"]
     for key, environment in environments.items():
         as_object(environment, ("environments", key))
-    found = {}
+    sources = {}
     for key, plain in document["sessions"].items():
         where = ("sessions", key)
         check_fields(as_object(plain, where), rules.SESSION, rules.NONE, where)
         if plain["environment"] not in environments:
             raise Fault(f"environment {plain['environment']} is not among the file's environments", where=where)
-        found[key] = _Source(
+        sources[key] = _Source(
             session=plain["session"], commit=plain["commit"], environment=environments[plain["environment"]]
         )
-    return found
+    return sources
 
 
 def _fits(check: str, plain: Plain) -> bool:

@@ -82,7 +82,7 @@ def _encode_entry(entry: Entry, sources: _Sources) -> dict[str, Any]:
     name = case.node.rpartition("::")[2]
     extra: dict[str, Any] = {
         "backend": case.backend,
-        "metrics": {key: {"better": each.better, "unit": each.unit} for key, each in case.metrics.items()},
+        "metrics": {key: {"better": meaning.better, "unit": meaning.unit} for key, meaning in case.metrics.items()},
         "workload": case.workload,
         "world_size": case.world_size,
     }

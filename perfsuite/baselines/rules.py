@@ -107,14 +107,14 @@ def _quantiles(value: Any) -> str:
     fits = (
         isinstance(value, list)
         and len(value) == len(QUANTILES)
-        and all(_is_number(each) and each > 0 for each in value)
+        and all(_is_number(number) and number > 0 for number in value)
         and sorted(value) == value
     )
     return "" if fits else f"should be {len(QUANTILES)} positive ascending numbers"
 
 
 def _numbers(value: Any) -> str:
-    fits = isinstance(value, dict) and all(_is_number(each) for each in value.values())
+    fits = isinstance(value, dict) and all(_is_number(number) for number in value.values())
     return "" if fits else "should be an object of numbers"
 
 

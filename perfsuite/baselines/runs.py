@@ -69,16 +69,16 @@ class CaseIdentity:
         >>> large.differences(small)
         ('world size 4, stored 2', 'layers=8, stored 2')
         """
-        found = []
+        phrases = []
         if self.world_size != other.world_size:
-            found.append(f"world size {self.world_size}, stored {other.world_size}")
+            phrases.append(f"world size {self.world_size}, stored {other.world_size}")
         if self.backend != other.backend and self.backend and other.backend:
-            found.append(f"backend {self.backend}, stored {other.backend}")
+            phrases.append(f"backend {self.backend}, stored {other.backend}")
         for name in sorted(set(self.parameters) | set(other.parameters)):
             now, then = self.parameters.get(name, "absent"), other.parameters.get(name, "absent")
             if now != then:
-                found.append(f"{name}={now}, stored {then}")
-        return tuple(found)
+                phrases.append(f"{name}={now}, stored {then}")
+        return tuple(phrases)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -95,13 +95,13 @@ def load(folder: Path, hardware: Hardware) -> Baseline | None:
     path = path_of(folder, hardware)
     if not path.exists():
         return None
-    found = read(path)
-    _require_same(path, found, hardware)
-    return found
+    baseline = read(path)
+    _require_same(path, baseline, hardware)
+    return baseline
 
 
-def _require_same(path: Path, found: Baseline, hardware: Hardware) -> None:
-    stored = found.hardware
+def _require_same(path: Path, baseline: Baseline, hardware: Hardware) -> None:
+    stored = baseline.hardware
     if (stored.platform, stored.fingerprint) != (hardware.platform, hardware.fingerprint):
         raise BaselineError(
             f"{path}:1: holds runs of {stored.platform}/{stored.fingerprint}, its name says "
@@ -234,7 +234,7 @@ class _Draft:
             elif old is not None:
                 accepted = Acceptance(reason="improved", session=runs[0].session, time=runs[0].time)
             return Entry(case=new.case, runs=runs, accepted=accepted)
-        there = {each.key for each in old.runs}
+        there = {run.key for run in old.runs}
         fresh = [run for run in newest(new.runs) if run.key not in there]
         all_count = not usually_clean(old.runs)
         steady = [run for run in fresh if all_count or run.has_clean or run.outcome == "out_of_memory"]

@@ -162,11 +162,11 @@ def _descend(text: str, position: int, step: str | int, decoder: json.JSONDecode
     position = _skip(text, position + 1)
     index = 0
     while text[position] not in "]}":
-        found: str | int = index
+        here: str | int = index
         if opening == "{":
-            found, position = decoder.raw_decode(text, position)
+            here, position = decoder.raw_decode(text, position)
             position = _skip(text, _skip(text, position) + 1)
-        if found == step:
+        if here == step:
             return position
         _, position = decoder.raw_decode(text, position)
         position = _skip(text, position)

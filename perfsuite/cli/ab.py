@@ -147,11 +147,11 @@ def run_ab(options: argparse.Namespace) -> int:
                 arm = trees.enter_context(arm_of(root, revision, arm.name))
             arms.append(dataclasses.replace(arm, interpreter=python, env=env))
         times = run_pairs(arms, options.pairs, arguments, parse_duration(options.deadline))
-    found = [compare(case, *pair, options.tolerance) for case, pair in times.items()]
-    print_comparisons(found, arms, options.tolerance)
+    comparisons = [compare(case, *pair, options.tolerance) for case, pair in times.items()]
+    print_comparisons(comparisons, arms, options.tolerance)
     if options.json:
-        Path(options.json).write_text(json.dumps(to_json(found), indent=1) + "\n")
-    return EXIT_FOUND if any(each.outcome == "slower" for each in found) else EXIT_OK
+        Path(options.json).write_text(json.dumps(to_json(comparisons), indent=1) + "\n")
+    return EXIT_FOUND if any(comparison.outcome == "slower" for comparison in comparisons) else EXIT_OK
 
 
 def read_env(texts: Sequence[str]) -> dict[str, str]:
@@ -160,29 +160,30 @@ def read_env(texts: Sequence[str]) -> dict[str, str]:
     >>> read_env(["NCCL_ALGO=Ring", "X="])
     {'NCCL_ALGO': 'Ring', 'X': ''}
     """
-    found = {}
+    variables = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ConfigurationError(
                 f"environment setting {text!r} is not NAME=VALUE; write for example NCCL_ALGO=Ring"
             )
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables
 
 
-def print_comparisons(found: Sequence[Comparison], arms: Sequence[Arm], tolerance: float) -> None:
+def print_comparisons(comparisons: Sequence[Comparison], arms: Sequence[Arm], tolerance: float) -> None:
     """A line per case; what was measured, how b differs, and what could have been seen."""
     print(f"a: {arms[0].name}   b: {arms[1].name}")
-    print(f"{found[0].pairs if found else 0} pairs, 95 % intervals, tolerance {tolerance:.1%}")
-    width = max((len(each.case) for each in found), default=4)
+    print(f"{comparisons[0].pairs if comparisons else 0} pairs, 95 % intervals, tolerance {tolerance:.1%}")
+    width = max((len(comparison.case) for comparison in comparisons), default=4)
     print(f"{'case':{width}}  {'a':>10}  {'b':>10}  {'b vs a':>8}  {'interval':>18}  {'visible':>8}")
-    for each in found:
-        interval = f"{each.low:+.1%} .. {each.high:+.1%}"
-        print(
-            f"{each.case:{width}}  {format_seconds(each.a_s):>10}  {format_seconds(each.b_s):>10}  {each.change:>+8.1%}"
-            f"  {interval:>18}  {each.smallest:>8.1%}  {each.outcome}"
+    for comparison in comparisons:
+        times = (
+            f"{format_seconds(comparison.a_s):>10}  {format_seconds(comparison.b_s):>10}  {comparison.change:>+8.1%}"
         )
+        interval = f"{comparison.low:+.1%} .. {comparison.high:+.1%}"
+        visible = f"{comparison.smallest:>8.1%}  {comparison.outcome}"
+        print(f"{comparison.case:{width}}  {times}  {interval:>18}  {visible}")
 
 
 COMMAND = Command(

@@ -67,19 +67,19 @@ def run(options: argparse.Namespace) -> int:
         return EXIT_OK
     if not options.file and (options.roles or options.fact):
         raise ConfigurationError("--roles and --fact describe a file's table; name the file before them")
-    audited = [_read(path, options) for path in options.file] if options.file else [_of(each) for each in shipped()]
+    audited = [_read(path, options) for path in options.file] if options.file else [_of(report) for report in shipped()]
     if options.labels:
-        print("\n".join(label_lines([each.report for each in audited if each.report])))
+        print("\n".join(label_lines([source.report for source in audited if source.report])))
         return EXIT_OK
     if options.json:
-        print(json.dumps([_json(each) for each in audited], indent=2, ensure_ascii=False))
+        print(json.dumps([_json(source) for source in audited], indent=2, ensure_ascii=False))
     else:
-        print("\n".join(line for each in audited for line in _lines(each)))
+        print("\n".join(line for source in audited for line in _lines(source)))
     if options.file:
-        found = any(each.severity == "contradiction" for one in audited for each in one.findings)
+        is_wrong = any(finding.severity == "contradiction" for source in audited for finding in source.findings)
     else:
-        found = any(one.disagreements for one in audited)
-    return EXIT_FOUND if found else EXIT_OK
+        is_wrong = any(source.disagreements for source in audited)
+    return EXIT_FOUND if is_wrong else EXIT_OK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,18 +139,26 @@ def label_disagreements(
 def _lines(audited: _Audited) -> Iterator[str]:
     """Findings by table and rule, then the sum."""
     yield f"{audited.name}"
-    judged = {f"{audited.report.report}/{each.id}": each for each in audited.report.tables} if audited.report else {}
+    judged = _published(audited)
     for table in audited.tables:
-        mine = [each for each in audited.findings if table.name in each.tables]
+        mine = [finding for finding in audited.findings if table.name in finding.tables]
         rules = sum(applicable(rule, table) for rule in RULES)
         label = _shown_label(judged.get(table.name), derived_label(audited.findings, table.name))
         if mine or rules:
             yield f"  {table.name} {label}, {rules} of {len(RULES)} rules apply, {_count(mine)}"
-        for severity, rule, implied in dict.fromkeys((each.severity, each.rule, each.label) for each in mine):
+        groups = dict.fromkeys((finding.severity, finding.rule, finding.label) for finding in mine)
+        for severity, rule, implied in groups:
             yield f"    {severity}: {rule}{f' -> {implied}' if implied else ''}"
-            yield from (f"      {each.message}" for each in mine if (each.severity, each.rule) == (severity, rule))
+            same = (finding for finding in mine if (finding.severity, finding.rule) == (severity, rule))
+            yield from (f"      {finding.message}" for finding in same)
     yield from (f"  LABEL {line}" for line in audited.disagreements)
     yield f"  {len(audited.tables)} tables, {_count(audited.findings)}"
+
+
+def _published(audited: _Audited) -> Mapping[str, PublishedTable]:
+    """The published tables by name; none of somebody's own file."""
+    report = audited.report
+    return {f"{report.report}/{table.id}": table for table in report.tables} if report else {}
 
 
 def _shown_label(table: PublishedTable | None, derived: Label) -> str:
@@ -162,15 +170,13 @@ def _shown_label(table: PublishedTable | None, derived: Label) -> str:
 
 def _count(findings: Sequence[AuditFinding]) -> str:
     """How many findings of each severity: ``2 contradictions, 1 note``."""
-    counts = Counter(each.severity for each in findings)
+    counts = Counter(finding.severity for finding in findings)
     shown = [f"{counts[name]} {name}{'s' * (counts[name] > 1)}" for name in ("contradiction", "mislabel", "note")]
     return ", ".join(text for text in shown if not text.startswith("0 ")) or "nothing found"
 
 
 def _json(audited: _Audited) -> dict[str, Any]:
-    judged: Mapping[str, PublishedTable] = (
-        {f"{audited.report.report}/{each.id}": each for each in audited.report.tables} if audited.report else {}
-    )
+    judged = _published(audited)
     return {
         "name": audited.name,
         "disagreements": list(audited.disagreements),
@@ -180,7 +186,7 @@ def _json(audited: _Audited) -> dict[str, Any]:
                 "label": judged[table.name].judgement.label if table.name in judged else None,
                 "derived_label": derived_label(audited.findings, table.name),
                 "rules_applied": [rule.name for rule in RULES if applicable(rule, table)],
-                "findings": [_finding_json(each) for each in audited.findings if table.name in each.tables],
+                "findings": [_finding_json(finding) for finding in audited.findings if table.name in finding.tables],
             }
             for table in audited.tables
         ],
@@ -212,7 +218,7 @@ def label_lines(reports: Sequence[PublishedReport]) -> Iterator[str]:
                 if row.judgement:
                     yield _label_line("", f"line {row.line}", row.judgement)
                 for name in row.cell_judgements:
-                    column = next(each for each in table.columns if each.name == name)
+                    column = next(column for column in table.columns if column.name == name)
                     yield _label_line("", f"line {row.line}, {name}", table.judge(row, column))
 
 

@@ -52,16 +52,16 @@ def run(options: argparse.Namespace) -> int:
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
     """The baseline files that these files and folders are or hold; published tables and examples are no baselines."""
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if path.is_dir():
             kept = (file for file in sorted(path.rglob("*.json")) if not {"published", "examples"} & set(file.parts))
-            found += kept
+            files += kept
         elif path.exists():
-            found.append(path)
+            files.append(path)
         else:
             raise ConfigurationError(f"{path} does not exist; name a baseline file or a folder of them")
-    return found
+    return files
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -108,8 +108,8 @@ def _show(options: argparse.Namespace) -> int:
 
 def _entry_lines(entries: Sequence[Entry]) -> Iterator[str]:
     width = max((len(entry.case.node) for entry in entries), default=0)
-    for entry in sorted(entries, key=lambda each: each.case.node):
-        medians = [each.median_s for each in entry.runs if each.quantiles_s]
+    for entry in sorted(entries, key=lambda entry: entry.case.node):
+        medians = [run.median_s for run in entry.runs if run.quantiles_s]
         time = "out of memory"
         if medians:
             spread = max(medians) / min(medians) - 1

@@ -168,9 +168,9 @@ def _lines(schedule: Schedule, times: _Times, timeline: Timeline) -> Iterator[st
     yield f"bubble_to_ideal          {_exact(bubble_to_ideal(timeline))} (idle / busy)"
     yield f"micro-batches in flight  {_by_rank(in_flight_micro_batches(timeline))}"
     yield f"activations held         {_by_rank(peak_activations(timeline))}, one per micro-batch and stage"
-    found = find_imbalance(schedule, timeline, communication_s=_as_written(times.communication_s))
-    if found.excess > 0:
-        yield binding_sentence(found)
+    imbalance = find_imbalance(schedule, timeline, communication_s=_as_written(times.communication_s))
+    if imbalance.excess > 0:
+        yield binding_sentence(imbalance)
 
 
 def _exact(ratio: float | Fraction) -> str:

@@ -65,19 +65,19 @@ def _timelines(journal: Journal, text: str) -> Mapping[str, Timeline]:
         for case, result in journal.results.items()
         if result.outcome == "measured" and result.measurement is not None and result.measurement.timeline is not None
     }
-    found = {case: timeline for case, timeline in with_one.items() if text in case}
+    chosen = {case: timeline for case, timeline in with_one.items() if text in case}
     if not with_one:
         cases = len(journal.results)
         raise ConfigurationError(
             f"journal {journal.path} has {cases} case{'' if cases == 1 else 's'} and none with a timeline; "
             "only cases that run a pipeline schedule record one"
         )
-    if not found:
+    if not chosen:
         raise ConfigurationError(
             f"--case {text!r}: none of the {len(with_one)} cases with a timeline has it in its id; "
             f"the first is {next(iter(with_one))}"
         )
-    return found
+    return chosen
 
 
 COMMAND = Command(

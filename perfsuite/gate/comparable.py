@@ -98,9 +98,9 @@ def _others(folder: Path, hardware: Hardware) -> Iterator[Baseline]:
     for path in sorted((folder / hardware.platform).glob("*.json")):
         if path.stem != hardware.fingerprint:
             facts = path.stat()
-            found = _read_once(path, facts.st_mtime_ns, facts.st_size)
-            if found is not None:
-                yield found
+            baseline = _read_once(path, facts.st_mtime_ns, facts.st_size)
+            if baseline is not None:
+                yield baseline
 
 
 @functools.lru_cache(maxsize=16)
@@ -119,14 +119,16 @@ def soft_differences(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple
     ('packages.torch 2.13.0, stored 2.12.1',)
     """
     left, right = flattened(now), flattened(stored)
-    found = [
+    phrases = [
         f"{name} {_short(left.get(name, 'absent'))}, stored {_short(right.get(name, 'absent'))}"
         for name in sorted(set(left) | set(right))
         if left.get(name) != right.get(name)
     ]
-    rest = len(found) - SHOWN_DIFFERENCES
+    rest = len(phrases) - SHOWN_DIFFERENCES
     return (
-        tuple(found) if rest <= 0 else (*found[:SHOWN_DIFFERENCES], f"and {rest} more differences of the environment")
+        tuple(phrases)
+        if rest <= 0
+        else (*phrases[:SHOWN_DIFFERENCES], f"and {rest} more differences of the environment")
     )
 
 
@@ -162,11 +164,11 @@ def major_changes(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[st
     ('driver 550.54, stored 535.1',)
     """
     left, right = flattened(now), flattened(stored)
-    found = []
+    phrases = []
     for name in sorted(set(left) & set(right)):
         if name.partition(".")[0] in _NOT_VERSIONS or name.rpartition(".")[2] in _NOT_TIMED:
             continue
         mine, theirs = (_VERSION.fullmatch(str(side[name])) for side in (left, right))
         if mine and theirs and mine[1] != theirs[1]:
-            found.append(f"{name} {left[name]}, stored {right[name]}")
-    return tuple(found)
+            phrases.append(f"{name} {left[name]}, stored {right[name]}")
+    return tuple(phrases)

@@ -59,7 +59,7 @@ def _from_registry(spec: MetricSpec, tolerance: float | None) -> ExactRule | Non
     if not (spec.deterministic or spec.unit == "GiB"):
         return None
     usual = MEMORY_CHANGE if spec.unit == "GiB" else 0.0
-    relative = next(each for each in (tolerance, spec.tolerance, usual) if each is not None)
+    relative = next(choice for choice in (tolerance, spec.tolerance, usual) if choice is not None)
     return ExactRule(relative=relative, absolute=spec.absolute_floor)
 
 
@@ -70,14 +70,14 @@ def exact_findings(
     tolerances: Mapping[str, float],
 ) -> tuple[Finding, ...]:
     """One finding per exact quantity that both sides have."""
-    found = []
+    findings = []
     for name in sorted(meanings):
         rule = rule_for(name, meanings[name], tolerances.get(name))
         then = [run.metrics[name] for run in stored if name in run.metrics]
         now = [run.metrics[name] for run in runs if name in run.metrics]
         if rule is not None and then and now:
-            found.append(_judge(name, rule, meanings[name], then, now))
-    return tuple(found)
+            findings.append(_judge(name, rule, meanings[name], then, now))
+    return tuple(findings)
 
 
 def _judge(name: str, rule: ExactRule, meaning: MetricMeaning, then: Sequence[float], now: Sequence[float]) -> Finding:

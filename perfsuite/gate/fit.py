@@ -50,6 +50,6 @@ def _fitted(chosen: dict[tuple[str, str], Quantity], settings: GateSettings) -> 
     fitted: dict[tuple[str, str], Level] = {}
     for timed, min_suite in ((True, enough), (False, math.inf)):
         group = {key: quantity.history for key, quantity in chosen.items() if (quantity.name == TIME) == timed}
-        found = levels(list(group.values()), min_suite=min_suite, use_yardstick=settings.yardstick)
-        fitted.update(zip(group, found, strict=True))
+        group_levels = levels(list(group.values()), min_suite=min_suite, use_yardstick=settings.yardstick)
+        fitted.update(zip(group, group_levels, strict=True))
     return fitted

@@ -112,11 +112,11 @@ def _yards(histories: Sequence[History], min_suite: float) -> list[list[float]]:
 
 def _undisturbed(histories: Sequence[History], freed: Sequence[Sequence[float]]) -> list[list[float]]:
     """The values without a run that something else disturbed: one that lies far off when all others agree."""
-    rough = [rough_sigma(each) for each in freed]
+    rough = [rough_sigma(row) for row in freed]
     by_kind: dict[str, list[float]] = {}
     for history, sigma in zip(histories, rough, strict=True):
         by_kind.setdefault(history.kind, []).append(sigma)
-    usual = {kind: median(found) for kind, found in by_kind.items()}
+    usual = {kind: median(sigmas) for kind, sigmas in by_kind.items()}
     return [
         without_spike(row, max(sigma, usual[history.kind], FLOOR))
         for history, row, sigma in zip(histories, freed, rough, strict=True)
@@ -155,7 +155,7 @@ def session_effects(
         residuals: dict[str, list[float]] = defaultdict(list)
         for names, rows in rows_of.items():
             _add_residuals(residuals, names, rows, effects)
-        shared = {name: median(found) for name, found in residuals.items() if len(found) >= min_suite}
+        shared = {name: median(above) for name, above in residuals.items() if len(above) >= min_suite}
         usual = median(list(shared.values())) if shared else 0.0
         effects = {name: effect - usual for name, effect in shared.items()}
     return effects
@@ -173,9 +173,11 @@ def _add_residuals(
     columns: dict[str, list[list[float]]] = defaultdict(list)
     for name, column in zip(names, zip(*rows, strict=True), strict=True):
         columns[name].append(list(map(operator.sub, column, centres)))
-    for name, found in columns.items():
+    for name, rows_above in columns.items():
         residuals[name].extend(
-            found[0] if len(found) == 1 else [sum(each) / len(each) for each in zip(*found, strict=True)]
+            rows_above[0]
+            if len(rows_above) == 1
+            else [sum(above) / len(above) for above in zip(*rows_above, strict=True)]
         )
 
 

@@ -66,11 +66,13 @@ class Subject:
     def hosts(self) -> tuple[str, ...]:
         """The host of each rank, in rank order."""
         ranks = self.measurement.ranks if self.measurement else ()
-        return tuple(each.host for each in sorted(ranks, key=lambda each: each.rank))
+        return tuple(rank.host for rank in sorted(ranks, key=lambda rank: rank.rank))
 
     def metric(self, name: str) -> Metric | None:
         """The metric of this name, when it has a value."""
-        return next((each for each in self.result.metrics if each.name == name and each.value is not None), None)
+        return next(
+            (metric for metric in self.result.metrics if metric.name == name and metric.value is not None), None
+        )
 
 
 def violations(result: Result, *, peaks: Peaks | None = None, network: Peak | None = None) -> tuple[Violation, ...]:
@@ -78,8 +80,8 @@ def violations(result: Result, *, peaks: Peaks | None = None, network: Peak | No
 
     ``peaks`` are those of the device and ``network`` that of a host, where the caller knows them.
     """
-    found = examine(result, peaks=peaks, network=network)
-    return tuple(violation for violation in found if violation.severity == "impossible")
+    broken = examine(result, peaks=peaks, network=network)
+    return tuple(violation for violation in broken if violation.severity == "impossible")
 
 
 def examine(
@@ -235,10 +237,10 @@ def _constant(subject: Subject) -> Iterator[Violation]:
 
 
 def _memory(subject: Subject) -> Iterator[Violation]:
-    found = {each.name: each.value for each in subject.measurement.records} if subject.measurement else {}
-    short = found.get("parts_beyond_peak_bytes", 0.0)  # of the rank where it is most
+    values = {record.name: record.value for record in subject.measurement.records} if subject.measurement else {}
+    short = values.get("parts_beyond_peak_bytes", 0.0)  # of the rank where it is most
     if short > 0:
-        parts, peak = found.get("parts_at_once_bytes", math.nan), found.get("peak_bytes", math.nan)
+        parts, peak = values.get("parts_at_once_bytes", math.nan), values.get("peak_bytes", math.nan)
         text = f"on a rank the peak is {short:.0f} bytes less than what is known to be allocated at one moment"
         yield Violation(rule="memory", message=f"{text} (most of any rank: peak {peak:.0f}, parts {parts:.0f} bytes)")
 

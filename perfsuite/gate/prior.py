@@ -36,12 +36,12 @@ def priors(kinds: Sequence[str], members: Sequence[Member]) -> dict[str, Prior]:
 
     ``kinds`` and ``members`` run parallel.  How alike cases of one kind are is judged over all kinds together.
     """
-    found: dict[str, list[Member]] = {}
+    groups: dict[str, list[Member]] = {}
     for kind, member in zip(kinds, members, strict=True):
-        found.setdefault(kind, []).append(member)
-    weight = prior_weight([group for group in found.values() if len(group) >= KIND_CASES])
+        groups.setdefault(kind, []).append(member)
+    weight = prior_weight([group for group in groups.values() if len(group) >= KIND_CASES])
     suite = _prior(members, prior_weight([members]))
-    return {kind: _prior(group, weight) if len(group) >= KIND_CASES else suite for kind, group in found.items()}
+    return {kind: _prior(group, weight) if len(group) >= KIND_CASES else suite for kind, group in groups.items()}
 
 
 def prior_weight(groups: Sequence[Sequence[Member]]) -> int:

@@ -103,9 +103,9 @@ def shares(replicates: Iterable[Replicates], *, with_shift: bool) -> Shares:
     known = list(replicates)
     scale = _scale(known)
     sums: dict[str, tuple[float, int]] = {}
-    for each in known:
-        total, dof = sums.get(each.kind, (0.0, 0))
-        sums[each.kind] = (total + each.ratio(scale) * each.dof, dof + each.dof)
+    for replicate in known:
+        total, dof = sums.get(replicate.kind, (0.0, 0))
+        sums[replicate.kind] = (total + replicate.ratio(scale) * replicate.dof, dof + replicate.dof)
     whole = sum(total for total, _ in sums.values()), sum(dof for _, dof in sums.values())
     usual = _pooled(whole, PRIOR_INSIDE, SUITE_PRIOR_DOF)
     inside = usual if with_shift else _pooled(whole, SHIFTLESS_INSIDE, SHIFTLESS_PRIOR_DOF)
@@ -114,7 +114,7 @@ def shares(replicates: Iterable[Replicates], *, with_shift: bool) -> Shares:
     return Shares(
         between=between,
         usual=usual,
-        inside={kind: max(1 - between, _pooled(found, usual, KIND_PRIOR_DOF)) for kind, found in sums.items()},
+        inside={kind: max(1 - between, _pooled(pooled, usual, KIND_PRIOR_DOF)) for kind, pooled in sums.items()},
         scale=scale,
     )
 
@@ -126,12 +126,14 @@ def _scale(known: Sequence[Replicates]) -> float:
     """
     if len(known) < SCALE_CASES:
         return 1.0
-    return math.sqrt(max(1.0, median([each.plain_ratio / (1 - 2 / (9 * each.dof)) ** 3 for each in known])))
+    return math.sqrt(
+        max(1.0, median([replicates.plain_ratio / (1 - 2 / (9 * replicates.dof)) ** 3 for replicates in known]))
+    )
 
 
-def _pooled(found: tuple[float, int], expected: float, weight: int) -> float:
+def _pooled(ratio: tuple[float, int], expected: float, weight: int) -> float:
     """A ratio of variances, given as (sum of ratio x dof, dof), with ``expected`` counted for ``weight`` dof."""
-    total, dof = found
+    total, dof = ratio
     return (weight * expected + total) / (weight + dof)
 
 
@@ -146,18 +148,18 @@ def knows_shift(cases: int, settings: GateSettings) -> bool:
     return not settings.in_place and cases >= settings.min_suite
 
 
-def look(screened: Sequence[Screened], found: Shares, settings: GateSettings) -> tuple[Today, Shares]:
+def look(screened: Sequence[Screened], known: Shares, settings: GateSettings) -> tuple[Today, Shares]:
     """Shift of the session, and the shares as the scatter of the cases around it corrects them.
 
     Fewer than ``settings.min_suite`` cases, or cases settled in place, say nothing.  Where the cases scatter more than
     their replicates and levels explain, they differ between sessions; where there are no replicates, today is noisier.
     """
     if not knows_shift(len(screened), settings):
-        return Today(), found
-    differences = [each.difference for each in screened]
+        return Today(), known
+    differences = [case.difference for case in screened]
     shift = median(differences)
     feels = (UNLIKE_RESPONSE * shift) ** 2
-    expected = [_variance(each, found) * each.level.sigma**2 + feels for each in screened]
+    expected = [_variance(case, known) * case.level.sigma**2 + feels for case in screened]
     scatter = _scatter(differences, expected, shift)
     error = math.pi / 2 * median(expected) * max(1.0, scatter) / len(screened)
     today = Today(
@@ -166,14 +168,14 @@ def look(screened: Sequence[Screened], found: Shares, settings: GateSettings) ->
         shift_variance=error + feels,
         unexplained=0.0 if _host_did_it(screened, shift) else shift,
     )
-    return today, _corrected(screened, found, scatter)
+    return today, _corrected(screened, known, scatter)
 
 
-def _variance(screened: Screened, found: Shares) -> float:
+def _variance(screened: Screened, known: Shares) -> float:
     """Variance of the difference of an unchanged case, in units of that of a stored run."""
     level = screened.level
-    inside = found.usual / len(screened.values)
-    return found.between * (1 + 1 / level.sessions) + max(0.0, 1 - found.between) / level.runs + inside
+    inside = known.usual / len(screened.values)
+    return known.between * (1 + 1 / level.sessions) + max(0.0, 1 - known.between) / level.runs + inside
 
 
 def _scatter(differences: Sequence[float], expected: Sequence[float], shift: float) -> float:
@@ -185,16 +187,16 @@ def _scatter(differences: Sequence[float], expected: Sequence[float], shift: flo
     return (MAD_TO_SIGMA * median(away)) ** 2
 
 
-def _corrected(screened: Sequence[Screened], found: Shares, scatter: float) -> Shares:
+def _corrected(screened: Sequence[Screened], known: Shares, scatter: float) -> Shares:
     if scatter < EXCESS:
-        return found
-    missing = (scatter - 1) * median([_variance(each, found) for each in screened])
-    replicated = sum(len(each.values) > 1 for each in screened)
+        return known
+    missing = (scatter - 1) * median([_variance(case, known) for case in screened])
+    replicated = sum(len(case.values) > 1 for case in screened)
     if 2 * replicated > len(screened):
-        sessions = median([each.level.sessions for each in screened])
-        return replace(found, between=min(MOST_BETWEEN, found.between + missing / (1 + 1 / sessions)))
-    usual = found.usual + missing
-    return replace(found, usual=usual, inside={kind: max(usual, share) for kind, share in found.inside.items()})
+        sessions = median([case.level.sessions for case in screened])
+        return replace(known, between=min(MOST_BETWEEN, known.between + missing / (1 + 1 / sessions)))
+    usual = known.usual + missing
+    return replace(known, usual=usual, inside={kind: max(usual, share) for kind, share in known.inside.items()})
 
 
 def yardstick_shift(moved: Sequence[float], settings: GateSettings) -> float:
@@ -204,5 +206,5 @@ def yardstick_shift(moved: Sequence[float], settings: GateSettings) -> float:
 
 def _host_did_it(screened: Sequence[Screened], shift: float) -> bool:
     """Whether yardsticks, which do not run the code under test, moved along with the cases."""
-    moved = [each.yardstick_moved for each in screened if each.yardstick_moved is not None]
+    moved = [case.yardstick_moved for case in screened if case.yardstick_moved is not None]
     return 2 * len(moved) > len(screened) and median(moved) / shift >= EXPLAINED if shift else True

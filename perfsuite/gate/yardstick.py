@@ -27,8 +27,8 @@ def slopes(series: Iterable[Series]) -> dict[str, float]:
         centred = [(x - yard_centre, y - value_centre) for x, y in zip(yards, values, strict=True)]
         points.setdefault(kind, []).extend(centred)
         dof[kind] = dof.get(kind, 0) + len(values) - 1
-    found = {kind: helpful_slope(pairs) for kind, pairs in points.items() if dof[kind] >= LEAST_DOF}
-    return {kind: slope for kind, slope in found.items() if slope}
+    fitted = {kind: helpful_slope(pairs) for kind, pairs in points.items() if dof[kind] >= LEAST_DOF}
+    return {kind: slope for kind, slope in fitted.items() if slope}
 
 
 def helpful_slope(points: Sequence[tuple[float, float]]) -> float:

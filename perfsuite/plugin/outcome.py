@@ -116,16 +116,16 @@ def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
 
 def properties(state: CaseState, verdict: str) -> list[tuple[str, object]]:
     """JUnit properties of a case: each metric by name, and the verdict if there is one."""
-    found: list[tuple[str, object]] = []
+    pairs: list[tuple[str, object]] = []
     if state.result is not None:
-        found += [
+        pairs += [
             (metric.name, metric.value)
             for metric in state.result.metrics
             if metric.value is not None and not metric.moves_with_peak
         ]
         if state.result.outcome != "measured":
-            found.append(("outcome", state.result.outcome))
-    return found + ([("verdict", verdict)] if verdict else [])
+            pairs.append(("outcome", state.result.outcome))
+    return pairs + ([("verdict", verdict)] if verdict else [])
 
 
 def finish(session: pytest.Session) -> None:

@@ -240,16 +240,16 @@ class Suite:
         """What a reader of the numbers must know beforehand."""
         # A CPU's peaks are measured when needed: that none are published is no news.
         cpu = self.machine.family.name == "cpu"
-        found = [remark for remark in self.machine.remarks() if not (cpu and remark == self.machine.unknown)]
+        lines = [remark for remark in self.machine.remarks() if not (cpu and remark == self.machine.unknown)]
         if Path.cwd() != self.config.rootpath:
-            found.append(
+            lines.append(
                 f"the current directory is not the root {self.config.rootpath}: pytest-benchmark stores its files here"
             )
         if self.machine.simulated:
-            found.append("the devices are simulated: no time here is a measurement")
+            lines.append("the devices are simulated: no time here is a measurement")
         if self.settings.budget.smoke:
-            found.append("--benchmark-disable: every case is built, checked and run once; nothing is measured")
-        return found
+            lines.append("--benchmark-disable: every case is built, checked and run once; nothing is measured")
+        return lines
 
 
 suite_key = pytest.StashKey[Suite]()
@@ -272,10 +272,10 @@ def named_platforms(config: pytest.Config, names: Iterable[str]) -> tuple[str, .
 
 def versions() -> dict[str, str]:
     """Versions of what takes part in a run, read from package metadata: torch is not imported for it."""
-    found = {"python": python_platform.python_version(), "perfsuite": perfsuite.__version__}
+    known = {"python": python_platform.python_version(), "perfsuite": perfsuite.__version__}
     for package in ("torch", "pytest", "pytest-benchmark"):
         try:
-            found[package] = importlib.metadata.version(package)
+            known[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            known[package] = "not installed"
+    return known

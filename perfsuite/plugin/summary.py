@@ -59,13 +59,13 @@ def warnings(suite: Suite, session: PerfSession) -> list[str]:
         if result.outcome == "measured" and result.measurement is not None and result.case not in session.reused
     ]
     after = read_host_load(host) if suite.load_before else None
-    found = [warning(disturbed, before=suite.load_before, after=after), session.journal_problem]
-    return [line for line in (*found, *oddities(session.results)) if line]
+    lines = [warning(disturbed, before=suite.load_before, after=after), session.journal_problem]
+    return [line for line in (*lines, *oddities(session.results)) if line]
 
 
 def oddities(results: Mapping[str, Result]) -> list[str]:
     """What breaks no law of physics and is unlikely all the same, such as a speed-up above the number of ranks."""
-    bases = {case: results[found.base.case] for case, found in scalings(results.values()).items()}
+    bases = {case: results[scaling.base.case] for case, scaling in scalings(results.values()).items()}
     return [
         f"{case}: {violation}"
         for case, result in results.items()

@@ -131,14 +131,14 @@ def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized
 
 def _only_mark(definition: pytest.Item, name: str, decorator: str) -> pytest.Mark | None:
     """The mark nearest to the function; a function's own replaces that of its class or module."""
-    found: list[tuple[pytest.Item | pytest.Collector, pytest.Mark]] = []
+    marks: list[tuple[pytest.Item | pytest.Collector, pytest.Mark]] = []
     for node, mark in definition.iter_markers_with_node(name=name):
-        if found and node is not found[0][0]:
+        if marks and node is not marks[0][0]:
             break
-        found.append((node, mark))  # type: ignore[arg-type] # pytest types the node as its base class
-    if len(found) > 1:
-        raise ConfigurationError(f"is decorated with @{decorator} {len(found)} times; decorate once, with all values")
-    return found[0][1] if found else None
+        marks.append((node, mark))  # type: ignore[arg-type] # pytest types the node as its base class
+    if len(marks) > 1:
+        raise ConfigurationError(f"is decorated with @{decorator} {len(marks)} times; decorate once, with all values")
+    return marks[0][1] if marks else None
 
 
 def _read_sizes(mark: pytest.Mark | None) -> tuple[str, tuple[Size, ...], tuple[Size, ...]]:
@@ -152,7 +152,7 @@ def _read_sizes(mark: pytest.Mark | None) -> tuple[str, tuple[Size, ...], tuple[
         written = mark.kwargs[scale]
         if isinstance(written, str) or not isinstance(written, Sequence) or not written:
             raise ConfigurationError(f"@sizes: {scale}={written!r} is not a list of sizes; write {scale}=[...]")
-        read = tuple(_read_size(each, param) for each in written)
+        read = tuple(_read_size(size, param) for size in written)
         _refuse_repetition("sizes", [size.id for size in read])
         scales.append(read)
     return param, scales[0], scales[1]
@@ -225,6 +225,6 @@ def _read_dtypes(mark: pytest.Mark, param: str, sizes: tuple[Size, ...]) -> tupl
 
 
 def _refuse_repetition(decorator: str, ids: list[str]) -> None:
-    twice = sorted({each for each in ids if ids.count(each) > 1})
+    twice = sorted({name for name in ids if ids.count(name) > 1})
     if twice:
         raise ConfigurationError(f"@{decorator} has {', '.join(twice)} twice; name each once")

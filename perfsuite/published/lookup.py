@@ -116,16 +116,16 @@ def _figure(
 
 def _parameters(table: PublishedTable, row: PublishedRow) -> dict[str, Any]:
     """Configuration of a row's run: of the table, as stated around it, in its columns and by the row itself."""
-    found: dict[str, Any] = dict(table.parameters)
-    found.update({stated.role: stated.text for stated in table.stated if _is_setting(stated.role)})
+    parameters: dict[str, Any] = dict(table.parameters)
+    parameters.update({stated.role: stated.text for stated in table.stated if _is_setting(stated.role)})
     for column in table.columns:
         cell = table.cell(row, column) if _is_setting(column.role) else None
         if cell and not cell.blank:
-            found[column.role] = cell.text
-    for role, text in found.items():
+            parameters[column.role] = cell.text
+    for role, text in parameters.items():
         number = printed(text).number() if role in ROLES and ROLES[role].exact and isinstance(text, str) else None
-        found[role] = int(number.value) if number else text
-    return found | dict(row.parameters)
+        parameters[role] = int(number.value) if number else text
+    return parameters | dict(row.parameters)
 
 
 def _is_setting(role: str) -> bool:
@@ -199,14 +199,14 @@ def differences(figure: PublishedFigure, platform: str, parameters: Mapping[str,
     >>> differences(figure, "cpu", {"model": "opensora-tiny"})
     ('platform s4000, not cpu', 'model opensora, not opensora-tiny')
     """
-    found = [] if platform in figure.platforms else [f"platform {' or '.join(figure.platforms)}, not {platform}"]
+    phrases = [] if platform in figure.platforms else [f"platform {' or '.join(figure.platforms)}, not {platform}"]
     stated, settings = {"model": figure.model, **figure.parameters}, _settings(parameters)
-    found += [
+    phrases += [
         f"{name} {stated[name]}, not {settings[name]}"
         for name in stated
         if stated[name] and name in settings and _plain(stated[name]) != _plain(settings[name])
     ]
-    return tuple(found)
+    return tuple(phrases)
 
 
 def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:

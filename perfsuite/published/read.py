@@ -60,7 +60,7 @@ def _check(table: PublishedTable) -> None:
             raise ValueError(f"table {table.id}: column {column.name} is part of {column.of!r}, which is no column")
     if len(set(names)) != len(names):
         raise ValueError(f"table {table.id}: two columns have one name")
-    for stated in (*table.stated, *table.known, *(each for row in table.rows for each in row.known)):
+    for stated in (*table.stated, *table.known, *(fact for row in table.rows for fact in row.known)):
         if stated.role not in ROLES:
             raise ValueError(f"table {table.id}: {stated.text!r} is stated for the unknown role {stated.role!r}")
     for row in table.rows:

@@ -129,7 +129,7 @@ class PublishedTable:
 
     def cell(self, row: PublishedRow, column: PublishedColumn) -> Printed | None:
         """What is printed; None for an empty cell."""
-        names = [each.name for each in self.printed_columns]
+        names = [column.name for column in self.printed_columns]
         raw = row.cells[names.index(column.of or column.name)]
         return printed(raw if isinstance(raw, str) else raw[0]) if raw is not None else None
 

@@ -184,14 +184,14 @@ def implied_parameters(table: AuditTable) -> Iterator[Hit]:
         length = table.value(row, "sequence_length")
         batch = quotient(global_batch(table, row), devices(table, row))
         tokens = product(batch, length)
-        found = [
+        flops_per_token = [
             quotient(product(table.read(row, column), table.value(row, "latency")), tokens)
             for column in table.of_role("tflops")
         ]
         if not flops_per_sample(table, row):
             used = product(table.value(row, "mfu"), table.value(row, "peak_tflops"), devices(table, row))
-            found.append(quotient(used, product(throughput(table, row), length)))
-        for flops in found:
+            flops_per_token.append(quotient(used, product(throughput(table, row), length)))
+        for flops in flops_per_token:
             implied = quotient(flops, _constant(2))
             if implied and least and implied.interval.high < least.interval.low and flops:
                 blamed = tuple(column for column in flops.columns if column.role in ("tflops", "mfu"))
@@ -248,12 +248,12 @@ def size_is_count(table: AuditTable) -> Iterator[Hit]:
         roles = ["model_size"] + (["memory_weights"] if count and count.interval.high == 1 else [])
         for role in roles:
             size = table.value(row, role)
-            each = quotient(size, parameters)
+            parameter_bytes = quotient(size, parameters)
             narrow = table.text(row, "dtype").lower() in {"fp8", "int8", "uint8"}
-            if each and not narrow and each.interval.high < Fraction(3, 2):
+            if parameter_bytes and not narrow and parameter_bytes.interval.high < Fraction(3, 2):
                 yield Hit(
-                    message=f"{row.name}: {role} is {each.interval.ends} bytes per parameter; it is the number of"
-                    " parameters, called bytes",
+                    message=f"{row.name}: {role} is {parameter_bytes.interval.ends} bytes per parameter;"
+                    " it is the number of parameters, called bytes",
                     rows=(row,),
                     columns=size.columns if size else (),
                 )

@@ -42,10 +42,10 @@ def weights_above_memory(table: AuditTable) -> Iterator[Hit]:
         parameters, count = table.value(row, "parameters"), devices(table, row)
         offloaded = "offload" in f"{table.text(row, 'strategy')} {table.text(row, 'config')}".lower()
         least = WEIGHT_BYTES.get(table.text(row, "dtype").lower(), 1)
-        each = quotient(parameters, count)
+        share = quotient(parameters, count)
         memory = table.value(row, "memory")
-        if each and memory and not offloaded and memory.interval.high < each.interval.low * least:
-            needed = float(each.interval.middle * least / 10**9)
+        if share and memory and not offloaded and memory.interval.high < share.interval.low * least:
+            needed = float(share.interval.middle * least / 10**9)
             yield Hit(
                 message=f"{row.name}: the weights alone take {needed:.4g} GB per device in {8 * least} bit"
                 f" ({needed * 2 / least:.4g} GB in 16 bit); {memory_text(table, row)} are printed",

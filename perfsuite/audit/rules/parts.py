@@ -16,13 +16,13 @@ Parts = list[tuple[AuditColumn, Value]]
 
 def _wholes(table: AuditTable) -> list[tuple[Row, Parts, Value]]:
     """Rows with at least two parts and the whole that they belong to."""
-    found = []
+    wholes = []
     for row in table.rows:
         parts = list(parts_of(table, row))
         whole = table.value(row, "whole") or table.value(row, "latency")
         if whole and len(parts) >= 2:
-            found.append((row, parts, whole))
-    return found
+            wholes.append((row, parts, whole))
+    return wholes
 
 
 def _sum(parts: Parts) -> Interval:
@@ -111,7 +111,7 @@ def _outer(rows: list[tuple[Row, Parts, Value]], nested: set[str]) -> str:
     def holds(name: str) -> bool:
         for _, parts, _ in rows:
             values = {column.name: value.interval.middle for column, value in parts}
-            if values[name] < sum(values[each] for each in nested):
+            if values[name] < sum(values[name_inside] for name_inside in nested):
                 return False
         return True
 
@@ -161,7 +161,7 @@ def total_row(table: AuditTable) -> Iterator[Hit]:
     for row in (row for row in table.rows if is_total(row)):
         for column in table.of_role(*PARTS, "whole", "share"):
             stated = table.raw(row, column)
-            values = [table.raw(each, column) for each in rows]
+            values = [table.raw(part_row, column) for part_row in rows]
             if stated is None or not values or any(value is None for value in values):
                 continue
             expected = total([value for value in values if value])

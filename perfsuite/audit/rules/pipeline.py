@@ -91,7 +91,7 @@ def bubble_falls_with_stages(table: AuditTable) -> Iterator[Hit]:
             stages, printed = _stages(table, row), table.read(row, column)
             if stages and printed:
                 settings = table.configuration(row)
-                key = tuple(sorted(each for each in settings.items() if each[0] not in LAYOUT))
+                key = tuple(sorted(setting for setting in settings.items() if setting[0] not in LAYOUT))
                 runs.setdefault(key, []).append((stages.interval.middle, row, printed.interval))
         for rows in runs.values():
             rows.sort(key=lambda run: run[0])
@@ -125,7 +125,7 @@ def memory_of_1f1b_grows(table: AuditTable) -> Iterator[Hit]:
             continue
         if micro.interval.low >= stages.interval.high:
             settings = table.configuration(row)
-            settings = {name: each for name, each in settings.items() if name not in ("num_micro_batches", "case")}
+            settings = {name: value for name, value in settings.items() if name not in ("num_micro_batches", "case")}
             settings.pop("global_batch_size", None)
             runs.setdefault(tuple(sorted(settings.items())), []).append((micro.interval.middle, row, memory))
     for rows in runs.values():

@@ -50,7 +50,7 @@ def equal_digits(table: AuditTable) -> Iterator[Hit]:
         return
     for column in _measured(table):
         for row, other in combinations(table.rows, 2):
-            mine, theirs = (each.cells.get(column.name) for each in (row, other))
+            mine, theirs = (either.cells.get(column.name) for either in (row, other))
             number, twin = (cell.number(column.index) if cell else None for cell in (mine, theirs))
             equal = number and twin and number.digits >= MANY_DIGITS and number.value == twin.value
             if mine and number and equal and _distinct(table, row, other):
@@ -75,7 +75,7 @@ def constant_measurement(table: AuditTable) -> Iterator[Hit]:
     """Find times, rates and losses that are one value for three or more runs that differ."""
     if table.simulated:
         return
-    for column in (each for each in _measured(table) if each.meaning.dimension != "share"):
+    for column in (measured for measured in _measured(table) if measured.meaning.dimension != "share"):
         cells = [(row, cell) for row in table.rows if (cell := row.cells.get(column.name))]
         numbers = [(row, number) for row, cell in cells if (number := cell.number(column.index))]
         settings = {tuple(sorted(table.configuration(row).items())) for row, _ in numbers}
@@ -246,13 +246,13 @@ RatedRow = tuple[AuditTable, Row, Value]
 
 def _runs(tables: tuple[AuditTable, ...]) -> dict[tuple[str, Fraction], list[RatedRow]]:
     """Rows with a throughput by model and number of devices."""
-    found: dict[tuple[str, Fraction], list[RatedRow]] = {}
+    rated: dict[tuple[str, Fraction], list[RatedRow]] = {}
     for table in tables:
         for row in table.rows:
             count, rate, model = devices(table, row), throughput(table, row), table.text(row, "model")
             if count and rate and model:
-                found.setdefault((model, count.interval.middle), []).append((table, row, rate))
-    return found
+                rated.setdefault((model, count.interval.middle), []).append((table, row, rate))
+    return rated
 
 
 @Rule(

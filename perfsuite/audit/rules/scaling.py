@@ -35,11 +35,11 @@ def _ratios(table: AuditTable, row: Row, base: Row) -> list[Value]:
     """Readings of "how much faster than ``base``" that the row's own figures allow."""
     rate, base_rate = throughput(table, row), throughput(table, base)
     tokens, base_tokens = table.value(row, "tokens_per_s"), table.value(base, "tokens_per_s")
-    found = [quotient(rate, base_rate), quotient(tokens, base_tokens)]
-    if not any(found) and not any(table.says(role) for role in BATCHES):
+    ratios = [quotient(rate, base_rate), quotient(tokens, base_tokens)]
+    if not any(ratios) and not any(table.says(role) for role in BATCHES):
         latency = quotient(table.value(base, "latency"), table.value(row, "latency"))
-        found += [latency, product(latency, quotient(devices(table, row), devices(table, base)))]
-    return [value for value in found if value]
+        ratios += [latency, product(latency, quotient(devices(table, row), devices(table, base)))]
+    return [value for value in ratios if value]
 
 
 def _bases(table: AuditTable, column: AuditColumn) -> list[Row]:
@@ -75,8 +75,8 @@ def speedup_ratio(table: AuditTable) -> Iterator[Hit]:
                 start = table.raw(base, column)
                 expected += ratios
                 if start and not _is_one(start):
-                    expected += [Value(interval=each.interval * start, columns=each.columns) for each in ratios]
-            hit = _nearest(row, column, printed, [each for each in expected if each is not ONE], expected)
+                    expected += [Value(interval=value.interval * start, columns=value.columns) for value in ratios]
+            hit = _nearest(row, column, printed, [value for value in expected if value is not ONE], expected)
             if hit:
                 yield hit
 
@@ -87,15 +87,15 @@ def _nearest(
     """A hit when the printed figure agrees with none of the values that it could have been computed as."""
     if not computed:
         return None
-    gap = min(printed.gap(each.interval) for each in accepted or computed)
+    gap = min(printed.gap(value.interval) for value in accepted or computed)
     if not gap:
         return None
-    best = min(computed, key=lambda each: printed.gap(each.interval))
+    best = min(computed, key=lambda value: printed.gap(value.interval))
     return Hit(
         message=f"{row.name}: {column.printed_name} is printed {printed}, the row gives {best.interval}"
         f" ({best.interval.ends} by its rounding)",
         rows=(row,),
-        columns=(column, *(each for each in best.columns if each != column)),
+        columns=(column, *(other for other in best.columns if other != column)),
         gap=gap,
     )
 
@@ -134,11 +134,11 @@ def _expected_rates(table: AuditTable, row: Row, role: str, *, per_device: bool)
     """Rates by the row's steps and batch; ``role`` is the aggregate's."""
     batch, latency = global_batch(table, row), table.value(row, "latency")
     steps = table.value(row, "iterations_per_s")
-    each = product(batch, table.value(row, "sequence_length")) if role == "tokens_per_s" else batch
-    found = [quotient(each, latency), product(each, steps)]
+    done = product(batch, table.value(row, "sequence_length")) if role == "tokens_per_s" else batch
+    rates = [quotient(done, latency), product(done, steps)]
     if per_device:
-        found = [quotient(value, devices(table, row)) for value in found]
-    return [value for value in found if value]
+        rates = [quotient(value, devices(table, row)) for value in rates]
+    return [value for value in rates if value]
 
 
 RATES = ("throughput", "tokens_per_s")
