@@ -7,7 +7,7 @@ pytest.  Stored runs come from the baseline file of this hardware.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,6 +54,20 @@ class Tolerances:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(kw_only=True)
+class _Taken:
+    """What the keeper has of one case."""
+
+    identity: CaseIdentity
+    first: Result
+    """The first run's result."""
+    tolerances: Tolerances
+    runs: list[RunSummary] = field(default_factory=list)
+    """Every usable run of this session."""
+    broken: list[str] = field(default_factory=list)
+    """Why a run is impossible or no measurement."""
+
+
 class Gatekeeper:
     """One session's gate: takes every result, settles the verdicts, offers the runs to the baseline."""
 
@@ -69,7 +83,7 @@ class Gatekeeper:
         commit: str = "",
         disturbance: Callable[[], str] = str,
     ) -> None:
-        """``backend`` is that of cases which ran out of memory before anybody could say.
+        """``backend`` stands in for cases that ran out of memory before their group was made.
 
         ``disturbance`` is asked after every run what telemetry saw on the devices; empty when nothing.
 
@@ -84,10 +98,7 @@ class Gatekeeper:
         self._backend = backend
         self._disturbance = disturbance
         self._commit = commit
-        self._results: dict[str, Result] = {}
-        self._tolerances: dict[str, Tolerances] = {}
-        self._runs: dict[str, list[RunSummary]] = {}
-        self._broken: dict[str, list[str]] = {}
+        self._taken: dict[str, _Taken] = {}
         self.verdicts: dict[str, Verdict] = {}
         self.covered: set[str] = set()
         """Cases with enough stored runs to be compared with."""
@@ -101,14 +112,15 @@ class Gatekeeper:
 
     def take(self, result: Result, tolerances: Tolerances) -> None:
         """Take in the first run of a case."""
-        self._tolerances[result.case] = tolerances
-        self._results.setdefault(result.case, result)
+        if result.case not in self._taken:
+            identity = case_of(result, backend=self._backend)
+            self._taken[result.case] = _Taken(identity=identity, first=result, tolerances=tolerances)
         self._add_run(result)
 
     @property
-    def taken(self) -> Mapping[str, Result]:
-        """First results by node id."""
-        return self._results
+    def taken(self) -> Collection[str]:
+        """Node ids of the cases that were taken in, in order."""
+        return self._taken.keys()
 
     def take_again(self, result: Result) -> None:
         """Take in one more run of a case that was taken in before."""
@@ -116,7 +128,7 @@ class Gatekeeper:
 
     def settle(self, say: Callable[[str], None]) -> Mapping[str, Verdict]:
         """Run what the gate asks for until every verdict stands; ``say`` is told what is being run."""
-        gate = self._gate(list(self._results), self.settings)
+        gate = self._gate(self._taken.values(), self.settings)
         self._carry_out(gate, None, say)
         self.verdicts = gate.verdicts()
         self.covered = set(gate.covered)
@@ -125,7 +137,8 @@ class Gatekeeper:
 
     def settle_one(self, node: str, planned: int, say: Callable[[str], None]) -> Verdict:
         """Settle one case right after it ran, without what the rest of the suite would tell (-x, --maxfail, --pdb)."""
-        gate = self._gate([node], dataclasses.replace(self.settings, in_place=True, planned_cases=planned))
+        settings = dataclasses.replace(self.settings, in_place=True, planned_cases=planned)
+        gate = self._gate([self._taken[node]], settings)
         self._carry_out(gate, node, say)
         self.verdicts[node] = gate.verdict(node)
         self.covered |= set(gate.covered)
@@ -133,18 +146,19 @@ class Gatekeeper:
 
     def a_a(self) -> AaReport:
         """What the gate says of this session's own equal runs."""
-        return a_a([self._case(node) for node in self._results], self._runs, self.settings)
+        runs = {node: taken.runs for node, taken in self._taken.items()}
+        return a_a([taken.identity for taken in self._taken.values()], runs, self.settings)
 
     def offered(self) -> list[store.NewRuns]:
         """Every fresh run of this session, for :func:`perfsuite.baselines.store.update`."""
         return [
             store.NewRuns(
-                case=self._case(node),
-                runs=tuple(runs),
+                case=taken.identity,
+                runs=tuple(taken.runs),
                 verdict=self.verdicts[node].name if node in self.verdicts else None,
             )
-            for node, runs in self._runs.items()
-            if node not in self._broken
+            for node, taken in self._taken.items()
+            if taken.runs and not taken.broken
         ]
 
     def update(self, mode: store.UpdateMode, reason: str, session_runs: int) -> store.UpdateReport:
@@ -159,45 +173,38 @@ class Gatekeeper:
             commit_info={"id": self._commit} if self._commit else None,
         )
 
-    def _case(self, node: str) -> CaseIdentity:
-        return case_of(self._results[node], backend=self._backend)
-
     # -- between gate and session --------------------------------------------------------------------------------
 
-    def _gate(self, nodes: Sequence[str], settings: GateSettings) -> Gate:
-        cases = []
-        for node in nodes:
-            tolerances = self._tolerances[node]
-            cases.append(
-                gate_case(
-                    self._case(node),
-                    environment=self._results[node].environment,
-                    baseline=self.baseline,
-                    hardware=self.hardware,
-                    folder=self.folder,
-                    tolerance=tolerances.time,
-                    metric_tolerances=tolerances.metrics,
-                )
+    def _gate(self, cases: Collection[_Taken], settings: GateSettings) -> Gate:
+        given = [
+            gate_case(
+                taken.identity,
+                environment=taken.first.environment,
+                baseline=self.baseline,
+                hardware=self.hardware,
+                folder=self.folder,
+                tolerance=taken.tolerances.time,
+                metric_tolerances=taken.tolerances.metrics,
             )
-        gate = Gate(cases, settings)
-        for node in nodes:
-            for run in self._runs.get(node, ()):
-                gate.add(node, run)
-            if node in self._broken:
-                gate.add_impossible(node, self._broken[node])
+            for taken in cases
+        ]
+        gate = Gate(given, settings)
+        for taken in cases:
+            for run in taken.runs:
+                gate.add(taken.identity.node, run)
+            gate.add_impossible(taken.identity.node, taken.broken)
         return gate
 
     def _add_run(self, result: Result) -> RunSummary | None:
-        broken = [str(violation) for violation in violations(result)]
-        if broken:
-            self._broken.setdefault(result.case, []).extend(broken)
-        ordinal = len(self._runs.get(result.case, ()))
+        taken = self._taken[result.case]
+        taken.broken.extend(str(violation) for violation in violations(result))
+        ordinal = len(taken.runs)
         try:
             run = summarise(result, ordinal=ordinal, commit=self._commit, disturbance=self._disturbance())
         except ValueError as unusable:
-            self._broken.setdefault(result.case, []).append(str(unusable))
+            taken.broken.append(str(unusable))
             return None
-        self._runs.setdefault(result.case, []).append(run)
+        taken.runs.append(run)
         return run
 
     def _carry_out(self, gate: Gate, node: str | None, say: Callable[[str], None]) -> None:
@@ -221,8 +228,9 @@ class Gatekeeper:
                 gate.withdraw(request.case, f"it failed when it was run again: {str(error).splitlines()[0]}")
                 continue
             run = self._add_run(result)
-            if request.case in self._broken:
-                gate.add_impossible(request.case, self._broken[request.case])
+            broken = self._taken[request.case].broken
+            if broken:
+                gate.add_impossible(request.case, broken)
             elif run is not None:
                 gate.add(request.case, run)
 

@@ -87,7 +87,7 @@ class Work:
     memory_path: Literal["", "device", "host_to_device", "device_to_host"] = ""
     """Which bandwidth ``bytes_moved`` is a share of."""
     footprint_bytes: float = 0.0
-    """Distinct bytes of device memory that one iteration touches on each rank; 0 where nobody asks."""
+    """Distinct bytes of device memory that one iteration touches on each rank; 0 where the work model does not say."""
     collective: str = ""
     """Name of the collective when the workload is one (all_reduce, ..., barrier)."""
     message_bytes: float = 0.0
@@ -169,7 +169,7 @@ class SpanTotal:
     """Spans of this name per iteration on one rank."""
     slowest_rank: int
     slowest_s: float = 0.0
-    """The slowest rank's own median over the samples, whoever decides how long the step is."""
+    """The slowest rank's own median over the samples, also where another rank decides how long the step is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 A :class:`Case` goes to the driver, comes back as a Measurement, and becomes a :class:`~perfsuite.records.Result`:
 metrics from the work model and the platform's peaks, the hardware's fingerprint, the environment.  The journal has it
-before anybody else does.
+before reports and gate do.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class PerfSession:
     def rerun(self, case_id: str, *, fresh: bool = True) -> Result:
         """Run a case of this session once more, by default in new rank processes.
 
-        The result is returned and neither journaled nor kept: it is evidence for whoever asked for it.
+        The result is returned and neither journaled nor kept: it is evidence for the caller, such as the gate.
         """
         return self._measure(self.cases[case_id], fresh=fresh)
 
@@ -272,7 +272,7 @@ class PerfSession:
         return dataclasses.replace(measurement, records=tuple(records.values()))
 
     def _peaks(self, result: Result, measurement: Measurement) -> Peaks:
-        """Peaks of the machine; those that nobody publishes of a CPU are measured when a case first needs them."""
+        """Peaks of the machine; those of a CPU, which are not published, are measured when a case first needs them."""
         peaks = self.machine.peaks()
         if measurement.smoke or self.machine.family.name != "cpu":
             return peaks

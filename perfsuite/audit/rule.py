@@ -16,7 +16,7 @@ Severity = Literal["contradiction", "mislabel", "note"]
 Reach = Literal["table", "rows", "cells"]
 
 LAST_DIGIT = Fraction(1, 100)
-"""An identity missed by less than this is careless rounding: noted, and held against nobody."""
+"""An identity missed by less than this is careless rounding: a note without a label."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """Somebody said that the runs of a case are right although they differ from those before."""
+    """A person's statement that the runs of a case are right although they differ from those before."""
 
     reason: str
     """As given with --perf-reason."""

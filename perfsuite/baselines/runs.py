@@ -41,7 +41,7 @@ class CaseIdentity:
     world_size: int
     """Number of ranks."""
     backend: str
-    """Process-group backend; empty when the case ran out of memory before anybody could say."""
+    """Process-group backend; empty when the case ran out of memory before it was known."""
     parameters: Mapping[str, Any]
     """Fields of the workload as plain JSON values."""
     workload: str

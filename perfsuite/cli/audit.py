@@ -156,7 +156,7 @@ def _lines(audited: _Audited) -> Iterator[str]:
 
 
 def _published(audited: _Audited) -> Mapping[str, PublishedTable]:
-    """The published tables by name; none of somebody's own file."""
+    """The published tables by name; none for a file of the user's."""
     report = audited.report
     return {f"{report.report}/{table.id}": table for table in report.tables} if report else {}
 

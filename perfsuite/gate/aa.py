@@ -1,8 +1,9 @@
 """A/A: what the gate says on this machine when nothing changed, from equal runs of one session.
 
-The runs are split at random into stored and new ones, all cases alike (a round of the session is a moment of the host),
-and the real gate judges the new ones; its requests are answered with the runs that are left.  Splits share runs, so the
-rates are estimates with fewer independent facts behind them than splits; more runs help, more splits do not.
+The runs are split at random into stored and new ones, by rounds of the session: a slow minute of the host is in the
+same round of all cases.  The real gate judges the new ones; its requests are answered with the runs that are left.
+Splits share runs, so the rates are estimates with fewer independent facts behind them than splits; more runs help, more
+splits do not.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Violation:
     message: str
     """With the numbers."""
     severity: Literal["impossible", "flagged"] = "impossible"
-    """Flagged: it can be, but somebody should look."""
+    """Flagged: possible, but unlikely enough to be told."""
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.message}"

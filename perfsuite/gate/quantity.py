@@ -1,4 +1,4 @@
-"""What is judged of a case: its time, and the metrics that somebody gave a tolerance of their own."""
+"""What is judged of a case: its time, and the metrics that have a tolerance of their own."""
 
 from __future__ import annotations
 

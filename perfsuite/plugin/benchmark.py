@@ -105,7 +105,7 @@ def extra_info(result: Result) -> dict[str, Any]:
 
 
 def mark_failed(item: pytest.Item, report: pytest.TestReport) -> None:
-    """A perf case that fails after its samples were fed must not become anybody's reference."""
+    """Mark a case that failed after its samples were fed: pytest-benchmark must not keep it as a reference."""
     benchmark = getattr(item, "funcargs", {}).get("benchmark")
     if report.failed and benchmark is not None:
         benchmark.has_error = True
@@ -132,7 +132,7 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 def pytest_benchmark_compare_machine_info(
     config: pytest.Config, machine_info: dict[str, Any], compared_benchmark: dict[str, Any]
 ) -> None:
-    """Compare like with like: files are loaded before collection, when nobody knows whether there will be perf cases.
+    """Compare like with like: files are loaded before collection, when no test is known yet.
 
     A file of a session with perf cases names its hardware, so this machine's is put beside it; other files do not.
     """

@@ -1,6 +1,6 @@
 """A bare ``--benchmark-compare`` means this machine's baseline, where the session has perf cases and nothing else.
 
-pytest-benchmark loads what it compares with before collection, when nobody knows which tests there are.  So a bare
+pytest-benchmark loads what it compares with before collection, when it is not known which tests there are.  So a bare
 option is taken from it and given back, with the file where there is one, once collection is done.
 """
 

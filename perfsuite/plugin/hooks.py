@@ -11,7 +11,7 @@ from perfsuite.records import Result
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What somebody thinks of a measured case."""
+    """What an implementation of :func:`pytest_perfsuite_judge` says of a measured case."""
 
     verdict: str
     """A word for the table: ``pass``, ``regressed``, ..."""

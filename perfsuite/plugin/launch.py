@@ -21,7 +21,7 @@ PRELOAD = ("numpy", "torch", "torch.distributed", "perfsuite.runtime.ranks.worke
 transport_key: pytest.StashKey[ClusterTransport] = pytest.StashKey()
 """The transport of a launch, in the process of rank 0; absent without a launcher."""
 problem_key = pytest.StashKey[LaunchError]()
-"""What is wrong with the launcher's environment; nobody's business unless there are perf cases."""
+"""What is wrong with the launcher's environment; told only where there are perf cases."""
 
 
 @pytest.hookimpl(tryfirst=True)

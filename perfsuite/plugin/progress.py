@@ -112,7 +112,7 @@ class ProgressReporter:
 
 
 def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
-    """Start to count, unless nothing will run or nobody wants to read."""
+    """Start to count, unless nothing will run or -q was given."""
     config = session.config
     if config.getoption("collectonly") or config.getoption("verbose") < 0:
         return

@@ -61,7 +61,7 @@ class Suite:
         self.left_out = 0
         """Extended cases that were deselected."""
         self.verdicts: dict[str, str] = {}
-        """Word of whoever judged a case, by node id."""
+        """Verdict of each judged case in one word, by node id."""
         self.naming = False
         """Whether the cases of a perf test are being made, whose ids name dataclasses and dtypes."""
         self.running = False
