@@ -107,7 +107,7 @@ def drawn(seed, *, cases=40, sessions=8, sigma=0.01, drift=0.03, yard_share=0.0)
 
 def test_a_session_that_moved_every_case_is_taken_out():
     histories, moved = drawn(1)
-    effects = session_effects(histories, [history.values for history in histories], 20)
+    effects = session_effects([(history, history.values) for history in histories], 20)
     middle = statistics.median(moved)
     for index, true in enumerate(moved):
         assert effects[f"s{index}"] == pytest.approx(true - middle, abs=0.006)
@@ -120,7 +120,7 @@ def test_a_session_that_moved_every_case_is_taken_out():
 
 def test_too_few_cases_tell_nothing_of_the_host():
     histories, _ = drawn(2, cases=8)
-    assert session_effects(histories, [history.values for history in histories], 20) == {}
+    assert session_effects([(history, history.values) for history in histories], 20) == {}
 
 
 def test_several_runs_of_one_session_count_once():
@@ -133,7 +133,7 @@ def test_several_runs_of_one_session_count_once():
         )
         for _ in range(20)
     ]
-    effects = session_effects(histories, [history.values for history in histories], 20)
+    effects = session_effects([(history, history.values) for history in histories], 20)
     assert effects["b"] - effects["a"] == pytest.approx(0.1, abs=0.002)
     assert levels(histories, min_suite=20)[0].sessions == 2
 
@@ -187,9 +187,9 @@ def test_alike_cases_lend_each_other_more_than_unlike_ones():
 
     assert prior_weight([drawn_variances(0.0)]) == 10
     assert 1 <= prior_weight([drawn_variances(1.5)]) <= 3
-    assert priors(["k"] * 60, drawn_variances(0.0))["k"].variance == pytest.approx(1.0, rel=0.25)
-    assert priors(["k"], [(0.5, 7)])["k"].dof == 0
-    assert isinstance(priors(["a", "b"], [(0.5, 7), (0.6, 7)])["a"], Prior)
+    assert priors([("k", member) for member in drawn_variances(0.0)])["k"].variance == pytest.approx(1.0, rel=0.25)
+    assert priors([("k", (0.5, 7))])["k"].dof == 0
+    assert isinstance(priors([("a", (0.5, 7)), ("b", (0.6, 7))])["a"], Prior)
 
 
 # -- the session -----------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def parse_roles(texts: Sequence[str]) -> dict[str, ColumnMeaning]:
     """``COLUMN=ROLE[:UNIT]`` each; ConfigurationError for anything else.
 
     >>> parse_roles(["step (ms)=latency", "mem=memory:GiB"])["mem"]
-    Meaning(role='memory', unit='GiB')
+    ColumnMeaning(role='memory', unit='GiB')
     """
     roles = {}
     for text in texts:

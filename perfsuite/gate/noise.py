@@ -11,9 +11,9 @@ import math
 import operator
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from perfsuite.gate.prior import Prior, priors
+from perfsuite.gate.prior import Member, Prior, priors
 from perfsuite.gate.yardstick import slopes
 from perfsuite.statistics.robust import huber_mean, median, rough_sigma, variance, without_spike
 
@@ -76,85 +76,94 @@ def levels(histories: Sequence[History], *, min_suite: float, use_yardstick: boo
     """
     if not histories:
         return ()
-    values: list[Sequence[float]] = [history.values for history in histories]
-    freed = _freed(histories, values, session_effects(histories, values, min_suite))
-    own = [0.0] * len(histories)
-    yards = _yards(histories, min_suite) if use_yardstick else []
-    if yards:
-        helpful = slopes(
-            (history.kind, row, yard) for history, row, yard in zip(histories, freed, yards, strict=True) if yard
-        )
-        own = [helpful.get(history.kind, 0.0) if yard else 0.0 for history, yard in zip(histories, yards, strict=True)]
-    if any(own):
-        values = [
-            [value - slope * yard[index] if slope else value for index, value in enumerate(row)]
-            for row, yard, slope in zip(values, yards, own, strict=True)
-        ]
-        freed = _freed(histories, values, session_effects(histories, values, min_suite))
-    kept = _undisturbed(histories, freed)
-    variances = [(max(FLOOR**2, variance(row)), len(row) - 1) for row in kept]
-    usual = priors([history.kind for history in histories], variances)
-    return tuple(
-        _level(history, kept[index], variance=variances[index][0], prior=usual[history.kind], slope=own[index])
-        for index, history in enumerate(histories)
-    )
+    series = _freed([_Series(history=history, values=history.values) for history in histories], min_suite)
+    if use_yardstick:
+        series = _without_yardstick(series, min_suite)
+    series = _undisturbed(series)
+    usual = priors([(row.history.kind, row.noise) for row in series])
+    return tuple(_level(row, usual[row.history.kind]) for row in series)
 
 
-def _yards(histories: Sequence[History], min_suite: float) -> list[list[float]]:
-    """Yardsticks without what their sessions have in common, as values lose it too; empty where some are missing."""
-    complete = [history for history in histories if history.yardsticks]
-    if not complete:
-        return []
-    rows = [history.yardsticks for history in complete]
-    freed = iter(_freed(complete, rows, session_effects(complete, rows, min_suite)))
-    return [next(freed) if history.yardsticks else [] for history in histories]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Series:
+    """The stored values of one history on their way to its level."""
+
+    history: History
+    values: Sequence[float]
+    """What is explained so far: the stored values, less the yardstick's part."""
+    freed: Sequence[float] = ()
+    """``values`` without what the host did to all cases alike, and without a disturbed run."""
+    yard: Sequence[float] = ()
+    """Yardsticks without what their sessions have in common; empty when they are not used."""
+    slope: float = 0.0
+    """How much of the yardstick was taken off."""
+
+    @property
+    def noise(self) -> Member:
+        """Variance of the freed values and its degrees of freedom."""
+        return max(FLOOR**2, variance(self.freed)), len(self.freed) - 1
 
 
-def _undisturbed(histories: Sequence[History], freed: Sequence[Sequence[float]]) -> list[list[float]]:
-    """The values without a run that something else disturbed: one that lies far off when all others agree."""
-    rough = [rough_sigma(row) for row in freed]
+def _without_yardstick(series: list[_Series], min_suite: float) -> list[_Series]:
+    """The series less what their yardsticks explain, where these help a kind of cases."""
+    complete = [_Series(history=row.history, values=row.history.yardsticks) for row in series if row.history.yardsticks]
+    yards = iter(_freed(complete, min_suite))
+    with_yards = [replace(row, yard=next(yards).freed) if row.history.yardsticks else row for row in series]
+    helpful = slopes((row.history.kind, row.freed, row.yard) for row in with_yards if row.yard)
+    if not helpful:
+        return series
+    return _freed([_less_yardstick(row, helpful.get(row.history.kind, 0.0)) for row in with_yards], min_suite)
+
+
+def _less_yardstick(row: _Series, slope: float) -> _Series:
+    if not slope or not row.yard:
+        return row
+    values = [value - slope * yard for value, yard in zip(row.values, row.yard, strict=True)]
+    return replace(row, values=values, slope=slope)
+
+
+def _undisturbed(series: Sequence[_Series]) -> list[_Series]:
+    """The series without a run that something else disturbed: one that lies far off when all others agree."""
+    rough = [(row, rough_sigma(row.freed)) for row in series]
     by_kind: dict[str, list[float]] = {}
-    for history, sigma in zip(histories, rough, strict=True):
-        by_kind.setdefault(history.kind, []).append(sigma)
+    for row, sigma in rough:
+        by_kind.setdefault(row.history.kind, []).append(sigma)
     usual = {kind: median(sigmas) for kind, sigmas in by_kind.items()}
     return [
-        without_spike(row, max(sigma, usual[history.kind], FLOOR))
-        for history, row, sigma in zip(histories, freed, rough, strict=True)
+        replace(row, freed=without_spike(row.freed, max(sigma, usual[row.history.kind], FLOOR))) for row, sigma in rough
     ]
 
 
-def _level(history: History, values: Sequence[float], *, variance: float, prior: Prior, slope: float) -> Level:
-    dof = len(values) - 1
-    weight = prior.dof if variance < UNLIKE**2 * prior.variance else min(prior.dof, UNLIKE_PRIOR_DOF)
-    sigma = math.sqrt((weight * prior.variance + dof * variance) / (weight + dof))
+def _level(row: _Series, prior: Prior) -> Level:
+    history, values, (own, dof) = row.history, row.freed, row.noise
+    weight = prior.dof if own < UNLIKE**2 * prior.variance else min(prior.dof, UNLIKE_PRIOR_DOF)
+    sigma = math.sqrt((weight * prior.variance + dof * own) / (weight + dof))
     return Level(
         centre=huber_mean(values, sigma),
         sigma=sigma,
         dof=weight + dof,
         runs=len(values),
         sessions=len(set(history.sessions)),
-        slope=slope,
+        slope=row.slope,
         yardstick=median(history.yardsticks) if history.yardsticks else None,
     )
 
 
-def session_effects(
-    histories: Sequence[History], values: Sequence[Sequence[float]], min_suite: float
-) -> dict[str, float]:
+def session_effects(rows: Sequence[tuple[History, Sequence[float]]], min_suite: float) -> dict[str, float]:
     """How much each session moved all its cases, by a median polish; only sessions shared by enough histories.
 
-    ``values`` are a row per history.  The effects have median 0.
+    ``rows`` are histories with the values to look at.  The effects have median 0.
     """
     effects: dict[str, float] = {}
-    if len(histories) < min_suite:
+    if len(rows) < min_suite:
         return effects
     rows_of: dict[tuple[str, ...], list[Sequence[float]]] = defaultdict(list)
-    for history, row in zip(histories, values, strict=True):
-        rows_of[history.sessions].append(row)
+    for history, values in rows:
+        rows_of[history.sessions].append(values)
     for _ in range(_ROUNDS):
         residuals: dict[str, list[float]] = defaultdict(list)
-        for names, rows in rows_of.items():
-            _add_residuals(residuals, names, rows, effects)
+        for names, alike in rows_of.items():
+            _add_residuals(residuals, names, alike, effects)
         shared = {name: median(above) for name, above in residuals.items() if len(above) >= min_suite}
         usual = median(list(shared.values())) if shared else 0.0
         effects = {name: effect - usual for name, effect in shared.items()}
@@ -181,14 +190,10 @@ def _add_residuals(
         )
 
 
-def _freed(
-    histories: Sequence[History], values: Sequence[Sequence[float]], effects: Mapping[str, float]
-) -> list[list[float]]:
+def _freed(series: Sequence[_Series], min_suite: float) -> list[_Series]:
+    """The series with their values freed from what each session did to all its cases."""
+    effects = session_effects([(row.history, row.values) for row in series], min_suite)
     if not effects:
-        return [list(row) for row in values]
-    shifts = {
-        names: [effects.get(name, 0.0) for name in names] for names in {history.sessions for history in histories}
-    }
-    return [
-        list(map(operator.sub, row, shifts[history.sessions])) for history, row in zip(histories, values, strict=True)
-    ]
+        return [replace(row, freed=row.values) for row in series]
+    shifts = {names: [effects.get(name, 0.0) for name in names] for names in {row.history.sessions for row in series}}
+    return [replace(row, freed=list(map(operator.sub, row.values, shifts[row.history.sessions]))) for row in series]

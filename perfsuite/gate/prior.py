@@ -31,16 +31,17 @@ class Prior:
     """What that is worth."""
 
 
-def priors(kinds: Sequence[str], members: Sequence[Member]) -> dict[str, Prior]:
+def priors(members: Sequence[tuple[str, Member]]) -> dict[str, Prior]:
     """By kind: how noisy its cases are; kinds of few cases are judged with the whole suite.
 
-    ``kinds`` and ``members`` run parallel.  How alike cases of one kind are is judged over all kinds together.
+    ``members`` are cases with their kind.  How alike cases of one kind are is judged over all kinds together.
     """
     groups: dict[str, list[Member]] = {}
-    for kind, member in zip(kinds, members, strict=True):
+    for kind, member in members:
         groups.setdefault(kind, []).append(member)
+    whole = [member for _, member in members]
     weight = prior_weight([group for group in groups.values() if len(group) >= KIND_CASES])
-    suite = _prior(members, prior_weight([members]))
+    suite = _prior(whole, prior_weight([whole]))
     return {kind: _prior(group, weight) if len(group) >= KIND_CASES else suite for kind, group in groups.items()}
 
 
