@@ -101,6 +101,11 @@ class CaseStopped(BaseException):
         super().__init__(f"stopped by {signal} while this case was running")
 
 
+def first_line(message: object) -> str:
+    """The first line of an exception or a message; a report has room for no more."""
+    return str(message).strip().partition("\n")[0]
+
+
 def nearest(name: str, known: Iterable[str], *, most: int = 3, likeness: float = 0.4) -> list[str]:
     """The known names that a mistyped one may have meant, the likeliest first; empty when it is like none of them."""
     return difflib.get_close_matches(name, list(known), n=most, cutoff=likeness)

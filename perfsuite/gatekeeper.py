@@ -16,13 +16,14 @@ from perfsuite.arms import Arm, ArmFailed, run_arm
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Hardware
 from perfsuite.baselines.runs import CaseIdentity, RunSummary, case_of, summarise
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import PerfsuiteError, first_line
 from perfsuite.gate.aa import AaReport, a_a
 from perfsuite.gate.comparable import gate_case
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.physics import violations
 from perfsuite.gate.verdict import GateSettings, Request, Verdict
 from perfsuite.records import Result
+from perfsuite.units import plural
 
 _ARM_SPARE_S = 120.0
 """What an arm may take beyond its cases: starting pytest, importing torch."""
@@ -225,7 +226,7 @@ class Gatekeeper:
             try:
                 result = self._session.rerun(request.case, fresh=True)
             except PerfsuiteError as error:  # a skip on a rank is none of CaseError
-                gate.withdraw(request.case, f"it failed when it was run again: {str(error).splitlines()[0]}")
+                gate.withdraw(request.case, f"it failed when it was run again: {first_line(error)}")
                 continue
             run = self._add_run(result)
             broken = self._taken[request.case].broken
@@ -237,7 +238,7 @@ class Gatekeeper:
     def _run_pairs(self, gate: Gate, requests: Sequence[Request], say: Callable[[str], None]) -> None:
         assert self._base is not None, "the gate asks for pairs only where a base can run"
         for number, turn in enumerate(rounds(requests), start=1):
-            say(f"{turn[0].why}: pair {number}: {len(turn)} case{'s' if len(turn) > 1 else ''} on base and new code")
+            say(f"{turn[0].why}: pair {number}: {plural(len(turn), 'case')} on base and new code")
             first = [request.case for request in turn if request.first == "base"]
             last = [request.case for request in turn if request.first == "new"]
             base = self._arm(gate, self._base.base, first)
@@ -259,7 +260,7 @@ class Gatekeeper:
             if len(cases) > 1:  # one case that the base does not have makes pytest refuse them all
                 parts = [self._arm(gate, arm, [case]) for case in cases]
                 return {case: result for part in parts for case, result in part.items()}
-            gate.withdraw(cases[0], str(failure).splitlines()[0])
+            gate.withdraw(cases[0], first_line(failure))
             return {}
         for case in cases:
             if case not in results:

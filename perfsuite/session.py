@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from perfsuite.collectives import require_known
-from perfsuite.errors import CaseError, CaseStopped, JournalError, OutOfMemory, PerfsuiteError
+from perfsuite.errors import CaseError, CaseStopped, JournalError, OutOfMemory, PerfsuiteError, first_line
 from perfsuite.journal import Journal, JournalWriter
 from perfsuite.measured_peaks import MeasuredPeaks
 from perfsuite.mesh import MeshShape
@@ -287,7 +287,7 @@ class PerfSession:
             try:
                 worker = self.driver.environment()
             except PerfsuiteError as error:
-                return self._read_environment({"problem": str(error).partition("\n")[0]})
+                return self._read_environment({"problem": first_line(error)})
             self._environment = self._read_environment(worker)
         return self._environment
 

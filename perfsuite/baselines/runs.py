@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from perfsuite.records import Better, Measurement, Result, Sample, to_json
+from perfsuite.units import plural
 
 QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)
 """Which quantiles of the samples a run keeps."""
@@ -59,7 +60,7 @@ class CaseIdentity:
     @property
     def kind(self) -> str:
         """Cases of one kind share what is known about noise: the test function and the number of ranks."""
-        return f"{self.node.partition('[')[0]} on {self.world_size} rank{'s' if self.world_size > 1 else ''}"
+        return f"{self.node.partition('[')[0]} on {plural(self.world_size, 'rank')}"
 
     def differences(self, other: CaseIdentity) -> tuple[str, ...]:
         """What keeps two cases of one node id from being comparable, one phrase each; empty when they are.
@@ -150,11 +151,6 @@ def mostly(answers: Sequence[bool]) -> bool:
     (True, False)
     """
     return 2 * sum(answers) >= len(answers)
-
-
-def plural(count: int, noun: str) -> str:
-    """``1 run``, ``2 runs``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def rounded(value: float, digits: int) -> float:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, moment
-from perfsuite.baselines.runs import plural
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
 from perfsuite.errors import BaselineError, ConfigurationError
 from perfsuite.records import to_json
-from perfsuite.units import format_seconds
+from perfsuite.units import format_seconds, plural
 
 _DAY_S = 86400.0
 
@@ -115,7 +114,7 @@ def _entry_lines(entries: Sequence[Entry]) -> Iterator[str]:
             spread = max(medians) / min(medians) - 1
             time = f"{format_seconds(medians[-1])}, runs within {spread:.1%}"
         accepted = f", accepted: {entry.accepted.reason}" if entry.accepted else ""
-        runs = f"{len(entry.runs)} runs of {entry.sessions} session{'s' if entry.sessions > 1 else ''}"
+        runs = f"{len(entry.runs)} runs of {plural(entry.sessions, 'session')}"
         yield f"{entry.case.node:{width}}  {runs}, newest {_age(entry.newest.time)}: {time}{accepted}"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perfsuite.baselines import store
 from perfsuite.cli.command import EXIT_OK, Command
-from perfsuite.errors import ConfigurationError
+from perfsuite.errors import ConfigurationError, first_line
 from perfsuite.journal import Journal, read_journal
 from perfsuite.platforms import Catalog, load_catalog
 from perfsuite.reports.tables.case import from_entry
@@ -78,7 +78,7 @@ def _is_journal(path: Path) -> bool:
 
 def _run_of_journal(journal: Journal, catalog: Catalog) -> Recording:
     header = journal.header
-    missing = {case: f"failed: {message.strip().partition(chr(10))[0]}" for case, message in journal.failures.items()}
+    missing = {case: f"failed: {first_line(message)}" for case, message in journal.failures.items()}
     missing.update({case: f"interrupted by {signal}" for case, signal in journal.interrupted.items()})
     missing.update({case: f"skipped: {reason}" for case, reason in journal.skips.items()})
     return recording_of(

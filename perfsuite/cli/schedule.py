@@ -34,7 +34,7 @@ from perfsuite.schedules import (
     make_schedule,
     simulate,
 )
-from perfsuite.units import format_seconds
+from perfsuite.units import format_seconds, plural
 
 _ENDINGS = (".svg", ".json")
 _LISTED_RANKS = 8
@@ -154,7 +154,7 @@ def _lines(schedule: Schedule, times: _Times, timeline: Timeline) -> Iterator[st
     halves = (
         f", as input and weight gradients of {format_seconds(times.backward_s / 2)}" if spec.splits_backward else ""
     )
-    stages = f"{schedule.stages_per_rank} stage{'s' if schedule.stages_per_rank > 1 else ''} per rank"
+    stages = f"{plural(schedule.stages_per_rank, 'stage')} per rank"
     yield f"{spec.title}: p={schedule.ranks} ranks, v={stages}, m={schedule.num_micro_batches} micro-batches"
     cost = ", times its cost" if times.stage_costs else ""
     message = format_seconds(times.communication_s) if times.communication_s else "no time"

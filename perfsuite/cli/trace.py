@@ -14,6 +14,7 @@ from perfsuite.records import Timeline
 from perfsuite.reports.pipeline import pipeline_section
 from perfsuite.reports.timelines.files import check_timeline, write_case
 from perfsuite.schedules import replay
+from perfsuite.units import plural
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,9 +68,8 @@ def _timelines(journal: Journal, text: str) -> Mapping[str, Timeline]:
     }
     chosen = {case: timeline for case, timeline in with_one.items() if text in case}
     if not with_one:
-        cases = len(journal.results)
         raise ConfigurationError(
-            f"journal {journal.path} has {cases} case{'' if cases == 1 else 's'} and none with a timeline; "
+            f"journal {journal.path} has {plural(len(journal.results), 'case')} and none with a timeline; "
             "only cases that run a pipeline schedule record one"
         )
     if not chosen:

@@ -12,9 +12,10 @@ from typing import Any
 
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware, flattened, hardware_differences, moment
-from perfsuite.baselines.runs import CaseIdentity, RunSummary, plural
+from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.errors import BaselineError
 from perfsuite.gate.evidence import GateCase
+from perfsuite.units import plural
 
 STALE_DAYS = 60
 """A baseline whose newest run is older is marked."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perfsuite.baselines.runs import TELEMETRY_UNKNOWN, plural
+from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
 from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.exact import exact_findings
 from perfsuite.gate.judge import ENOUGH_SESSIONS, Estimate
@@ -14,6 +14,7 @@ from perfsuite.gate.stages import MIN_PAIRS, paired, remeasured
 from perfsuite.gate.verdict import Finding, Verdict, percent
 from perfsuite.gate.view import View
 from perfsuite.records import VerdictName
+from perfsuite.units import plural
 
 _ORDER: tuple[VerdictName, ...] = ("regressed", "unstable-host", "inconclusive", "improved", "pass")
 """The worst first: a case is what its worst quantity is."""

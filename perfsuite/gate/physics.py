@@ -17,6 +17,7 @@ from perfsuite.metrics.scaling import SUPERLINEAR_SLACK, speed_up
 from perfsuite.metrics.spec import devices_used
 from perfsuite.records import Measurement, Metric, Peak, Peaks, Result, Timeline
 from perfsuite.schedules.replay import replay
+from perfsuite.units import plural
 
 PEAK_SLACK = 0.01
 """Clocks and data sheets are rounded: 1 % above a published boost-clock peak is no contradiction."""
@@ -143,7 +144,7 @@ def _above_link(subject: Subject) -> Iterator[Violation]:
         return
     text = (
         f"busbw {metric.value:.4g} GB/s is above {bound:.4g}, what links of {link.value:.4g} GB/s allow "
-        f"{ranks} ranks on {hosts} host{'s' if hosts > 1 else ''} ({link.source})"
+        f"{ranks} ranks on {plural(hosts, 'host')} ({link.source})"
     )
     # Switches that add up what passes through them halve what a rank sends: S once instead of twice (n-1)/n.
     if collective == "all_reduce" and metric.value <= link.value * busbw_factor(collective, ranks) * (1 + PEAK_SLACK):
@@ -254,7 +255,7 @@ def _speed_up(subject: Subject) -> Iterator[Violation]:
     if work and base_work and min(times_s) > 0:
         said = speed_up_violation(speed_up(work, times_s[0], base_work, times_s[1]), result.world_size, base.world_size)
         if said:
-            text = f"{said} (base: {base.world_size} rank{'' if base.world_size == 1 else 's'})"
+            text = f"{said} (base: {plural(base.world_size, 'rank')})"
             yield Violation(rule="speed-up", message=text, severity="flagged")
 
 

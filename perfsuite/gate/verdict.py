@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsuite.baselines.runs import plural
 from perfsuite.errors import ConfigurationError
 from perfsuite.records import VerdictName
+from perfsuite.units import plural
 
 TIME = "time"
 """The quantity that gates every case: the time of one iteration."""

@@ -22,7 +22,7 @@ from _pytest.runner import runtestprotocol
 
 from perfsuite.arms import Arm, arm_of
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
-from perfsuite.errors import CaseStopped, PerfsuiteError
+from perfsuite.errors import CaseStopped, PerfsuiteError, first_line
 from perfsuite.gate.verdict import Verdict
 from perfsuite.gatekeeper import Base, Gatekeeper, hardware_of
 from perfsuite.platforms import fingerprint
@@ -184,7 +184,7 @@ class Gating:
                     with self.suite.running_case():
                         self.keeper.take_again(self.suite.session.rerun(node))
                 except PerfsuiteError as error:
-                    self.update_lines.append(f"{node}: run {number} failed: {str(error).splitlines()[0]}")
+                    self.update_lines.append(f"{node}: run {number} failed: {first_line(error)}")
 
     def _release(self, *, settled: bool) -> None:
         held, self.held = self.held, []

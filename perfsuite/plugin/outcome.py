@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import FixtureAlreadyUsed
 
-from perfsuite.errors import AgentLost, CaseStopped, ExpectedFailure, PerfsuiteError, UnsupportedCase
+from perfsuite.errors import AgentLost, CaseStopped, ExpectedFailure, PerfsuiteError, UnsupportedCase, first_line
 from perfsuite.plugin import hooks
 from perfsuite.plugin.benchmark import ONE_RECORD, feed_nothing
 from perfsuite.plugin.collect import cases_of, is_case
@@ -64,7 +64,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
         raise pytest.xfail.Exception(str(expected), pytrace=False) from None
     except PerfsuiteError as error:
         if isinstance(error, AgentLost):
-            item.session.shouldstop = f"perfsuite: {str(error).partition(chr(10))[0]}"
+            item.session.shouldstop = f"perfsuite: {first_line(error)}"
             suite_of(item.config).hurried = True
         raise pytest.fail.Exception(str(error), pytrace=False) from None
     except CaseStopped as stopped:

@@ -37,6 +37,7 @@ from perfsuite.runtime.scratch import make_directory
 from perfsuite.runtime.transports.base import Transport
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.session import PerfSession, new_session_id
+from perfsuite.units import plural
 
 LOST_AGENT_S = 2.0
 """torchrun tells everybody to end a tenth of a second after a process died: no news of it may have come by then."""
@@ -114,7 +115,7 @@ class Suite:
             return ""
         on_host = min(world_size, cluster.place(0).local_world_size if cluster else world_size)
         if on_host > self.machine.device_count:
-            devices = f"{self.machine.device_count} device{'s' if self.machine.device_count > 1 else ''}"
+            devices = plural(self.machine.device_count, "device")
             return f"{on_host} ranks on a host with {devices}; --perf-oversubscribe lets ranks share them"
         return ""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import PerfsuiteError, first_line
 from perfsuite.plugin.suite import suite_key, suite_of, versions
 from perfsuite.reports.tables.recording import Recording, recording_of
 from perfsuite.reports.tables.report import find_style, fitting_styles, report
@@ -79,7 +79,7 @@ def keep_reason(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.T
         if session is not None:
             session.skip(item.nodeid, reason)
     elif report.failed:
-        missing[item.nodeid] = f"failed: {str(call.excinfo.value).strip().partition(chr(10))[0]}"
+        missing[item.nodeid] = f"failed: {first_line(call.excinfo.value)}"
 
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:

@@ -18,6 +18,7 @@ from perfsuite.plugin.fixtures import state_key
 from perfsuite.plugin.options import runs_tests, settings_key
 from perfsuite.plugin.suite import suite_key
 from perfsuite.reports.timelines.files import make_folder, write_case
+from perfsuite.units import plural
 
 
 class Tracing:
@@ -87,7 +88,7 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
 
 def _said(tracing: Tracing) -> str:
     if tracing.written:
-        return f"timelines of {tracing.written} case{'s' if tracing.written > 1 else ''} in {tracing.folder}"
+        return f"timelines of {plural(tracing.written, 'case')} in {tracing.folder}"
     return f"no timeline in {tracing.folder}: {'see below' if tracing.problems else 'no measured case recorded one'}"
 
 
