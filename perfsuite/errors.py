@@ -102,7 +102,11 @@ class CaseStopped(BaseException):
 
 
 def first_line(message: object) -> str:
-    """The first line of an exception or a message; a report has room for no more."""
+    r"""The first line of an exception or a message; empty where it has none.
+
+    >>> first_line(ValueError("rank 1 died\nTraceback ...")), first_line(ValueError())
+    ('rank 1 died', '')
+    """
     return str(message).strip().partition("\n")[0]
 
 

@@ -139,3 +139,13 @@ import perfsuite.runtime.transports.cluster, perfsuite.runtime.transports.agent
 print(sorted(name for name in sys.modules if name.partition(".")[0] in ("torch", "numpy")))
 """
     assert run(program) == "[]"
+
+
+def test_what_several_concerns_do_at_one_hook_stands_in_one_module():
+    modules: dict[str, set[str]] = {}
+    for path in sorted((PACKAGE / "plugin").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("pytest_") and path.stem != "hooks":
+                modules.setdefault(node.name, set()).add(path.stem)
+    shared = {name: stems for name, stems in modules.items() if len(stems) > 1}
+    assert shared == {"pytest_terminal_summary": {"order", "launch"}}  # the exit code comes after everybody's

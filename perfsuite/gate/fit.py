@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from perfsuite.gate.evidence import CaseWork, GateCase, Judged
 from perfsuite.gate.noise import Level, levels
@@ -14,19 +14,12 @@ from perfsuite.gate.verdict import TIME, GateSettings
 def case_works(cases: Iterable[GateCase], settings: GateSettings) -> Iterator[CaseWork]:
     """Every case with what can be judged of it; nothing where nothing is stored, or too little."""
     chosen = [(given, *_quantities(given, settings)) for given in cases]
-    enough = {
-        (given.case.node, quantity.name): quantity
-        for given, known, _ in chosen
-        if any(quantity.name == TIME and _is_enough(quantity, settings) for quantity in known)
-        for quantity in known
-        if _is_enough(quantity, settings)
-    }
-    fitted = _fitted(enough, settings)
+    enough = [(given.case.node, quantity) for given, known, _ in chosen for quantity in _enough(known, settings)]
+    fitted = _fitted({(node, quantity.name): quantity for node, quantity in enough}, settings)
     for given, known, flags in chosen:
         judged = [
             Judged(quantity=quantity, level=fitted[given.case.node, quantity.name])
-            for quantity in known
-            if (given.case.node, quantity.name) in fitted
+            for quantity in _enough(known, settings)
         ]
         time = [len(quantity.history.values) for quantity in known if quantity.name == TIME]
         can_learn = not judged and not given.refusal and bool(given.stored)
@@ -40,8 +33,10 @@ def _quantities(given: GateCase, settings: GateSettings) -> tuple[tuple[Quantity
     return quantities(given.case, given.stored, tolerance=tolerance, metric_tolerances=given.metric_tolerances)
 
 
-def _is_enough(quantity: Quantity, settings: GateSettings) -> bool:
-    return len(quantity.history.values) >= settings.min_stored
+def _enough(known: Sequence[Quantity], settings: GateSettings) -> list[Quantity]:
+    """Those with enough stored runs; none where the time has not."""
+    enough = [quantity for quantity in known if len(quantity.history.values) >= settings.min_stored]
+    return enough if any(quantity.name == TIME for quantity in enough) else []
 
 
 def _fitted(chosen: dict[tuple[str, str], Quantity], settings: GateSettings) -> dict[tuple[str, str], Level]:
