@@ -36,7 +36,7 @@ class GateCase:
     """Fields of the environment that differ from the newest stored run."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
     """One quantity of a case together with its stored level."""
 
@@ -55,9 +55,14 @@ class Judged:
 
         ``yardstick_shift`` is what the yardsticks of all cases have in common today.
         """
-        read = ((self.quantity.value(run), run.yardstick) for run in runs if self.quantity.is_stable(run))
-        adjusted = (self.level.adjusted(value, yard, yardstick_shift) for value, yard in read if value is not None)
-        return [value for value in adjusted if value is not None]
+        values = []
+        for run in runs:
+            value = self.quantity.value(run) if self.quantity.is_stable(run) else None
+            if value is not None:
+                value = self.level.adjusted(value, run.yardstick, yardstick_shift)
+            if value is not None:
+                values.append(value)
+        return values
 
     def pair_values(
         self, pairs: Sequence[tuple[RunSummary, RunSummary]], yardstick_shift: float = 0.0

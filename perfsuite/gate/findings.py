@@ -116,13 +116,14 @@ def _learning(blank: Verdict, exact: Sequence[Finding], learnt: int, view: View)
 
 def _finding(work: CaseWork, judged: Judged, view: View) -> Finding:
     """What one quantity says, from the last stage that it reached."""
-    blank = Finding(quantity=judged.name, name="inconclusive", tolerance=judged.quantity.tolerance)
+    tolerance = judged.quantity.tolerance
     judge, values = view.judge(work, judged, work.screening), view.values(judged, work.screening)
     if not values:
+        blank = Finding(quantity=judged.name, name="inconclusive", tolerance=tolerance)
         return _unstable(blank, len(work.screening), "")
     first = judge.screen(values)
     shown = view.judge(work, judged, work.runs).smallest_shown if work.fresh else judge.smallest_shown
-    blank = replace(blank, mde=math.expm1(shown))
+    blank = Finding(quantity=judged.name, name="inconclusive", tolerance=tolerance, mde=math.expm1(shown))
     second = remeasured(work, judged, view)
     if judged.name not in work.suspected and first.outcome != "suspect":
         name: VerdictName = "pass" if first.outcome == "pass" else "inconclusive"
