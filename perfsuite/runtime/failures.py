@@ -73,41 +73,43 @@ def exception_of(world_size: int, failures: Sequence[RankFailure], limit: str) -
     ``limit`` is told where it ended the case.  A skip or an expected failure of some ranks is one of the case when no
     rank failed otherwise; what others raise because a rank ran out of memory is a consequence of that.
     """
-    own = [each for each in consequences(failures) if each.state == "raised"]
-    causes = [each for each in own if each.kind == "out_of_memory"]
-    causes = causes or [each for each in own if each.kind not in _WORDS]
+    own = [failure for failure in consequences(failures) if failure.state == "raised"]
+    causes = [failure for failure in own if failure.kind == "out_of_memory"]
+    causes = causes or [failure for failure in own if failure.kind not in _WORDS]
     for word in _WORDS:
-        causes = causes or [each for each in own if each.kind == word]
-    kinds = {each.kind for each in causes}
-    if len(kinds) == 1 and kinds <= set(_EXCEPTIONS) and not any(each.state == "died" for each in failures):
-        first = min(causes, key=lambda each: each.rank)
+        causes = causes or [failure for failure in own if failure.kind == word]
+    kinds = {failure.kind for failure in causes}
+    if len(kinds) == 1 and kinds <= set(_EXCEPTIONS) and not any(failure.state == "died" for failure in failures):
+        first = min(causes, key=lambda failure: failure.rank)
         return _EXCEPTIONS[first.kind](_where(first) + first.what)
     return RanksFailed(compose(world_size, failures, limit))
 
 
-def _where(each: RankFailure) -> str:
-    if each.kind == "wrong_result":
-        return f"rank {each.rank} while {each.phase}: "
-    word = _WORDS.get(each.kind)
-    return f"rank {each.rank} on {each.host} {word}: " if word else ""
+def _where(failure: RankFailure) -> str:
+    if failure.kind == "wrong_result":
+        return f"rank {failure.rank} while {failure.phase}: "
+    word = _WORDS.get(failure.kind)
+    return f"rank {failure.rank} on {failure.host} {word}: " if word else ""
 
 
 def consequences(failures: Sequence[RankFailure]) -> list[RankFailure]:
     """The same failures; errors that a communication raised because another rank was gone become ``dragged``."""
-    own = [each for each in failures if each.state in _CAUSES and not _from_communication(each)]
+    own = [failure for failure in failures if failure.state in _CAUSES and not _from_communication(failure)]
     if not own:
         return list(failures)
     return [
-        replace(each, state="dragged", detail="") if each.state == "raised" and _from_communication(each) else each
-        for each in failures
+        replace(failure, state="dragged", detail="")
+        if failure.state == "raised" and _from_communication(failure)
+        else failure
+        for failure in failures
     ]
 
 
-def _from_communication(each: RankFailure) -> bool:
-    if each.state != "raised" or not _BROKEN.match(each.what):
+def _from_communication(failure: RankFailure) -> bool:
+    if failure.state != "raised" or not _BROKEN.match(failure.what):
         return False
-    files = re.findall(r'^  File "([^"]+)"', each.detail, re.MULTILINE)
-    return bool(_TRANSPORT.search(each.what)) or (bool(files) and "/torch/distributed/" in files[-1])
+    files = re.findall(r'^  File "([^"]+)"', failure.detail, re.MULTILINE)
+    return bool(_TRANSPORT.search(failure.what)) or (bool(files) and "/torch/distributed/" in files[-1])
 
 
 def compose(world_size: int, failures: Sequence[RankFailure], limit: str) -> str:
@@ -115,39 +117,42 @@ def compose(world_size: int, failures: Sequence[RankFailure], limit: str) -> str
 
     Of ranks in the same state the first of ``failures`` comes first.
     """
-    told = [replace(each, state="skipped", detail="") if _is_word(each) else each for each in consequences(failures)]
-    ordered = sorted(told, key=lambda each: _ORDER.index(each.state))
+    told = [
+        replace(failure, state="skipped", detail="") if _is_word(failure) else failure
+        for failure in consequences(failures)
+    ]
+    ordered = sorted(told, key=lambda failure: _ORDER.index(failure.state))
     lines = [f"{_headline(ordered[0])}{_more(ordered)} ({world_size} ranks{limit})"]
-    for each in ordered:
-        if each.state == "finished":
+    for failure in ordered:
+        if failure.state == "finished":
             continue
-        detail = each.detail.rstrip()
+        detail = failure.detail.rstrip()
         if detail and detail in lines:  # the same error on every rank is shown once
-            lines.append(f"--- {_headline(each)}: as above")
+            lines.append(f"--- {_headline(failure)}: as above")
             continue
-        lines += [f"--- {_headline(each)}", *([detail] if detail else [])]
+        lines += [f"--- {_headline(failure)}", *([detail] if detail else [])]
     return "\n".join(lines)
 
 
-def _is_word(each: RankFailure) -> bool:
-    return each.state == "raised" and each.kind in _WORDS
+def _is_word(failure: RankFailure) -> bool:
+    return failure.state == "raised" and failure.kind in _WORDS
 
 
-def _headline(each: RankFailure) -> str:
+def _headline(failure: RankFailure) -> str:
     verb = {
-        "died": f"died: {each.what}",
-        "raised": f"raised {each.what}",
-        "hung": f"hung at {each.what}",
-        "stuck": f"was stuck at {each.what}",
-        "working": f"was still at work at {each.what}",
-        "skipped": f"{_WORDS.get(each.kind) or 'skipped'}: {each.what}",
-        "dragged": f"lost the others: {each.what}",
-        "waiting": f"was waiting for the others in {each.what}",
+        "died": f"died: {failure.what}",
+        "raised": f"raised {failure.what}",
+        "hung": f"hung at {failure.what}",
+        "stuck": f"was stuck at {failure.what}",
+        "working": f"was still at work at {failure.what}",
+        "skipped": f"{_WORDS.get(failure.kind) or 'skipped'}: {failure.what}",
+        "dragged": f"lost the others: {failure.what}",
+        "waiting": f"was waiting for the others in {failure.what}",
         "finished": "had finished",
-    }[each.state]
-    return f"rank {each.rank} on {each.host} {verb} (while {each.phase})"
+    }[failure.state]
+    return f"rank {failure.rank} on {failure.host} {verb} (while {failure.phase})"
 
 
 def _more(causes: Sequence[RankFailure]) -> str:
-    others = [str(each.rank) for each in causes[1:] if each.state == causes[0].state]
+    others = [str(failure.rank) for failure in causes[1:] if failure.state == causes[0].state]
     return f"; so did rank{'s' if len(others) > 1 else ''} {', '.join(others)}" if others else ""

@@ -43,10 +43,10 @@ class Holder:
 
 def find(where: Message) -> Any:
     """The object that :meth:`Holder.name` described; its module is loaded when it is not yet."""
-    found: Any = _module(where)
+    held: Any = _module(where)
     for name in where["attribute"].split("."):
-        found = getattr(found, name)
-    return found
+        held = getattr(held, name)
+    return held
 
 
 def _held_at(carrier: Any, modules: tuple[str, ...]) -> tuple[str, str]:
@@ -55,10 +55,10 @@ def _held_at(carrier: Any, modules: tuple[str, ...]) -> tuple[str, str]:
     for module_name in modules:
         module = sys.modules.get(module_name)
         for candidate in [name, *vars(module)] if module else []:
-            found: Any = module
+            held: Any = module
             for part in candidate.split("."):
-                found = getattr(found, part, None)
-            if found is carrier:
+                held = getattr(held, part, None)
+            if held is carrier:
                 return module_name, candidate
     raise InvalidParameter(
         f"{name} of {carrier.__module__} is not held by its module under any name, so the ranks cannot find it; "

@@ -112,7 +112,7 @@ def token(value: Any) -> str | None:
     fields = None if isinstance(value, enum.Enum) else _fields(value)
     if fields is None:
         return None
-    defaults = {each.name: each.default for each in dataclasses.fields(value)} if _is_dataclass(value) else {}
+    defaults = {field.name: field.default for field in dataclasses.fields(value)} if _is_dataclass(value) else {}
     said = []
     for name, item in fields.items():
         short = _short(item)
@@ -157,7 +157,7 @@ def _fields(value: Any) -> dict[str, Any] | None:
     if isinstance(value, enum.Enum):
         return {"value": value.value}
     if _is_dataclass(value):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.init}
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return dict(zip(value._fields, value, strict=True))
     return None

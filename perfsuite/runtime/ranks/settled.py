@@ -50,12 +50,12 @@ class Settled(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 def _settle(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The collective, waited for; what it returns, with a handle that holds what the backend's would hold."""
     leaves, shape = tree_flatten((args, dict(kwargs)))
-    given = [each for each in leaves if isinstance(each, torch.Tensor)]
-    before = [_owners(each) for each in given]
+    given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    before = [_owners(tensor) for tensor in given]
     # The backend gets other tensors over the same storages: whether it holds them shows in the storages' owners.
-    stand_ins = {id(each): each.detach() for each in given}
-    originals = {id(stand_ins[id(each)]): each for each in given}
-    again, named = tree_unflatten([stand_ins.get(id(each), each) for each in leaves], shape)
+    stand_ins = {id(tensor): tensor.detach() for tensor in given}
+    originals = {id(stand_ins[id(tensor)]): tensor for tensor in given}
+    again, named = tree_unflatten([stand_ins.get(id(leaf), leaf) for leaf in leaves], shape)
     with torch.profiler.record_function(COLLECTIVE):
         outputs, shape = tree_flatten(func(*again, **named))
         for index, output in enumerate(outputs):
@@ -78,7 +78,7 @@ def _owners(tensor: torch.Tensor) -> int:
 
 def _await_owners(given: list[torch.Tensor], before: list[int], func: Any) -> None:
     deadline = time.monotonic() + _PATIENCE_S
-    while any(_owners(each) > count for each, count in zip(given, before, strict=True)):
+    while any(_owners(tensor) > count for tensor, count in zip(given, before, strict=True)):
         if time.monotonic() > deadline:
             raise RuntimeError(f"{func} is over and its buffers are still held after {_PATIENCE_S:g} s")
         time.sleep(_LOOK_EVERY_S)

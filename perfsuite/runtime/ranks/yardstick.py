@@ -1,4 +1,4 @@
-"""Kernels of fixed size whose time follows the machine's mood and nothing else, run between the samples.
+"""Kernels of fixed size, run between the samples: their time tells how fast the machine is at that moment, no more.
 
 The gate divides by their time (a stored run's noise falls by up to three times, docs/gate.md), so they never run the
 code under test and are the same in every version.

@@ -175,7 +175,7 @@ class ClusterTransport(Transport):
         for slot in slots - {0}:
             self._epochs[slot] += 1
             self._star.send([slot], {"verb": "kill", "epoch": self._epochs[slot]})
-        self._events = [each for each in self._events if each.slot not in slots or each.kind == "agent_lost"]
+        self._events = [event for event in self._events if event.slot not in slots or event.kind == "agent_lost"]
 
     def log_tail(self, slot: int, lines: int = 20) -> str:
         """See :meth:`Transport.log_tail`; empty when the agent is lost."""

@@ -66,7 +66,7 @@ def _candidates() -> list[str]:
     """Process ids among which the children are: the kernel's own list where it keeps one, else all."""
     lists = list(Path("/proc/self/task").glob("*/children"))  # CONFIG_PROC_CHILDREN
     if lists:
-        return [pid for each in lists for pid in each.read_text().split()]
+        return [pid for file in lists for pid in file.read_text().split()]
     return [name for name in os.listdir("/proc") if name.isdigit()]
 
 
@@ -77,8 +77,8 @@ def end_marked(value: str, deadline_s: float) -> None:
     one that started its successor and ended while ``/proc`` was read.
     """
     until = time.monotonic() + deadline_s
-    while (found := list(_marked(f"{MARK}={value}".encode()))) and time.monotonic() < until:
-        for pid in found:
+    while (left := list(_marked(f"{MARK}={value}".encode()))) and time.monotonic() < until:
+        for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_PAUSE_S)

@@ -230,7 +230,7 @@ def _who_is_missing(
     launch: Launch, facts: Mapping[int, AgentFacts], deadline_s: float, turned_away: Sequence[str]
 ) -> str:
     missing = [rank for rank in range(1, launch.world_size) if rank not in facts]
-    hosts = sorted({each.host for each in facts.values()})
+    hosts = sorted({agent.host for agent in facts.values()})
     came = (
         f"ranks came from {', '.join(hosts[:8])}{', ...' if len(hosts) > 8 else ''}" if hosts else "no other rank came"
     )
