@@ -18,6 +18,7 @@ from pathlib import Path
 
 from perfsuite.errors import CaseError, ConfigurationError, JournalError
 from perfsuite.journal import read_journal
+from perfsuite.measured_peaks import UNWANTED
 from perfsuite.records import Result
 from perfsuite.runtime import own_tree, scratch
 
@@ -114,7 +115,7 @@ def arm_environment(arm: Arm) -> dict[str, str]:
         own += own_tree.mirrored(arm.tree, arm.checkout)
         said = own_tree.variable(arm.tree, arm.checkout)
     path = os.pathsep.join(filter(None, [*own, kept.get("PYTHONPATH", "")]))
-    return {**kept, **said, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **arm.env}
+    return {**kept, **said, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", UNWANTED: "1", **arm.env}
 
 
 def _run(command: Sequence[str], arm: Arm, deadline_s: float) -> tuple[int | None, str]:

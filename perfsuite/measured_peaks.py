@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 
 from perfsuite.errors import PerfsuiteError
@@ -11,6 +12,8 @@ from perfsuite.runtime.driver import Job
 from perfsuite.workload import Budget
 from perfsuite.workloads.peak_probe import MEMORY, PeakProbe
 
+UNWANTED = "PERFSUITE_NO_PEAKS"
+"""Variable with which a run measures no peaks: an arm of a comparison, whose runs keep nothing that moves with them."""
 _BUDGET = Budget(smoke=True, timeout_s=60.0)
 
 
@@ -30,8 +33,10 @@ class MeasuredPeaks:
         self._problems: dict[str, str] = {}
 
     def need(self, peaks: Peaks, work: Work, measurement: Measurement) -> bool:
-        """Measure what a case needs and ``peaks`` does not have; False when that was done before."""
+        """Measure what a case needs and ``peaks`` does not have; False when that was done before, or is unwanted."""
         wanted = []
+        if UNWANTED in os.environ:
+            return False
         if work.flops and work.dtype not in peaks.tflops:
             wanted.append(PeakProbe(quantity=work.dtype))
         if work.memory_path == "device" and peaks.memory_bandwidth is None:
@@ -79,4 +84,4 @@ class MeasuredPeaks:
 
     def _take(self, quantity: str, peak: Peak) -> None:
         self._problems.pop(quantity, None)
-        self._best[quantity] = max(self._best.get(quantity, peak), peak, key=lambda each: each.value)
+        self._best[quantity] = max(self._best.get(quantity, peak), peak, key=lambda known: known.value)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from perfsuite.arms import Arm, arm_environment
 from perfsuite.baselines.runs import case_of, summarise
 from perfsuite.errors import InvalidParameter, RanksFailed
 from perfsuite.journal import Header, JournalWriter, read_journal
@@ -100,6 +101,15 @@ def test_probes_are_the_same_whatever_is_measured_and_run_in_a_process_of_their_
     assert seen[0] == seen[1]
     assert all(job.fresh and job.world_size == 1 for job in seen[0])
     assert {job.workload for job in seen[0]} == {PeakProbe(quantity="fp32")}
+
+
+def test_an_arm_of_a_comparison_probes_nothing(tmp_path, monkeypatch):
+    for name, value in arm_environment(Arm(name="base", root=tmp_path)).items():
+        monkeypatch.setenv(name, value)
+    made, driver = session()
+    result = made.run(case(Product()))
+    made.finish()
+    assert (result.outcome, result.metric("tflops").peak, probes(driver)) == ("measured", None, [])
 
 
 def test_nothing_is_probed_where_no_case_needs_a_peak():
