@@ -34,7 +34,7 @@ from perfsuite.runtime.ranks.rendezvous import (
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timer import Samples, Timer
 from perfsuite.runtime.reference import resolve
-from perfsuite.runtime.transports.base import Message
+from perfsuite.runtime.transports.base import WRAPPER, Message
 from perfsuite.workload import Budget, Step, Workload, as_step
 
 _ARRIVAL_ITERATIONS = 5
@@ -147,6 +147,8 @@ class Worker:
     def _facts(self, command: Message) -> Message:
         versions: dict[str, Any] = {"torch": torch.__version__, "torch_git": torch.version.git_version}
         versions["python"] = platform.python_version()
+        if WRAPPER in os.environ:
+            versions["wrapper"] = os.environ[WRAPPER]
         return {**versions, **device_code(command["family"]).versions()}
 
     # -- one case ------------------------------------------------------------------------------------------------

@@ -12,6 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Message = dict[str, Any]
+WRAPPER = "PERFSUITE_WRAPPER"
+"""Variable with a command that is put before the one that starts the workers of a host, ``nsys profile -o ranks`` say.
+
+It must pass on open descriptors and end with the command; the record of a run names it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from perfsuite.runtime import protocol
 from perfsuite.runtime.cut import LOG_BYTES
 from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.stacks import is_whole
-from perfsuite.runtime.transports.base import Event, Message, Place, Transport
+from perfsuite.runtime.transports.base import WRAPPER, Event, Message, Place, Transport
 from perfsuite.runtime.transports.forkserver import boot_command
 from perfsuite.runtime.transports.launchers import launcher_variables
 from perfsuite.runtime.transports.orphans import MARK, end_marked
@@ -232,15 +233,16 @@ class LocalTransport(Transport):
         life_r, life_w = os.pipe()
         mark = secrets.token_hex(8)
         arguments = {"control_fd": theirs.fileno(), "life_fd": life_r, "preload": list(self._preload)}
+        command = boot_command("perfsuite.runtime.transports.forkserver:main", arguments)
         with (self._logs / "forkserver.log").open("ab") as log:
             process = subprocess.Popen(
-                boot_command("perfsuite.runtime.transports.forkserver:main", arguments),
+                [*shlex.split(os.environ.get(WRAPPER, "")), *command],
                 pass_fds=(theirs.fileno(), life_r),
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**_worker_environment(), MARK: mark},
+                env={**worker_environment(), MARK: mark},
             )
         theirs.close()
         os.close(life_r)
@@ -333,7 +335,7 @@ class LocalTransport(Transport):
             child.ended = f"its parent, the forkserver, ended with exit code {code}"
 
 
-def _worker_environment() -> dict[str, str]:
+def worker_environment() -> dict[str, str]:
     """The driver's environment without the launcher's variables and thread settings, which perfsuite sets itself."""
     hidden = {*launcher_variables(os.environ), "OMP_NUM_THREADS", "PYTEST_CURRENT_TEST"}
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
