@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,12 +10,16 @@ import subprocess
 import sys
 from collections.abc import Generator
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from perfsuite.errors import UnsupportedCase
+from perfsuite.plugin.launch import PRELOAD
+from perfsuite.runtime.transports.base import WRAPPER
 from simmusa import build
+from test_correctness.helpers import warm
 
 # No deadline: how long an example takes is up to whatever else the machine does.
 settings.register_profile(
@@ -28,11 +33,40 @@ COMPLETE = (2, 8)
 """2.5.0 and 2.7.1 cannot do all that the tests run on a CPU; of newer ones a test that cannot run is a failure."""
 
 
-def pytest_configure() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """A folder's fast tests run file by file in two processes, unless ``-n`` says otherwise or pytest-xdist is missing.
+
+    None of them depends on how long anything takes, and many wait for processes most of the time.
+    """
+    option = config.option
+    asked = getattr(option, "numprocesses", 0) is not None or option.usepdb or option.collectonly
+    fast = "not slow" in option.markexpr and any(Path(argument).is_dir() for argument in config.args)
+    if fast and not (asked or hasattr(config, "workerinput")):
+        option.numprocesses, option.dist = 2, "loadfile"
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Children start fast, and are interruptible also where a shell started these tests in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.setdefault("PYTEST_ADDOPTS", "-p no:hypothesispytest")  # no child needs it; it takes 0.7 s to import
+    works_for_another = hasattr(config, "workerinput")
+    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_")]:
+        del os.environ[name]  # runs that tests start are nobody's workers
+    if works_for_another or not getattr(config.option, "numprocesses", None):
+        # No child needs the first, which takes 0.7 s to import, and none runs in several processes.
+        os.environ.setdefault("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:xdist")
+    if not works_for_another:
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # of container images: each child would compile perfsuite anew
+        template = contextlib.ExitStack()
+        os.environ.update(template.enter_context(warm.offered(str(config.rootpath), PRELOAD)))
+        config.add_cleanup(template.close)
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forkservers that this test starts are new interpreters, as everybody's are."""
+    monkeypatch.delenv(WRAPPER)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -28,6 +28,7 @@ from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers import steps
 from test_correctness.helpers.processes import descendants, gone, listening_on
 
+pytestmark = pytest.mark.usefixtures("cold")
 ROOT = Path(__file__).parent.parent
 PRELOAD = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
 QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)

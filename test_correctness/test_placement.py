@@ -73,6 +73,7 @@ def test_ranks_may_use_every_core_that_this_process_may(driver):
     assert [(max(1, len(HERE) // 2), None)] * 2 == [(rank.threads, rank.cores) for rank in ranks]
 
 
+@pytest.mark.usefixtures("cold")
 def test_a_binding_of_this_process_is_kept(tmp_path):
     os.sched_setaffinity(0, HERE[:1])
     try:

@@ -14,11 +14,13 @@ from perfsuite.errors import CaseError, ExpectedFailure, InvalidParameter, Ranks
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.transports.base import WRAPPER
 from perfsuite.runtime.transports.local import STORE, LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers import steps
-from test_correctness.helpers.processes import listening_on, own_address
+from test_correctness.helpers.processes import listening_on, own_address, processes_with
 
+pytestmark = pytest.mark.usefixtures("cold")
 ROOT = Path(__file__).parent.parent
 QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
 
@@ -312,11 +314,14 @@ def test_a_killed_forkserver_fails_the_case_and_is_replaced(driver):
     assert driver._transport._server.process.pid != server
 
 
-def test_closing_leaves_no_process(tmp_path):
+def test_a_wrapper_starts_the_workers_is_in_the_record_and_closing_leaves_no_process(tmp_path, monkeypatch):
+    monkeypatch.setenv(WRAPPER, "env PERFSUITE_TEST='by a wrapper'")
     transport = LocalTransport(start_method="fork", preload=("torch",), log_directory=tmp_path)
     driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
     driver.run(job(steps.add_up, 2))
+    assert driver.environment()["wrapper"] == "env PERFSUITE_TEST='by a wrapper'"
     pids = [*pids_of(driver), transport._server.process.pid, transport._slots[-1].pid]
+    assert set(pids) == set(processes_with("PERFSUITE_TEST=by a wrapper"))
     driver.close()
     driver.close()
     assert gone(pids)

@@ -72,6 +72,8 @@ class _Known:
     """(class or file, function) -> kind."""
     parameters: dict[tuple[str, str], str] = field(default_factory=dict)
     """(class, parameter of its constructor) -> kind."""
+    given: set[str] = field(default_factory=set)
+    """Classes that were made with a module, or with what one handed out."""
     bases: dict[str, tuple[str, ...]] = field(default_factory=dict)
     constructors: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -205,9 +207,11 @@ class _Reader(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         name = dotted(node.func).rpartition(".")[2]
         for index, argument in enumerate(node.args):
-            parameters = self.known.constructors.get(name, ())
-            if index < len(parameters) and (kind := self.kind(argument)):
-                self.known.parameters[name, parameters[index]] = kind
+            if name[:1].isupper() and (kind := self.kind(argument)):
+                self.known.given.add(name)
+                parameters = self.known.constructors.get(name, ())
+                if index < len(parameters):
+                    self.known.parameters[name, parameters[index]] = kind
         if dotted(node.func) == "getattr" and isinstance(node.args[1], ast.Constant):
             self._note(node, node.args[0], str(node.args[1].value), optional=len(node.args) == 3)
         starred = any(isinstance(each, ast.Starred) for each in node.args) or any(k.arg is None for k in node.keywords)
@@ -259,15 +263,23 @@ def dotted(node: ast.expr) -> str:
 
 
 def uses(sources: Mapping[str, str]) -> tuple[Use, ...]:
-    """Every use in these sources (text by place), in order; read again until nothing new is learnt."""
+    """Every use in these sources (text by place), in order; read again until nothing new is learnt.
+
+    A source that names neither torch nor a class that is known to hold, answer or be given a module has none.
+    """
     known = _Known()
-    trees = {place: ast.parse(text) for place, text in sources.items()}
+    trees: dict[str, ast.Module] = {}
     while True:
-        before = (dict(known.attributes), dict(known.returns), dict(known.parameters))
-        readers = [_Reader(place, known) for place in trees]
-        for reader, tree in zip(readers, trees.values(), strict=True):
-            reader.visit(tree)
-        if before == (known.attributes, known.returns, known.parameters):
+        before = (dict(known.attributes), dict(known.returns), dict(known.parameters), set(known.given))
+        owners = {owner for table in before[:3] for owner, _ in table} | known.given
+        names = re.compile("|".join([r"\btorch", *(rf"\b{re.escape(owner)}\b" for owner in sorted(owners))]))
+        for place, text in sources.items():
+            if place not in trees and names.search(text):
+                trees[place] = ast.parse(text)
+        readers = [_Reader(place, known) for place in sources if place in trees]
+        for reader in readers:
+            reader.visit(trees[reader.place])
+        if before == (known.attributes, known.returns, known.parameters, known.given):
             return tuple(use for reader in readers for use in reader.uses)
 
 
