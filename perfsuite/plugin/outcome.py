@@ -11,7 +11,6 @@ import pytest
 from pytest_benchmark.fixture import FixtureAlreadyUsed
 
 from perfsuite.errors import AgentLost, CaseStopped, ExpectedFailure, PerfsuiteError, UnsupportedCase, first_line
-from perfsuite.plugin import hooks
 from perfsuite.plugin.benchmark import ONE_RECORD, feed_nothing
 from perfsuite.plugin.collect import cases_of, is_case
 from perfsuite.plugin.fixtures import NEVER_CALLED, CaseState, state_key
@@ -21,11 +20,6 @@ from perfsuite.units import format_seconds
 
 class CaseSkipped(pytest.skip.Exception):  # type: ignore[name-defined, misc] # pytest types the attribute as a value
     """A skip whose place is the test, not the line here that raised it."""
-
-
-def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Declare :mod:`perfsuite.plugin.hooks`."""
-    pluginmanager.add_hookspecs(hooks)
 
 
 @pytest.hookimpl(tryfirst=True)
