@@ -167,18 +167,36 @@ def test_the_time_budget_skips_what_remains(pytester, monkeypatch):
     )
 
 
-def test_under_xdist_measured_cases_are_refused_and_smoke_runs_are_not(pytester, monkeypatch):
+def test_under_xdist_measured_cases_are_left_out_and_smoke_runs_are_not(pytester, monkeypatch):
     class Worker:
         @pytest.hookimpl(tryfirst=True)
         def pytest_configure(self, config):
-            config.workerinput = {"workerid": "gw0"}
+            config.workerinput, config.workeroutput = {"workerid": "gw0"}, said
 
+    said = {}
     repo = repository(pytester, monkeypatch, THREE)
     run = pytester.inline_run("-k", "first", plugins=[Worker()])
-    (error,) = run.getfailures()
-    assert "pytest-xdist runs this one in its worker gw0; switch it off by -n0 or -p no:xdist" in str(error.longrepr)
-    assert repo.driver.jobs == []
+    assert run.getfailures() == []
+    assert (repo.driver.jobs, said) == ([], {"perfsuite_left_out": 1})
     pytester.inline_run("-k", "first", "--benchmark-disable", plugins=[Worker()]).assertoutcome(passed=1)
+
+
+@pytest.mark.parametrize("option", ["--perf-gate", "--perf-update=append", "--perf-runs=3"])
+def test_what_measures_for_the_record_is_not_dealt_out(pytester, monkeypatch, option):
+    pytest.importorskip("xdist")
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    run = repository(pytester, monkeypatch, THREE).run("-n2", option)
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    run.stderr.fnmatch_lines(["ERROR: --perf-gate, *leave -n out, or add -n0"])
+
+
+def test_the_controller_says_what_was_left_out_and_how_to_run_it(pytester, monkeypatch):
+    pytest.importorskip("xdist")
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    pytester.makepyfile(test_both="def test_perf(perf):\n    assert False\n\ndef test_plain():\n    pass\n")
+    run = pytester.runpytest_subprocess("-n1", "-p", "no:hypothesispytest")
+    run.assert_outcomes(passed=1)
+    run.stdout.fnmatch_lines(["perfsuite: 1 perf case left out, measured alone or not at all: pytest * -n0"])
 
 
 def test_sigterm_fails_the_running_case_and_finishes_the_reports(pytester, monkeypatch):

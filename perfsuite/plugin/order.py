@@ -15,6 +15,7 @@ from perfsuite.plugin import (
     benchmark,
     collect,
     compare,
+    distributed,
     gate_options,
     gating,
     options,
@@ -40,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     options.configure(config)
     gate_options.configure(config)  # runs that count as evidence tighten the options above
     tables.configure(config)
+    distributed.configure(config)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -53,6 +55,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
     """It is known which cases there are: open what keeps them, and find out what would be missing at the end."""
+    distributed.leave_out_measured(session)
     cases = collect.cases_of(session)
     compare.give_bare_option_back(session)
     collect.open_journal(session, cases)

@@ -28,13 +28,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if not is_case(item):
         return
     suite = suite_of(item.config)
-    worker = getattr(item.config, "workerinput", None)
-    if worker is not None and not suite.settings.budget.smoke:
-        pytest.fail(
-            f"perf cases do not share a machine with other tests: pytest-xdist runs this one in its worker "
-            f"{worker.get('workerid', '')}; switch it off by -n0 or -p no:xdist",
-            pytrace=False,
-        )
     left_s = suite.budget_left_s()
     if left_s is not None and left_s <= 0 and item.get_closest_marker("skip") is None:
         total_s = suite.settings.time_budget_s or 0.0
