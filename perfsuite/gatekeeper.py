@@ -249,10 +249,11 @@ class Gatekeeper:
                     gate.add_pair(case, base=summarise(base[case]), new=summarise(new[case]))
 
     def _arm(self, gate: Gate, arm: Arm, cases: Sequence[str]) -> dict[str, Result]:
-        """What an arm measured; cases that it cannot run are withdrawn with the reason."""
+        """What an arm measured.  A case that the base cannot run is judged without it, one that ours cannot no more."""
         assert self._base is not None
         if not cases:
             return {}
+        give_up = gate.without_base if arm is self._base.base else gate.withdraw
         deadline_s = _ARM_SPARE_S + self._base.case_deadline_s * len(cases)
         try:
             results = dict(run_arm(arm, [*self._base.arguments, "--perf-yardstick", *cases], deadline_s))
@@ -260,11 +261,11 @@ class Gatekeeper:
             if len(cases) > 1:  # one case that the base does not have makes pytest refuse them all
                 parts = [self._arm(gate, arm, [case]) for case in cases]
                 return {case: result for part in parts for case, result in part.items()}
-            gate.withdraw(cases[0], first_line(failure))
+            give_up(cases[0], first_line(failure))
             return {}
         for case in cases:
             if case not in results:
-                gate.withdraw(case, f"{arm.name} did not measure it")
+                give_up(case, f"{arm.name} did not measure it")
         return results
 
 
