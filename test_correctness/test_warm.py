@@ -31,7 +31,8 @@ def interpreters(pids):
     return [pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1] == b"-c"]
 
 
-def test_a_copy_has_the_environment_asked_for_and_ends_with_its_stand_in(transport):
+def test_a_copy_has_the_environment_asked_for_and_ends_with_its_stand_in(transport, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # as torch does in a process that imports its compiler
     stand_in, pids = start(transport)
     worker = transport._slots[0].pid
     assert {stand_in.pid, worker} < set(pids)

@@ -26,8 +26,8 @@ ADDRESS = "PERFSUITE_TEST_TEMPLATE"
 _SPACE = "PERFSUITE_TEST_SPACE"
 """Variable of the template alone, so long that a copy's environment has space in its place."""
 _READ_AT_LOAD = ("LD_", "OMP_", "KMP_", "GOMP_", "MKL_", "TORCH", "PYTHON", "GLIBC_", "MALLOC_")
-_TAKEN_OVER = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "TORCH_GLOO_", "TORCH_NCCL_")
-"""But these: the import path is sent, and a process group reads its settings when it is formed."""
+_TAKEN_OVER = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "TORCH_GLOO_", "TORCH_NCCL_", "TORCHINDUCTOR_")
+"""But these: the import path is sent, a group reads its settings when it is formed, a compiler when it is used."""
 _FROM_HERE = 400
 """Descriptors from here on are nobody's."""
 
