@@ -53,10 +53,11 @@ class _Controller:
         count = getattr(node, "workeroutput", {}).get(_LEFT_OUT, 0)
         self._config.stash[_left_out_key] = max(count, self._config.stash.get(_left_out_key, 0))
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """One line and the command that runs them alone."""
-        count = self._config.stash.get(_left_out_key, 0)
-        if count:
-            command = " ".join(["pytest", *self._config.invocation_params.args, "-n0"])
-            told = f"{plural(count, 'perf case')} left out, measured alone or not at all"
-            terminalreporter.write_line(f"perfsuite: {told}: {command}", yellow=True)
+
+def show(terminalreporter: Any, config: pytest.Config) -> None:
+    """One line and the command that runs what was left out."""
+    count = config.stash.get(_left_out_key, 0)
+    if count:
+        command = " ".join(["pytest", *config.invocation_params.args, "-n0"])
+        told = f"{plural(count, 'perf case')} left out, measured alone or not at all"
+        terminalreporter.write_line(f"perfsuite: {told}: {command}", yellow=True)

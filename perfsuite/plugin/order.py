@@ -117,3 +117,4 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     trace.show(terminalreporter, config)
     gating.show(terminalreporter, config)
     tables.show(terminalreporter, config)
+    distributed.show(terminalreporter, config)
