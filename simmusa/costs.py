@@ -63,7 +63,7 @@ class Costs:
             given = json.loads(written)
         except json.JSONDecodeError as error:
             raise ConfigurationError(f"{VARIABLE}: {written!r} is no JSON ({error}); write an object") from None
-        known = {each.name for each in fields(self)}
+        known = {field.name for field in fields(self)}
         if not isinstance(given, dict) or not set(given) <= known:
             raise ConfigurationError(
                 f"{VARIABLE}: {written!r} is no object of costs; its keys are {', '.join(sorted(known))}"

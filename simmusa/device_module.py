@@ -36,8 +36,8 @@ def _index(device: Any = None) -> int:
         return int(native().current_device())
     if isinstance(device, int):
         return device
-    found = torch.device(device)
-    return int(native().current_device()) if found.index is None else found.index
+    named = torch.device(device)
+    return int(native().current_device()) if named.index is None else named.index
 
 
 # -- streams and events ------------------------------------------------------------------------------------------
@@ -181,15 +181,15 @@ def _memory(device: Any) -> tuple[int, int, int, int, int]:
 def memory_stats(device: Any = None) -> dict[str, int]:
     """Bytes and blocks; nothing is cached, so what is reserved is what is allocated."""
     current, peak, allocated, freed, blocks = _memory(device)
-    found = {"num_alloc_retries": 0, "num_ooms": 0, "allocation.all.current": blocks}
+    statistics = {"num_alloc_retries": 0, "num_ooms": 0, "allocation.all.current": blocks}
     for kind in ("allocated_bytes", "active_bytes", "reserved_bytes"):
-        found |= {
+        statistics |= {
             f"{kind}.all.current": current,
             f"{kind}.all.peak": peak,
             f"{kind}.all.allocated": allocated,
             f"{kind}.all.freed": freed,
         }
-    return found
+    return statistics
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:

@@ -89,7 +89,7 @@ def test_the_vocabulary_of_every_published_row_is_padded_for_its_ranks():
     }
     assert len({tp for _, tp in rows}) == 6
     for (model, tp), parameters in rows.items():
-        assert parameters["vocabulary"] == MODELS[model].split(tp).vocabulary
+        assert parameters["vocabulary"] == MODELS[model].padded(tp).vocabulary
         assert parameters["sequence_length"] == MODELS[model].tokens_per_sample
 
 

@@ -112,7 +112,7 @@ def _require(role: str, unit: str, what: str) -> None:
         raise ConfigurationError(f"{what}: {role!r} is no role; choose from {', '.join(ROLES)}")
     units = SCALES.get(ROLES[role].dimension, {})
     if unit and unit not in units:
-        choice = f"choose from {', '.join(each for each in units if each)}" if units else "leave the unit out"
+        choice = f"choose from {', '.join(unit for unit in units if unit)}" if units else "leave the unit out"
         raise ConfigurationError(f"{what}: {unit!r} is no unit of {role}; {choice}")
 
 

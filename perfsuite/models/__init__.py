@@ -52,7 +52,7 @@ def stated(parameters: Mapping[str, Any], tp: int = 1) -> dict[str, Any]:
     """
     name, overrides = parameters.get("model"), parameters.get("overrides")
     try:
-        model = find(str(name), overrides if isinstance(overrides, Mapping) else None).split(tp)
+        model = find(str(name), overrides if isinstance(overrides, Mapping) else None).padded(tp)
     except (PerfsuiteError, TypeError):
         return {}
     facts = {"hidden_size": model.width, "num_heads": model.heads, "num_layers": model.layers}

@@ -72,8 +72,8 @@ class Model(ABC):
         """Rows of the output projection of a language model; 0 for other models."""
         return 0
 
-    def split(self, tp: int) -> Model:
-        """The configuration that ``tp`` ranks share: a vocabulary may be padded so that all have as many rows."""
+    def padded(self, parts: int) -> Model:
+        """The configuration whose vocabulary, where one is padded, divides into so many equal parts."""
         return self
 
     @property

@@ -61,13 +61,15 @@ class Gpt(Model):
         """V."""
         return math.ceil(self.words / self.words_multiple) * self.words_multiple
 
-    def split(self, tp: int) -> Gpt:
-        """A padded vocabulary is padded to as many rows on every rank.
+    def padded(self, parts: int) -> Gpt:
+        """A vocabulary that is padded gets as many rows in every part.
 
-        >>> [find.split(tp).vocabulary for find in MODELS if find.name == "gpt-1536x16" for tp in (1, 2, 4, 8, 16, 32)]
+        >>> gpt = next(gpt for gpt in MODELS if gpt.name == "gpt-1536x16")
+        >>> [gpt.padded(parts).vocabulary for parts in (1, 2, 4, 8, 16, 32)]
         [50304, 50432, 50688, 51200, 51200, 53248]
         """
-        return dataclasses.replace(self, words_multiple=self.words_multiple * tp) if self.words_multiple > 1 else self
+        multiple = self.words_multiple
+        return dataclasses.replace(self, words_multiple=multiple * parts) if multiple > 1 else self
 
     @property
     def parameters(self) -> int:

@@ -120,7 +120,7 @@ def _outer(rows: list[tuple[Row, Parts, Value]], nested: set[str]) -> str:
 
 def _own(parts: Parts, nested: set[str], outer: str) -> str:
     values = {column.name: value.interval.middle for column, value in parts}
-    return f"{float(values.get(outer, 0) - sum(values[each] for each in nested)):.4g}" if outer in values else "unknown"
+    return f"{float(values.get(outer, 0) - sum(values[part] for part in nested)):.4g}" if outer in values else "unknown"
 
 
 @Rule(

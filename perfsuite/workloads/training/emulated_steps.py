@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perfsuite.strategies.base import EXACT_TOLERANCE
 from perfsuite.workload import Rank, Step
 
 if TYPE_CHECKING:
     import torch
 
     from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
-
-_TOLERANCE = 1e-5
-"""Relative, in fp32: sums in another order."""
 
 
 class EmulatedStep(Step):
@@ -71,8 +69,10 @@ class EmulatedStep(Step):
         for what, (got, expected) in pairs.items():
             assert expected is not None
             error = float("inf") if got is None else float((got - expected).norm() / expected.norm())
-            if not error <= _TOLERANCE:
-                return f"{what} differs from one process by {error:.3g}, relative; at most {_TOLERANCE:g} is rounding"
+            if not error <= EXACT_TOLERANCE:
+                return (
+                    f"{what} differs from one process by {error:.3g}, relative; at most {EXACT_TOLERANCE:g} is rounding"
+                )
         return ""
 
     def close(self) -> None:

@@ -175,7 +175,7 @@ class TrainStep(Workload):
     def find_model(self) -> Model:
         """The configuration."""
         model = models.find(self.model, self.overrides)
-        return model.split(MeshShape.parse(self.mesh).size("tp")) if self.mesh else model
+        return model.padded(MeshShape.parse(self.mesh).size("tp")) if self.mesh else model
 
     def find_strategy(self) -> Strategy:
         """The strategy with its options."""
