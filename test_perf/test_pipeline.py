@@ -28,7 +28,7 @@ def pipeline(mesh, *, schedule, num_micro_batches, stages_per_rank=None, **case)
 
 
 @sizes(param="mesh", full=["pp4-dp2"], small=["pp4"])
-@pytest.mark.parametrize("num_micro_batches", [4, 8, 16], ids="m{}".format)
+@pytest.mark.parametrize("num_micro_batches", [4, 8, pytest.param(16, marks=pytest.mark.extended)], ids="m{}".format)
 @pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "interleaved_1f1b"])
 def test_schedules(perf, mesh, schedule, num_micro_batches):
     """Report 004: throughput, bubble and memory by schedule and micro-batches, four stages."""

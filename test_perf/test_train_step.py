@@ -31,7 +31,7 @@ def data_for(request):
 
 
 @sizes(param="model", full=["opensora"], small=["opensora-tiny"])
-@world_sizes(1, 2, 4, 8, extended=[8])
+@world_sizes(1, 2, 4, 8, extended=[4, 8])
 def test_opensora(perf, ranks, model, data_for):
     """Report 000: one video per card; optimizer state and gradients spread."""
     workload = TrainStep(
@@ -58,7 +58,7 @@ def test_opensora_encoders(perf, ranks, model):
 
 
 @sizes(param="model", full=["latte-l", "latte-xl"], small=["latte-tiny"])
-@world_sizes(1, 2, 4, 8, extended=[8])
+@world_sizes(1, 2, 4, 8, extended=[4, 8])
 def test_latte(perf, ranks, model, data_for):
     """Report 001: DDP, one video per card."""
     perf(TrainStep(model=model, strategy="ddp", data=data_for(model), num_workers=1, builds=("memory",)), on=ranks)
@@ -75,7 +75,7 @@ def test_latte_loaders(perf, model, num_workers, data_for, platform):
 
 @sizes(param="model", full=["llama2-7b"], small=["llama2-tiny"])
 @dtypes("bf16", "fp32")
-@world_sizes(2, 4, 8, extended=[8])
+@world_sizes(2, 4, 8, extended=[4, 8])
 def test_llama2(perf, ranks, model, dtype, data_for):
     """Report 002: LBS 3, MPE 4096, GAS 1, GBS = LBS x GAS x DP; mixed precision, full checkpointing, state spread."""
     workload = TrainStep(
@@ -108,14 +108,14 @@ def test_ddp_strong(perf, ranks, model):
 
 
 @sizes(param="model", full=["gpt2-xl", "gpt3-13b"], small=["gpt2-tiny"])
-@world_sizes(2, 4, 8, extended=[8])
+@world_sizes(2, 4, 8, extended=[4, 8])
 def test_fsdp(perf, ranks, model):
     """Report 004: everything spread."""
     perf(TrainStep(model=model, strategy="fsdp", micro_batch_size=4, builds=("memory", "exposed")), on=ranks)
 
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
-@world_sizes(2, 4)
+@world_sizes(2, 4, extended=[4])
 def test_zero_redundancy(perf, ranks, model):
     """Optimizer state spread by torch alone."""
     perf(TrainStep(model=model, strategy="zero_redundancy", micro_batch_size=4, builds=("memory",)), on=ranks)
