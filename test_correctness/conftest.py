@@ -63,10 +63,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(template.close)
 
 
-@pytest.fixture
-def cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forkservers that this test starts are new interpreters, as everybody's are."""
-    monkeypatch.delenv(WRAPPER)
+@pytest.fixture(scope="module")
+def cold() -> Generator[None, None, None]:
+    """Forkservers that this file starts, those of shared fixtures too, are new interpreters, as everybody's are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(WRAPPER, raising=False)
+        yield
 
 
 @pytest.hookimpl(wrapper=True)
