@@ -58,7 +58,7 @@ def require_own_modules(modules: Mapping[str, ModuleType] = sys.modules) -> None
         if file and _of_project(path := Path(file).resolve(), checkout) and not path.is_relative_to(tree):
             raise ForeignModule(
                 f"module {name} was imported from {path}, outside of the tree {tree} of the revision that was to be "
-                "measured; give --perf-base or --a a Python whose environment has that revision installed"
+                "measured; give --perf-base (or --a-python) a Python that has that revision installed"
             )
 
 
