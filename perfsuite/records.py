@@ -26,6 +26,8 @@ Better = Literal["higher", "lower", "neither"]
 VerdictName = Literal[
     "pass",
     "regressed",
+    "drifted",
+    "environment",
     "improved",
     "inconclusive",
     "impossible",

@@ -75,6 +75,14 @@ def test_a_run_keeps_quantiles_of_all_samples_and_the_median_of_the_clean_ones()
     assert run.has_clean
 
 
+def test_a_run_keeps_mean_and_tail_of_all_and_of_the_clean_samples():
+    clean = (*[Sample(time_s=0.1)] * 9, Sample(time_s=0.4))
+    run = summarise(result_of((*clean, Sample(time_s=2.0, involuntary_switches=1))))
+    assert run.mean == pytest.approx(math.log(3.3 / 11), abs=1e-5)
+    assert run.clean_mean == pytest.approx(math.log(1.3 / 10), abs=1e-5)
+    assert run.clean_p95 == pytest.approx(math.log(0.1 + 0.55 * 0.3), abs=1e-5)
+
+
 def test_a_yardstick_missing_from_a_sample_is_not_used_and_few_samples_may_be_clean():
     samples = (
         Sample(time_s=0.01, yardstick_s=0.002),

@@ -12,7 +12,7 @@ from perfsuite.baselines.rules import as_object, check_fields
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 from perfsuite.baselines.text import CASE_LISTS, Fault, Where, check_of, header_of
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the file format; a reader refuses a higher one."""
 
 Plain = Mapping[str, Any]
@@ -73,6 +73,7 @@ class _Source:
 
     session: str
     commit: str
+    boot: str
     environment: Plain
 
 
@@ -83,11 +84,14 @@ def _sources(document: Plain) -> Mapping[str, _Source]:
     sources = {}
     for key, plain in document["sessions"].items():
         where = ("sessions", key)
-        check_fields(as_object(plain, where), rules.SESSION, rules.NONE, where)
+        check_fields(as_object(plain, where), rules.SESSION, rules.SESSION_OPTIONAL, where)
         if plain["environment"] not in environments:
             raise Fault(f"environment {plain['environment']} is not among the file's environments", where=where)
         sources[key] = _Source(
-            session=plain["session"], commit=plain["commit"], environment=environments[plain["environment"]]
+            session=plain["session"],
+            commit=plain["commit"],
+            boot=plain.get("boot", ""),
+            environment=environments[plain["environment"]],
         )
     return sources
 
@@ -151,6 +155,9 @@ def _decode_run(plain: Any, sources: Mapping[str, _Source], where: Where) -> Run
         outcome="measured" if measured else "out_of_memory",
         quantiles_s=tuple(fields.get("quantiles_s", ())),
         location=location,
+        mean=fields.get("mean"),
+        clean_mean=fields.get("clean_mean"),
+        clean_p95=fields.get("clean_p95"),
         yardstick=fields.get("yardstick"),
         samples=samples,
         clean=clean,
@@ -160,5 +167,6 @@ def _decode_run(plain: Any, sources: Mapping[str, _Source], where: Where) -> Run
         process=fields.get("process", "fresh"),
         disturbance=fields.get("disturbance", ""),
         commit=source.commit,
+        boot=source.boot,
         environment=source.environment,
     )

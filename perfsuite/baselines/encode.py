@@ -53,15 +53,17 @@ class _Sources:
     def __init__(self) -> None:
         self.environments: dict[str, Any] = {}
         self.sessions: dict[str, Any] = {}
-        self._known: dict[tuple[str, str, int], tuple[str, Mapping[str, Any]]] = {}
+        self._known: dict[tuple[str, str, str, int], tuple[str, Mapping[str, Any]]] = {}
 
     def key_of(self, run: RunSummary) -> str:
         """Key of the run's session, revision and environment together."""
-        seen = (run.session, run.commit, id(run.environment))
+        seen = (run.session, run.commit, run.boot, id(run.environment))
         if seen not in self._known:  # the mapping is kept beside its id, which nobody else can have while it lives
             environment = _key(run.environment)
             self.environments[environment] = dict(run.environment)
             plain = {"commit": run.commit, "environment": environment, "session": run.session}
+            if run.boot:
+                plain["boot"] = run.boot
             key = _key(plain)
             self.sessions[key] = plain
             self._known[seen] = (key, run.environment)
@@ -123,6 +125,9 @@ def _encode_run(run: RunSummary, sources: _Sources) -> dict[str, Any]:
         "run": (run.ordinal, 0),
         "iterations": (run.iterations, 1),
         "cpu_share": (run.cpu_share, 1.0),
+        "mean": (run.mean, None),
+        "clean_mean": (run.clean_mean, None),
+        "clean_p95": (run.clean_p95, None),
         "yardstick": (run.yardstick, None),
         "process": (run.process, "fresh"),
         "disturbance": (run.disturbance, ""),

@@ -169,6 +169,7 @@ EXTRA: Rules = MappingProxyType({"backend": _any_text, "metrics": _object, "work
 EXTRA_OPTIONAL: Rules = MappingProxyType({"accepted": _object})
 ACCEPTED: Rules = MappingProxyType({"reason": _text, "session": _text, "time": _time})
 MEANING: Rules = MappingProxyType({"better": _one_of("higher", "lower", "neither"), "unit": _any_text})
+SESSION_OPTIONAL: Rules = MappingProxyType({"boot": _text})
 SESSION: Rules = MappingProxyType({"commit": _any_text, "environment": _key, "session": _text})
 UNMEASURED_RUN: Rules = MappingProxyType({"outcome": _one_of("out_of_memory"), "session": _key, "time": _time})
 MEASURED_RUN: Rules = MappingProxyType(
@@ -184,5 +185,13 @@ MEASURED_RUN: Rules = MappingProxyType(
 )
 UNMEASURED_OPTIONAL: Rules = MappingProxyType({"disturbance": _text, "process": _one_of("reused"), "run": _positive})
 MEASURED_OPTIONAL: Rules = MappingProxyType(
-    {**UNMEASURED_OPTIONAL, "cpu_share": _share, "iterations": _positive, "yardstick": _log_seconds}
+    {
+        **UNMEASURED_OPTIONAL,
+        "clean_mean": _log_seconds,
+        "clean_p95": _log_seconds,
+        "cpu_share": _share,
+        "iterations": _positive,
+        "mean": _log_seconds,
+        "yardstick": _log_seconds,
+    }
 )

@@ -98,6 +98,12 @@ class RunSummary:
     """Seconds per iteration at QUANTILES of all samples, four significant digits."""
     location: float | None = None
     """ln of the median of the clean samples in seconds; None without a clean sample."""
+    mean: float | None = None
+    """ln of the mean of all samples in seconds; None in runs stored before it was kept."""
+    clean_mean: float | None = None
+    """ln of the mean of the clean samples in seconds; None without one, and in runs stored before it was kept."""
+    clean_p95: float | None = None
+    """ln of the 95 % quantile of the clean samples in seconds; None as for ``clean_mean``."""
     yardstick: float | None = None
     """ln of the median yardstick time beside the clean samples in seconds; None when it was not timed."""
     samples: int = 0
@@ -116,6 +122,8 @@ class RunSummary:
     """What vendor telemetry saw (throttling, other processes), or ``unknown``; empty when it saw a quiet device."""
     commit: str = ""
     """Revision of the code that ran."""
+    boot: str = ""
+    """Identifier of the boot of the machine that it ran on; empty where it is not known."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """The soft key: driver, torch and library versions, kernel, device ids, power cap, governor."""
 
@@ -191,7 +199,9 @@ def case_of(result: Result, *, backend: str = "", group: str | None = None) -> C
     )
 
 
-def summarise(result: Result, *, ordinal: int = 0, commit: str = "", disturbance: str = "") -> RunSummary:
+def summarise(
+    result: Result, *, ordinal: int = 0, commit: str = "", boot: str = "", disturbance: str = ""
+) -> RunSummary:
     """What a baseline keeps of a result.
 
     A sample is clean when no rank was switched out against its will, or when its time is virtual.  ``disturbance`` is
@@ -208,6 +218,7 @@ def summarise(result: Result, *, ordinal: int = 0, commit: str = "", disturbance
             ordinal=ordinal,
             outcome="out_of_memory",
             commit=commit,
+            boot=boot,
             disturbance=disturbance,
             environment=plain_environment,
         )
@@ -216,12 +227,16 @@ def summarise(result: Result, *, ordinal: int = 0, commit: str = "", disturbance
     if not times or times[0] <= 0:
         raise ValueError(f"{result.case} has a sample of {times[0] if times else 'no'} seconds; a baseline needs times")
     clean = [sample for sample in measurement.samples if result.simulated or not sample.involuntary_switches]
+    clean_s = sorted(sample.time_s for sample in clean)
     return RunSummary(
         session=result.session,
         time=result.started_at,
         ordinal=ordinal,
         quantiles_s=tuple(rounded(quantile(times, share), 4) for share in QUANTILES),
-        location=_log_median([sample.time_s for sample in clean]),
+        location=_logarithm(statistics.median(clean_s)) if clean_s else None,
+        mean=_logarithm(statistics.fmean(times)),
+        clean_mean=_logarithm(statistics.fmean(clean_s)) if clean_s else None,
+        clean_p95=_logarithm(quantile(clean_s, 0.95)) if clean_s else None,
         yardstick=_yardstick(clean or measurement.samples),
         samples=len(times),
         clean=len(clean),
@@ -235,17 +250,18 @@ def summarise(result: Result, *, ordinal: int = 0, commit: str = "", disturbance
         process=measurement.process,
         disturbance=disturbance,
         commit=commit,
+        boot=boot,
         environment=plain_environment,
     )
 
 
-def _log_median(times_s: Sequence[float]) -> float | None:
-    return round(math.log(statistics.median(times_s)), 5) if times_s else None
+def _logarithm(time_s: float) -> float:
+    return round(math.log(time_s), 5)
 
 
 def _yardstick(samples: Sequence[Sample]) -> float | None:
     times_s = [sample.yardstick_s for sample in samples if sample.yardstick_s]
-    return _log_median(times_s) if len(times_s) == len(samples) else None
+    return _logarithm(statistics.median(times_s)) if times_s and len(times_s) == len(samples) else None
 
 
 def _cpu_share(measurement: Measurement) -> float:
