@@ -82,10 +82,12 @@ class Gatekeeper:
         backend: str = "",
         base: Base | None = None,
         commit: str = "",
+        boot: str = "",
         disturbance: Callable[[], str] = str,
     ) -> None:
         """``backend`` stands in for cases that ran out of memory before their group was made.
 
+        ``commit`` and ``boot`` tell which sessions are one session of the machine; empty where they are not known.
         ``disturbance`` is asked after every run what telemetry saw on the devices; empty when nothing.
 
         Raises BaselineError when the file of this hardware is damaged.
@@ -99,6 +101,7 @@ class Gatekeeper:
         self._backend = backend
         self._disturbance = disturbance
         self._commit = commit
+        self._boot = boot
         self._taken: dict[str, _Taken] = {}
         self.verdicts: dict[str, Verdict] = {}
         self.covered: set[str] = set()
@@ -201,7 +204,9 @@ class Gatekeeper:
         taken.broken.extend(str(violation) for violation in violations(result))
         ordinal = len(taken.runs)
         try:
-            run = summarise(result, ordinal=ordinal, commit=self._commit, disturbance=self._disturbance())
+            run = summarise(
+                result, ordinal=ordinal, commit=self._commit, boot=self._boot, disturbance=self._disturbance()
+            )
         except ValueError as unusable:
             taken.broken.append(str(unusable))
             return None

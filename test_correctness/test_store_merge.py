@@ -13,10 +13,10 @@ from perfsuite.baselines.baseline import (
     Entry,
     Hardware,
     merge,
-    moment,
     newest,
     prune,
 )
+from perfsuite.baselines.runs import moment
 from perfsuite.errors import BaselineError
 from test_correctness.helpers.stored_files import HARDWARE, NOW, case, offer, run_of
 
@@ -69,10 +69,11 @@ def test_files_of_different_hardware_or_changed_runs_are_not_merged(tmp_path):
 
 
 def test_prune_drops_by_age_by_name_and_what_was_superseded():
-    old = Entry(case=case("a"), runs=(run_of("s0", 200), run_of("s1", 10)))
+    aged = run_of("s0", 200)
+    old = Entry(case=case("a"), runs=(aged, run_of("s1", 10)), reference=(run_of("s1", 10),))
     larger = case("a", parameters={"message_bytes": 2048})
     new = Entry(case=larger, runs=(run_of("s2", 5),))
-    other = Entry(case=case("b"), runs=(run_of("s0", 200),))
+    other = Entry(case=case("b"), runs=(aged,))
     whole = Baseline(hardware=HARDWARE, entries={each.case.key: each for each in (old, new, other)})
     kept, said = prune(whole, now=NOW, older_than_days=120)
     assert [len(entry.runs) for entry in kept.entries.values()] == [1, 1]
@@ -82,3 +83,14 @@ def test_prune_drops_by_age_by_name_and_what_was_superseded():
     assert "superseded (dtype=absent, stored fp32; message_bytes=2048, stored 1024)" in said[0]
     kept, _ = prune(whole, now=NOW, case="*test_b*")
     assert other.case.key not in kept.entries
+
+
+def test_prune_never_drops_the_reference_of_a_case_that_stays():
+    runs = tuple(run_of(f"s{index}", 200 - index) for index in range(10))
+    entry = Entry(case=case(), runs=(*runs, run_of("new", 5)))
+    kept, said = prune(Baseline(hardware=HARDWARE, entries={case().key: entry}), now=NOW, older_than_days=60)
+    (left,) = kept.entries.values()
+    assert left.reference == entry.reference == runs[:8]
+    assert left.runs == (*runs[:8], run_of("new", 5))
+    assert said == (f"{case().node}: 2 of 11 runs dropped, too old",)
+    assert prune(kept, now=NOW, older_than_days=1)[0].entries == {}

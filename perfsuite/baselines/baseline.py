@@ -7,10 +7,11 @@ import fnmatch
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Literal
 
-from perfsuite.baselines.runs import CaseIdentity, RunSummary
+from perfsuite.baselines.runs import CaseIdentity, RunSummary, in_order, moment
+from perfsuite.baselines.sessions import first_runs, machine_sessions
 from perfsuite.errors import BaselineError
 
 KEPT_RUNS = 12
@@ -37,14 +38,16 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """A person's statement that the runs of a case are right although they differ from those before."""
+    """What began the epoch of a case: why its runs are right although they differ from those before."""
 
     reason: str
     """As given with --perf-reason."""
     session: str
-    """The session whose runs replaced the older ones."""
+    """The session whose runs replaced the older ones; of an improvement the first that showed it."""
     time: str
-    """When that session's first kept run started, UTC, ISO 8601."""
+    """When that session's first kept run started, UTC, ISO 8601: older runs belong to an earlier epoch."""
+    kind: Literal["accepted", "improved", "environment"] = "accepted"
+    """Accepted by a person, an improvement that two sessions of the machine showed, or another environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +57,29 @@ class Entry:
     case: CaseIdentity
     """Identity of the case."""
     runs: tuple[RunSummary, ...]
-    """Oldest first, at most KEPT_RUNS."""
+    """The newest, oldest first, at most KEPT_RUNS."""
     accepted: Acceptance | None = None
-    """The last acceptance, if there was one."""
+    """What began the epoch; None in the first one."""
+    reference: tuple[RunSummary, ...] = ()
+    """What the level is judged against: the first accepted runs of the epoch (perfsuite/baselines/sessions.py).
+
+    Oldest first; those that are not among ``runs`` are older.  Left out: the oldest of ``runs``.
+    """
+
+    def __post_init__(self) -> None:
+        """Fill in a reference that was left out."""
+        if not self.reference:
+            object.__setattr__(self, "reference", first_runs(self.runs, machine_sessions(self.runs)))
 
     @property
     def newest(self) -> RunSummary:
         """The run that started last."""
         return self.runs[-1]
 
-    @property
-    def sessions(self) -> int:
-        """Number of different sessions among the runs."""
-        return len({run.session for run in self.runs})
+    @functools.cached_property
+    def kept(self) -> tuple[RunSummary, ...]:
+        """Every run that is kept, those of the reference and the newest, each once, oldest first."""
+        return in_order([*self.reference, *self.runs])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,53 +105,45 @@ class Baseline:
             node: tuple(sorted(entries, key=lambda entry: entry.newest.time)) for node, entries in entries_of.items()
         }
 
+    @functools.cached_property
+    def machine_session(self) -> Mapping[str, str]:
+        """The session of the machine of each pytest session in the file."""
+        return machine_sessions(run for entry in self.entries.values() for run in entry.kept)
+
     @property
     def newest_time(self) -> str:
         """When the newest run started; empty without runs."""
         return max((entry.newest.time for entry in self.entries.values()), default="")
 
 
-def moment(text: str) -> datetime:
-    """A stored time; ValueError unless it is ISO 8601 with a date and a time.  Without an offset it is UTC.
-
-    >>> moment("2025-11-21T02:44:12.123Z").isoformat()
-    '2025-11-21T02:44:12.123000+00:00'
-    """
-    time = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith("Z") else text)
-    return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
-
-
 def newest(runs: Iterable[RunSummary]) -> tuple[RunSummary, ...]:
     """The newest KEPT_RUNS of the runs, oldest first; a run that is there twice counts once.
 
-    Raises BaselineError when two runs with one identity differ: one of them was changed.
+    Raises BaselineError when two runs with one identity differ.
     """
-    unique: dict[tuple[str, str, int], RunSummary] = {}
-    for run in runs:
-        if unique.setdefault(run.key, run) != run:
-            raise BaselineError(
-                f"two different runs are both number {run.ordinal} of session {run.session} at {run.time}; "
-                "one of them was changed after it was measured, so drop it before merging"
-            )
-    ordered = sorted(unique.values(), key=lambda run: (moment(run.time), run.session, run.ordinal))
-    return tuple(ordered[-KEPT_RUNS:])
+    return in_order(runs)[-KEPT_RUNS:]
 
 
-def joined(first: Entry, second: Entry) -> Entry:
+def joined(first: Entry, second: Entry, machine_session: Mapping[str, str]) -> Entry:
     """One entry out of two of the same case: the union of their runs, names and meanings from the newer one.
 
-    Runs older than the newest acceptance are left out: they were replaced for a reason.
+    The newer epoch counts: runs older than it are left out, they were replaced for a reason, and the reference is its
+    own.  Of two references of one epoch the older runs are taken.
     """
     later = max(first, second, key=lambda entry: (moment(entry.newest.time), entry.newest.key))
     accepted = max(
         (entry.accepted for entry in (first, second) if entry.accepted),
-        key=lambda acceptance: (moment(acceptance.time), acceptance.session, acceptance.reason),
+        key=lambda acceptance: (moment(acceptance.time), acceptance.session, acceptance.kind, acceptance.reason),
         default=None,
     )
-    runs = [*first.runs, *second.runs]
+    references = [entry.reference for entry in (first, second) if entry.accepted == accepted]
+    reference = references[0]
+    if reference != references[-1]:
+        reference = first_runs((run for part in references for run in part), machine_session)
+    runs = [*first.kept, *second.kept]
     if accepted is not None:
         runs = [run for run in runs if moment(run.time) >= moment(accepted.time)]
-    return Entry(case=later.case, runs=newest(runs), accepted=accepted)
+    return Entry(case=later.case, runs=newest([*reference, *runs]), accepted=accepted, reference=reference)
 
 
 def merge(first: Baseline, second: Baseline) -> Baseline:
@@ -153,9 +158,12 @@ def merge(first: Baseline, second: Baseline) -> Baseline:
             f"({'; '.join(hardware_differences(second.hardware, first.hardware)) or 'one is simulated'}); "
             "only files of one fingerprint can be merged"
         )
+    machine_session = machine_sessions(
+        run for each in (first, second) for entry in each.entries.values() for run in entry.kept
+    )
     entries = dict(first.entries)
     for key, entry in second.entries.items():
-        entries[key] = joined(entries[key], entry) if key in entries else entry
+        entries[key] = joined(entries[key], entry, machine_session) if key in entries else entry
     later = max(
         first, second, key=lambda baseline: (baseline.newest_time, sorted(map(str, baseline.commit_info.items())))
     )
@@ -194,24 +202,31 @@ def prune(
 
     ``older_than_days`` drops runs by age, ``case`` drops the cases whose node id matches this shell pattern (or is it),
     ``superseded`` drops entries of a node id that has a newer entry with other parameters, world size or backend.
+    A case that keeps any run keeps its reference, whatever its age: it says what later runs are judged against.
     """
     kept: dict[CaseKey, Entry] = {}
     said: list[str] = []
     for key, entry in baseline.entries.items():
         node = entry.case.node
         if case and (node == case or fnmatch.fnmatchcase(node, case)):
-            said.append(f"{node}: dropped with {len(entry.runs)} runs, named")
+            said.append(f"{node}: dropped with {len(entry.kept)} runs, named")
             continue
         if superseded and baseline.by_node[node][-1] is not entry:
             why = "; ".join(baseline.by_node[node][-1].case.differences(entry.case))
-            said.append(f"{node}: dropped with {len(entry.runs)} runs, superseded ({why})")
+            said.append(f"{node}: dropped with {len(entry.kept)} runs, superseded ({why})")
             continue
-        runs = entry.runs
+        left: Entry | None = entry
         if older_than_days is not None:
-            oldest = now - timedelta(days=older_than_days)
-            runs = tuple(run for run in runs if moment(run.time) >= oldest)
-            if len(runs) < len(entry.runs):
-                said.append(f"{node}: {len(entry.runs) - len(runs)} of {len(entry.runs)} runs dropped, too old")
-        if runs:
-            kept[key] = dataclasses.replace(entry, runs=runs)
+            left = _younger(entry, now - timedelta(days=older_than_days))
+            dropped = len(entry.kept) - (len(left.kept) if left else 0)
+            if dropped:
+                said.append(f"{node}: {dropped} of {len(entry.kept)} runs dropped, too old")
+        if left is not None:
+            kept[key] = left
     return dataclasses.replace(baseline, entries=kept), tuple(said)
+
+
+def _younger(entry: Entry, oldest: datetime) -> Entry | None:
+    """An entry without its older runs, those of the reference apart; None when no run is young enough."""
+    young = [run for run in entry.runs if moment(run.time) >= oldest]
+    return dataclasses.replace(entry, runs=newest([*entry.reference, *young])) if young else None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from perfsuite.baselines import rules
-from perfsuite.baselines.baseline import KEPT_RUNS, Acceptance, Baseline, CaseKey, Entry, Hardware
+from perfsuite.baselines.baseline import KEPT_RUNS, Acceptance, Baseline, CaseKey, Entry, Hardware, newest
 from perfsuite.baselines.rules import as_object, check_fields
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
+from perfsuite.baselines.sessions import REFERENCE_MOST, first_runs
 from perfsuite.baselines.text import CASE_LISTS, Fault, Where, check_of, header_of
 
 SCHEMA = 2
@@ -43,12 +44,22 @@ def decode(document: Plain) -> Baseline:
         key=header["hardware"],
         simulated=header["simulated"],
     )
-    return Baseline(
+    baseline = Baseline(
         hardware=hardware,
         entries=entries,
         commit_info=document["commit_info"],
         machine_info=document["machine_info"],
     )
+    return baseline if header["schema"] >= SCHEMA else _with_references(baseline)
+
+
+def _with_references(baseline: Baseline) -> Baseline:
+    """A file from before references were kept: the oldest runs of each case are its own."""
+    entries = {
+        key: replace(entry, reference=first_runs(entry.runs, baseline.machine_session))
+        for key, entry in baseline.entries.items()
+    }
+    return replace(baseline, entries=entries)
 
 
 def _header(document: Plain) -> Plain:
@@ -114,11 +125,9 @@ def _decode_entry(plain: Plain, sources: Mapping[str, _Source], where: Where, *,
         meanings[name] = MetricMeaning(unit=meaning["unit"], better=meaning["better"])
     accepted = None
     if "accepted" in extra:
-        check_fields(extra["accepted"], rules.ACCEPTED, rules.NONE, (*where, "extra_info", "accepted"))
+        check_fields(extra["accepted"], rules.ACCEPTED, rules.ACCEPTED_OPTIONAL, (*where, "extra_info", "accepted"))
         accepted = Acceptance(**extra["accepted"])
-    runs = tuple(_decode_run(run, sources, (*where, "runs", index)) for index, run in enumerate(plain["runs"]))
-    if len(runs) > KEPT_RUNS or len({run.key for run in runs}) < len(runs):
-        raise Fault(f"{len(runs)} runs; a case has at most {KEPT_RUNS}, each once", where=(*where, "runs"))
+    runs, reference = _decode_runs(plain["runs"], sources, (*where, "runs"))
     if not _fits(plain["check"], plain):
         raise Fault(
             f"{plain['fullname']} was changed by hand after perfsuite wrote it: its check does not fit", where=where
@@ -132,7 +141,23 @@ def _decode_entry(plain: Plain, sources: Mapping[str, _Source], where: Where, *,
         group=plain["group"],
         metrics=meanings,
     )
-    return Entry(case=case, runs=runs, accepted=accepted)
+    return Entry(case=case, runs=runs, accepted=accepted, reference=reference)
+
+
+def _decode_runs(
+    plain: Sequence[Any], sources: Mapping[str, _Source], where: Where
+) -> tuple[tuple[RunSummary, ...], tuple[RunSummary, ...]]:
+    """The newest runs of a case and those of its reference; a run that is both has one line."""
+    kept = tuple(_decode_run(run, sources, (*where, index)) for index, run in enumerate(plain))
+    reference = tuple(run for run, fields in zip(kept, plain, strict=True) if fields.get("reference"))
+    once = len({run.key for run in kept}) == len(kept)
+    runs = newest(kept) if once else ()
+    if len({run.key for run in (*runs, *reference)}) < len(kept) or len(reference) > REFERENCE_MOST:
+        raise Fault(
+            f"{len(kept)} runs; a case has at most {KEPT_RUNS}, each once, beside a reference of {REFERENCE_MOST}",
+            where=where,
+        )
+    return runs, reference
 
 
 def _decode_run(plain: Any, sources: Mapping[str, _Source], where: Where) -> RunSummary:

@@ -91,6 +91,9 @@ def _encode_entry(entry: Entry, sources: _Sources) -> dict[str, Any]:
     if entry.accepted:
         accepted = entry.accepted
         extra["accepted"] = {"reason": accepted.reason, "session": accepted.session, "time": accepted.time}
+        if accepted.kind != "accepted":
+            extra["accepted"]["kind"] = accepted.kind
+    in_reference = {run.key for run in entry.reference}
     plain: dict[str, Any] = {
         "extra_info": extra,
         "fullname": case.node,
@@ -99,7 +102,7 @@ def _encode_entry(entry: Entry, sources: _Sources) -> dict[str, Any]:
         "options": {},
         "param": name.partition("[")[2][:-1] or None,
         "params": dict(case.parameters),
-        "runs": [_encode_run(run, sources) for run in entry.runs],
+        "runs": [_encode_run(run, sources, reference=run.key in in_reference) for run in entry.kept],
     }
     medians_s = [run.median_s for run in entry.runs if run.quantiles_s]
     if medians_s:
@@ -109,7 +112,7 @@ def _encode_entry(entry: Entry, sources: _Sources) -> dict[str, Any]:
     return plain
 
 
-def _encode_run(run: RunSummary, sources: _Sources) -> dict[str, Any]:
+def _encode_run(run: RunSummary, sources: _Sources, *, reference: bool) -> dict[str, Any]:
     """One line; what is as usual stays out of it."""
     plain: dict[str, Any] = {"session": sources.key_of(run), "time": run.time}
     if run.outcome == "measured":
@@ -122,6 +125,7 @@ def _encode_run(run: RunSummary, sources: _Sources) -> dict[str, Any]:
         )
     unusual = {
         "outcome": (run.outcome, "measured"),
+        "reference": (reference, False),
         "run": (run.ordinal, 0),
         "iterations": (run.iterations, 1),
         "cpu_share": (run.cpu_share, 1.0),

@@ -127,7 +127,9 @@ def baseline_of_today(baseline: Baseline, renames: Sequence[Rename] = RENAMES) -
         if case != entry.case:
             said.append(f"{case.node}: {'; '.join(_differences(entry.case, case))}")
         renamed = dataclasses.replace(entry, case=case)
-        entries[case.key] = joined(entries[case.key], renamed) if case.key in entries else renamed
+        entries[case.key] = (
+            joined(entries[case.key], renamed, baseline.machine_session) if case.key in entries else renamed
+        )
     return dataclasses.replace(baseline, entries=entries), tuple(said)
 
 

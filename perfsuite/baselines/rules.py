@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from perfsuite.baselines.baseline import moment
-from perfsuite.baselines.runs import QUANTILES
+from perfsuite.baselines.runs import QUANTILES, moment
 from perfsuite.baselines.text import Fault, Where
 
 Rule = Callable[[Any], str]
@@ -54,6 +53,10 @@ def _any_text(value: Any) -> str:
 
 def _text_or_null(value: Any) -> str:
     return "" if value is None else _text(value)
+
+
+def _true(value: Any) -> str:
+    return "" if value is True else "should be true, or left out"
 
 
 def _flag(value: Any) -> str:
@@ -168,6 +171,7 @@ MEASURED_CASE: Rules = MappingProxyType({**UNMEASURED_CASE, "stats": _object})
 EXTRA: Rules = MappingProxyType({"backend": _any_text, "metrics": _object, "workload": _text, "world_size": _positive})
 EXTRA_OPTIONAL: Rules = MappingProxyType({"accepted": _object})
 ACCEPTED: Rules = MappingProxyType({"reason": _text, "session": _text, "time": _time})
+ACCEPTED_OPTIONAL: Rules = MappingProxyType({"kind": _one_of("improved", "environment")})
 MEANING: Rules = MappingProxyType({"better": _one_of("higher", "lower", "neither"), "unit": _any_text})
 SESSION_OPTIONAL: Rules = MappingProxyType({"boot": _text})
 SESSION: Rules = MappingProxyType({"commit": _any_text, "environment": _key, "session": _text})
@@ -183,7 +187,9 @@ MEASURED_RUN: Rules = MappingProxyType(
         "time": _time,
     }
 )
-UNMEASURED_OPTIONAL: Rules = MappingProxyType({"disturbance": _text, "process": _one_of("reused"), "run": _positive})
+UNMEASURED_OPTIONAL: Rules = MappingProxyType(
+    {"disturbance": _text, "process": _one_of("reused"), "reference": _true, "run": _positive}
+)
 MEASURED_OPTIONAL: Rules = MappingProxyType(
     {
         **UNMEASURED_OPTIONAL,

@@ -6,10 +6,12 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any, Literal
 
+from perfsuite.errors import BaselineError
 from perfsuite.records import Better, Measurement, Result, Sample, to_json
 from perfsuite.units import plural
 
@@ -142,6 +144,32 @@ class RunSummary:
     def has_clean(self) -> bool:
         """Whether enough samples are clean: MIN_CLEAN, or half of them when there are few."""
         return self.location is not None and (self.clean >= MIN_CLEAN or 2 * self.clean >= self.samples)
+
+
+def moment(text: str) -> datetime:
+    """A stored time; ValueError unless it is ISO 8601 with a date and a time.  Without an offset it is UTC.
+
+    >>> moment("2025-11-21T02:44:12.123Z").isoformat()
+    '2025-11-21T02:44:12.123000+00:00'
+    """
+    time = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith("Z") else text)
+    return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
+
+
+def in_order(runs: Iterable[RunSummary]) -> tuple[RunSummary, ...]:
+    """The runs, oldest first; a run that is there twice counts once.
+
+    Raises BaselineError when two runs with one identity differ: one of them was changed.
+    """
+    unique: dict[tuple[str, str, int], RunSummary] = {}
+    for run in runs:
+        known = unique.setdefault(run.key, run)
+        if known is not run and known != run:
+            raise BaselineError(
+                f"two different runs are both number {run.ordinal} of session {run.session} at {run.time}; "
+                "one of them was changed after it was measured, so drop it before merging"
+            )
+    return tuple(sorted(unique.values(), key=lambda run: (moment(run.time), run.session, run.ordinal)))
 
 
 def usually_clean(runs: Sequence[RunSummary]) -> bool:

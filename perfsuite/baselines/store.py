@@ -21,7 +21,6 @@ from perfsuite.baselines.baseline import (
     CaseKey,
     Entry,
     Hardware,
-    joined,
     merge,
     newest,
     prune,
@@ -30,7 +29,8 @@ from perfsuite.baselines.decode import decode
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.lock import locked, replace
 from perfsuite.baselines.renames import baseline_of_today
-from perfsuite.baselines.runs import CaseIdentity, RunSummary, usually_clean
+from perfsuite.baselines.runs import CaseIdentity, RunSummary, moment, usually_clean
+from perfsuite.baselines.sessions import first_runs, is_complete, machine_sessions
 from perfsuite.baselines.text import Fault, dump, line_of, parse
 from perfsuite.errors import BaselineError, ConfigurationError
 from perfsuite.records import VerdictName
@@ -192,10 +192,13 @@ class _Draft:
         self.added: dict[str, int] = {}
         self.replaced: list[str] = []
         self.refused: dict[str, str] = {}
+        self.machine_session: Mapping[str, str] = {}
 
     def apply(self, before: Mapping[CaseKey, Entry], offered: Sequence[NewRuns]) -> dict[CaseKey, Entry]:
         """The entries afterwards."""
         entries = dict(before)
+        stored = (run for entry in before.values() for run in entry.kept)
+        self.machine_session = machine_sessions([*stored, *(run for new in offered for run in new.runs)])
         for new in offered:
             why_not = self._refusal(new)
             if why_not:
@@ -234,7 +237,7 @@ class _Draft:
             elif old is not None:
                 accepted = Acceptance(reason="improved", session=runs[0].session, time=runs[0].time)
             return Entry(case=new.case, runs=runs, accepted=accepted)
-        there = {run.key for run in old.runs}
+        there = {run.key for run in old.kept}
         fresh = [run for run in newest(new.runs) if run.key not in there]
         all_count = not usually_clean(old.runs)
         steady = [run for run in fresh if all_count or run.has_clean or run.outcome == "out_of_memory"]
@@ -243,7 +246,16 @@ class _Draft:
             return old
         runs = tuple(steady[: self.session_runs])
         self.added[node] = len(runs)
-        return joined(old, Entry(case=new.case, runs=runs))
+        return self._appended(old, new.case, runs)
+
+    def _appended(self, old: Entry, case: CaseIdentity, runs: Sequence[RunSummary]) -> Entry:
+        """The entry with further runs; they are part of the reference while that is not complete."""
+        if old.accepted is not None:
+            runs = [run for run in runs if moment(run.time) >= moment(old.accepted.time)]
+        reference = old.reference
+        if not is_complete(reference, self.machine_session):
+            reference = first_runs([*reference, *runs], self.machine_session)
+        return dataclasses.replace(old, case=case, runs=newest([*reference, *old.runs, *runs]), reference=reference)
 
 
 def merge_files(target: Path, sources: Sequence[Path]) -> Baseline:

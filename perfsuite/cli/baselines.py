@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import Baseline, Entry, moment
+from perfsuite.baselines.baseline import Baseline, Entry
+from perfsuite.baselines.runs import moment
+from perfsuite.baselines.sessions import count_sessions
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
 from perfsuite.errors import BaselineError, ConfigurationError
 from perfsuite.records import to_json
@@ -79,7 +81,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _facts(baseline: Baseline) -> dict[str, object]:
-    runs = sum(len(entry.runs) for entry in baseline.entries.values())
+    runs = sum(len(entry.kept) for entry in baseline.entries.values())
     return {"cases": len(baseline.entries), "runs": runs, "age": _age(baseline.newest_time)}
 
 
@@ -100,12 +102,12 @@ def _show(options: argparse.Namespace) -> int:
         print(file)
         for name, value in baseline.hardware.key.items():
             print(f"  {name}: {value}")
-        for line in _entry_lines(entries):
+        for line in _entry_lines(entries, baseline.machine_session):
             print(f"  {line}")
     return EXIT_OK
 
 
-def _entry_lines(entries: Sequence[Entry]) -> Iterator[str]:
+def _entry_lines(entries: Sequence[Entry], machine_session: Mapping[str, str]) -> Iterator[str]:
     width = max((len(entry.case.node) for entry in entries), default=0)
     for entry in sorted(entries, key=lambda entry: entry.case.node):
         medians = [run.median_s for run in entry.runs if run.quantiles_s]
@@ -113,9 +115,9 @@ def _entry_lines(entries: Sequence[Entry]) -> Iterator[str]:
         if medians:
             spread = max(medians) / min(medians) - 1
             time = f"{format_seconds(medians[-1])}, runs within {spread:.1%}"
-        accepted = f", accepted: {entry.accepted.reason}" if entry.accepted else ""
-        runs = f"{len(entry.runs)} runs of {plural(entry.sessions, 'session')}"
-        yield f"{entry.case.node:{width}}  {runs}, newest {_age(entry.newest.time)}: {time}{accepted}"
+        epoch = f", {entry.accepted.kind}: {entry.accepted.reason}" if entry.accepted else ""
+        runs = f"{len(entry.runs)} runs of {plural(count_sessions(entry.runs, machine_session), 'session')}"
+        yield f"{entry.case.node:{width}}  {runs}, newest {_age(entry.newest.time)}: {time}{epoch}"
 
 
 def _verify(options: argparse.Namespace) -> int:

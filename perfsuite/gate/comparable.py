@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import Baseline, Entry, Hardware, flattened, hardware_differences, moment
-from perfsuite.baselines.runs import CaseIdentity, RunSummary
+from perfsuite.baselines.baseline import Baseline, Entry, Hardware, flattened, hardware_differences
+from perfsuite.baselines.runs import CaseIdentity, RunSummary, moment
 from perfsuite.errors import BaselineError
 from perfsuite.gate.evidence import GateCase
 from perfsuite.units import plural

@@ -126,6 +126,11 @@ def read_environment(
     )
 
 
+def boot_of(host: Host) -> str:
+    """Short identifier of the boot that the machine runs since, twelve hex digits; empty where Linux does not tell."""
+    return (host.read("proc/sys/kernel/random/boot_id") or "").replace("-", "")[:12]
+
+
 def _machine_model(host: Host) -> str:
     names = [host.read(f"sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name")]
     return " ".join(text for text in names if text) or host.read("proc/device-tree/model") or UNKNOWN

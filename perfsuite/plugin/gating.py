@@ -26,6 +26,8 @@ from perfsuite.errors import CaseStopped, PerfsuiteError, first_line
 from perfsuite.gate.verdict import Verdict
 from perfsuite.gatekeeper import Base, Gatekeeper, hardware_of
 from perfsuite.platforms import fingerprint
+from perfsuite.platforms.environment import boot_of
+from perfsuite.platforms.host import Host
 from perfsuite.platforms.telemetry import Telemetry, disturbance, family_of_processes
 from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.fixtures import CaseState, state_key
@@ -63,6 +65,7 @@ class Gating:
             backend=suite.machine.family.backend,
             base=self._base() if options.base else None,
             commit=commit_of(config.rootpath),
+            boot=boot_of(Host()),
             disturbance=functools.partial(telemetry_word, suite.machine.family.telemetry(), suite.machine.family.name),
         )
 

@@ -1,0 +1,183 @@
+"""The reference of an epoch and the sessions of the machine: which runs a level is judged against."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsuite.baselines import store
+from perfsuite.baselines.baseline import Acceptance, Baseline, Entry, merge
+from perfsuite.baselines.decode import decode
+from perfsuite.baselines.encode import encode
+from perfsuite.baselines.sessions import machine_sessions
+from perfsuite.baselines.text import check_of, dump, header_of, parse
+from perfsuite.platforms.environment import boot_of
+from perfsuite.platforms.host import Host
+from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of, sessions_in
+
+HOUR = 1 / 24
+OUT_OF_MEMORY = {
+    "outcome": "out_of_memory",
+    "quantiles_s": (),
+    "location": None,
+    "samples": 0,
+    "clean": 0,
+    "metrics": {},
+}
+
+
+def stored(folder):
+    (entry,) = store.load(folder, HARDWARE).entries.values()
+    return entry
+
+
+def names(runs):
+    return [run.session for run in runs]
+
+
+# -- sessions of the machine ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [
+        ({"days_old": 9 * HOUR}, "first"),
+        ({"days_old": 8.9 * HOUR}, "later"),
+        ({"days_old": 9.5 * HOUR, "boot": "b"}, "later"),
+        ({"days_old": 9.5 * HOUR, "commit": "c"}, "later"),
+    ],
+)
+def test_a_session_of_the_machine_ends_with_its_boot_its_commit_or_a_pause_of_an_hour(later, expected):
+    runs = [run_of("first", 10 * HOUR), run_of("later", **later)]
+    assert machine_sessions(runs) == {"first": "first", "later": expected}
+
+
+def test_a_pause_is_counted_from_the_last_run_of_any_case_in_the_file(tmp_path):
+    offer(tmp_path, run_of("first", 10 * HOUR), run_of("later", 8.5 * HOUR))
+    assert len(set(store.load(tmp_path, HARDWARE).machine_session.values())) == 2
+    offer(tmp_path, run_of("first", 9 * HOUR, number=1), name="b")
+    assert store.load(tmp_path, HARDWARE).machine_session == {"first": "first", "later": "first"}
+
+
+def test_two_machines_of_one_kind_do_not_end_each_others_sessions():
+    runs = [run_of(f"s{index}", 1 - index * HOUR / 2, boot="ab"[index % 2]) for index in range(6)]
+    assert set(machine_sessions(runs).values()) == {"s0", "s1"}
+
+
+def test_the_boot_is_read_where_linux_tells_it(tmp_path):
+    assert boot_of(Host(root=tmp_path)) == ""
+    file = tmp_path / "proc/sys/kernel/random/boot_id"
+    file.parent.mkdir(parents=True)
+    file.write_text("6f0f4d3e-2c1b-4a59-8e47-d60a7b1c2d3e\n")
+    assert boot_of(Host(root=tmp_path)) == "6f0f4d3e2c1b"
+
+
+# -- the reference -------------------------------------------------------------------------------------------------
+
+
+def test_a_reference_fills_and_then_stays(tmp_path):
+    for index in range(30):
+        offer(tmp_path, run_of(f"s{index:02d}", 40 - index))
+        assert names(stored(tmp_path).reference) == [f"s{number:02d}" for number in range(min(index + 1, 8))]
+    assert sessions_in(tmp_path) == [f"s{index:02d}" for index in range(18, 30)]
+
+
+def test_runs_of_few_sessions_fill_it_up_to_twelve(tmp_path):
+    for index in range(4):
+        offer(tmp_path, *(run_of(f"s{index}", 9 - index, number=number) for number in range(6)), session_runs=6)
+    assert names(stored(tmp_path).reference) == ["s0"] * 6 + ["s1"] * 6
+
+
+def test_sessions_within_the_hour_count_once(tmp_path):
+    for index in range(14):
+        offer(tmp_path, run_of(f"s{index:02d}", 2 - index * HOUR / 2))
+    assert len(stored(tmp_path).reference) == 12
+
+
+def test_runs_out_of_memory_are_part_of_it(tmp_path):
+    offer(tmp_path, run_of("s0", 3, **OUT_OF_MEMORY), run_of("s1", 2, **OUT_OF_MEMORY))
+    assert names(stored(tmp_path).reference) == ["s0", "s1"]
+
+
+def test_a_run_of_both_lists_is_one_line_and_keeps_its_line(tmp_path):
+    path = offer(tmp_path, *(run_of(f"s{index:02d}", 40 - index) for index in range(12)), session_runs=12).path
+    before = path.read_text().splitlines()
+    offer(tmp_path, run_of("s12", 1))
+    after = path.read_text().splitlines()
+    assert sum('"quantiles_s"' in line for line in after) == 13
+    assert [line for line in before if '"reference":true' in line] == [
+        line for line in after if '"reference":true' in line
+    ]
+    for index in range(13, 22):
+        offer(tmp_path, run_of(f"s{index:02d}", 0.9 - index / 100))
+    assert sum('"quantiles_s"' in line for line in path.read_text().splitlines()) == 20
+
+
+def test_a_file_of_the_first_schema_has_its_oldest_runs_as_reference(tmp_path):
+    runs = [run_of(f"s{index}", 10 - index * HOUR / 2) for index in range(10)] + [run_of("z", 1)]
+    document = encode(Baseline(hardware=HARDWARE, entries={case().key: Entry(case=case(), runs=tuple(runs))}))
+    (plain,) = document["benchmarks"]
+    for run in plain["runs"]:
+        run.pop("reference", None)
+    text = json.dumps(_as_first_schema(document))
+    (entry,) = decode(parse(text.encode())).entries.values()
+    assert names(entry.reference) == [*(f"s{index}" for index in range(10)), "z"]
+
+
+def _as_first_schema(document):
+    for plain in document["benchmarks"]:
+        plain["check"] = check_of(plain)
+    document["perfsuite"]["schema"] = 1
+    document["perfsuite"]["check"] = check_of(header_of(document))
+    return document
+
+
+# -- merged files --------------------------------------------------------------------------------------------------
+
+
+def test_a_merge_of_one_epoch_takes_the_older_reference_runs(tmp_path):
+    old = Entry(case=case(), runs=tuple(run_of(f"a{index}", 40 - index) for index in range(10)))
+    new = Entry(case=case(), runs=tuple(run_of(f"b{index}", 35.5 - index) for index in range(10)))
+    first, second = (Baseline(hardware=HARDWARE, entries={case().key: entry}) for entry in (old, new))
+    (entry,) = merge(first, second).entries.values()
+    assert names(entry.reference) == ["a0", "a1", "a2", "a3", "a4", "b0", "a5", "b1"]
+    assert merge(second, first) == merge(first, second)
+
+
+def test_a_merge_of_two_epochs_takes_the_newer_ones_reference():
+    runs = tuple(run_of(f"s{index}", 40 - index) for index in range(10))
+    accepted = Acceptance(reason="new driver", session="n", time=run_of("n", 20).time, kind="environment")
+    old = Entry(case=case(), runs=runs, reference=runs[:8])
+    new = Entry(case=case(), runs=(run_of("n", 20), run_of("m", 19)), accepted=accepted)
+    late = Entry(case=case(), runs=(*runs, run_of("late", 18)), reference=runs[:8])
+    first, second, third = (Baseline(hardware=HARDWARE, entries={case().key: each}) for each in (old, new, late))
+    for whole in (merge(merge(first, second), third), merge(third, merge(second, first)), merge(second, third)):
+        (entry,) = whole.entries.values()
+        assert entry.accepted == accepted
+        assert names(entry.reference) == ["n", "m"]
+        assert names(entry.runs) == ["n", "m", "late"]
+
+
+@st.composite
+def appended(draw):
+    """The same case in a file that took in any sessions, one after the other."""
+    entry = None
+    for index in sorted(draw(st.sets(st.integers(0, 39), min_size=1, max_size=20))):
+        runs = tuple(run_of(f"s{index:02d}", 40 - index, number=number) for number in range(1 + index % 3))
+        draft = store._Draft(mode="append", reason="", session_runs=4)
+        entries = {case().key: entry} if entry else {}
+        entry = draft.apply(entries, [store.NewRuns(case=case(), runs=runs, verdict="pass")])[case().key]
+    return Baseline(hardware=HARDWARE, entries={case().key: entry})
+
+
+@settings(max_examples=60, deadline=None)
+@given(appended(), appended(), appended())
+def test_any_order_of_merging_gives_the_same_reference(one, two, three):
+    assert merge(one, one) == one
+    assert merge(one, two) == merge(two, one)
+    assert merge(merge(one, two), three) == merge(one, merge(two, three))
+    whole = merge(one, two)
+    assert decode(parse(dump(encode(whole)).encode())) == whole
