@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite.errors import ConfigurationError
+from perfsuite.gate.describe import describe
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.verdict import GateSettings
 from test_correctness.helpers.gate_runs import (
@@ -33,7 +35,7 @@ def test_an_unchanged_case_passes_after_one_run():
     low, high = verdict.decisive.interval
     assert low < 0 < high
     assert verdict.decisive.mde == pytest.approx(0.03)
-    assert verdict.describe().startswith("pass; ")
+    assert describe(verdict).startswith("pass -0.02 % (10 ms -> 10 ms); ")
 
 
 def test_a_slow_case_is_measured_again_and_fails_unconfirmed_without_a_base():
@@ -42,8 +44,7 @@ def test_a_slow_case_is_measured_again_and_fails_unconfirmed_without_a_base():
     assert (verdict.name, verdict.decisive.confirmed) == ("regressed", False)
     assert verdict.decisive.effect == pytest.approx(0.10, abs=0.005)
     assert any("unconfirmed" in flag for flag in verdict.flags)
-    assert verdict.describe().startswith("REGRESSED; ")
-    assert "5 runs against 8 stored of 8 sessions" in verdict.describe()
+    assert re.match(r"REGRESSED \+9\.95 % \(10 ms -> 11 ms\); stored: 8 runs of 8 sessions; level", describe(verdict))
 
 
 def test_a_slow_case_is_confirmed_by_pairs_that_alternate():
@@ -54,12 +55,6 @@ def test_a_slow_case_is_confirmed_by_pairs_that_alternate():
     assert not any("unconfirmed" in flag for flag in verdict.flags)
     low, high = verdict.decisive.interval
     assert low < 0.10 < high
-
-
-def test_a_base_that_is_slow_too_clears_the_case():
-    verdict, _ = judged(0.10, settings=WITH_BASE, base=0.10)
-    assert verdict.name == "pass"
-    assert "slower than stored, not slower than the base: the host has drifted" in verdict.flags
 
 
 def test_a_case_that_the_base_cannot_run_is_judged_without_it():
@@ -78,7 +73,7 @@ def test_a_case_that_the_base_cannot_run_is_judged_without_it():
 def test_a_faster_case_is_improved_and_never_fails():
     verdict, done = judged(-0.10)
     assert (verdict.name, len(done), verdict.fails) == ("improved", 4, False)
-    assert any("stale" in flag for flag in verdict.flags)
+    assert "unconfirmed: no A/B was run" in verdict.flags
 
 
 def test_a_change_within_the_tolerance_passes():
@@ -239,7 +234,7 @@ def test_any_runs_end_in_a_verdict(changes, base):
     assert len(done) <= 12 + 12 + 15
     verdict = gate.verdict(node_of())
     assert verdict.gated
-    assert verdict.describe()
+    assert describe(verdict)
 
 
 @pytest.mark.parametrize(

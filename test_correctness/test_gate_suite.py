@@ -56,24 +56,31 @@ def test_suspects_are_measured_in_turn():
 def test_a_suite_that_is_slower_as_a_whole_does_not_pass_in_silence():
     gate, names, _ = suite(lambda name: 0.08)
     assert set(names.values()) == {"inconclusive"}
-    assert "the host or the code" in gate.verdict(node_of("n0")).reasons[0]
-    assert gate.banner()[0].startswith("host shifted: the whole suite is 8")
+    assert "so is the whole suite" in gate.verdict(node_of("n0")).reasons[0]
+    assert gate.suite().name == "drifted"
+    assert gate.suite().line.startswith("the suite is +8")
+    assert "30 of 30 cases by more than 3 %" in gate.suite().line
 
 
 def test_a_yardstick_that_moved_along_puts_it_down_to_the_host():
     gate, names, _ = suite(lambda name: 0.08, yardstick=0.08)
     assert set(names.values()) == {"pass"}
-    assert gate.banner()[0].startswith("host shifted")
-    _, names, _ = suite(lambda name: 0.08, yardstick=0.0)
+    assert gate.suite().name == "unstable-host"
+    assert "yardsticks moved by +8 %" in gate.suite().line
+    gate, names, _ = suite(lambda name: 0.08, yardstick=0.0)
     assert set(names.values()) == {"inconclusive"}
+    assert gate.suite().name == "drifted"
 
 
-def test_an_a_b_of_a_few_cases_tells_a_slow_host_from_slow_code():
-    _, host, done = suite(lambda name: 0.08, settings=WITH_BASE, base_change=0.08)
-    assert set(host.values()) == {"pass"}
+def test_an_a_b_of_a_few_cases_tells_slow_code_from_what_was_slow_before():
+    gate, before, done = suite(lambda name: 0.08, settings=WITH_BASE, base_change=0.08)
+    assert set(before.values()) == {"inconclusive"}
+    assert gate.suite().name == "drifted"
+    assert "unattributed" in gate.suite().line
     assert len({request.case for request in done}) == 3
-    _, code, _ = suite(lambda name: 0.08, settings=WITH_BASE, base_change=0.0)
+    gate, code, _ = suite(lambda name: 0.08, settings=WITH_BASE, base_change=0.0)
     assert set(code.values()) == {"regressed"}
+    assert gate.suite().name == "regressed"
 
 
 def test_the_shift_of_the_suite_is_taken_off_a_single_slow_case():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,9 @@ from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.gate.noise import Level
 from perfsuite.gate.quantity import Quantity
 from perfsuite.records import VerdictName
+
+Pair = tuple[RunSummary, RunSummary]
+"""Neighbouring runs of another revision and of the new code."""
 
 SPARE_RUNS = 3
 """Unstable runs that are replaced, per stage, before the host is called unstable."""
@@ -21,7 +25,9 @@ class GateCase:
     case: CaseIdentity
     """Identity, and the meaning of its metrics."""
     stored: tuple[RunSummary, ...] = ()
-    """Stored runs that may be compared with, oldest first."""
+    """Stored runs that are compared with: the reference of the epoch, oldest first."""
+    newest: tuple[RunSummary, ...] = ()
+    """Stored runs that are newer than these, oldest first: they tell between which commits a change grew."""
     tolerance: float | None = None
     """Relative slowdown that is accepted; None: the settings'."""
     metric_tolerances: Mapping[str, float] = field(default_factory=dict)
@@ -33,7 +39,14 @@ class GateCase:
     flags: tuple[str, ...] = ()
     """What a reader must know whatever the verdict: stale baseline, dropped runs."""
     soft_differences: tuple[str, ...] = ()
-    """Fields of the environment that differ from the newest stored run."""
+    """Fields of the environment that differ from that of the runs which are compared with."""
+    environment_changes: tuple[str, ...] = ()
+    """Those of them that can make the case slower."""
+
+    @property
+    def anchor(self) -> str:
+        """The commit of the newest run that is compared with and names one; empty where none does."""
+        return next((run.commit for run in reversed(self.stored) if run.commit), "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +63,16 @@ class Judged:
         """``time`` or the name of a metric."""
         return self.quantity.name
 
+    @property
+    def unit(self) -> str:
+        """Unit of the quantity."""
+        return self.quantity.unit
+
+    def plain(self, value: float) -> float:
+        """A value on the scale of the level, in the quantity's unit: seconds for the time."""
+        yardstick = self.level.slope * (self.level.yardstick or 0.0)
+        return math.exp(self.quantity.sign * (value + yardstick))
+
     def values(self, runs: Sequence[RunSummary], yardstick_shift: float = 0.0) -> list[float]:
         """Values in the stable ones of these runs, on the scale of the level.
 
@@ -64,9 +87,7 @@ class Judged:
                 values.append(value)
         return values
 
-    def pair_values(
-        self, pairs: Sequence[tuple[RunSummary, RunSummary]], yardstick_shift: float = 0.0
-    ) -> list[tuple[float, float]]:
+    def pair_values(self, pairs: Sequence[Pair], yardstick_shift: float = 0.0) -> list[tuple[float, float]]:
         """(base, new) values of the pairs of which both runs are stable."""
         values = (self.values(pair, yardstick_shift) for pair in pairs)
         return [(both[0], both[1]) for both in values if len(both) == 2]
@@ -75,7 +96,7 @@ class Judged:
         """Runs to ask for until ``wanted`` of them are stable; 0 when the spare ones are used up."""
         return max(0, min(wanted - len(self.values(runs)), wanted + SPARE_RUNS - len(runs)))
 
-    def lacking_pairs(self, pairs: Sequence[tuple[RunSummary, RunSummary]], wanted: int) -> int:
+    def lacking_pairs(self, pairs: Sequence[Pair], wanted: int) -> int:
         """The same for pairs."""
         return max(0, min(wanted - len(self.pair_values(pairs)), wanted + SPARE_RUNS - len(pairs)))
 
@@ -101,12 +122,16 @@ class CaseWork:
         self.learnt = learnt
         self.screening: list[RunSummary] = []
         self.fresh: list[RunSummary] = []
-        self.pairs: list[tuple[RunSummary, RunSummary]] = []
+        self.pairs: list[Pair] = []
+        """Runs of the base and of the new code."""
+        self.anchor_pairs: list[Pair] = []
+        """Runs of the commit that the stored runs name, and of the new code."""
         self.suspected: frozenset[str] = frozenset()
         """Names of the quantities that the screening suspects."""
         self.impossible: list[str] = []
         self.withdrawn = ""
         self.no_base = ""
+        self.no_anchor = "" if given.anchor else "the stored runs name no commit"
 
     @property
     def node(self) -> str:
@@ -137,7 +162,7 @@ class CaseWork:
     @property
     def ran_out(self) -> bool:
         """Whether a run of this session ran out of memory."""
-        new = (pair[1] for pair in self.pairs)
+        new = (pair[1] for pair in (*self.pairs, *self.anchor_pairs))
         return any(run.outcome == "out_of_memory" for run in (*self.runs, *new))
 
     def add(self, run: RunSummary) -> None:
@@ -148,6 +173,6 @@ class CaseWork:
         """Runs to ask for until ``wanted`` are stable in every quantity."""
         return max((judged.lacking(runs, wanted) for judged in self.judged), default=0)
 
-    def lacking_pairs(self, wanted: int) -> int:
+    def lacking_pairs(self, pairs: Sequence[Pair], wanted: int) -> int:
         """The same for pairs."""
-        return max((judged.lacking_pairs(self.pairs, wanted) for judged in self.judged), default=0)
+        return max((judged.lacking_pairs(pairs, wanted) for judged in self.judged), default=0)

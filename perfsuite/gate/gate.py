@@ -7,7 +7,7 @@ verdict for each case::
     ...                                   # run every case once: gate.add(node, run)
     while requests := gate.next_requests():
         for request in requests:          # in this order
-            ...                           # gate.add(node, run) or gate.add_pair(node, base=run, new=run)
+            ...           # gate.add(node, run), gate.add_pair(node, base=run, new=run) or gate.add_anchor_pair(...)
     verdicts = gate.verdicts()
 
 Equal inputs give equal requests and verdicts.
@@ -17,19 +17,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import math
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
 
 from perfsuite.baselines.runs import RunSummary
-from perfsuite.gate import findings, stages
+from perfsuite.gate import findings, session, stages
 from perfsuite.gate.evidence import CaseWork, GateCase
 from perfsuite.gate.fit import case_works
 from perfsuite.gate.judge import Today
 from perfsuite.gate.shift import Replicates, knows_shift, look, shares, yardstick_shift
-from perfsuite.gate.verdict import GateSettings, Request, Verdict, percent
+from perfsuite.gate.suite import Compared, Drift, SuiteVerdict, suite_shift, usual_drift
+from perfsuite.gate.verdict import GateSettings, Request, RequestKind, Verdict, percent
 from perfsuite.gate.view import View
 
 PROBES = 3
@@ -81,6 +81,10 @@ class Gate:
         """Take in an A/B pair: neighbouring fresh runs of the base and of the new code."""
         self._works[node].pairs.append((base, new))
 
+    def add_anchor_pair(self, node: str, *, anchor: RunSummary, new: RunSummary) -> None:
+        """Take in an A/B pair with the commit that the stored runs of the case name."""
+        self._works[node].anchor_pairs.append((anchor, new))
+
     def withdraw(self, node: str, reason: str) -> None:
         """Ask nothing more for a case that cannot be run any more; undecided, it stays inconclusive."""
         self._works[node].withdrawn = reason
@@ -88,6 +92,10 @@ class Gate:
     def without_base(self, node: str, reason: str) -> None:
         """The base revision cannot run this case: it is judged as if there were no base.  The reason is shown."""
         self._works[node].no_base = reason
+
+    def without_anchor(self, node: str, reason: str) -> None:
+        """The commit that the stored runs of this case name cannot run it; the reason is shown."""
+        self._works[node].no_anchor = reason
 
     def verdict(self, node: str) -> Verdict:
         """The verdict on what has come in so far; cases that still need runs are inconclusive."""
@@ -99,9 +107,13 @@ class Gate:
             view = self._look()
             return {node: findings.verdict(work, view) for node, work in self._works.items()}
 
+    def suite(self) -> SuiteVerdict | None:
+        """The verdict on the session as a whole; None where its cases are not slower together."""
+        return session.verdict([work for work in self._works.values() if work.is_open], self._look())
+
     def banner(self) -> tuple[str, ...]:
-        """What a reader must know about the session as a whole."""
-        return findings.banner(self._look())
+        """What a reader must know about the session as a whole, beside the verdict on the suite."""
+        return session.banner(self._look())
 
     def next_requests(self, node: str | None = None) -> list[Request]:
         """What to run next, in this order; empty when every verdict stands.
@@ -126,25 +138,38 @@ class Gate:
             work.suspected = work.suspected or stages.suspected(work, view)
         return self._deciding_requests(open_works, dataclasses.replace(view, suspects=self._suspects))
 
-    def _must_probe(self) -> bool:
+    def _must_probe(self, view: View) -> bool:
+        """Whether only an A/B can tell what makes the suite slower: its shift is shown, or is taken off every case."""
         if self._frozen is None or self._probed or not self.settings.can_run_base:
             return False
-        return self._frozen.unexplained > math.log1p(self.settings.tolerance)
+        suite = view.suite
+        return (
+            suite.exceeds(self.settings)
+            and not suite.explained(self.settings)
+            and (suite.is_shown or self._frozen.known)
+        )
 
     def _probe_requests(self, works: Sequence[CaseWork], view: View) -> list[Request]:
-        """A/B of a few typical cases when the whole suite is slower and nothing else tells why."""
-        today = view.today
-        if not self._must_probe():
+        """A/B of a few typical cases, with the base and, where that does not show it, with the stored commit."""
+        if not self._must_probe(view):
             return []
         if self._probes is None:
+            today = view.today
             screened = [(first, work) for work in works if (first := stages.screened(work, today.yardstick_shift))]
-            screened.sort(key=lambda pair: abs(pair[0].difference - today.shift))
+            screened.sort(key=lambda pair: abs(pair[0].difference - view.suite.effect))
             self._probes = [work for _, work in screened[:PROBES]]
-        wanted = {work.node: work.lacking_pairs(self.settings.pairs) for work in self._probes if work.is_open}
-        requests = _round_robin(wanted, "ab_pair", f"is the suite's shift of {percent(today.shift)} the host's?")
+        amount = percent(math.expm1(view.suite.effect))
+        probes = [work for work in self._probes if work.is_open]
+        pairs = {work.node: work.lacking_pairs(work.pairs, self.settings.pairs) for work in probes}
+        requests = _round_robin(pairs, "ab_pair", f"does the base show the suite's shift of {amount}?")
+        base = session.against_base(self._probes, view)
+        if not requests and not (base and base.shows(view.suite)):
+            anchored = [work for work in probes if session.needs_anchor(work, view)]
+            pairs = {work.node: work.lacking_pairs(work.anchor_pairs, self.settings.pairs) for work in anchored}
+            requests = _round_robin(pairs, "anchor_pair", f"does the stored commit show the suite's shift of {amount}?")
         if not requests:
             self._probed = True
-            self._frozen = _after_probes(self._probes, view)
+            self._frozen = _after_probes(base, view.today)
         return requests
 
     @property
@@ -152,22 +177,29 @@ class Gate:
         return sum(bool(work.suspected) for work in self._works.values())
 
     def _deciding_requests(self, works: Sequence[CaseWork], view: View) -> list[Request]:
-        runs: dict[str, int] = {}
-        pairs: dict[str, int] = {}
+        wanted: dict[RequestKind, dict[str, int]] = {"run": {}, "ab_pair": {}, "anchor_pair": {}}
         for work in works:
-            if not work.suspected:
-                continue
-            need = stages.need(work, view)
-            runs[work.node] = work.lacking(work.fresh, need.runs)
-            if need.pairs and not runs[work.node]:
-                pairs[work.node] = work.lacking_pairs(need.pairs)
-        requests = _round_robin(runs, "run", "re-measurement")
-        if requests:
-            return requests
-        confirming = sum(bool(work.pairs) or bool(pairs.get(work.node)) for work in works)
-        self._confirming = max(self._confirming, confirming)
-        done = {work.node: len(work.pairs) for work in works}
-        return _round_robin(pairs, "ab_pair", "confirmation", done)
+            if work.suspected:
+                self._add_needs(wanted, work, stages.need(work, view))
+        confirming = sum(bool(work.pairs) or bool(wanted["ab_pair"].get(work.node)) for work in works)
+        if not any(wanted["run"].values()):
+            self._confirming = max(self._confirming, confirming)
+        done = {work.node: len(work.pairs) + len(work.anchor_pairs) for work in works}
+        return (
+            _round_robin(wanted["run"], "run", "re-measurement")
+            or _round_robin(wanted["ab_pair"], "ab_pair", "confirmation", done)
+            or _round_robin(wanted["anchor_pair"], "anchor_pair", "is the stored commit as fast as stored?", done)
+        )
+
+    @staticmethod
+    def _add_needs(wanted: Mapping[RequestKind, dict[str, int]], work: CaseWork, need: stages.Need) -> None:
+        runs = work.lacking(work.fresh, need.runs)
+        wanted["run"][work.node] = runs
+        if not runs:
+            pairs = work.lacking_pairs(work.pairs, need.pairs) if need.pairs else 0
+            wanted["ab_pair"][work.node] = pairs
+            if not pairs and need.anchor_pairs:
+                wanted["anchor_pair"][work.node] = work.lacking_pairs(work.anchor_pairs, need.anchor_pairs)
 
     def _look(self) -> View:
         """What decisions depend on at this moment: made for one decision and then dropped, so it is never stale."""
@@ -176,14 +208,24 @@ class Gate:
         yard = self._frozen.yardstick_shift if self._frozen else yardstick_shift(moved, self.settings)
         screened = [first for work in works if (first := stages.screened(work, yard)) is not None]
         known = shares(_replicates_of(works, yard), with_shift=knows_shift(len(screened), self.settings))
-        today, corrected = look(screened, known, self.settings)
+        same = 2 * sum(bool(work.given.environment_changes) for work in works) <= len(works)
+        suite = suite_shift(screened, self._drift, self.settings, yardstick_counts=same)
+        today, corrected = look(screened, known, self.settings, explained=suite.explained(self.settings))
         return View(
             settings=self.settings,
             today=self._frozen or dataclasses.replace(today, yardstick_shift=yard),
+            suite=suite,
             shares=corrected,
             tests=max(self._tests, self.settings.planned_cases),
             suspects=self._suspects,
             confirming=self._confirming,
+        )
+
+    @functools.cached_property
+    def _drift(self) -> Drift:
+        """How much the suite moved between stored sessions."""
+        return usual_drift(
+            (work.time.quantity.history, work.time.level) for work in self._works.values() if work.judged
         )
 
 
@@ -192,15 +234,12 @@ def _screening_requests(works: Sequence[CaseWork], view: View) -> list[Request]:
     return _round_robin(wanted, "run", "screening")
 
 
-def _after_probes(probes: Sequence[CaseWork], view: View) -> Today:
+def _after_probes(base: Compared | None, today: Today) -> Today:
     """Leave the part of the shift that the A/B shows in the code itself where it is: in the cases."""
-    estimates = [estimate for work in probes if (estimate := stages.paired(work, work.time, view)) is not None]
-    if not estimates:
-        return view.today
-    effect = statistics.median([estimate.effect for estimate in estimates])
-    error = statistics.median([estimate.error for estimate in estimates])
-    code = effect if effect > 2 * error else 0.0
-    return dataclasses.replace(view.today, shift=view.today.shift - code, unexplained=0.0)
+    if base is None or not today.known or base.effect <= 2 * base.error:
+        return today
+    rest = today.shift - base.effect
+    return dataclasses.replace(today, shift=rest, unexplained=max(0.0, min(today.unexplained, rest)))
 
 
 def _replicates_of(works: Sequence[CaseWork], yardstick_shift: float) -> Iterator[Replicates]:
@@ -213,14 +252,14 @@ def _replicates_of(works: Sequence[CaseWork], yardstick_shift: float) -> Iterato
 
 
 def _round_robin(
-    wanted: Mapping[str, int], kind: Literal["run", "ab_pair"], why: str, done: Mapping[str, int] | None = None
+    wanted: Mapping[str, int], kind: RequestKind, why: str, done: Mapping[str, int] | None = None
 ) -> list[Request]:
     """One of each, then a second of each, and so on: a bad minute of the host then hits no case twice."""
     return [
         Request(
             case=node,
             kind=kind,
-            first="base" if kind == "ab_pair" and _is_even(turn + place + (done or {}).get(node, 0)) else "new",
+            first="base" if kind != "run" and _is_even(turn + place + (done or {}).get(node, 0)) else "new",
             why=why,
         )
         for turn in range(max(wanted.values(), default=0))

@@ -252,13 +252,19 @@ class Judge:
         """
         differences = [new - base for base, new in pairs]
         effect, error, dof = self._paired_mean(differences)
-        without = self._paired_mean(sorted(differences)[:-1])
         outcome: Outcome = "inconclusive"
-        if self._confirms(effect, error, dof) and self._confirms(*without):
+        if self._pairs_show(differences, 1.0):
             outcome = "regressed"
+        elif self._pairs_show(differences, -1.0):
+            outcome = "improved"
         elif effect < 0.5 * self.bounds.tolerance or effect + 1.7 * error < self.bounds.tolerance:
             outcome = "pass" if self.excludes(effect, error) else "inconclusive"
         return Estimate(effect=effect, error=error, dof=dof, outcome=outcome)
+
+    def _pairs_show(self, differences: Sequence[float], sign: float) -> bool:
+        """Whether the pairs confirm a change in this direction, also without the one that shows it most."""
+        ordered = sorted(sign * difference for difference in differences)
+        return all(self._confirms(*self._paired_mean(some)) for some in (ordered, ordered[:-1]))
 
     def _paired_mean(self, differences: Sequence[float]) -> tuple[float, float, int]:
         """Mean, its standard error and its degrees of freedom."""

@@ -33,6 +33,8 @@ class Quantity:
     """Time: the clean samples are compared, because the stored runs have enough of them."""
     sign: float = 1.0
     """-1 where higher is better, so that larger is worse."""
+    unit: str = "s"
+    """Unit of a value before its logarithm is taken."""
     usual_cpu_share: float = 0.0
     """Median CPU share of the stored runs; a computation that had its core alone shows when it has to share it."""
 
@@ -137,7 +139,7 @@ def _metric_quantity(case: CaseIdentity, measured: Sequence[RunSummary], name: s
         sessions=tuple(run.session for run in usable),
         values=tuple(sign * math.log(run.metrics[name]) for run in usable),
     )
-    return Quantity(name=name, tolerance=tolerance, history=history, sign=sign)
+    return Quantity(name=name, tolerance=tolerance, history=history, sign=sign, unit=case.metrics[name].unit)
 
 
 def _time(run: RunSummary, *, clean_only: bool) -> float | None:

@@ -29,8 +29,6 @@ EXCESS = 1.3
 """Variance of the cases around the suite's shift, over the expected, from which on it is believed to be larger."""
 UNLIKE_RESPONSE = 0.3
 """Standard deviation of how much of a host's shift a case really feels: memory-bound and compute-bound cases differ."""
-EXPLAINED = 0.5
-"""Share of the suite's shift that the yardsticks must show before it is put down to the host."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,8 +146,12 @@ def knows_shift(cases: int, settings: GateSettings) -> bool:
     return not settings.in_place and cases >= settings.min_suite
 
 
-def look(screened: Sequence[Screened], known: Shares, settings: GateSettings) -> tuple[Today, Shares]:
+def look(
+    screened: Sequence[Screened], known: Shares, settings: GateSettings, *, explained: bool
+) -> tuple[Today, Shares]:
     """Shift of the session, and the shares as the scatter of the cases around it corrects them.
+
+    ``explained``: the yardsticks show that the shift is the host's.
 
     Fewer than ``settings.min_suite`` cases, or cases settled in place, say nothing.  Where the cases scatter more than
     their replicates and levels explain, they differ between sessions; where there are no replicates, today is noisier.
@@ -166,7 +168,7 @@ def look(screened: Sequence[Screened], known: Shares, settings: GateSettings) ->
         known=True,
         shift=shift,
         shift_variance=error + feels,
-        unexplained=0.0 if _host_did_it(screened, shift) else shift,
+        unexplained=0.0 if explained else max(0.0, shift),
     )
     return today, _corrected(screened, known, scatter)
 
@@ -202,9 +204,3 @@ def _corrected(screened: Sequence[Screened], known: Shares, scatter: float) -> S
 def yardstick_shift(moved: Sequence[float], settings: GateSettings) -> float:
     """What all yardsticks of the session have in common; ``moved`` is by how much each case's moved from its level."""
     return median(moved) if knows_shift(len(moved), settings) else 0.0
-
-
-def _host_did_it(screened: Sequence[Screened], shift: float) -> bool:
-    """Whether yardsticks, which do not run the code under test, moved along with the cases."""
-    moved = [case.yardstick_moved for case in screened if case.yardstick_moved is not None]
-    return 2 * len(moved) > len(screened) and median(moved) / shift >= EXPLAINED if shift else True

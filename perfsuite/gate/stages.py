@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfsuite.gate.evidence import CaseWork, Judged
+from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.judge import Estimate
 from perfsuite.gate.shift import Screened
 from perfsuite.gate.view import View
@@ -23,7 +24,9 @@ class Need:
     runs: int = 0
     """Fresh runs."""
     pairs: int = 0
-    """A/B pairs."""
+    """A/B pairs with the base."""
+    anchor_pairs: int = 0
+    """A/B pairs with the commit that the stored runs name."""
 
 
 def screened(work: CaseWork, yardstick_shift: float) -> Screened | None:
@@ -71,39 +74,94 @@ def remeasured(work: CaseWork, judged: Judged, view: View) -> Estimate | None:
     return view.judge(work, judged, work.fresh).remeasured(values) if len(values) >= MIN_FRESH else None
 
 
-def paired(work: CaseWork, judged: Judged, view: View) -> Estimate | None:
-    """The A/B; None without enough stable pairs."""
-    pairs = view.pair_values(work, judged)
-    return view.judge(work, judged).paired(pairs) if len(pairs) >= MIN_PAIRS else None
+def paired(judged: Judged, work: CaseWork, pairs: Sequence[Pair], view: View) -> Estimate | None:
+    """An A/B of one quantity; None without enough stable pairs."""
+    values = view.pair_values(judged, pairs)
+    return view.judge(work, judged).paired(values) if len(values) >= MIN_PAIRS else None
+
+
+def change(work: CaseWork, judged: Judged, view: View) -> Estimate | None:
+    """The new code against the base, both measured now."""
+    return paired(judged, work, work.pairs, view)
+
+
+def since_anchor(work: CaseWork, judged: Judged, view: View) -> Estimate | None:
+    """The new code against the commit that the stored runs name, both measured now."""
+    return paired(judged, work, anchor_pairs(work, view), view)
+
+
+def anchor_pairs(work: CaseWork, view: View) -> Sequence[Pair]:
+    """Pairs with the commit that the stored runs name; those with the base where that is the same commit."""
+    return work.pairs if _anchor_is_base(work, view) else work.anchor_pairs
+
+
+def _anchor_is_base(work: CaseWork, view: View) -> bool:
+    return bool(work.given.anchor) and work.given.anchor == view.settings.base_commit
+
+
+def why_no_anchor(work: CaseWork, view: View) -> str:
+    """Why the commit that the stored runs name was not run; empty where it can be."""
+    if not view.settings.can_run_base:
+        return "no base was given (--perf-base): the commit of the stored runs was not run"
+    return work.no_anchor
+
+
+def level_moved(work: CaseWork, judged: Judged, view: View) -> bool:
+    """Whether the stored level is left for certain, or may have been by more than a pass can hide."""
+    second = remeasured(work, judged, view)
+    if second is None or second.outcome == "pass":
+        return False
+    if second.outcome in ("candidate", "improved"):
+        return True
+    return not view.judge(work, judged, work.fresh).excludes(second.effect, second.error)
 
 
 def need(work: CaseWork, view: View) -> Need:
     """What a suspect needs in all, over its suspected quantities."""
     needs = [_need_of(work, judged, view) for judged in work.judged if judged.name in work.suspected]
-    return Need(runs=max(need.runs for need in needs), pairs=max(need.pairs for need in needs))
+    return Need(
+        runs=max(need.runs for need in needs),
+        pairs=max(need.pairs for need in needs),
+        anchor_pairs=max(need.anchor_pairs for need in needs),
+    )
 
 
 def _need_of(work: CaseWork, judged: Judged, view: View) -> Need:
     settings = view.settings_of(work)
     first, second = screen(work, judged, view), remeasured(work, judged, view)
     least = Need(runs=settings.first_runs)
-    if first is None or second is None or first.effect < 0 or second.outcome in ("pass", "improved"):
+    if first is None or second is None or second.outcome == "pass":
+        return least
+    if first.effect < 0 and second.outcome != "improved":
         return least
     if settings.can_run_base:
-        return Need(runs=settings.first_runs, pairs=_pairs_needed(work, judged, view))
-    if second.outcome == "candidate" or not _more_would_help(work, judged, view, second):
+        pairs = _pairs_needed(work, judged, view, work.pairs)
+        return Need(runs=settings.first_runs, pairs=pairs, anchor_pairs=_anchor_pairs_needed(work, judged, view))
+    if second.outcome in ("candidate", "improved") or not _more_would_help(work, judged, view, second):
         return least
     return Need(runs=settings.first_runs + settings.more_runs)
 
 
-def _pairs_needed(work: CaseWork, judged: Judged, view: View) -> int:
-    settings, estimate = view.settings, paired(work, judged, view)
+def _pairs_needed(work: CaseWork, judged: Judged, view: View, pairs: Sequence[Pair]) -> int:
+    settings, estimate = view.settings, paired(judged, work, pairs, view)
     if estimate is not None and estimate.outcome == "inconclusive" and _more_would_help(work, judged, view, estimate):
         return settings.pairs + settings.more_pairs
     return settings.pairs
 
 
+def _anchor_pairs_needed(work: CaseWork, judged: Judged, view: View) -> int:
+    """Pairs with the commit of the stored runs: where the level moved and the base does not show why."""
+    found, level = change(work, judged, view), remeasured(work, judged, view)
+    if found is None or level is None or not level_moved(work, judged, view):
+        return 0
+    if found.outcome == ("regressed" if level.effect > 0 else "improved"):
+        return 0
+    if why_no_anchor(work, view) or _anchor_is_base(work, view):
+        return 0
+    return _pairs_needed(work, judged, view, work.anchor_pairs)
+
+
 def _more_would_help(work: CaseWork, judged: Judged, view: View, estimate: Estimate) -> bool:
     """Whether the last runs could decide: let an unchanged case pass, or show what is seen now."""
     judge = view.judge(work, judged, work.fresh)
-    return judge.can_clear or estimate.effect > judge.smallest_shown / 2
+    return judge.can_clear or abs(estimate.effect) > judge.smallest_shown / 2

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite.errors import ConfigurationError
 from perfsuite.records import VerdictName
-from perfsuite.units import plural
+
+FAILING: frozenset[VerdictName] = frozenset({"regressed", "drifted", "environment", "impossible"})
+"""Verdicts that fail a case, and a suite, unless ``--perf-fail-on`` names others."""
 
 TIME = "time"
 """The quantity that gates every case: the time of one iteration."""
@@ -39,7 +40,9 @@ class GateSettings:
     more_pairs: int = 6
     """Further pairs when those do not decide."""
     can_run_base: bool = False
-    """Whether the session can run the base revision (``--perf-base``)."""
+    """Whether the session can run the base revision (``--perf-base``), and with it the commit of the stored runs."""
+    base_commit: str = ""
+    """Revision of the base; a case whose stored runs name the same needs no third arm."""
     in_place: bool = False
     """Each case is settled when it ends (-x, --maxfail, --pdb): the suite's shift is unknown and 0 is used."""
     remeasure: bool = True
@@ -62,18 +65,34 @@ class GateSettings:
                 raise ConfigurationError(f"{name}={getattr(self, name)} is too few to know any noise; take 3 or more")
 
 
+RequestKind = Literal["run", "ab_pair", "anchor_pair"]
+"""The anchor is the commit that the stored runs name."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """Something that the session shall run, in the order of the list that it stands in."""
 
     case: str
     """pytest node id."""
-    kind: Literal["run", "ab_pair"]
-    """One fresh run of the new code, or one of the base and one of the new code, one right after the other."""
+    kind: RequestKind
+    """One fresh run of the new code, or one right after the other of the new code and of the base or the anchor."""
     first: Literal["base", "new"] = "new"
-    """Which of a pair goes first; they alternate, so that a drift of the host cancels."""
+    """Which of a pair goes first, the older code or the new; they alternate, so that a drift of the host cancels."""
     why: str = ""
     """What it is for: screening, re-measurement, confirmation, or whose shift it was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """One comparison of the new code with something older."""
+
+    change: float
+    """Relative change for the worse (0.05: 5 % slower)."""
+    interval: tuple[float, float]
+    """95 % confidence interval of the change."""
+    count: int
+    """Runs, or pairs of runs, that it rests on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +109,18 @@ class Finding:
     """Relative change for the worse (0.05: 5 % slower); negative is better; None when nothing could be compared."""
     interval: tuple[float, float] | None = None
     """95 % confidence interval of the effect."""
+    before: float | None = None
+    """What the effect is relative to, in ``unit``."""
+    after: float | None = None
+    """What it is now: ``before`` with the effect."""
+    unit: str = ""
+    """Unit of the two: ``s`` for the time."""
+    level: Effect | None = None
+    """Against the stored runs."""
+    change: Effect | None = None
+    """Against the base, both measured now; None where no A/B was run."""
+    since_anchor: Effect | None = None
+    """Against the commit that the stored runs name, both measured now; None where it was not run."""
     mde: float | None = None
     """Smallest change for the worse that would have been found with 95 % probability, never below the tolerance."""
     exact: bool = False
@@ -127,10 +158,13 @@ class Verdict:
     soft_differences: tuple[str, ...] = ()
     """Fields of the environment that differ from the newest stored run: ``torch 2.13.0, stored 2.12.0``."""
 
+    stored_commit: str = ""
+    """Revision of the runs that it was compared with; empty where they name none."""
+
     @property
     def gated(self) -> bool:
         """Whether the case was compared with stored runs: it counts into ``gated k of n``."""
-        return self.name in ("pass", "regressed", "improved", "inconclusive")
+        return self.name in ("pass", "improved", "inconclusive", "regressed", "drifted", "environment")
 
     @property
     def decisive(self) -> Finding | None:
@@ -139,47 +173,20 @@ class Verdict:
 
     @property
     def fails(self) -> bool:
-        """Whether ``--perf-gate`` fails the test."""
-        return self.name in ("regressed", "impossible")
+        """Whether ``--perf-gate`` fails the test, unless ``--perf-fail-on`` says otherwise."""
+        return self.name in FAILING
 
-    def describe(self) -> str:
-        """One line for a person: verdict, effect, interval, MDE, runs, reasons and flags."""
-        parts = [self.name.upper() if self.fails else self.name]
-        finding = self.decisive
-        if finding is not None and finding.effect is not None:
-            parts.append(_effect_text(finding))
-        if self.stored_runs:
-            parts.append(self._evidence())
-        parts.extend(self.reasons)
-        parts.extend(f"[{flag}]" for flag in self.flags)
-        parts.extend(self.soft_differences)
-        return "; ".join(parts)
-
-    def _evidence(self) -> str:
-        runs = plural(self.runs, "run")
-        pairs = f" and {self.pairs} A/B pairs" if self.pairs else ""
-        return f"{runs}{pairs} against {self.stored_runs} stored of {plural(self.stored_sessions, 'session')}"
+    @property
+    def hidden(self) -> float | None:
+        """Largest change for the worse that an undecided case may have; None where nothing bounds it."""
+        highs = [finding.interval[1] for finding in self.findings if finding.interval is not None]
+        return max(highs, default=None) if self.gated else None
 
 
 def percent(share: float, *, signed: bool = False) -> str:
-    """A share as per cent, three significant digits at most.
+    """A share as per cent, three significant digits and two decimals at most.
 
-    >>> percent(0.0312), percent(-0.2, signed=True), percent(0.05, signed=True)
-    ('3.12 %', '-20 %', '+5 %')
+    >>> percent(0.0312), percent(-0.2, signed=True), percent(0.05, signed=True), percent(0.00012, signed=True)
+    ('3.12 %', '-20 %', '+5 %', '+0.01 %')
     """
-    return f"{100 * share:{'+' if signed else ''}.3g} %"
-
-
-def _effect_text(finding: Finding) -> str:
-    assert finding.effect is not None
-    word = "slower" if finding.effect >= 0 else "faster"
-    if finding.quantity != TIME:
-        word = f"worse in {finding.quantity}" if finding.effect >= 0 else f"better in {finding.quantity}"
-    text = f"{percent(abs(finding.effect))} {word}"
-    if finding.interval is not None:
-        low, high = finding.interval
-        text += f" (95 % interval {percent(low, signed=True)} to {percent(high, signed=True)})"
-    text += f", tolerance {percent(finding.tolerance)}"
-    if finding.mde is not None and math.isfinite(finding.mde):
-        text += f", smallest change that would show {percent(finding.mde)}"
-    return text
+    return f"{round(100 * share, 2):{'+' if signed else ''}.3g} %"

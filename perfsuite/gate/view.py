@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from perfsuite.baselines.runs import RunSummary
-from perfsuite.gate.evidence import CaseWork, Judged
+from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.judge import CONFIRM_ALPHA, Bounds, Judge, Today
 from perfsuite.gate.shift import Replicates, Shares, own_inside
+from perfsuite.gate.suite import SuiteShift
 from perfsuite.gate.verdict import TIME, GateSettings
 
 
@@ -21,6 +22,8 @@ class View:
     """How the gate decides."""
     today: Today
     """What all cases say about the session."""
+    suite: SuiteShift = field(default_factory=SuiteShift)
+    """By how much all cases together are off their stored levels."""
     shares: Shares = field(default_factory=Shares)
     """How noise divides between and inside sessions."""
     tests: int = 1
@@ -50,9 +53,9 @@ class View:
         """Values of one quantity in the stable ones of these runs."""
         return judged.values(runs, self.today.yardstick_shift)
 
-    def pair_values(self, work: CaseWork, judged: Judged) -> list[tuple[float, float]]:
-        """(base, new) values of one quantity in the stable pairs of a case."""
-        return judged.pair_values(work.pairs, self.today.yardstick_shift)
+    def pair_values(self, judged: Judged, pairs: Sequence[Pair]) -> list[tuple[float, float]]:
+        """(older, new) values of one quantity in the stable ones of these pairs."""
+        return judged.pair_values(pairs, self.today.yardstick_shift)
 
     def judge(self, work: CaseWork, judged: Judged, runs: Sequence[RunSummary] = ()) -> Judge:
         """The judge of one quantity of a case; ``runs`` show how much it scatters in this session."""

@@ -23,6 +23,7 @@ from _pytest.runner import runtestprotocol
 from perfsuite.arms import Arm, arm_of
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
 from perfsuite.errors import CaseStopped, PerfsuiteError, first_line
+from perfsuite.gate.describe import describe, word
 from perfsuite.gate.verdict import Verdict
 from perfsuite.gatekeeper import Base, Gatekeeper, hardware_of
 from perfsuite.platforms import fingerprint
@@ -37,7 +38,7 @@ from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.suite import Suite, suite_of
 from perfsuite.records import Result
 from perfsuite.reports.summary import markdown_summary
-from perfsuite.reports.verdicts import aa_lines, gate_lines, word
+from perfsuite.reports.verdicts import aa_lines, gate_lines
 
 UNCOVERED = ("no-baseline", "not-comparable", "learning")
 
@@ -141,7 +142,7 @@ class Gating:
         if not self.options.gate:
             return ""
         if verdict.fails or (self.options.require_baseline and verdict.name in UNCOVERED):
-            return verdict.describe()
+            return describe(verdict)
         return ""
 
     # -- after the last case -------------------------------------------------------------------------------------
@@ -327,7 +328,7 @@ def remade(item: pytest.Item, report: pytest.TestReport, failure: str) -> pytest
 def with_verdict(properties: Sequence[tuple[str, object]], verdict: Verdict) -> list[tuple[str, object]]:
     """JUnit properties with the verdict in them."""
     kept = [(name, value) for name, value in properties if name != "verdict"]
-    return [*kept, ("verdict", verdict.name), ("verdict_detail", verdict.describe())]
+    return [*kept, ("verdict", verdict.name), ("verdict_detail", describe(verdict))]
 
 
 def commit_of(root: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from perfsuite.gate.describe import describe, word
 from perfsuite.gate.verdict import Verdict
 from perfsuite.metrics import find
 from perfsuite.metrics.spec import significant
@@ -12,7 +13,16 @@ from perfsuite.records import Metric, Result
 from perfsuite.reports.tables.markdown import escape
 from perfsuite.units import format_seconds
 
-_ATTENTION = ("impossible", "regressed", "inconclusive", "unstable-host", "not-comparable", "improved")
+_ATTENTION = (
+    "impossible",
+    "regressed",
+    "drifted",
+    "environment",
+    "inconclusive",
+    "unstable-host",
+    "not-comparable",
+    "improved",
+)
 
 
 def markdown_summary(
@@ -47,7 +57,7 @@ def _lines(
         yield "| verdict | case | what was found |"
         yield "| --- | --- | --- |"
         for verdict in needing:
-            yield f"| {verdict.name} | {_code(verdict.case)} | {escape(verdict.describe())} |"
+            yield f"| {verdict.name} | {_code(verdict.case)} | {escape(describe(verdict))} |"
     if results:
         yield ""
         yield "<details><summary>all cases</summary>"
@@ -65,7 +75,7 @@ def _table(results: Mapping[str, Result], verdicts: Mapping[str, Verdict]) -> It
         if result.measurement is not None:
             median = format_seconds(result.measurement.median_s)
         metrics = ", ".join(_metrics(result.metrics))
-        verdict = verdicts[case].name if case in verdicts else ""
+        verdict = word(verdicts[case]) if case in verdicts else ""
         yield f"| {_code(case)} | {result.world_size} | {median} | {escape(metrics)} | {verdict} |"
 
 

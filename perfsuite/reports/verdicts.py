@@ -6,18 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from perfsuite.gate.aa import AaReport
+from perfsuite.gate.describe import describe
 from perfsuite.gate.verdict import Verdict
 
 _QUIET = ("pass", "no-baseline", "learning")
 _MOST_QUIET = 10
-
-
-def word(verdict: Verdict) -> str:
-    """The verdict for a table, with its effect."""
-    finding = verdict.decisive
-    if finding is None or finding.effect is None:
-        return verdict.name
-    return f"{verdict.name} {finding.effect:+.1%}"
 
 
 def gate_lines(verdicts: Mapping[str, Verdict], banner: Sequence[str], gate: bool) -> Iterator[str]:
@@ -32,10 +25,10 @@ def gate_lines(verdicts: Mapping[str, Verdict], banner: Sequence[str], gate: boo
     told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     yield f"{'gated' if gate else 'compared'} {gated} of {len(verdicts)} cases: {told}"
     yield from banner
-    yield from (f"{verdict.case}: {verdict.describe()}" for verdict in verdicts.values() if verdict.name not in _QUIET)
+    yield from (f"{verdict.case}: {describe(verdict)}" for verdict in verdicts.values() if verdict.name not in _QUIET)
     flagged = [verdict for verdict in verdicts.values() if verdict.name in _QUIET and verdict.flags]
     for verdict in flagged[:_MOST_QUIET]:
-        yield f"{verdict.case}: {verdict.describe()}"
+        yield f"{verdict.case}: {describe(verdict)}"
     if len(flagged) > _MOST_QUIET:
         yield f"and {len(flagged) - _MOST_QUIET} more cases with remarks (JUnit's verdict_detail has them)"
 

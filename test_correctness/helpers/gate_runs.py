@@ -47,8 +47,8 @@ def gated(name="a", stored=None, **changes):
     return GateCase(case=case_of(name), stored=stored_runs() if stored is None else stored, **changes)
 
 
-def settle(gate, new, base=lambda name, number: run_of(), nodes=None):
-    """Carry out requests: ``new`` and ``base`` are (name, number) -> Run; the requests that were carried out."""
+def settle(gate, new, base=lambda name, number: run_of(), nodes=None, anchor=None):
+    """Carry out requests; ``new``, ``base`` and ``anchor`` are (name, number) -> Run.  Those that were carried out."""
     done = []
     while requests := gate.next_requests(nodes):
         assert len(done) + len(requests) < 5000, "the gate asks for ever"
@@ -57,6 +57,8 @@ def settle(gate, new, base=lambda name, number: run_of(), nodes=None):
             name = request.case.partition("test_x.py::test_")[2].partition("[")[0]
             if request.kind == "run":
                 gate.add(request.case, new(name, len(done)))
+            elif request.kind == "anchor_pair":
+                gate.add_anchor_pair(request.case, anchor=anchor(name, len(done)), new=new(name, len(done)))
             else:
                 gate.add_pair(request.case, base=base(name, len(done)), new=new(name, len(done)))
     return done
@@ -67,15 +69,20 @@ def jitter(number):
     return WOBBLE[number % len(WOBBLE)]
 
 
-def judged(change, *, settings=None, base=0.0, given=None, **run_changes):
-    """Verdict and requests of one case whose new runs are slower by ``change``."""
+def judged(change, *, settings=None, base=0.0, anchor=0.0, given=None, **run_changes):
+    """Verdict and requests of one case: new runs are slower by ``change``, those of base and anchor by theirs."""
     gate = Gate([given or gated()], settings or GateSettings())
 
     def new(name, number):
         return run_of(change + jitter(number), number=number, **run_changes)
 
     gate.add(node_of(), new("a", 0))
-    done = settle(gate, new, base=lambda name, number: run_of(base + jitter(number + 3), number=number))
+    done = settle(
+        gate,
+        new,
+        base=lambda name, number: run_of(base + jitter(number + 3), number=number),
+        anchor=lambda name, number: run_of(anchor + jitter(number + 5), number=number),
+    )
     return gate.verdict(node_of()), done
 
 

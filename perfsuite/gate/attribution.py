@@ -1,0 +1,191 @@
+"""The finding on one quantity: is it worse, and whose doing is it.
+
+Two questions are asked of a suspect.  *Change*: is it slower than the base, both measured now?  *Level*: is it slower
+than the stored runs?  A level that is worse where the base is not is never put down to the host without a control that
+moved along; the commit that the stored runs name, measured now as well, is the decisive one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from perfsuite.gate.growth import growth
+from perfsuite.gate.judge import ENOUGH_SESSIONS, Estimate
+from perfsuite.gate.question import Question, flagged
+from perfsuite.gate.stages import MIN_PAIRS, level_moved, why_no_anchor, yardstick_moved
+from perfsuite.gate.suite import yardstick_explains
+from perfsuite.gate.verdict import TIME, Finding, percent
+from perfsuite.records import VerdictName
+from perfsuite.statistics.student import t_quantile
+from perfsuite.units import plural
+
+SHIFT_LIMIT = 0.1
+"""Shift of the suite, a logarithm, beyond which no case fails without an A/B: cases feel a host differently."""
+SURELY_ALPHA = 0.0005
+"""False alarms per case of a level that is worse, where neither the base nor the stored commit shows why."""
+UNSTABLE_RUNS = 3
+_SMALL = "the level may be worse by less than would show"
+
+
+def finding(asked: Question) -> Finding:
+    """What one quantity says, from the last stage that it reached."""
+    work, first = asked.work, asked.screened
+    if first is None:
+        return _unstable(asked.blank, len(work.screening), "")
+    if asked.judged.name not in work.suspected and first.outcome != "suspect":
+        return _resting_on_shift(
+            asked, asked.shown(first, "pass" if first.outcome == "pass" else "inconclusive"), first
+        )
+    if asked.level is None:
+        return _unsettled(asked, first)
+    if asked.settings.can_run_base and asked.change is not None:
+        return _with_base(asked, asked.level, asked.change)
+    return _without_base(asked, asked.level)
+
+
+def _unstable(blank: Finding, runs: int, further: str) -> Finding:
+    why = f"{runs} of {runs} {further}runs unstable: too few clean samples, or a disturbed device"
+    return replace(blank, name="unstable-host" if runs >= UNSTABLE_RUNS else "inconclusive", reasons=(why,))
+
+
+def _unsettled(asked: Question, first: Estimate) -> Finding:
+    """Suspected and not measured again."""
+    if len(asked.work.fresh) >= UNSTABLE_RUNS:
+        return _unstable(asked.blank, len(asked.work.fresh), "further ")
+    remeasures = asked.view.settings.remeasure
+    if first.effect < 0 and not remeasures:
+        return flagged(asked.shown(first, "pass"), "seems faster; --perf-gate measures again")
+    why = "suspected and not measured again" + ("" if remeasures else "; --perf-gate does")
+    return replace(asked.shown(first, "inconclusive"), reasons=(why,))
+
+
+def _with_base(asked: Question, level: Estimate, change: Estimate) -> Finding:
+    """What the A/B with the base says, and where it clears the code, what the stored level says beside it."""
+    if change.outcome == "regressed" and level.effect > 0 and level.outcome != "pass":
+        return replace(asked.shown(change, "regressed", asked.work.pairs), confirmed=True)
+    if level.effect < 0:
+        return _faster(asked, level)
+    if level_moved(asked.work, asked.judged, asked.view):
+        return _moved(asked)
+    if level.outcome == "pass":
+        return _resting_on_shift(asked, asked.shown(level, "pass"), level)
+    cleared = change.outcome in ("pass", "improved")
+    shown = asked.shown(change, "pass" if cleared else "inconclusive", asked.work.pairs)
+    return flagged(shown, _SMALL) if cleared else shown
+
+
+def _faster(asked: Question, level: Estimate) -> Finding:
+    """Faster than stored: an improvement where the base or the stored commit, measured now, is slower."""
+    if level.outcome != "improved":
+        return asked.shown(level, "pass" if level.outcome == "pass" else "inconclusive")
+    for found, pairs in ((asked.change, asked.work.pairs), (asked.since_anchor, asked.anchor_pairs)):
+        if found is not None and found.outcome == "improved":
+            return _improved(replace(asked.shown(found, "improved", pairs), confirmed=True))
+    why = "faster than stored; neither the base nor the stored commit, measured now, is slower: the host may be faster"
+    return flagged(asked.shown(level, "pass"), why)
+
+
+def _improved(shown: Finding) -> Finding:
+    return flagged(shown, "a second session of the machine that finds the same begins a new epoch")
+
+
+def _moved(asked: Question) -> Finding:
+    """The level is worse and the base does not show why: the stored commit, measured now, tells drifted code."""
+    anchor = asked.since_anchor
+    if anchor is not None and anchor.outcome == "regressed":
+        shown = asked.shown(anchor, "drifted", asked.anchor_pairs)
+        why = f"not slower than the base, slower than {asked.anchor_name}: the code drifted"
+        return replace(shown, confirmed=True, reasons=(why, *growth(asked.work, asked.judged, asked.view)))
+    today = _all_of_today(asked)
+    judge = asked.view.judge(asked.work, asked.judged, asked.work.fresh)
+    estimate = judge.remeasured(today)
+    surely = t_quantile(1 - SURELY_ALPHA, judge.dof) * judge.spread(len(today)).error
+    if estimate.effect > max(math.log1p(asked.tolerance), surely):
+        return _attributed(asked, asked.shown(estimate, "drifted"), estimate)
+    cleared = judge.excludes(estimate.effect, estimate.error)
+    shown = asked.shown(estimate, "pass" if cleared else "inconclusive")
+    return flagged(shown, _SMALL) if cleared else shown
+
+
+def _all_of_today(asked: Question) -> list[float]:
+    """Values of the new code in every stage after the screening; of the stored commit too, where it is as slow."""
+    work = asked.work
+    runs = [*work.fresh, *(new for _, new in (*work.pairs, *work.anchor_pairs))]
+    if asked.since_anchor is not None and asked.since_anchor.outcome == "pass":
+        runs += [anchor for anchor, _ in asked.anchor_pairs]
+    return asked.view.values(asked.judged, runs)
+
+
+def _attributed(asked: Question, shown: Finding, estimate: Estimate) -> Finding:
+    """Worse than stored, and what runs the same code is worse as well, or cannot be run: whose doing it is."""
+    work, changes = asked.work, asked.work.given.environment_changes
+    told = f"slower than stored; {_controls(asked)}"
+    moved = None if changes or asked.judged.level.slope else yardstick_moved(work)
+    if asked.judged.name == TIME and yardstick_explains(estimate.effect, moved, math.log1p(shown.tolerance)):
+        yardstick = percent(math.expm1(moved or 0.0), signed=True)
+        return replace(
+            shown, name="unstable-host", reasons=(f"{told}; the yardstick moved by {yardstick}: the host has drifted",)
+        )
+    if changes:
+        why = f"{told}; different from the stored runs: {', '.join(changes)}"
+        return replace(shown, name="environment", reasons=(why,))
+    why = f"(unattributed) {told}; no control moved along"
+    return replace(shown, reasons=(why, *growth(work, asked.judged, asked.view)))
+
+
+def _controls(asked: Question) -> str:
+    """What the base and the stored commit say."""
+    if not asked.settings.can_run_base:
+        return asked.work.no_base or "no base was run"
+    if asked.since_anchor is not None:
+        return f"as slow as the base and as {asked.anchor_name}, which the stored runs name"
+    return f"as slow as the base; the stored commit was not run: {why_no_anchor(asked.work, asked.view)}"
+
+
+def _without_base(asked: Question, level: Estimate) -> Finding:
+    """What the re-measurement says where no A/B was run."""
+    if level.outcome == "pass":
+        return _resting_on_shift(asked, asked.shown(level, "pass"), level)
+    if level.outcome == "improved":
+        return _improved(flagged(asked.shown(level, "improved"), "unconfirmed: no A/B was run"))
+    why = "the noise forbids a verdict"
+    if level.outcome == "candidate" and asked.settings.can_run_base:
+        why = f"slower, and not confirmed: {_pairs_told(asked)}"
+    elif level.outcome == "candidate":
+        if abs(asked.view.today.shift) <= SHIFT_LIMIT:
+            return _regressed_unconfirmed(asked, level)
+        why = "slower, but the suite has shifted so far that only an A/B could confirm (--perf-base)"
+    return replace(asked.shown(level, "inconclusive"), reasons=(why,))
+
+
+def _pairs_told(asked: Question) -> str:
+    if not asked.work.pairs:
+        return "the A/B was not run"
+    stable = len(asked.judged.pair_values(asked.work.pairs))
+    return f"{stable} of {plural(len(asked.work.pairs), 'A/B pair')} stable, {MIN_PAIRS} are needed"
+
+
+def _regressed_unconfirmed(asked: Question, level: Estimate) -> Finding:
+    """Slower than stored, and no base to ask: an environment or a host that changed as well is named first."""
+    name: VerdictName = "regressed"
+    other = _attributed(asked, asked.shown(level, name), level)
+    if other.name != name:
+        return other
+    flags = [f"unconfirmed: {asked.work.no_base or 'no base to run'}"]
+    sessions = asked.judged.level.sessions
+    if sessions < ENOUGH_SESSIONS:
+        flags.append(f"the baseline is of {plural(sessions, 'session')}: build it from {ENOUGH_SESSIONS} or more")
+    reasons = growth(asked.work, asked.judged, asked.view)
+    return flagged(replace(other, confirmed=False, reasons=reasons), *flags)
+
+
+def _resting_on_shift(asked: Question, shown: Finding, estimate: Estimate) -> Finding:
+    """Take back a pass that is one only because the whole suite is slower, when nothing tells that it is the host."""
+    unexplained = asked.view.today.unexplained
+    accepted = math.log1p(asked.view.settings.tolerance)
+    whole = estimate.effect + unexplained
+    if shown.name != "pass" or unexplained <= accepted or whole <= math.log1p(shown.tolerance):
+        return shown
+    why = f"it is {percent(math.expm1(whole))} slower than stored and so is the whole suite, which is judged as one"
+    return replace(shown, name="inconclusive", reasons=(why,))

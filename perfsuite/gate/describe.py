@@ -1,0 +1,94 @@
+"""A verdict in words: first what happened to which figure, then since when, on what evidence, and what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from perfsuite.gate.verdict import TIME, Effect, Finding, Verdict, percent
+from perfsuite.metrics.spec import significant
+from perfsuite.units import format_seconds, plural
+
+SHORT_COMMIT = 10
+
+
+def word(verdict: Verdict) -> str:
+    """The verdict for a table, with the effect that it was made of.
+
+    >>> word(Verdict(case="t.py::test", name="no-baseline"))
+    'no-baseline'
+    """
+    finding = verdict.decisive
+    if finding is None or finding.effect is None:
+        return verdict.name
+    return f"{verdict.name} {finding.effect:+.1%}"
+
+
+def describe(verdict: Verdict) -> str:
+    """One line for a person; its first 80 characters have verdict, effect, before and after."""
+    parts = [_headline(verdict)]
+    finding = verdict.decisive
+    if verdict.stored_runs:
+        parts.append(_stored(verdict))
+    if finding is not None:
+        parts.extend(_evidence(verdict, finding))
+    parts.extend(verdict.reasons)
+    parts.extend(f"[{flag}]" for flag in verdict.flags)
+    if verdict.name != "environment":
+        parts.extend(verdict.soft_differences)
+    parts.extend(_advice(verdict))
+    return "; ".join(parts)
+
+
+def _headline(verdict: Verdict) -> str:
+    name = verdict.name.upper() if verdict.fails else verdict.name
+    finding = verdict.decisive
+    if finding is None or finding.effect is None:
+        return name
+    effect = percent(finding.effect, signed=True)
+    if not math.isfinite(finding.effect):
+        effect = "more than nothing"
+    if finding.quantity != TIME:
+        effect += f" {'worse' if finding.effect >= 0 else 'better'} in {finding.quantity}"
+    if finding.before is None or finding.after is None:
+        return f"{name} {effect}"
+    return f"{name} {effect} ({_amount(finding.before, finding.unit)} -> {_amount(finding.after, finding.unit)})"
+
+
+def _amount(value: float, unit: str) -> str:
+    return format_seconds(value) if unit == "s" else f"{significant(value)} {unit}".rstrip()
+
+
+def _stored(verdict: Verdict) -> str:
+    at = f" at {verdict.stored_commit[:SHORT_COMMIT]}" if verdict.stored_commit else ""
+    return f"stored{at}: {plural(verdict.stored_runs, 'run')} of {plural(verdict.stored_sessions, 'session')}"
+
+
+def _evidence(verdict: Verdict, finding: Finding) -> Iterator[str]:
+    """Both answers, level and change, whichever of them made the verdict."""
+    if finding.level is not None:
+        yield f"level {_effect(finding.level, 'run')}"
+    if finding.change is not None:
+        yield f"change against the base {_effect(finding.change, 'pair')}"
+    elif finding.level is not None:
+        yield "change not measured" + ("" if verdict.fails or verdict.name == "inconclusive" else ": nothing suspected")
+    if finding.since_anchor is not None:
+        yield f"against {verdict.stored_commit[:SHORT_COMMIT]} {_effect(finding.since_anchor, 'pair')}"
+    yield f"tolerance {percent(finding.tolerance)}"
+    if finding.mde is not None and math.isfinite(finding.mde) and not verdict.fails:
+        yield f"smallest change that would show {percent(finding.mde)}"
+
+
+def _effect(effect: Effect, noun: str) -> str:
+    low, high = (percent(end, signed=True) for end in effect.interval)
+    return f"{percent(effect.change, signed=True)} (95 % interval {low} to {high}, {plural(effect.count, noun)})"
+
+
+def _advice(verdict: Verdict) -> Iterator[str]:
+    """The next command."""
+    if verdict.name == "environment":
+        yield "if that is meant: --perf-accept=environment --perf-reason=TEXT"
+    elif verdict.name in ("regressed", "drifted"):
+        since = verdict.stored_commit[:SHORT_COMMIT] or "REV"
+        yield f"next: perfsuite ab --a {since} -- '{verdict.case}'"
+        yield "if it is meant: --perf-update=accept --perf-reason=TEXT"

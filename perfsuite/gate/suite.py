@@ -1,0 +1,240 @@
+"""The suite as a whole: by how much all cases together are off their stored levels, and what that comes from.
+
+A host that moves every case alike is told from code, or a library, that does so by controls alone: yardsticks that
+moved along, the base, and the commit that the stored runs name.  What no control explains fails the session.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfsuite.gate.judge import UNKNOWN_SESSION_SIGMA
+from perfsuite.gate.noise import History, Level
+from perfsuite.gate.shift import Screened
+from perfsuite.gate.verdict import GateSettings, percent
+from perfsuite.records import VerdictName
+from perfsuite.statistics.robust import median
+from perfsuite.statistics.student import t_quantile
+from perfsuite.units import plural
+
+SUITE_ALPHA = 0.005
+"""False alarms of the suite as a whole, per session of an unchanged code on a host that moves as it did before."""
+USUAL_DOF = 2
+"""Weight, in degrees of freedom, of the movement that is expected before any stored session tells."""
+EXPLAINED = 0.5
+"""Share of a change that the yardsticks must show, at least, before it is put down to the host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """How much the suite as a whole moves from one session to the next."""
+
+    sigma: float = UNKNOWN_SESSION_SIGMA
+    """Standard deviation, a logarithm."""
+    dof: int = USUAL_DOF
+    sessions: int = 1
+    """Stored sessions that it is known from."""
+
+    @property
+    def error(self) -> float:
+        """Standard error of this session against the stored ones."""
+        return self.sigma * math.sqrt(1 + 1 / self.sessions)
+
+
+def usual_drift(cases: Iterable[tuple[History, Level]]) -> Drift:
+    """The movement between stored sessions: of the median over the cases of what each lies off its own median."""
+    away: dict[str, list[float]] = defaultdict(list)
+    count = 0
+    for history, level in cases:
+        count += 1
+        values = _adjusted(history, level)
+        centre = median(values)
+        own: dict[str, list[float]] = defaultdict(list)
+        for session, value in zip(history.sessions, values, strict=True):
+            own[session].append(value - centre)
+        for session, differences in own.items():
+            away[session].append(statistics.fmean(differences))
+    known = [median(differences) for differences in away.values() if 2 * len(differences) >= count]
+    if len(known) < 2:
+        return Drift()
+    total = USUAL_DOF * UNKNOWN_SESSION_SIGMA**2 + (len(known) - 1) * statistics.variance(known)
+    dof = USUAL_DOF + len(known) - 1
+    return Drift(sigma=math.sqrt(total / dof), dof=dof, sessions=len(known))
+
+
+def _adjusted(history: History, level: Level) -> Sequence[float]:
+    if not level.slope:
+        return history.values
+    assert level.yardstick is not None, "a slope on the yardstick comes from stored yardsticks"
+    return [
+        value - level.slope * (yardstick - level.yardstick)
+        for value, yardstick in zip(history.values, history.yardsticks, strict=True)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteShift:
+    """How far this session's cases are from their stored levels, all together."""
+
+    cases: int = 0
+    slower: int = 0
+    """Cases that are slower than stored by more than the tolerance."""
+    effect: float = 0.0
+    """Median over the cases, a logarithm; larger is slower."""
+    drift: Drift = Drift()
+    """What the suite usually does."""
+    yardstick: float | None = None
+    """By how much the yardsticks moved; None where too few were timed, or where they are no control."""
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the relative change."""
+        reach = t_quantile(0.975, self.drift.dof) * self.drift.error
+        return math.expm1(self.effect - reach), math.expm1(self.effect + reach)
+
+    def exceeds(self, settings: GateSettings) -> bool:
+        """Whether it is worth a word: more than the tolerance, of more than one case and of most of them."""
+        most = self.cases > 1 and 2 * self.slower > self.cases
+        return most and self.effect > math.log1p(settings.tolerance)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the host's usual movement would hardly give it."""
+        return self.effect > t_quantile(1 - SUITE_ALPHA, self.drift.dof) * self.drift.error
+
+    def explained(self, settings: GateSettings) -> bool:
+        """Whether yardsticks, which do not run the code under test, moved along with the cases."""
+        return yardstick_explains(self.effect, self.yardstick, math.log1p(settings.tolerance))
+
+
+def yardstick_explains(effect: float, moved: float | None, tolerance: float) -> bool:
+    """Whether a yardstick that moved by ``moved`` leaves less than the tolerance of an effect; all logarithms.
+
+    >>> yardstick_explains(0.1, 0.08, 0.03), yardstick_explains(0.1, 0.05, 0.03), yardstick_explains(0.04, 0.015, 0.03)
+    (True, False, False)
+    """
+    return moved is not None and effect - moved <= tolerance and moved >= EXPLAINED * effect
+
+
+def suite_shift(
+    screened: Sequence[Screened], drift: Drift, settings: GateSettings, *, yardstick_counts: bool
+) -> SuiteShift:
+    """The shift of a session; ``yardstick_counts`` is False where what the yardstick runs through changed as well."""
+    if not screened:
+        return SuiteShift()
+    differences = [case.difference for case in screened]
+    moved = [case.yardstick_moved for case in screened if case.yardstick_moved is not None]
+    accepted = math.log1p(settings.tolerance)
+    return SuiteShift(
+        cases=len(screened),
+        slower=sum(difference > accepted for difference in differences),
+        effect=median(differences),
+        drift=drift,
+        yardstick=median(moved) if yardstick_counts and 2 * len(moved) > len(screened) else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What some cases say about the suite: this session's runs against those of an older revision."""
+
+    effect: float
+    """Median over the cases, a logarithm."""
+    error: float
+    """Median of the standard errors."""
+    cases: int
+
+    def shows(self, shift: SuiteShift) -> bool:
+        """Whether it finds the shift of the suite in the code: at least half of it."""
+        return self.effect > 2 * self.error and self.effect >= EXPLAINED * shift.effect
+
+
+def compared(estimates: Sequence[tuple[float, float]]) -> Compared | None:
+    """Of (effect, standard error) of cases, logarithms; None without any."""
+    if not estimates:
+        return None
+    effects, errors = zip(*estimates, strict=True)
+    return Compared(effect=statistics.median(effects), error=statistics.median(errors), cases=len(estimates))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteVerdict:
+    """What is said of the session as a whole, where its cases are slower together."""
+
+    name: VerdictName
+    """regressed (slower than the base), drifted, environment, unstable-host (yardsticks moved along), inconclusive."""
+    effect: float
+    """Relative change of the median case: 0.05 is 5 % slower."""
+    line: str
+    """What moved, by how much, how many cases, and what the controls say."""
+
+
+def suite_verdict(
+    shift: SuiteShift,
+    settings: GateSettings,
+    *,
+    base: Compared | None = None,
+    anchor: Compared | None = None,
+    anchor_commit: str = "",
+    no_anchor: str = "",
+    environment: Mapping[str, int] = Counter(),
+) -> SuiteVerdict | None:
+    """The verdict on the suite; None where it is not slower by more than the tolerance.
+
+    ``base`` and ``anchor`` are what A/Bs found, ``no_anchor`` why there was none with the stored commit, and
+    ``environment`` counts the cases by each key of the environment that differs.
+    """
+    if not shift.exceeds(settings):
+        return None
+    controls = _control_lines(shift, base, anchor, anchor_commit, no_anchor)
+    keys = [key for key, count in environment.items() if 2 * count > shift.cases]
+    name: VerdictName = "drifted"
+    if base is not None and base.shows(shift):
+        name = "regressed"
+    elif anchor is not None and anchor.shows(shift):
+        controls.append(f"the code drifted since {anchor_commit}")
+    elif shift.explained(settings):
+        name = "unstable-host"
+    elif not shift.is_shown:
+        name = "inconclusive"
+        usual = percent(math.expm1(t_quantile(1 - SUITE_ALPHA, shift.drift.dof) * shift.drift.error))
+        controls.append(f"this host is known to move by up to {usual} between sessions")
+    elif keys:
+        name = "environment"
+        controls.append(f"different from the stored runs: {', '.join(keys)}")
+    else:
+        controls.append("unattributed: no control moved along")
+    low, high = shift.interval
+    effect = math.expm1(shift.effect)
+    line = (
+        f"the suite is {percent(effect, signed=True)} slower than stored "
+        f"(95 % interval {percent(low, signed=True)} to {percent(high, signed=True)}; "
+        f"{shift.slower} of {plural(shift.cases, 'case')} by more than {percent(settings.tolerance)}); "
+        + "; ".join(controls)
+    )
+    return SuiteVerdict(name=name, effect=effect, line=line)
+
+
+def _control_lines(
+    shift: SuiteShift, base: Compared | None, anchor: Compared | None, anchor_commit: str, no_anchor: str
+) -> list[str]:
+    said = []
+    if shift.yardstick is None:
+        said.append("no yardstick tells of the host")
+    else:
+        said.append(f"yardsticks moved by {percent(math.expm1(shift.yardstick), signed=True)}")
+    if base is not None:
+        said.append(f"against the base {_compared_text(base)}")
+    if anchor is not None:
+        said.append(f"against {anchor_commit}, which the stored runs name, {_compared_text(anchor)}")
+    elif no_anchor:
+        said.append(no_anchor)
+    return said
+
+
+def _compared_text(found: Compared) -> str:
+    return f"{percent(math.expm1(found.effect), signed=True)} in {plural(found.cases, 'case')}"

@@ -1,0 +1,191 @@
+"""Level and change are two answers: a worse level is explained by a control that moved along, or fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from perfsuite.gate.describe import describe
+from perfsuite.gate.gate import Gate
+from perfsuite.gate.verdict import GateSettings
+from test_correctness.helpers.gate_runs import WOBBLE, gated, jitter, judged, node_of, run_of, settle, stored_runs
+
+WITH_BASE = GateSettings(can_run_base=True, base_commit="b" * 40)
+STORED = "a" * 40
+TORCH = ("packages.torch 2.14.0, stored 2.13.0",)
+
+
+def anchored(**changes):
+    return gated(stored=stored_runs(commit=STORED), **changes)
+
+
+def test_code_that_drifted_before_the_base_fails_and_the_stored_commit_shows_it():
+    verdict, done = judged(0.10, settings=WITH_BASE, base=0.10, anchor=0.0, given=anchored())
+    assert [request.kind for request in done] == ["run"] * 4 + ["ab_pair"] * 6 + ["anchor_pair"] * 6
+    assert (verdict.name, verdict.fails, verdict.decisive.confirmed) == ("drifted", True, True)
+    assert verdict.decisive.change.change == pytest.approx(0.0, abs=0.005)
+    assert verdict.decisive.level.change == pytest.approx(0.10, abs=0.005)
+    assert verdict.decisive.since_anchor.change == pytest.approx(0.10, abs=0.005)
+    said = describe(verdict)
+    assert said.startswith("DRIFTED +9.98 % (10.01 ms -> 11.01 ms); stored at aaaaaaaaaa: ")
+    for text in (
+        "change against the base +0",
+        "level +10",
+        "against aaaaaaaaaa +1",
+        "next: perfsuite ab --a aaaaaaaaaa",
+    ):
+        assert text in said
+
+
+def test_a_stored_commit_that_is_slow_as_well_leaves_the_drift_unattributed():
+    verdict, _ = judged(0.10, settings=WITH_BASE, base=0.10, anchor=0.10, given=anchored())
+    assert (verdict.name, verdict.fails) == ("drifted", True)
+    assert "(unattributed) slower than stored; as slow as the base and as aaaaaaaaaa" in verdict.reasons[0]
+
+
+def test_an_environment_that_differs_is_named_and_fails():
+    given_case = anchored(environment_changes=TORCH, soft_differences=TORCH)
+    for settings in (WITH_BASE, GateSettings()):
+        verdict, _ = judged(0.10, settings=settings, base=0.10, anchor=0.10, given=given_case)
+        assert (verdict.name, verdict.fails) == ("environment", True)
+        assert TORCH[0] in verdict.reasons[0]
+        assert "--perf-accept=environment" in describe(verdict)
+    unmoved, _ = judged(0.0, given=given_case)
+    assert unmoved.name == "pass"
+
+
+def test_slow_code_is_a_regression_in_any_environment():
+    verdict, _ = judged(0.10, settings=WITH_BASE, given=anchored(environment_changes=TORCH))
+    assert verdict.name == "regressed"
+
+
+@pytest.mark.parametrize("settings", [WITH_BASE, GateSettings()])
+@pytest.mark.parametrize(("moved", "name"), [(0.10, "unstable-host"), (0.02, "failing")])
+def test_a_yardstick_that_moved_as_much_puts_it_down_to_the_host(settings, moved, name):
+    timed = {"yardstick": math.log(0.001)}
+    given_case = gated(stored=stored_runs(commit=STORED, **timed))
+    now = {"yardstick": math.log(0.001 * (1 + moved))}
+    verdict, _ = judged(0.10, settings=settings, base=0.10, anchor=0.10, given=given_case, **now)
+    assert verdict.fails == (name == "failing")
+    if name != "failing":
+        assert verdict.name == name
+        assert "the host has drifted" in verdict.reasons[0]
+
+
+def test_a_yardstick_is_no_control_where_the_environment_changed():
+    given_case = gated(stored=stored_runs(commit=STORED, yardstick=math.log(0.001)), environment_changes=TORCH)
+    verdict, _ = judged(0.10, given=given_case, yardstick=math.log(0.0011))
+    assert verdict.name == "environment"
+
+
+def test_a_stored_commit_that_cannot_run_is_said():
+    gate = Gate([anchored()], WITH_BASE)
+    gate.add(node_of(), run_of(0.10))
+    while (requests := gate.next_requests()) and requests[0].kind != "anchor_pair":
+        for request in requests:
+            if request.kind == "run":
+                gate.add(request.case, run_of(0.10))
+            else:
+                gate.add_pair(request.case, base=run_of(0.10), new=run_of(0.10))
+    gate.without_anchor(node_of(), "this clone does not have it")
+    assert gate.next_requests() == []
+    verdict = gate.verdict(node_of())
+    assert (verdict.name, verdict.fails) == ("drifted", True)
+    assert "the stored commit was not run: this clone does not have it" in verdict.reasons[0]
+
+
+def test_a_base_that_is_the_stored_commit_needs_no_third_arm():
+    settings = dataclasses.replace(WITH_BASE, base_commit=STORED)
+    verdict, done = judged(0.10, settings=settings, base=0.10, given=anchored())
+    assert {request.kind for request in done} == {"run", "ab_pair"}
+    assert verdict.name == "drifted"
+
+
+def test_faster_than_stored_is_improved_where_an_older_revision_measured_now_is_slower():
+    for base, anchor, name in ((0.0, 0.0, "improved"), (-0.10, 0.0, "improved"), (-0.10, -0.10, "pass")):
+        verdict, _ = judged(-0.10, settings=WITH_BASE, base=base, anchor=anchor, given=anchored())
+        assert (verdict.name, verdict.fails) == (name, False)
+
+
+def test_the_stored_commits_between_which_a_drift_grew_are_named():
+    newest = tuple(
+        run_of(change, session=f"n{index}", number=index, commit=letter * 40)
+        for index, (letter, change) in enumerate(zip("cde", (0.01, 0.02, 0.09), strict=True))
+    )
+    given_case = anchored(newest=newest)
+    verdict, _ = judged(0.10, settings=WITH_BASE, base=0.10, given=given_case)
+    grown = verdict.reasons[1]
+    assert "over 3 stored commits" in grown
+    assert "the largest step is from +1.97 % at dddddddddd to +8.97 % at eeeeeeeeee" in grown
+
+
+def suite(count, slower, *, settings=None, environment=(), base=0.0, anchor=0.0, spread=0.0):
+    """The gate after a session of ``count`` cases that are all slower; ``spread`` is how stored sessions differ."""
+    names = [f"n{index}" for index in range(count)]
+    drift = [spread * step for step in (1, -1, 0.5, -0.5, 1, -1, 0, 0)]
+    gate = Gate(
+        [
+            gated(
+                name,
+                stored=stored_runs(
+                    [own + moved for own, moved in zip(WOBBLE[index % 8 :] + WOBBLE[: index % 8], drift, strict=True)],
+                    commit=STORED,
+                ),
+                environment_changes=environment,
+            )
+            for index, name in enumerate(names)
+        ],
+        settings,
+    )
+    for number, name in enumerate(names):
+        gate.add(node_of(name), run_of(slower + jitter(5 * number)))
+    settle(
+        gate,
+        lambda name, number: run_of(slower + jitter(number), number=number),
+        base=lambda name, number: run_of(base + jitter(number + 3), number=number),
+        anchor=lambda name, number: run_of(anchor + jitter(number + 5), number=number),
+    )
+    return gate
+
+
+@pytest.mark.parametrize("count", [2, 3, 19, 20, 24, 60])
+@pytest.mark.parametrize("slower", [0.5, 4.0])
+def test_a_suite_that_is_slower_fails_at_any_size(count, slower):
+    found = suite(count, slower).suite()
+    assert found.name == "drifted"
+    assert found.effect == pytest.approx(slower, rel=0.02)
+    assert f"{count} of {count} cases" in found.line
+
+
+@pytest.mark.parametrize("count", [5, 30])
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"base": 0.10, "anchor": 0.0}, "drifted"),
+        ({"base": 0.0, "anchor": 0.0}, "regressed"),
+        ({"base": 0.10, "anchor": 0.10}, "drifted"),
+        ({"base": 0.10, "anchor": 0.10, "environment": TORCH}, "environment"),
+    ],
+)
+def test_what_moved_the_suite_is_told_by_arms_and_environment(count, changes, name):
+    found = suite(count, 0.10, settings=WITH_BASE, **changes).suite()
+    assert found.name == name
+    assert ("drifted since aaaaaaaaaa" in found.line) == (changes["anchor"] == 0.0 and changes["base"] != 0.0)
+
+
+def test_a_host_that_moves_between_sessions_as_it_always_did_raises_no_alarm():
+    found = suite(30, 0.04, spread=0.04).suite()
+    assert found.name == "inconclusive"
+    assert "known to move by up to" in found.line
+    assert suite(30, 0.02, spread=0.04).suite() is None
+    assert suite(30, 0.5, spread=0.04).suite().name == "drifted"
+
+
+def test_half_of_the_cases_are_not_the_suite():
+    gate = Gate([gated("a"), gated("b")])
+    gate.add(node_of("a"), run_of(0.5))
+    gate.add(node_of("b"), run_of(0.0))
+    settle(gate, lambda name, number: run_of(0.5 if name == "a" else 0.0, number=number))
+    assert gate.suite() is None
