@@ -20,6 +20,7 @@ from perfsuite.errors import PerfsuiteError, first_line
 from perfsuite.gate.aa import AaReport, a_a
 from perfsuite.gate.comparable import gate_case
 from perfsuite.gate.gate import Gate
+from perfsuite.gate.offer import gains_in, seen_in, suspects_slowdown
 from perfsuite.gate.physics import violations
 from perfsuite.gate.verdict import GateSettings, Request, Verdict
 from perfsuite.records import Result
@@ -65,6 +66,8 @@ class _Taken:
     tolerances: Tolerances
     runs: list[RunSummary] = field(default_factory=list)
     """Every usable run of this session."""
+    again: list[RunSummary] = field(default_factory=list)
+    """Those of them that came after a suspicion: they alone decide, and are stored."""
     broken: list[str] = field(default_factory=list)
     """Why a run is impossible or no measurement."""
 
@@ -154,16 +157,30 @@ class Gatekeeper:
         return a_a([taken.identity for taken in self._taken.values()], runs, self.settings)
 
     def offered(self) -> list[store.NewRuns]:
-        """Every fresh run of this session, for :func:`perfsuite.baselines.store.update`."""
-        return [
-            store.NewRuns(
-                case=taken.identity,
-                runs=tuple(taken.runs),
-                verdict=self.verdicts[node].name if node in self.verdicts else None,
-            )
-            for node, taken in self._taken.items()
-            if taken.runs and not taken.broken
-        ]
+        """Every fresh run of this session, for :func:`perfsuite.baselines.store.update`.
+
+        Of a case that was measured again only the later runs: the first were suspected because they stood out.
+        """
+        return [self._offer(node, taken) for node, taken in self._taken.items() if taken.runs or taken.broken]
+
+    def _offer(self, node: str, taken: _Taken) -> store.NewRuns:
+        verdict = self.verdicts.get(node)
+        new = store.NewRuns(
+            case=taken.identity,
+            runs=tuple(taken.again or taken.runs),
+            verdict="impossible" if taken.broken else None,
+            seen=f"impossible: {taken.broken[0]}" if taken.broken else "",
+            tolerance=taken.tolerances.time or self.settings.tolerance,
+        )
+        if verdict is None or taken.broken:
+            return new
+        return dataclasses.replace(
+            new,
+            verdict=verdict.name,
+            seen=seen_in(verdict),
+            suspected=suspects_slowdown(verdict),
+            gains=gains_in(verdict),
+        )
 
     def update(self, mode: store.UpdateMode, reason: str, session_runs: int) -> store.UpdateReport:
         """Add this session's runs to the baseline file."""
@@ -239,6 +256,8 @@ class Gatekeeper:
                 gate.add_impossible(request.case, broken)
             elif run is not None:
                 gate.add(request.case, run)
+                if gate.suspects(request.case):
+                    self._taken[request.case].again.append(run)
 
     def _run_pairs(self, gate: Gate, requests: Sequence[Request], say: Callable[[str], None]) -> None:
         assert self._base is not None, "the gate asks for pairs only where a base can run"

@@ -9,6 +9,7 @@ import pytest
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import (
     KEPT_RUNS,
+    Acceptance,
 )
 from perfsuite.errors import BaselineError, ConfigurationError
 from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of, sessions_in
@@ -33,10 +34,18 @@ def test_one_session_does_not_push_out_the_others(tmp_path):
 @pytest.mark.parametrize(
     ("mode", "verdict", "changes", "why"),
     [
-        ("append", "regressed", {}, "it has regressed; if that is meant, use --perf-update=accept with --perf-reason"),
-        ("append", "impossible", {}, "its verdict is impossible"),
-        ("accept", "impossible", {}, "its verdict is impossible"),
-        ("append", "unstable-host", {}, "its verdict is unstable-host"),
+        ("append", "regressed", {}, "regressed; if that is meant: --perf-update=accept --perf-reason=TEXT"),
+        ("improved", "drifted", {}, "drifted; if that is meant: --perf-update=accept --perf-reason=TEXT"),
+        ("environment", "regressed", {}, "regressed; if that is meant: --perf-update=accept --perf-reason=TEXT"),
+        (
+            "append",
+            "environment",
+            {},
+            "environment; if that is meant: --perf-accept=environment --perf-reason=TEXT",
+        ),
+        ("append", "impossible", {}, "impossible; an error of measurement is never stored"),
+        ("accept", "impossible", {}, "impossible; an error of measurement is never stored"),
+        ("append", "unstable-host", {}, "unstable-host; run again when the host is quiet"),
         ("append", "pass", {"process": "reused"}, "its processes were reused; a baseline takes fresh ones"),
         ("append", "pass", {"clean": 3}, "its runs are unstable"),
         ("improved", "pass", {}, "its verdict is pass; --perf-update=improved stores improved cases only"),
@@ -48,6 +57,8 @@ def test_what_is_refused_changes_nothing(tmp_path, mode, verdict, changes, why):
     report = offer(tmp_path, run_of("s1", 0.5, **changes), mode=mode, verdict=verdict, reason="because")
     assert report.refused == {case().node: why}
     assert (report.written, report.added) == (False, {})
+    told = verdict in ("regressed", "drifted", "environment", "impossible", "unstable-host")
+    assert report.alarming == ((case().node,) if told else ())
     assert path.read_bytes() == before
 
 
@@ -59,21 +70,31 @@ def test_storing_the_same_run_twice_stores_it_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "verdict"), [("accept", "regressed"), ("accept", "improved"), ("improved", "improved")]
+    ("mode", "verdict", "kind"),
+    [
+        ("accept", "regressed", "accepted"),
+        ("accept", "drifted", "accepted"),
+        ("accept", "environment", "accepted"),
+        ("accept", "improved", "accepted"),
+        ("environment", "environment", "environment"),
+    ],
 )
-def test_accepted_and_improved_cases_start_anew(tmp_path, mode, verdict):
-    offer(tmp_path, *(run_of(f"s{index}", 9 - index) for index in range(6)))
-    report = offer(
-        tmp_path,
-        *(run_of("now", 0.1, median_s=0.02, number=number) for number in range(5)),
-        mode=mode,
-        verdict=verdict,
-        reason="faster disk",
-    )
+def test_an_accepted_case_begins_a_new_epoch(tmp_path, mode, verdict, kind):
+    offer(tmp_path, *(run_of(f"s{index}", 9 - index) for index in range(6)), session_runs=6)
+    now = tuple(run_of("now", 0.1, median_s=0.02, number=number) for number in range(5))
+    report = offer(tmp_path, *now, mode=mode, verdict=verdict, reason="faster disk")
     assert report.replaced == (case().node,)
-    assert sessions_in(tmp_path) == ["now"] * 5
     (entry,) = store.load(tmp_path, HARDWARE).entries.values()
-    assert entry.accepted.reason == ("faster disk" if mode == "accept" else "improved")
+    assert entry.runs == entry.reference == now
+    assert entry.accepted == Acceptance(reason="faster disk", session="now", time=now[0].time, kind=kind)
+
+
+def test_what_is_not_meant_by_an_accepted_environment_is_appended(tmp_path):
+    offer(tmp_path, run_of("s0", 2))
+    report = offer(tmp_path, run_of("s1", 1), mode="environment", verdict="pass", reason="new driver")
+    assert (report.added, report.replaced) == ({case().node: 1}, ())
+    (entry,) = store.load(tmp_path, HARDWARE).entries.values()
+    assert entry.accepted is None
 
 
 def test_accept_adds_where_nothing_changed_and_needs_a_reason(tmp_path):

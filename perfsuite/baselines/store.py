@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perfsuite.baselines.baseline import (
-    KEPT_RUNS,
     SESSION_RUNS,
     Acceptance,
     Baseline,
@@ -25,6 +24,7 @@ from perfsuite.baselines.baseline import (
     newest,
     prune,
 )
+from perfsuite.baselines.changes import clear_slowdown, confirming
 from perfsuite.baselines.decode import decode
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.lock import locked, replace
@@ -34,8 +34,19 @@ from perfsuite.baselines.sessions import first_runs, is_complete, machine_sessio
 from perfsuite.baselines.text import Fault, dump, line_of, parse
 from perfsuite.errors import BaselineError, ConfigurationError
 from perfsuite.records import VerdictName
+from perfsuite.units import plural
 
-UpdateMode = Literal["append", "improved", "accept"]
+UpdateMode = Literal["append", "improved", "accept", "environment"]
+
+_SLOWER = ("regressed", "drifted", "environment")
+_IF_MEANT = "if that is meant: --perf-update=accept --perf-reason=TEXT"
+_ADVICE: Mapping[str, str] = {
+    "impossible": "an error of measurement is never stored",
+    "unstable-host": "run again when the host is quiet",
+    "inconclusive": f"a slowdown is not excluded: run again when the host is quiet; {_IF_MEANT}",
+    "environment": "if that is meant: --perf-accept=environment --perf-reason=TEXT",
+}
+"""What to do about a case that is refused for its verdict; _IF_MEANT for the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +59,14 @@ class NewRuns:
     """All its fresh runs of the session, without those of an A/B's base."""
     verdict: VerdictName | None = None
     """What the gate said; None where it was not asked."""
+    seen: str = ""
+    """The verdict with its effect, for a person."""
+    suspected: bool = False
+    """Inconclusive, and a slowdown was suspected and not excluded."""
+    gains: Mapping[str, float] = field(default_factory=dict)
+    """Improved: the quantities that are better, and the relative gain from which on another session shows the same."""
+    tolerance: float = 0.03
+    """Relative slowdown that the case accepts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +83,10 @@ class UpdateReport:
     """Node ids whose older runs were dropped for the new ones."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why nothing of a case was stored, by node id."""
+    alarming: tuple[str, ...] = ()
+    """Those of them that are or may be slower than what is stored, or no measurement at all: the run is to fail."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """What a reader must know of a case that was stored, by node id."""
 
 
 def path_of(folder: Path, hardware: Hardware) -> Path:
@@ -131,13 +154,15 @@ def update(
 ) -> UpdateReport:
     """Add a session's runs to the file of this hardware, under its lock.
 
-    ``append`` adds runs and refuses regressed cases; ``improved`` replaces the runs of improved cases and touches no
-    other; ``accept`` replaces the runs of regressed and improved cases, adds those of the others and notes ``reason``.
-    Impossible results and reused processes are never stored.  ``session_runs`` is how many runs of the session join
-    older ones (``--perf-runs N`` asks for N).  Raises ConfigurationError for accept without a reason.
+    ``append`` adds runs and refuses cases that are or may be slower; ``improved`` does so with improved cases only.  In
+    both an improvement that a second session of the machine shows begins a new epoch.  ``accept`` begins one, noting
+    ``reason``, for every case that is slower or improved, ``environment`` for those whose verdict is environment; both
+    append the others.  Impossible results and reused processes are never stored.  ``session_runs`` is how many runs of
+    the session join older ones (``--perf-runs N`` asks for N).  Raises ConfigurationError without a needed reason.
     """
-    if mode == "accept" and not reason.strip():
-        raise ConfigurationError("--perf-update=accept was given without a reason; say why with --perf-reason=TEXT")
+    if mode in ("accept", "environment") and not reason.strip():
+        option = "--perf-update=accept" if mode == "accept" else "--perf-accept=environment"
+        raise ConfigurationError(f"{option} was given without a reason; say why with --perf-reason=TEXT")
     path = path_of(folder, hardware)
     draft = _Draft(mode=mode, reason=reason.strip(), session_runs=max(session_runs, 1))
 
@@ -153,7 +178,13 @@ def update(
 
     written = _change(path, hardware, change, lambda: bool(draft.added))
     return UpdateReport(
-        path=path, written=written, added=draft.added, replaced=tuple(draft.replaced), refused=draft.refused
+        path=path,
+        written=written,
+        added=draft.added,
+        replaced=tuple(draft.replaced),
+        refused=draft.refused,
+        alarming=tuple(draft.alarming),
+        notes=draft.notes,
     )
 
 
@@ -192,6 +223,8 @@ class _Draft:
         self.added: dict[str, int] = {}
         self.replaced: list[str] = []
         self.refused: dict[str, str] = {}
+        self.alarming: list[str] = []
+        self.notes: dict[str, str] = {}
         self.machine_session: Mapping[str, str] = {}
 
     def apply(self, before: Mapping[CaseKey, Entry], offered: Sequence[NewRuns]) -> dict[CaseKey, Entry]:
@@ -200,62 +233,105 @@ class _Draft:
         stored = (run for entry in before.values() for run in entry.kept)
         self.machine_session = machine_sessions([*stored, *(run for new in offered for run in new.runs)])
         for new in offered:
-            why_not = self._refusal(new)
-            if why_not:
-                self.refused[new.case.node] = why_not
-                continue
-            entries[new.case.key] = self._entry(entries.get(new.case.key), new)
+            entry = self._entry(entries.get(new.case.key), new)
+            if entry is not None:
+                entries[new.case.key] = entry
         return entries
 
-    def _refusal(self, new: NewRuns) -> str:
-        if not new.runs:
-            return "it has no run"
-        if any(run.process == "reused" for run in new.runs):
-            return "its processes were reused; a baseline takes fresh ones"
-        if new.verdict in ("impossible", "unstable-host"):
-            return f"its verdict is {new.verdict}"
-        if new.verdict == "regressed" and self.mode == "append":
-            return "it has regressed; if that is meant, use --perf-update=accept with --perf-reason"
-        if new.verdict != "improved" and self.mode == "improved":
-            return f"its verdict is {new.verdict or 'unknown'}; --perf-update=improved stores improved cases only"
-        return ""
-
-    def _entry(self, old: Entry | None, new: NewRuns) -> Entry:
+    def _entry(self, old: Entry | None, new: NewRuns) -> Entry | None:
+        """The entry of a case afterwards; None where it stays as it is."""
         node = new.case.node
-        if (
-            old is None
-            or self.mode == "improved"
-            or (self.mode == "accept" and new.verdict in ("regressed", "improved"))
-        ):
-            runs = newest(new.runs)[:KEPT_RUNS]
-            self.added[node] = len(runs)
-            if old is not None:
-                self.replaced.append(node)
-            accepted = None
-            if self.mode == "accept":
-                accepted = Acceptance(reason=self.reason, session=runs[0].session, time=runs[0].time)
-            elif old is not None:
-                accepted = Acceptance(reason="improved", session=runs[0].session, time=runs[0].time)
-            return Entry(case=new.case, runs=runs, accepted=accepted)
+        why_not, worse = _unfit(new), _worse(old, new)
+        if new.verdict in ("impossible", "unstable-host") or (worse and not self._accepts(new)):
+            self.alarming.append(node)
+            why_not = why_not or f"{worse or new.seen or new.verdict}; {_ADVICE.get(new.verdict or '', _IF_MEANT)}"
+        elif new.verdict != "improved" and self.mode == "improved":
+            why = f"its verdict is {new.verdict or 'unknown'}; --perf-update=improved stores improved cases only"
+            why_not = why_not or why
+        if why_not:
+            self.refused[node] = why_not
+            return None
+        if old is None or (worse and self._accepts(new)) or (new.verdict == "improved" and self.mode == "accept"):
+            return self._new_epoch(old, new)
+        return self._joined(old, new)
+
+    def _accepts(self, new: NewRuns) -> bool:
+        """Whether a worse case begins a new epoch."""
+        return self.mode == "accept" or (self.mode == "environment" and new.verdict == "environment")
+
+    def _new_epoch(self, old: Entry | None, new: NewRuns) -> Entry:
+        runs = newest(new.runs)
+        self.added[new.case.node] = len(runs)
+        accepted = None
+        if self.mode == "accept" or (self.mode == "environment" and old is not None):
+            kind: Literal["accepted", "environment"] = "accepted" if self.mode == "accept" else "environment"
+            accepted = Acceptance(reason=self.reason, session=runs[0].session, time=runs[0].time, kind=kind)
+        if old is not None:
+            self.replaced.append(new.case.node)
+        return Entry(case=new.case, runs=runs, accepted=accepted)
+
+    def _joined(self, old: Entry, new: NewRuns) -> Entry | None:
+        """The entry with the steady ones of the session's runs; None when none is to be stored."""
+        node = new.case.node
         there = {run.key for run in old.kept}
         fresh = [run for run in newest(new.runs) if run.key not in there]
         all_count = not usually_clean(old.runs)
         steady = [run for run in fresh if all_count or run.has_clean or run.outcome == "out_of_memory"]
         if not steady:
             self.refused[node] = "its runs are unstable" if fresh else "its runs are stored already"
-            return old
-        runs = tuple(steady[: self.session_runs])
+            return None
+        improved = new.verdict == "improved"
+        runs = tuple(steady[: max(self.session_runs, SESSION_RUNS) if improved else self.session_runs])
         self.added[node] = len(runs)
-        return self._appended(old, new.case, runs)
+        return self._improved(old, new, runs) if improved else self._appended(old, new.case, runs)
 
-    def _appended(self, old: Entry, case: CaseIdentity, runs: Sequence[RunSummary]) -> Entry:
+    def _improved(self, old: Entry, new: NewRuns, runs: tuple[RunSummary, ...]) -> Entry:
+        """A new epoch when another session of the machine shows the improvement as well."""
+        node = new.case.node
+        shown = confirming(old, runs, new.gains, self.machine_session)
+        if not shown:
+            self.notes[node] = "improved; a second session of the machine confirms it and begins a new epoch"
+            return self._appended(old, new.case, runs, into_reference=False)
+        self.notes[node] = "improved in two sessions of the machine: a new epoch begins"
+        self.replaced.append(node)
+        why = f"improved in sessions {', '.join(dict.fromkeys(run.session for run in shown))}"
+        return Entry(
+            case=new.case,
+            runs=newest(shown),
+            accepted=Acceptance(reason=why, session=shown[0].session, time=shown[0].time, kind="improved"),
+            reference=first_runs(shown, self.machine_session),
+        )
+
+    def _appended(
+        self, old: Entry, case: CaseIdentity, runs: Sequence[RunSummary], *, into_reference: bool = True
+    ) -> Entry:
         """The entry with further runs; they are part of the reference while that is not complete."""
         if old.accepted is not None:
             runs = [run for run in runs if moment(run.time) >= moment(old.accepted.time)]
         reference = old.reference
-        if not is_complete(reference, self.machine_session):
+        if into_reference and not is_complete(reference, self.machine_session):
             reference = first_runs([*reference, *runs], self.machine_session)
         return dataclasses.replace(old, case=case, runs=newest([*reference, *old.runs, *runs]), reference=reference)
+
+
+def _unfit(new: NewRuns) -> str:
+    """Why runs are none that a baseline takes, whatever they say; empty when they are."""
+    if not new.runs:
+        return "it has no run"
+    if any(run.process == "reused" for run in new.runs):
+        return "its processes were reused; a baseline takes fresh ones"
+    return ""
+
+
+def _worse(old: Entry | None, new: NewRuns) -> str:
+    """In which way a case is or may be worse than what is stored; empty when it is not."""
+    if new.verdict in _SLOWER or new.suspected:
+        return new.seen or str(new.verdict)
+    if new.verdict == "learning" and old is not None:
+        slower = clear_slowdown(new.runs, old.reference, new.tolerance)
+        if slower:
+            return f"{100 * slower:.3g} % slower than the {plural(len(old.reference), 'run')} stored, which are few"
+    return ""
 
 
 def merge_files(target: Path, sources: Sequence[Path]) -> Baseline:

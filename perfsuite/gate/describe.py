@@ -26,7 +26,7 @@ def word(verdict: Verdict) -> str:
 
 def describe(verdict: Verdict) -> str:
     """One line for a person; its first 80 characters have verdict, effect, before and after."""
-    parts = [_headline(verdict)]
+    parts = [headline(verdict)]
     finding = verdict.decisive
     if verdict.stored_runs:
         parts.append(_stored(verdict))
@@ -40,7 +40,8 @@ def describe(verdict: Verdict) -> str:
     return "; ".join(parts)
 
 
-def _headline(verdict: Verdict) -> str:
+def headline(verdict: Verdict) -> str:
+    """Verdict, effect, before and after."""
     name = verdict.name.upper() if verdict.fails else verdict.name
     finding = verdict.decisive
     if finding is None or finding.effect is None:

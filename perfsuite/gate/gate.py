@@ -97,6 +97,10 @@ class Gate:
         """The commit that the stored runs of this case name cannot run it; the reason is shown."""
         self._works[node].no_anchor = reason
 
+    def suspects(self, node: str) -> bool:
+        """Whether a case was suspected, so that its further runs decide alone."""
+        return bool(self._works[node].suspected)
+
     def verdict(self, node: str) -> Verdict:
         """The verdict on what has come in so far; cases that still need runs are inconclusive."""
         return findings.verdict(self._works[node], self._look())

@@ -135,7 +135,7 @@ def _read(config: pytest.Config) -> GateOptions:
         summary=directory / summary if summary else None,
         settings=GateSettings(
             tolerance=_tolerance(config.getini("perf_tolerance"), "ini perf_tolerance"),
-            remeasure=option("perf_gate"),
+            remeasure=option("perf_gate") or mode is not None,
         ),
     )
 

@@ -54,6 +54,8 @@ class Gating:
         self.cases = cases
         self.in_place = bool(config.getoption("maxfail", 0) or config.getoption("usepdb", False))
         self.problem = ""
+        self.refused = False
+        """Whether an update refused a case that is or may be slower: the run fails."""
         self.held: list[tuple[pytest.Item, list[pytest.TestReport]]] = []
         self._trees = ExitStack()
         self.update_lines: list[str] = []
@@ -212,11 +214,13 @@ class Gating:
         count = sum(done.added.values())
         self.update_lines.append(f"baseline {done.path}: {count} runs of {len(done.added)} cases added")
         self.update_lines += [f"{node}: its older runs were replaced" for node in done.replaced]
+        self.update_lines += [f"{node}: {note}" for node, note in done.notes.items()]
         self.update_lines += [f"{node}: not stored, {why}" for node, why in done.refused.items()]
+        self.refused = bool(done.alarming)
 
     def finish(self, session: pytest.Session) -> None:
         """What went wrong with the baselines makes the run fail even when every case passed."""
-        if self.problem and session.exitstatus == pytest.ExitCode.OK:
+        if (self.problem or self.refused) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         nothing = self.options.gate and not self.options.allow_ungated and not self.keeper.covered
         if nothing and self.keeper.taken and session.exitstatus == pytest.ExitCode.OK:

@@ -1,0 +1,93 @@
+"""What new runs of a case say beside the stored ones: a gain that two sessions of the machine show, a clear loss."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from perfsuite.baselines.baseline import Entry
+from perfsuite.baselines.runs import RunSummary, in_order, usually_clean
+from perfsuite.records import Better
+
+CLEAR_MARGIN = 0.07
+"""Beyond the tolerance: from this on a slowdown is refused while the noise is hardly known; what a pass excludes."""
+FEW_RUNS = 3
+"""Stored runs below which nothing is known of the noise."""
+CLEAR_OF_FEW = 0.25
+"""Slowdown that is clear beside so few runs."""
+CLEAR_SCATTERS = 4.0
+"""How many scatters of the stored runs a clear slowdown is beyond."""
+_TO_SIGMA = 1.4826
+"""Median absolute deviation -> standard deviation of normal noise."""
+
+
+def log_times(runs: Sequence[RunSummary], *, clean_only: bool) -> list[float]:
+    """ln seconds of the measured runs: of their clean samples, or of all where ranks share cores anyway."""
+    if clean_only:
+        return [run.location for run in runs if run.location is not None and run.has_clean]
+    return [math.log(run.median_s) for run in runs if run.quantiles_s]
+
+
+def gain(runs: Sequence[RunSummary], reference: Sequence[RunSummary], quantity: str, better: Better = "lower") -> float:
+    """How much better the median of the runs is than the reference's, relative to it; 0 where nothing can be told.
+
+    ``quantity`` is ``time``, a metric with a better direction, or ``memory``: that the case fits at all, a gain of 1.
+    """
+    if quantity == "memory":
+        fits = all(run.outcome == "measured" for run in runs)
+        return float(fits and all(run.outcome == "out_of_memory" for run in reference))
+    if quantity == "time":
+        clean_only = usually_clean(reference)
+        before, now = (log_times(side, clean_only=clean_only) for side in (reference, runs))
+        return math.expm1(statistics.median(before) - statistics.median(now)) if before and now else 0.0
+    before, now = ([run.metrics[quantity] for run in side if quantity in run.metrics] for side in (reference, runs))
+    if not before or not now or not statistics.median(before):
+        return 0.0
+    change = statistics.median(now) / statistics.median(before) - 1
+    return {"lower": -change, "higher": change, "neither": 0.0}[better]
+
+
+def confirming(
+    entry: Entry, runs: Sequence[RunSummary], gains: Mapping[str, float], machine_session: Mapping[str, str]
+) -> tuple[RunSummary, ...]:
+    """All runs of the sessions of the machine, the present one the last, that in succession show one gain.
+
+    Empty unless there are two such sessions.  ``runs`` are those of the present session; ``gains`` has by quantity what
+    a gain has to be above.  Only runs that are no part of the reference can confirm.
+    """
+    known = {run.key for run in entry.reference}
+    groups: dict[str, list[RunSummary]] = {}
+    for run in (*(run for run in entry.runs if run.key not in known), *runs):
+        groups.setdefault(machine_session[run.session], []).append(run)
+    now = machine_session[runs[-1].session]
+    sessions = [group for name, group in groups.items() if name != now]
+    for quantity, least in gains.items():
+        meaning = entry.case.metrics.get(quantity)
+        shown: list[list[RunSummary]] = []
+        for group in (groups[now], *reversed(sessions)):
+            if not gain(group, entry.reference, quantity, meaning.better if meaning else "lower") > least:
+                break
+            shown.append(group)
+        if len(shown) > 1:
+            return in_order(run for group in shown for run in group)
+    return ()
+
+
+def clear_slowdown(runs: Sequence[RunSummary], stored: Sequence[RunSummary], tolerance: float) -> float:
+    """How much slower the runs clearly are than stored ones that are too few for the gate; 0 when they are not.
+
+    Clear: every run is slower than every stored one, and the median is above the stored one by more than ``tolerance``
+    and CLEAR_MARGIN together and by CLEAR_SCATTERS of the stored runs; by CLEAR_OF_FEW beside fewer than FEW_RUNS.
+    """
+    clean_only = usually_clean(stored)
+    before, now = (log_times(side, clean_only=clean_only) for side in (stored, runs))
+    if not before or not now or min(now) <= max(before):
+        return 0.0
+    middle = statistics.median(before)
+    scatter = _TO_SIGMA * statistics.median([abs(value - middle) for value in before])
+    limit = max(math.log1p(tolerance + CLEAR_MARGIN), CLEAR_SCATTERS * scatter)
+    if len(before) < FEW_RUNS:
+        limit = max(limit, math.log1p(CLEAR_OF_FEW))
+    change = statistics.median(now) - middle
+    return math.expm1(change) if change > limit else 0.0

@@ -1,0 +1,172 @@
+"""What new runs say beside stored ones: gains that two sessions show, clear losses, and what is refused for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsuite.baselines import store
+from perfsuite.baselines.changes import clear_slowdown, confirming, gain
+from perfsuite.baselines.runs import MetricMeaning
+from perfsuite.gate.offer import gains_in, seen_in, suspects_slowdown
+from perfsuite.gate.verdict import Finding, Verdict
+from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of, sessions_in
+
+OUT_OF_MEMORY = {"outcome": "out_of_memory", "quantiles_s": (), "location": None, "samples": 0, "clean": 0}
+TIME = {"time": 0.03}
+
+
+def entry_in(folder):
+    (entry,) = store.load(folder, HARDWARE).entries.values()
+    return entry
+
+
+def improved(folder, *runs, gains=None, mode="append"):
+    new = store.NewRuns(case=case(), runs=runs, verdict="improved", gains=gains or TIME)
+    return store.update(folder, HARDWARE, [new], mode=mode)
+
+
+@pytest.fixture
+def grown(tmp_path):
+    """A file with a complete reference and runs after it."""
+    for index in range(10):
+        offer(tmp_path, run_of(f"s{index}", 40 - index))
+    return tmp_path
+
+
+# -- improvements --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["append", "improved"])
+def test_an_improvement_begins_an_epoch_when_a_second_session_of_the_machine_shows_it(grown, mode):
+    node, reference = case().node, entry_in(grown).reference
+    first = improved(grown, *(run_of("a", 9, median_s=0.008, number=number) for number in range(4)), mode=mode)
+    assert first.notes == {node: "improved; a second session of the machine confirms it and begins a new epoch"}
+    improved(grown, run_of("b", 8.98, median_s=0.008), mode=mode)  # within the hour
+    assert entry_in(grown).reference == reference
+    assert sessions_in(grown)[-5:] == ["a"] * 4 + ["b"]
+    second = improved(grown, run_of("c", 8, median_s=0.0081), mode=mode)
+    assert second.notes == {node: "improved in two sessions of the machine: a new epoch begins"}
+    assert second.replaced == (node,)
+    entry = entry_in(grown)
+    assert [run.session for run in entry.reference] == ["a"] * 4 + ["b", "c"]
+    assert (entry.accepted.kind, entry.accepted.session) == ("improved", "a")
+
+
+def test_a_gain_that_was_lost_in_between_is_seen_for_the_first_time_again(grown):
+    improved(grown, run_of("a", 9, median_s=0.008))
+    offer(grown, run_of("b", 8))
+    improved(grown, run_of("c", 7, median_s=0.008))
+    assert entry_in(grown).accepted is None
+    improved(grown, run_of("d", 6, median_s=0.008))
+    assert [run.session for run in entry_in(grown).reference] == ["c", "d"]
+
+
+def test_runs_of_a_first_improvement_are_no_part_of_a_reference_that_still_fills(tmp_path):
+    for index in range(5):
+        offer(tmp_path, run_of(f"s{index}", 40 - index))
+    improved(tmp_path, run_of("a", 9, median_s=0.008))
+    offer(tmp_path, run_of("b", 8))
+    assert [run.session for run in entry_in(tmp_path).reference] == ["s0", "s1", "s2", "s3", "s4", "b"]
+
+
+def test_a_gain_is_in_what_improved():
+    reference = (run_of("s0", 9), run_of("s1", 8, median_s=0.0102))
+    faster = (run_of("s2", 7, median_s=0.005),)
+    assert gain(faster, reference, "time") == pytest.approx(1.02, rel=0.02)
+    assert gain(faster, reference, "latency_us") == pytest.approx(0.505, rel=0.01)
+    assert gain(faster, reference, "latency_us", "higher") == pytest.approx(-0.505, rel=0.01)
+    assert gain(faster, reference, "unknown") == 0.0
+    full = (run_of("s0", 9, **OUT_OF_MEMORY),)
+    assert [gain(faster, full, "memory"), gain(full, faster, "memory"), gain(faster, reference, "memory")] == [1, 0, 0]
+
+
+def test_a_metric_that_improved_is_confirmed_by_itself(grown):
+    small = {"metrics": {"latency_us": 5000.0}}
+    entry = entry_in(grown)
+    runs = (run_of("a", 9, **small), run_of("b", 8, **small))
+    sessions = {run.session: run.session for run in (*entry.kept, *runs)}
+    assert case().metrics["latency_us"] == MetricMeaning(unit="us", better="lower")
+    assert confirming(entry, runs[:1], {"latency_us": 0.25}, sessions) == ()
+    assert confirming(entry, runs, {"latency_us": 0.25}, sessions) == runs
+    assert confirming(entry, runs, TIME, sessions) == ()
+
+
+# -- slowdowns -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stored_s", "now_s", "expected"),
+    [
+        ((0.01, 0.0101, 0.0099), 0.0112, 0.12),  # beyond tolerance and margin
+        ((0.01, 0.0101, 0.0099), 0.0108, 0.0),
+        ((0.01, 0.0112, 0.0088), 0.0125, 0.0),  # within four scatters
+        ((0.01, 0.0101), 0.012, 0.0),  # of two runs nobody knows
+        ((0.01, 0.0101), 0.013, 0.293),
+        ((0.01, 0.02, 0.0101), 0.015, 0.0),  # not slower than every one
+    ],
+)
+def test_a_slowdown_is_clear_beyond_tolerance_margin_and_scatter(stored_s, now_s, expected):
+    stored = [run_of(f"s{index}", 9 - index, median_s=median_s) for index, median_s in enumerate(stored_s)]
+    told = clear_slowdown([run_of("now", median_s=now_s)], stored, 0.03)
+    assert told == pytest.approx(expected, abs=0.002)
+
+
+def test_a_learning_case_is_stored_unless_it_is_clearly_slower(tmp_path):
+    offer(tmp_path, run_of("s0", 3))
+    assert offer(tmp_path, run_of("s1", 2, median_s=0.011), verdict="learning").written
+    refused = offer(tmp_path, run_of("s2", 1, median_s=0.02), verdict="learning")
+    why = (
+        "90.7 % slower than the 2 runs stored, which are few; if that is meant: --perf-update=accept --perf-reason=TEXT"
+    )
+    assert refused.refused == {case().node: why}
+    assert refused.alarming == (case().node,)
+    accepted = offer(
+        tmp_path, run_of("s2", 1, median_s=0.02), verdict="learning", mode="accept", reason="larger inputs"
+    )
+    assert accepted.replaced == (case().node,)
+
+
+def test_a_slowdown_that_is_not_excluded_is_refused(tmp_path):
+    offer(tmp_path, run_of("s0", 3))
+    seen = "inconclusive, 4 % slower"
+    new = store.NewRuns(case=case(), runs=(run_of("s1", 2),), verdict="inconclusive", seen=seen, suspected=True)
+    (why,) = store.update(tmp_path, HARDWARE, [new], mode="append").refused.values()
+    assert why.startswith(f"{seen}; a slowdown is not excluded: run again when the host is quiet; if that is meant:")
+    quiet = store.NewRuns(case=case(), runs=(run_of("s1", 2),), verdict="inconclusive", seen=seen)
+    assert store.update(tmp_path, HARDWARE, [quiet], mode="append").written
+
+
+# -- what a verdict tells ------------------------------------------------------------------------------------------
+
+
+def verdict_of(name, **finding):
+    return Verdict(
+        case="t", name=name, findings=(Finding(name=name, **{"quantity": "time", "tolerance": 0.03, **finding}),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "effect", "interval", "expected"),
+    [
+        ("inconclusive", 0.05, (0.01, 0.09), True),
+        ("inconclusive", 0.014, (0.01, 0.018), False),  # within half the tolerance
+        ("inconclusive", 0.05, (-0.2, 0.3), False),  # within the noise
+        ("inconclusive", -0.2, (-0.3, -0.1), False),
+        ("inconclusive", None, None, False),
+        ("pass", 0.05, (0.01, 0.09), False),
+    ],
+)
+def test_a_slowdown_is_suspected_as_the_gate_suspects(name, effect, interval, expected):
+    assert suspects_slowdown(verdict_of(name, effect=effect, interval=interval)) is expected
+
+
+def test_what_was_seen_is_said_in_a_few_words():
+    assert seen_in(verdict_of("regressed", effect=0.325)) == "REGRESSED +32.5 %"
+    assert seen_in(verdict_of("inconclusive", effect=0.5, quantity="m")) == "inconclusive +50 % worse in m"
+    assert seen_in(Verdict(case="t", name="unstable-host", reasons=("3 of 3 runs",))) == "unstable-host: 3 of 3 runs"
+
+
+def test_a_gain_counts_from_the_tolerance_or_from_half_of_what_is_exact():
+    assert gains_in(verdict_of("improved", effect=-0.2)) == {"time": 0.03}
+    exact = verdict_of("improved", effect=-0.2, quantity="bubble_ratio", tolerance=0.01, exact=True)
+    assert gains_in(exact) == {"bubble_ratio": 0.1}
