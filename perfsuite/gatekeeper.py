@@ -7,7 +7,7 @@ pytest.  Stored runs come from the baseline file of this hardware.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,10 +22,12 @@ from perfsuite.gate.comparable import gate_case
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.offer import gains_in, seen_in, suspects_slowdown
 from perfsuite.gate.physics import violations
+from perfsuite.gate.suite import SuiteVerdict
 from perfsuite.gate.verdict import GateSettings, Request, Verdict
 from perfsuite.records import Result
 from perfsuite.units import plural
 
+_OLDER = {"ab_pair": "base", "anchor_pair": "stored commit"}
 _ARM_SPARE_S = 120.0
 """What an arm may take beyond its cases: starting pytest, importing torch."""
 
@@ -46,6 +48,10 @@ class Base:
     arguments: tuple[str, ...] = ()
     """Options of this run that the arms share: scale, platform, time per case."""
     case_deadline_s: float = 120.0
+    commit: str = ""
+    """Revision of the base; empty where it is not known."""
+    anchor: Callable[[str], Arm] | None = None
+    """Makes the arm of a commit; raises PerfsuiteError where this repository does not have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +101,9 @@ class Gatekeeper:
 
         Raises BaselineError when the file of this hardware is damaged.
         """
-        self.settings = dataclasses.replace(settings, can_run_base=base is not None)
+        self.settings = dataclasses.replace(
+            settings, can_run_base=base is not None, base_commit=base.commit if base else ""
+        )
         self.hardware = hardware
         self.folder = folder
         self.baseline: Baseline | None = store.load(folder, hardware)
@@ -111,6 +119,10 @@ class Gatekeeper:
         """Cases with enough stored runs to be compared with."""
         self.banner: tuple[str, ...] = ()
         """What a reader must know about the session as a whole."""
+        self.suite: SuiteVerdict | None = None
+        """The verdict on the session as a whole, where its cases are slower together."""
+        self._anchors: dict[str, Arm | str] = {}
+        """By commit: its arm, or why there is none."""
 
     def knows(self, nodes: Iterable[str]) -> int:
         """How many of these node ids have stored runs on this hardware, before anything is measured."""
@@ -140,6 +152,7 @@ class Gatekeeper:
         self.verdicts = gate.verdicts()
         self.covered = set(gate.covered)
         self.banner = gate.banner()
+        self.suite = gate.suite()
         return self.verdicts
 
     def settle_one(self, node: str, planned: int, say: Callable[[str], None]) -> Verdict:
@@ -260,24 +273,65 @@ class Gatekeeper:
                     self._taken[request.case].again.append(run)
 
     def _run_pairs(self, gate: Gate, requests: Sequence[Request], say: Callable[[str], None]) -> None:
-        assert self._base is not None, "the gate asks for pairs only where a base can run"
         for number, turn in enumerate(rounds(requests), start=1):
-            say(f"{turn[0].why}: pair {number}: {plural(len(turn), 'case')} on base and new code")
-            first = [request.case for request in turn if request.first == "base"]
-            last = [request.case for request in turn if request.first == "new"]
-            base = self._arm(gate, self._base.base, first)
-            new = self._arm(gate, self._base.new, [*first, *last])
-            base.update(self._arm(gate, self._base.base, last))
-            for case in [*first, *last]:
-                if case in base and case in new:
-                    gate.add_pair(case, base=summarise(base[case]), new=summarise(new[case]))
+            say(f"{turn[0].why}: pair {number}: {plural(len(turn), 'case')} on {_OLDER[turn[0].kind]} and new code")
+            for older, group in self._older_arms(gate, turn):
+                self._run_pair(gate, older, group)
+
+    def _older_arms(self, gate: Gate, turn: Sequence[Request]) -> Iterator[tuple[Arm, list[Request]]]:
+        """The arms that the requests of a turn want beside the new code, each with its requests."""
+        assert self._base is not None, "the gate asks for pairs only where a base can run"
+        if turn[0].kind == "ab_pair":
+            yield self._base.base, list(turn)
+            return
+        groups: dict[str, list[Request]] = {}
+        for request in turn:
+            groups.setdefault(gate.anchor_of(request.case), []).append(request)
+        for commit, group in groups.items():
+            arm = self._anchor(commit)
+            if isinstance(arm, Arm):
+                yield arm, group
+            else:
+                for request in group:
+                    gate.without_anchor(request.case, arm)
+
+    def _anchor(self, commit: str) -> Arm | str:
+        if commit not in self._anchors:
+            assert self._base is not None
+            try:
+                self._anchors[commit] = (
+                    self._base.anchor(commit) if self._base.anchor else "this session can make no arm of a commit"
+                )
+            except PerfsuiteError as error:
+                self._anchors[commit] = (
+                    f"{first_line(error)} (a shallow clone has no old commits: git fetch --unshallow)"
+                )
+        return self._anchors[commit]
+
+    def _run_pair(self, gate: Gate, older: Arm, requests: Sequence[Request]) -> None:
+        """A pair of each of these cases: older, new, older, so that neither comes first more often."""
+        assert self._base is not None
+        first = [request.case for request in requests if request.first == "base"]
+        last = [request.case for request in requests if request.first == "new"]
+        then = self._arm(gate, older, first)
+        new = self._arm(gate, self._base.new, [*first, *last])
+        then.update(self._arm(gate, older, last))
+        for case in [*first, *last]:
+            if case in then and case in new:
+                old_run, new_run = summarise(then[case]), summarise(new[case])
+                if older is self._base.base:
+                    gate.add_pair(case, base=old_run, new=new_run)
+                else:
+                    gate.add_anchor_pair(case, anchor=old_run, new=new_run)
 
     def _arm(self, gate: Gate, arm: Arm, cases: Sequence[str]) -> dict[str, Result]:
-        """What an arm measured.  A case that the base cannot run is judged without it, one that ours cannot no more."""
+        """What an arm measured.  A case that an older arm cannot run is judged without it; ours ends where it fails."""
         assert self._base is not None
         if not cases:
             return {}
-        give_up = gate.without_base if arm is self._base.base else gate.withdraw
+        give_up = gate.without_anchor
+        if arm in (self._base.base, self._base.new):
+            give_up = gate.without_base if arm is self._base.base else gate.withdraw
         deadline_s = _ARM_SPARE_S + self._base.case_deadline_s * len(cases)
         try:
             results = dict(run_arm(arm, [*self._base.arguments, "--perf-yardstick", *cases], deadline_s))

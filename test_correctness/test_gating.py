@@ -354,11 +354,12 @@ class TestBase:
         assert "unconfirmed" not in done.stdout.str()
         assert {name.split(" (")[0] for name in self.arms} == {"base", "new code"}
 
-    def test_a_host_that_became_slower_clears_the_code(self, stored, machine):
+    def test_a_level_that_the_base_shares_fails_as_drift(self, stored, machine):
         machine.factors[1] = self.base_factor = 1.1
-        done = stored.run("--perf-gate", "--perf-base=HEAD")
-        done.assert_outcomes(passed=3)
-        done.stdout.fnmatch_lines(["gated 3 of 3 cases*"])
+        done = stored.run("--perf-gate", "--perf-base=HEAD", "--junitxml=j.xml")
+        assert failures("j.xml") == ["test_case[cpu-1]"]
+        assert verdict(junit("j.xml")["test_case[cpu-1]"]) == "drifted"
+        done.stdout.fnmatch_lines(["DRIFTED +* % (* ms -> 11* ms); stored: 8 runs of 8 sessions*"])
         assert self.arms
 
     def test_a_base_that_cannot_run_the_case_hides_no_regression(self, stored, machine):

@@ -21,6 +21,8 @@ MIN_CLEAN = 10
 """A run with fewer clean samples is unstable, unless it has few samples and at least half of them are clean."""
 DISTURBED_CPU_SHARE = 0.98
 """CPU time over wall time below which a core was shared; seen in 38 % of bad runs and in no good one."""
+DIRTY = "-dirty"
+"""What a run's ``commit`` ends with when the code had uncommitted changes."""
 TELEMETRY_UNKNOWN = "unknown"
 """What a run's ``disturbance`` says on an accelerator whose telemetry cannot be read."""
 
@@ -123,7 +125,7 @@ class RunSummary:
     disturbance: str = ""
     """What vendor telemetry saw (throttling, other processes), or ``unknown``; empty when it saw a quiet device."""
     commit: str = ""
-    """Revision of the code that ran."""
+    """Revision of the code that ran, with DIRTY at its end where it had uncommitted changes."""
     boot: str = ""
     """Identifier of the boot of the machine that it ran on; empty where it is not known."""
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -178,6 +180,11 @@ def usually_clean(runs: Sequence[RunSummary]) -> bool:
     Ranks that share cores switch each other out all the time: their cases have no clean samples, all are compared.
     """
     return mostly([run.has_clean for run in runs if run.outcome == "measured"])
+
+
+def is_dirty(commit: str) -> bool:
+    """Whether the code that a run names had uncommitted changes."""
+    return commit.endswith(DIRTY)
 
 
 def mostly(answers: Sequence[bool]) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,13 @@ from perfsuite.units import plural
 STALE_DAYS = 60
 """A baseline whose newest run is older is marked."""
 DROPPED_DAYS = 120
-"""Runs that are older are not compared with."""
+"""A baseline whose newest run is older is not compared with."""
 SHOWN_DIFFERENCES = 6
 """Differences of the environment that a verdict names; the rest are counted."""
-_NOT_VERSIONS = frozenset({"hostname", "memory_gib", "variables", "declared", "notes", "topology"})
-"""Parts of an environment that are not software, whatever their values look like."""
 _NOT_TIMED = frozenset({"pytest", "pytest-benchmark", "perfsuite", "nvidia-ml-py", "mthreads-ml-py"})
 """Software that runs outside the timed region."""
-_VERSION = re.compile(r"v?(\d+)(\.\d+)+([.+_-][\w.+-]*)?")
+_NO_CAUSES = frozenset({"hostname", "notes"})
+"""Parts of an environment that make no case slower."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,17 +64,35 @@ def gate_case(
             refusal="not-comparable" if match.reasons else "no-baseline",
             reasons=match.reasons,
         )
-    kept, flags = usable_runs(match.entry, environment, now or datetime.now(timezone.utc))
+    stored, flags = usable_runs(match.entry, now or datetime.now(timezone.utc))
+    sessions = baseline.machine_session if baseline else {}
+    reference = tuple(_of_session(run, sessions) for run in match.entry.reference) if stored else ()
+    there = {run.key for run in match.entry.reference}
+    before = _nearest([run.environment for run in reference], environment)
     return GateCase(
         case=case,
-        stored=kept,
+        stored=reference,
+        newest=tuple(_of_session(run, sessions) for run in stored if run.key not in there),
         tolerance=tolerance,
         metric_tolerances=tolerances,
-        refusal=None if kept else "not-comparable",
-        reasons=() if kept else flags,
-        flags=flags if kept else (),
-        soft_differences=soft_differences(environment, kept[-1].environment) if kept else (),
+        refusal=None if stored else "not-comparable",
+        reasons=() if stored else flags,
+        flags=flags if stored else (),
+        soft_differences=shortened(soft_differences(environment, before)),
+        environment_changes=shortened(causes(environment, before)),
     )
+
+
+def _nearest(stored: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The environment that is most like that of this session, the newest of equal ones: what it lacks none had."""
+    distinct = {id(environment): environment for environment in reversed(stored)}
+    return min(distinct.values(), key=lambda environment: len(causes(now, environment)), default=now)
+
+
+def _of_session(run: RunSummary, machine_session: Mapping[str, str]) -> RunSummary:
+    """The run as one of its session of the machine: those are what is known to scatter independently."""
+    session = machine_session.get(run.session, run.session)
+    return run if session == run.session else dataclasses.replace(run, session=session)
 
 
 def find(case: CaseIdentity, *, baseline: Baseline | None, hardware: Hardware, folder: Path) -> Match:
@@ -120,17 +137,37 @@ def soft_differences(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple
     ('packages.torch 2.13.0, stored 2.12.1',)
     """
     left, right = flattened(now), flattened(stored)
-    phrases = [
-        f"{name} {_short(left.get(name, 'absent'))}, stored {_short(right.get(name, 'absent'))}"
-        for name in sorted(set(left) | set(right))
-        if left.get(name) != right.get(name)
-    ]
-    rest = len(phrases) - SHOWN_DIFFERENCES
-    return (
-        tuple(phrases)
-        if rest <= 0
-        else (*phrases[:SHOWN_DIFFERENCES], f"and {rest} more differences of the environment")
+    return tuple(_difference(name, left, right) for name in _differing(left, right))
+
+
+def causes(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those of the differences that can make a case slower: not the name of the host, nor software beside the timing.
+
+    >>> causes({"hostname": "a", "packages": {"pytest": "9.1"}, "kernel": "6.2"}, {"hostname": "b", "kernel": "6.1"})
+    ('kernel 6.2, stored 6.1',)
+    """
+    left, right = flattened(now), flattened(stored)
+    return tuple(
+        _difference(name, left, right)
+        for name in _differing(left, right)
+        if name.partition(".")[0] not in _NO_CAUSES and name.rpartition(".")[2] not in _NOT_TIMED
     )
+
+
+def _differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
+    return [name for name in sorted(set(left) | set(right)) if left.get(name) != right.get(name)]
+
+
+def _difference(name: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> str:
+    return f"{name} {_short(left.get(name, 'absent'))}, stored {_short(right.get(name, 'absent'))}"
+
+
+def shortened(phrases: Sequence[str]) -> tuple[str, ...]:
+    """The first SHOWN_DIFFERENCES phrases, and how many more there are."""
+    rest = len(phrases) - SHOWN_DIFFERENCES
+    if rest <= 0:
+        return tuple(phrases)
+    return (*phrases[:SHOWN_DIFFERENCES], f"and {rest} more differences of the environment")
 
 
 def _short(value: object) -> str:
@@ -138,38 +175,15 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def usable_runs(
-    entry: Entry, environment: Mapping[str, Any], now: datetime
-) -> tuple[tuple[RunSummary, ...], tuple[str, ...]]:
-    """Runs that are young enough and from the same major versions, and what a reader must know about the rest."""
-    flags = []
-    oldest = now - timedelta(days=DROPPED_DAYS)
-    young = [run for run in entry.runs if moment(run.time) >= oldest]
-    if len(young) < len(entry.runs):
-        flags.append(f"{plural(len(entry.runs) - len(young), 'stored run')} not used: older than {DROPPED_DAYS} days")
-    changes = [major_changes(environment, run.environment) for run in young]
-    kept = [run for run, changed in zip(young, changes, strict=True) if not changed]
-    if len(kept) < len(young):
-        said = dict.fromkeys(change for changed in changes for change in changed)
-        flags.append(f"{plural(len(young) - len(kept), 'stored run')} not used: {'; '.join(said)}")
-    age = (now - moment(kept[-1].time)).days if kept else 0
-    if age > STALE_DAYS:
-        flags.append(f"stale baseline: its newest run is {age} days old; store newer ones with --perf-update=append")
-    return tuple(kept), tuple(flags)
+def usable_runs(entry: Entry, now: datetime) -> tuple[tuple[RunSummary, ...], tuple[str, ...]]:
+    """The runs of an entry, unless the newest is too old, and what a reader must know of their age.
 
-
-def major_changes(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, ...]:
-    """Versions of the software whose first number differs, one phrase each.
-
-    >>> major_changes({"driver": "550.54", "kernel": "6.1.0-9"}, {"driver": "535.1", "kernel": "6.8.2"})
-    ('driver 550.54, stored 535.1',)
+    The reference of an epoch does not age while runs are appended: else a slow drift would take it along.
     """
-    left, right = flattened(now), flattened(stored)
-    phrases = []
-    for name in sorted(set(left) & set(right)):
-        if name.partition(".")[0] in _NOT_VERSIONS or name.rpartition(".")[2] in _NOT_TIMED:
-            continue
-        mine, theirs = (_VERSION.fullmatch(str(side[name])) for side in (left, right))
-        if mine and theirs and mine[1] != theirs[1]:
-            phrases.append(f"{name} {left[name]}, stored {right[name]}")
-    return tuple(phrases)
+    age = (now - moment(entry.newest.time)).days
+    if age > DROPPED_DAYS:
+        return (), (f"{plural(len(entry.kept), 'stored run')} not used: the newest is older than {DROPPED_DAYS} days",)
+    if age > STALE_DAYS:
+        why = f"stale baseline: its newest run is {age} days old; store newer ones with --perf-update=append"
+        return entry.kept, (why,)
+    return entry.kept, ()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfsuite.baselines.runs import CaseIdentity, RunSummary
+from perfsuite.baselines.runs import CaseIdentity, RunSummary, is_dirty
 from perfsuite.gate.noise import Level
 from perfsuite.gate.quantity import Quantity
 from perfsuite.records import VerdictName
@@ -45,8 +45,11 @@ class GateCase:
 
     @property
     def anchor(self) -> str:
-        """The commit of the newest run that is compared with and names one; empty where none does."""
-        return next((run.commit for run in reversed(self.stored) if run.commit), "")
+        """The commit of the newest run that is compared with and names one; empty where none does.
+
+        A run of uncommitted changes names none: nobody can check them out.
+        """
+        return next((run.commit for run in reversed(self.stored) if run.commit and not is_dirty(run.commit)), "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +134,7 @@ class CaseWork:
         self.impossible: list[str] = []
         self.withdrawn = ""
         self.no_base = ""
-        self.no_anchor = "" if given.anchor else "the stored runs name no commit"
+        self.no_anchor = "" if given.anchor else "the stored runs name no commit, or one with uncommitted changes"
 
     @property
     def node(self) -> str:

@@ -93,6 +93,10 @@ class Gate:
         """The base revision cannot run this case: it is judged as if there were no base.  The reason is shown."""
         self._works[node].no_base = reason
 
+    def anchor_of(self, node: str) -> str:
+        """The commit that the stored runs of this case name; empty where they name none."""
+        return self._works[node].given.anchor
+
     def without_anchor(self, node: str, reason: str) -> None:
         """The commit that the stored runs of this case name cannot run it; the reason is shown."""
         self._works[node].no_anchor = reason

@@ -12,11 +12,15 @@ import pytest
 
 from perfsuite.baselines.store import UpdateMode
 from perfsuite.errors import ConfigurationError
-from perfsuite.gate.verdict import GateSettings
+from perfsuite.gate.verdict import FAILING, GateSettings
 from perfsuite.gatekeeper import Tolerances
 from perfsuite.plugin.options import settings_key
+from perfsuite.records import VerdictName
 
 UPDATE_MODES = ("append", "improved", "accept")
+UNCOVERED: frozenset[VerdictName] = frozenset({"no-baseline", "not-comparable", "learning"})
+"""Verdicts of cases that were compared with nothing."""
+FAIL_ON_CHOICES: frozenset[VerdictName] = FAILING | UNCOVERED | {"inconclusive", "unstable-host", "improved"}
 MARKER = "perf_tolerance"
 LEAST_AA_RUNS = 12
 
@@ -29,7 +33,8 @@ class GateOptions:
     """Regressions fail their case."""
     base: str | None
     """Revision, or interpreter, that suspects are confirmed against by A/B."""
-    require_baseline: bool
+    fail_on: frozenset[VerdictName]
+    """Verdicts that fail their case, and the session where the suite has them."""
     allow_ungated: bool
     update: UpdateMode | None
     reason: str
@@ -71,6 +76,12 @@ def declare(parser: pytest.Parser) -> None:
     add = group.addoption
     add("--perf-gate", action="store_true", help="fail a case that regressed against its baseline or breaks physics")
     add("--perf-base", metavar="REV", help="confirm suspects by an A/B with this git revision, or with this Python")
+    add(
+        "--perf-fail-on",
+        metavar="LIST",
+        help="with --perf-gate: the verdicts that fail, e.g. default,inconclusive,unstable-host "
+        f"(default: {','.join(sorted(FAILING))}; ini: perf_fail_on)",
+    )
     add("--perf-require-baseline", action="store_true", help="with --perf-gate: a case without a baseline fails")
     add("--perf-allow-ungated", action="store_true", help="with --perf-gate: it is no error that nothing is gated")
     add("--perf-update", metavar="|".join(UPDATE_MODES), help="store this session's runs in the baseline")
@@ -85,6 +96,7 @@ def declare(parser: pytest.Parser) -> None:
         "folder of the baselines of simulated devices, relative to the root",
         default=".perfsuite/simulated-baselines",
     )
+    parser.addini("perf_fail_on", "verdicts that fail under --perf-gate, with commas", default="default")
     parser.addini("perf_tolerance", "relative slowdown that is accepted, e.g. 0.03", default="0.03")
 
 
@@ -115,7 +127,7 @@ def _read(config: pytest.Config) -> GateOptions:
         raise pytest.UsageError(
             f"--perf-aa: {option('perf_aa')} runs are too few to show an error rate; give at least {LEAST_AA_RUNS}"
         )
-    for name in ("perf_base", "perf_require_baseline", "perf_allow_ungated"):
+    for name in ("perf_base", "perf_fail_on", "perf_require_baseline", "perf_allow_ungated"):
         if option(name) and not option("perf_gate"):
             raise pytest.UsageError(f"--{name.replace('_', '-')} says how the gate works; give --perf-gate with it")
     _refuse_smoke(config, mode)
@@ -123,7 +135,7 @@ def _read(config: pytest.Config) -> GateOptions:
     return GateOptions(
         gate=option("perf_gate"),
         base=option("perf_base"),
-        require_baseline=option("perf_require_baseline"),
+        fail_on=_fail_on(config),
         allow_ungated=option("perf_allow_ungated"),
         update=cast("UpdateMode | None", mode),
         reason=reason,
@@ -138,6 +150,23 @@ def _read(config: pytest.Config) -> GateOptions:
             remeasure=option("perf_gate") or mode is not None,
         ),
     )
+
+
+def _fail_on(config: pytest.Config) -> frozenset[VerdictName]:
+    """The verdicts that fail: ``default`` stands for FAILING."""
+    given = config.getoption("perf_fail_on")
+    where = "--perf-fail-on" if given is not None else "ini perf_fail_on"
+    written = given if given is not None else config.getini("perf_fail_on")
+    names = [name.strip() for name in written.split(",") if name.strip()]
+    for name in names:
+        if name not in (*FAIL_ON_CHOICES, "default"):
+            choices = ("default", *sorted(FAIL_ON_CHOICES))
+            raise pytest.UsageError(f"{where}: {name!r} is no verdict that can fail; choose {', '.join(choices)}")
+    if not names:
+        raise pytest.UsageError(f"{where}: no verdict is named, so nothing could fail; leave --perf-gate out instead")
+    chosen = frozenset(cast("VerdictName", name) for name in names if name != "default")
+    default = FAILING if "default" in names else frozenset()
+    return chosen | default | (UNCOVERED if config.getoption("perf_require_baseline") else frozenset())
 
 
 def _refuse_smoke(config: pytest.Config, mode: str | None) -> None:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import subprocess
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,12 +33,11 @@ from perfsuite.plugin.fixtures import CaseState, state_key
 from perfsuite.plugin.gate_options import GateOptions, gate_options_key, tolerances_of
 from perfsuite.plugin.hooks import Judgement
 from perfsuite.plugin.options import runs_tests
+from perfsuite.plugin.revision import commit_of
 from perfsuite.plugin.suite import Suite, suite_of
 from perfsuite.records import Result
 from perfsuite.reports.summary import markdown_summary
-from perfsuite.reports.verdicts import aa_lines, gate_lines
-
-UNCOVERED = ("no-baseline", "not-comparable", "learning")
+from perfsuite.reports.verdicts import SUITE_FAILS, aa_lines, gate_lines, suite_lines
 
 
 class Gating:
@@ -67,7 +64,7 @@ class Gating:
             folder=options.folder_for(simulated=suite.machine.simulated),
             backend=suite.machine.family.backend,
             base=self._base() if options.base else None,
-            commit=commit_of(config.rootpath),
+            commit=commit_of(config.rootpath, options.folder),
             boot=boot_of(Host()),
             disturbance=functools.partial(telemetry_word, suite.machine.family.telemetry(), suite.machine.family.name),
         )
@@ -87,6 +84,8 @@ class Gating:
             new=Arm(name="new code", root=root),
             arguments=shared_arguments(self.config),
             case_deadline_s=self.suite.settings.budget.timeout_s,
+            commit="" if python else commit_of(base.root, self.options.folder),
+            anchor=lambda commit: self._trees.enter_context(arm_of(root, commit, f"stored commit ({commit[:10]})")),
         )
 
     def refuse_nothing_gated(self) -> None:
@@ -143,9 +142,7 @@ class Gating:
         """Why the case fails; empty when it passes."""
         if not self.options.gate:
             return ""
-        if verdict.fails or (self.options.require_baseline and verdict.name in UNCOVERED):
-            return describe(verdict)
-        return ""
+        return describe(verdict) if verdict.name in self.options.fail_on else ""
 
     # -- after the last case -------------------------------------------------------------------------------------
 
@@ -220,7 +217,9 @@ class Gating:
 
     def finish(self, session: pytest.Session) -> None:
         """What went wrong with the baselines makes the run fail even when every case passed."""
-        if (self.problem or self.refused) and session.exitstatus == pytest.ExitCode.OK:
+        suite_fails = self.keeper.suite is not None and self.keeper.suite.name in self.options.fail_on
+        fails = self.problem or self.refused or (self.options.gate and suite_fails)
+        if fails and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         nothing = self.options.gate and not self.options.allow_ungated and not self.keeper.covered
         if nothing and self.keeper.taken and session.exitstatus == pytest.ExitCode.OK:
@@ -236,7 +235,7 @@ class Gating:
             self.suite.session.results,
             self.keeper.verdicts,
             hardware=self.keeper.hardware.fingerprint,
-            banner=self.keeper.banner,
+            banner=(*suite_lines(self.keeper.suite, self.options.fail_on), *self.keeper.banner),
             gate=self.options.gate,
         )
         for path, mode in targets:
@@ -279,11 +278,15 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     gating = config.stash.get(gating_key, None)
     if gating is None or not gating.keeper.taken:
         return
-    lines = [*gate_lines(gating.keeper.verdicts, gating.keeper.banner, gating.options.gate), *gating.update_lines]
-    if gating.options.aa_runs:
-        lines += aa_lines(gating.keeper.a_a())
-    if lines or gating.problem:
-        terminalreporter.section("perfsuite gate" if gating.options.gate else "perfsuite baselines")
+    keeper, options = gating.keeper, gating.options
+    suite_said = suite_lines(keeper.suite, options.fail_on if options.gate else frozenset())
+    lines = [*gate_lines(keeper.verdicts, keeper.banner, options.gate), *gating.update_lines]
+    if options.aa_runs:
+        lines += aa_lines(keeper.a_a())
+    if lines or suite_said or gating.problem:
+        terminalreporter.section("perfsuite gate" if options.gate else "perfsuite baselines")
+    for line in suite_said:
+        terminalreporter.write_line(line, red=line.startswith(SUITE_FAILS))
     for line in lines:
         terminalreporter.write_line(line)
     if gating.problem:
@@ -333,17 +336,6 @@ def with_verdict(properties: Sequence[tuple[str, object]], verdict: Verdict) -> 
     """JUnit properties with the verdict in them."""
     kept = [(name, value) for name, value in properties if name != "verdict"]
     return [*kept, ("verdict", verdict.name), ("verdict_detail", describe(verdict))]
-
-
-def commit_of(root: Path) -> str:
-    """The revision of the root directory; empty outside a git repository."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def shared_arguments(config: pytest.Config) -> tuple[str, ...]:

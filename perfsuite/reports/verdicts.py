@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from perfsuite.gate.aa import AaReport
 from perfsuite.gate.describe import describe
-from perfsuite.gate.verdict import Verdict
+from perfsuite.gate.suite import SuiteVerdict
+from perfsuite.gate.verdict import Verdict, percent
+from perfsuite.units import plural
 
+SUITE_FAILS = "SUITE "
+"""What the line on the suite begins with where it fails the session."""
 _QUIET = ("pass", "no-baseline", "learning")
 _MOST_QUIET = 10
+_UNDECIDED = ("inconclusive", "unstable-host")
 
 
 def gate_lines(verdicts: Mapping[str, Verdict], banner: Sequence[str], gate: bool) -> Iterator[str]:
@@ -24,6 +29,7 @@ def gate_lines(verdicts: Mapping[str, Verdict], banner: Sequence[str], gate: boo
     counts = Counter(verdict.name for verdict in verdicts.values())
     told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     yield f"{'gated' if gate else 'compared'} {gated} of {len(verdicts)} cases: {told}"
+    yield from _undecided_lines(verdicts.values(), gate)
     yield from banner
     yield from (f"{verdict.case}: {describe(verdict)}" for verdict in verdicts.values() if verdict.name not in _QUIET)
     flagged = [verdict for verdict in verdicts.values() if verdict.name in _QUIET and verdict.flags]
@@ -31,6 +37,29 @@ def gate_lines(verdicts: Mapping[str, Verdict], banner: Sequence[str], gate: boo
         yield f"{verdict.case}: {describe(verdict)}"
     if len(flagged) > _MOST_QUIET:
         yield f"and {len(flagged) - _MOST_QUIET} more cases with remarks (JUnit's verdict_detail has them)"
+
+
+def suite_lines(suite: SuiteVerdict | None, fail_on: Collection[str]) -> Iterator[str]:
+    """The one line on the session as a whole, where its cases are slower together.
+
+    >>> list(suite_lines(SuiteVerdict(name="drifted", effect=0.1, line="the suite is +10 % slower"), ["drifted"]))
+    ['SUITE DRIFTED: the suite is +10 % slower']
+    """
+    if suite is not None:
+        name = f"{SUITE_FAILS}{suite.name.upper()}" if suite.name in fail_on else f"suite {suite.name}"
+        yield f"{name}: {suite.line}"
+
+
+def _undecided_lines(verdicts: Collection[Verdict], gate: bool) -> Iterator[str]:
+    """How many cases were not decided, and what change could have hidden there."""
+    undecided = [verdict for verdict in verdicts if verdict.name in _UNDECIDED]
+    if not undecided:
+        return
+    hidden = [verdict.hidden for verdict in undecided]
+    bounded = [change for change in hidden if change is not None]
+    told = f"slowdowns of up to {percent(max(bounded))}" if bounded and len(bounded) == len(hidden) else "any slowdown"
+    line = f"not decided: {len(undecided)} of {plural(len(verdicts), 'case')}; {told} could have hidden there"
+    yield f"{line} (--perf-fail-on=default,{','.join(_UNDECIDED)} makes that fail)" if gate else line
 
 
 def aa_lines(report: AaReport) -> Iterator[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perfsuite.plugin import gating
 from perfsuite.plugin.suite import Suite
 from perfsuite.records import ClockFacts, Measurement, RankFacts, Record, Sample
 from perfsuite.runtime.driver import Job
@@ -136,8 +138,13 @@ def repository(
     tests: str,
     script: Callable[[Job], Measurement] = measurement,
 ) -> Repository:
-    """A repository with a conftest.py that loads the plugin and a ``test_it.py`` of WORKLOADS and ``tests``."""
+    """A repository with a conftest.py that loads the plugin and a ``test_it.py`` of WORKLOADS and ``tests``.
+
+    Every run is one after another boot: a session of the machine of its own.
+    """
     driver = ScriptedDriver(script)
+    boots = itertools.count()
+    monkeypatch.setattr(gating, "boot_of", lambda host: f"boot{next(boots)}")
     monkeypatch.setattr(Suite, "_open_driver", lambda suite: driver)
     monkeypatch.setenv("COLUMNS", "120")
     for name in ("GITHUB_ACTIONS", "CI"):
