@@ -32,8 +32,8 @@ def test_code_that_drifted_before_the_base_fails_and_the_stored_commit_shows_it(
     assert said.startswith("DRIFTED +9.98 % (10.01 ms -> 11.01 ms); stored at aaaaaaaaaa: ")
     for text in (
         "change against the base +0",
-        "level +10",
-        "against aaaaaaaaaa +1",
+        "level +9.95 %",
+        "against aaaaaaaaaa +",
         "next: perfsuite ab --a aaaaaaaaaa",
     ):
         assert text in said
@@ -189,3 +189,19 @@ def test_half_of_the_cases_are_not_the_suite():
     gate.add(node_of("b"), run_of(0.0))
     settle(gate, lambda name, number: run_of(0.5 if name == "a" else 0.0, number=number))
     assert gate.suite() is None
+
+
+def test_a_suite_whose_base_cannot_run_asks_no_more_of_it():
+    gate = Gate([gated(f"n{index}", stored=stored_runs(commit=STORED)) for index in range(24)], WITH_BASE)
+    for index in range(24):
+        gate.add(node_of(f"n{index}"), run_of(0.10 + jitter(5 * index)))
+    for _ in range(30):
+        for request in gate.next_requests():
+            if request.kind == "run":
+                gate.add(request.case, run_of(0.10))
+            elif request.kind == "ab_pair":
+                gate.without_base(request.case, "it is not there")
+            else:
+                gate.without_anchor(request.case, "nor is the stored commit")
+    assert gate.next_requests() == []
+    assert gate.suite().name == "drifted"

@@ -168,7 +168,7 @@ class Gate:
             self._probes = [work for _, work in screened[:PROBES]]
         amount = percent(math.expm1(view.suite.effect))
         probes = [work for work in self._probes if work.is_open]
-        pairs = {work.node: work.lacking_pairs(work.pairs, self.settings.pairs) for work in probes}
+        pairs = {work.node: work.lacking_pairs(work.pairs, self.settings.pairs) for work in probes if not work.no_base}
         requests = _round_robin(pairs, "ab_pair", f"does the base show the suite's shift of {amount}?")
         base = session.against_base(self._probes, view)
         if not requests and not (base and base.shows(view.suite)):
