@@ -92,11 +92,13 @@ class Gatekeeper:
         base: Base | None = None,
         commit: str = "",
         boot: str = "",
+        links: bool = False,
         disturbance: Callable[[], str] = str,
     ) -> None:
         """``backend`` stands in for cases that ran out of memory before their group was made.
 
         ``commit`` and ``boot`` tell which sessions are one session of the machine; empty where they are not known.
+        ``links`` allows a baseline file that is a symbolic link out of ``folder``.
         ``disturbance`` is asked after every run what telemetry saw on the devices; empty when nothing.
 
         Raises BaselineError when the file of this hardware is damaged.
@@ -106,13 +108,14 @@ class Gatekeeper:
         )
         self.hardware = hardware
         self.folder = folder
-        self.baseline: Baseline | None = store.load(folder, hardware)
+        self.baseline: Baseline | None = store.load(folder, hardware, links=links)
         self._session = session
         self._base = base
         self._backend = backend
         self._disturbance = disturbance
         self._commit = commit
         self._boot = boot
+        self._links = links
         self._taken: dict[str, _Taken] = {}
         self.verdicts: dict[str, Verdict] = {}
         self.covered: set[str] = set()
@@ -205,6 +208,7 @@ class Gatekeeper:
             reason=reason,
             session_runs=session_runs,
             commit_info={"id": self._commit} if self._commit else None,
+            links=self._links,
         )
 
     # -- between gate and session --------------------------------------------------------------------------------

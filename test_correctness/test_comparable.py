@@ -8,7 +8,15 @@ import pytest
 
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware, flattened, hardware_differences
-from perfsuite.gate.comparable import causes, find, gate_case, shortened, soft_differences, usable_runs
+from perfsuite.gate.comparable import (
+    causes,
+    find,
+    gate_case,
+    nearest_hardware,
+    shortened,
+    soft_differences,
+    usable_runs,
+)
 from test_correctness.helpers.stored_files import HARDWARE, NOW, case, offer, run_of
 
 
@@ -47,6 +55,9 @@ def test_the_nearest_other_hardware_is_named(tmp_path):
         hardware = Hardware(platform="cpu", fingerprint=name, key=key)
         store.update(tmp_path, hardware, [store.NewRuns(case=case(), runs=(run_of("s0"),))], mode="append")
     (tmp_path / "cpu" / "cpu-broken.json").write_text("{")
+    told = nearest_hardware(tmp_path, HARDWARE)
+    assert told == "the nearest file is of other hardware, cpu-near.json: cores 2, stored 4"
+    assert nearest_hardware(tmp_path / "nowhere", HARDWARE) == ""
     match = matched(tmp_path, case())
     assert match.reasons == ("nearest stored hardware is cpu-near", "cores 2, stored 4")
     given_case = gate_case(case(), environment={}, baseline=None, hardware=HARDWARE, folder=tmp_path)

@@ -24,6 +24,8 @@ from test_correctness.helpers.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]
 
+EXAMPLE = Path(__file__).parent.parent / "baselines" / "examples" / "cpu-example.json"
+
 CASES = """
 import pytest
 
@@ -213,6 +215,11 @@ def test_a_gate_that_compares_nothing_is_a_usage_error(repo):
     assert nothing.ret == pytest.ExitCode.USAGE_ERROR
     nothing.stderr.fnmatch_lines(["*--perf-gate: none of 3 cases has 5 stored runs in *cpu*.json; store some with*"])
     assert repo.driver.jobs == []  # told before anything was measured
+    Path("baselines/cpu").mkdir(parents=True)
+    shutil.copy(EXAMPLE, "baselines/cpu")
+    elsewhere = repo.run("--perf-gate")
+    assert elsewhere.ret == pytest.ExitCode.USAGE_ERROR
+    elsewhere.stderr.fnmatch_lines(["*the nearest file is of other hardware, cpu-example.json: *, stored *; store*"])
     allowed = repo.run("--perf-gate", "--perf-allow-ungated")
     allowed.assert_outcomes(passed=3)
     allowed.stdout.fnmatch_lines(["gated 0 of 3 cases: 3 no-baseline"])
@@ -274,6 +281,16 @@ def test_a_damaged_baseline_stops_the_run_before_it_measures(stored):
     done.stderr.fnmatch_lines([f"*{baseline_file().name}:*"])
     assert baseline_file().read_text() == damaged
     assert len(stored.driver.jobs) == before
+
+
+def test_a_baseline_that_links_out_of_its_folder_is_refused_unless_allowed(stored):
+    outside = shutil.move(baseline_file(), "outside.json")
+    store_path = Path("baselines/cpu") / json.loads(Path(outside).read_text())["perfsuite"]["fingerprint"]
+    store_path.with_suffix(".json").symlink_to(Path(outside).absolute())
+    done = stored.run("--perf-gate")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["*is a link to *outside.json, outside *baselines; *perf_baselines_links = true*"])
+    stored.run("--perf-gate", "-o", "perf_baselines_links=true").assert_outcomes(passed=3)
 
 
 def test_markers_say_what_a_case_accepts(stored, machine):

@@ -105,7 +105,15 @@ def test_the_line_is_the_one_of_the_field(file):
         (b'{\n"a": NaN}', ":2: NaN is not a number that a baseline may hold"),
         (b'{\n<<<<<<< HEAD\n"a": 1}', ":2: a git conflict marker"),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deep"),
-        (b'{"a": ' + b"9" * 5000 + b"}", ":1: "),
+        (
+            b'{\n"a": ' + b"9" * 5000 + b"}",
+            ":2: 999999999999... of 5000 characters is not a number that a baseline may",
+        ),
+        (b'{\n"a": -' + b"9" * 400 + b"}", ":2: -99999999999... of 401 characters is not a number"),
+        (b'{"b": "1e400",\n"a": 1e400}', ":2: 1e400 is not a number that a baseline may hold"),
+        (b'{"a": 1,\n"b": {"a": 2},\n"\\u0061": 3}', ':3: the key "\\u0061" is there twice in one object'),
+        (b'{"a": {"b": 1,\n"b": 1}, "a": 1e999}', ':2: the key "b" is there twice in one object: which one counts?'),
+        (b'{"a": 1e999,\n"a": 1}', ":1: 1e999 is not a number"),
     ],
 )
 def test_what_is_no_json_object_is_named_with_its_line(tmp_path, data, reason):

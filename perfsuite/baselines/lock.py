@@ -68,7 +68,7 @@ def _is_named(descriptor: int, side: Path) -> bool:
     return (named.st_ino, named.st_dev) == (held.st_ino, held.st_dev)
 
 
-def replace(path: Path, text: str) -> None:
+def replace(path: Path, text: str, *, line_end: str = "\n") -> None:
     """Put ``text`` where ``path`` is: a reader sees the old file or the new one, also after a power cut.
 
     Call it with the lock held.  A symbolic link stays one, and permissions stay what they were.  Raises BaselineError.
@@ -77,7 +77,7 @@ def replace(path: Path, text: str) -> None:
     fresh = target.with_name(f".{target.name}.new")
     try:
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
-        with open(fresh, "w", encoding="utf-8") as file:
+        with open(fresh, "w", encoding="utf-8", newline=line_end) as file:
             os.fchmod(file.fileno(), mode)
             file.write(text)
             file.flush()

@@ -19,6 +19,9 @@ Rules = Mapping[str, Rule]
 KEY_DIGITS = 12
 """Hex digits of the key of a session or an environment."""
 
+_SHORTEST_S, _LONGEST_S = math.exp(-40), math.exp(40)
+"""Times between which one can be computed with."""
+
 NONE: Rules = MappingProxyType({})
 
 
@@ -84,7 +87,7 @@ def _share(value: Any) -> str:
 
 
 def _log_seconds(value: Any) -> str:
-    fits = value is None or (_is_number(value) and -40 < value < 40)
+    fits = value is None or (_is_number(value) and -40 <= value <= 40)
     return "" if fits else "should be the natural logarithm of seconds, or null"
 
 
@@ -110,10 +113,10 @@ def _quantiles(value: Any) -> str:
     fits = (
         isinstance(value, list)
         and len(value) == len(QUANTILES)
-        and all(_is_number(number) and number > 0 for number in value)
+        and all(_is_number(number) and _SHORTEST_S < number < _LONGEST_S for number in value)
         and sorted(value) == value
     )
-    return "" if fits else f"should be {len(QUANTILES)} positive ascending numbers"
+    return "" if fits else f"should be {len(QUANTILES)} positive ascending numbers of seconds"
 
 
 def _numbers(value: Any) -> str:

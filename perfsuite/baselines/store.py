@@ -7,12 +7,13 @@ read as it should is named with line and reason and never touched.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from perfsuite.baselines import files
 from perfsuite.baselines.baseline import (
     SESSION_RUNS,
     Acceptance,
@@ -27,7 +28,7 @@ from perfsuite.baselines.baseline import (
 from perfsuite.baselines.changes import clear_slowdown, confirming
 from perfsuite.baselines.decode import decode
 from perfsuite.baselines.encode import encode
-from perfsuite.baselines.lock import locked, replace
+from perfsuite.baselines.lock import locked
 from perfsuite.baselines.renames import baseline_of_today
 from perfsuite.baselines.runs import CaseIdentity, RunSummary, moment, usually_clean
 from perfsuite.baselines.sessions import first_runs, is_complete, machine_sessions
@@ -94,16 +95,17 @@ def path_of(folder: Path, hardware: Hardware) -> Path:
     return folder / hardware.platform / f"{hardware.fingerprint}.json"
 
 
-def read(path: Path) -> Baseline:
-    """The baseline in a file, in the names of today; BaselineError names file, line and reason."""
-    return baseline_of_today(_as_stored(path))[0]
+def read(path: Path, *, folder: Path | None = None, links: bool = False) -> Baseline:
+    """The baseline in a file, in the names of today; BaselineError names file, line and reason.
+
+    ``folder`` is the baselines folder, out of which a symbolic link leads only where ``links`` allows it; without it
+    the file's own.
+    """
+    return baseline_of_today(_as_stored(path, folder=folder, links=links))[0]
 
 
-def _as_stored(path: Path) -> Baseline:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BaselineError(f"{path}: cannot be read: {error.strerror}") from None
+def _as_stored(path: Path, *, folder: Path | None, links: bool) -> Baseline:
+    data = files.content(path, folder=folder, links=links)
     try:
         return decode(parse(data))
     except Fault as fault:
@@ -113,12 +115,12 @@ def _as_stored(path: Path) -> Baseline:
         ) from None
 
 
-def load(folder: Path, hardware: Hardware) -> Baseline | None:
+def load(folder: Path, hardware: Hardware, *, links: bool = False) -> Baseline | None:
     """The baseline of this hardware, None when there is none yet; BaselineError when its file is another machine's."""
     path = path_of(folder, hardware)
     if not path.exists():
         return None
-    baseline = read(path)
+    baseline = read(path, folder=folder, links=links)
     _require_same(path, baseline, hardware)
     return baseline
 
@@ -151,14 +153,16 @@ def update(
     session_runs: int = SESSION_RUNS,
     commit_info: Mapping[str, Any] | None = None,
     machine_info: Mapping[str, Any] | None = None,
+    links: bool = False,
 ) -> UpdateReport:
     """Add a session's runs to the file of this hardware, under its lock.
 
     ``append`` adds runs and refuses cases that are or may be slower; ``improved`` does so with improved cases only.  In
     both an improvement that a second session of the machine shows begins a new epoch.  ``accept`` begins one, noting
-    ``reason``, for every case that is slower or improved, ``environment`` for those whose verdict is environment; both
-    append the others.  Impossible results and reused processes are never stored.  ``session_runs`` is how many runs of
-    the session join older ones (``--perf-runs N`` asks for N).  Raises ConfigurationError without a needed reason.
+    ``reason``, for every case that is slower, improved or not comparable any more, ``environment`` for those whose
+    verdict is environment; both append the others.  Impossible results and reused processes are never stored.
+    ``session_runs`` is how many runs of the session join older ones (``--perf-runs N`` asks for N), ``links`` allows a
+    file that is a symbolic link out of ``folder``.  Raises ConfigurationError without a reason that is needed.
     """
     if mode in ("accept", "environment") and not reason.strip():
         option = "--perf-update=accept" if mode == "accept" else "--perf-accept=environment"
@@ -176,7 +180,13 @@ def update(
             machine_info=dict(machine_info or old.machine_info),
         )
 
-    written = _change(path, hardware, change, lambda: bool(draft.added))
+    files.refuse_foreign(path, folder=folder, links=links)
+    with locked(path):
+        before = load(folder, hardware, links=links)
+        after = change(before)
+        written = bool(draft.added)
+        if written:
+            _write(path, after)
     return UpdateReport(
         path=path,
         written=written,
@@ -188,21 +198,6 @@ def update(
     )
 
 
-def _change(
-    path: Path, hardware: Hardware, change: Callable[[Baseline | None], Baseline], wanted: Callable[[], bool]
-) -> bool:
-    """Read, change and replace a file under its lock; True when it was replaced."""
-    with locked(path):
-        before = read(path) if path.exists() else None
-        if before is not None:
-            _require_same(path, before, hardware)
-        after = change(before)
-        if not wanted():
-            return False
-        _write(path, after)
-        return True
-
-
 def _write(path: Path, baseline: Baseline) -> None:
     try:
         text = dump(encode(baseline))
@@ -210,7 +205,7 @@ def _write(path: Path, baseline: Baseline) -> None:
         raise BaselineError(
             f"{path}: a run has a value that JSON cannot hold ({error}); the file is as it was"
         ) from None
-    replace(path, text)
+    files.write(path, text)
 
 
 class _Draft:
@@ -251,7 +246,8 @@ class _Draft:
         if why_not:
             self.refused[node] = why_not
             return None
-        if old is None or (worse and self._accepts(new)) or (new.verdict == "improved" and self.mode == "accept"):
+        anew = self.mode == "accept" and new.verdict in ("improved", "not-comparable")
+        if old is None or anew or (worse and self._accepts(new)):
             return self._new_epoch(old, new)
         return self._joined(old, new)
 
@@ -334,12 +330,13 @@ def _worse(old: Entry | None, new: NewRuns) -> str:
     return ""
 
 
-def merge_files(target: Path, sources: Sequence[Path]) -> Baseline:
+def merge_files(target: Path, sources: Sequence[Path], *, links: bool = False) -> Baseline:
     """Make ``target`` the union of itself, when it exists, and the sources; BaselineError leaves it as it was."""
-    parts = [read(source) for source in sources]
+    parts = [read(source, links=links) for source in sources]
+    files.refuse_foreign(target, folder=None, links=links)
     with locked(target):
         if target.exists():
-            parts.insert(0, read(target))
+            parts.insert(0, read(target, links=links))
         if not parts:
             raise BaselineError(f"{target}: nothing to merge was given; name at least one file")
         whole = parts[0]
@@ -357,19 +354,21 @@ def prune_file(
     case: str = "",
     superseded: bool = False,
     dry_run: bool = False,
+    links: bool = False,
 ) -> tuple[str, ...]:
     """Drop from a file what :func:`perfsuite.baselines.baseline.prune` says; one line per case that lost something."""
     with locked(path):
-        kept, said = prune(read(path), now=now, older_than_days=older_than_days, case=case, superseded=superseded)
+        whole = read(path, links=links)
+        kept, said = prune(whole, now=now, older_than_days=older_than_days, case=case, superseded=superseded)
         if said and not dry_run:
             _write(path, kept)
     return said
 
 
-def rename_file(path: Path, *, dry_run: bool = False) -> tuple[str, ...]:
+def rename_file(path: Path, *, dry_run: bool = False, links: bool = False) -> tuple[str, ...]:
     """Write a file in the names of today; one line per case that had others, and no write without any."""
     with locked(path):
-        renamed, said = baseline_of_today(_as_stored(path))
+        renamed, said = baseline_of_today(_as_stored(path, folder=None, links=links))
         if said and not dry_run:
             _write(path, renamed)
     return said

@@ -8,6 +8,8 @@ file another one.
 from __future__ import annotations
 
 import json
+import math
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +20,12 @@ TABLES = ("environments", "sessions")
 """Keys of the tables that runs refer to: a line per row."""
 CONFLICT_MARKERS = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
 _SPACE = " \t\r\n"
+_MOST_DIGITS = 300
+"""Characters of a whole number that a float can still hold."""
+_TOKEN = re.compile(
+    r'(?P<key>"(?:[^"\\]|\\.)*")(?=[ \t\r\n]*:)|"(?:[^"\\]|\\.)*"|[{}]|(?P<number>NaN|-?Infinity|-?\d[\d.eE+-]*)'
+)
+"""What _first_refused looks at, and the texts that it passes over."""
 
 Where = tuple[str | int, ...]
 """Path to a value inside a document: keys and indices from the top."""
@@ -93,27 +101,73 @@ def parse(data: bytes) -> dict[str, Any]:
     if not text.strip():
         raise Fault("the file is empty", line=1)
     try:
-        document = json.loads(text, parse_constant=_refuse_constant)
+        document = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_refuse_number,
+            parse_float=_float,
+            parse_int=_whole,
+        )
     except json.JSONDecodeError as error:
         raise Fault(_syntax_reason(text, error), line=error.lineno) from None
     except RecursionError:
         raise Fault("brackets are nested too deep for a baseline", line=1) from None
-    except Fault as fault:
-        raise Fault(str(fault), line=_line_of_constant(text)) from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise Fault(str(error), line=1) from None
+    except _Refused:
+        raise _first_refused(text) from None
     if not isinstance(document, dict):
         raise Fault(f"the file holds a JSON {_kind(document)}, not an object", line=1)
     return document
 
 
-def _refuse_constant(name: str) -> float:
-    raise Fault(f"{name} is not a number that a baseline may hold")
+class _Refused(ValueError):
+    """JSON that a baseline may not hold, somewhere in a text."""
 
 
-def _line_of_constant(text: str) -> int:
-    places = [text.find(name) for name in ("NaN", "Infinity")]
-    return text.count("\n", 0, min(place for place in places if place >= 0)) + 1
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    plain = dict(pairs)
+    if len(plain) < len(pairs):
+        raise _Refused("a key is there twice")
+    return plain
+
+
+def _refuse_number(written: str) -> float:
+    shown = written if len(written) <= 24 else f"{written[:12]}... of {len(written)} characters"
+    raise _Refused(f"{shown} is not a number that a baseline may hold")
+
+
+def _float(written: str) -> float:
+    value = float(written)
+    return value if math.isfinite(value) else _refuse_number(written)
+
+
+def _whole(written: str) -> float:
+    return int(written) if len(written) <= _MOST_DIGITS else _refuse_number(written)
+
+
+def _first_refused(text: str) -> Fault:
+    """The first key that its object has already, or the first number that is refused; up to there the text is JSON."""
+    keys: list[set[str]] = []
+    for token in _TOKEN.finditer(text):
+        if token[0] == "{":
+            keys.append(set())
+        elif token[0] == "}":
+            keys.pop()
+        elif token["key"] is not None:
+            key = json.loads(token["key"])
+            if key in keys[-1]:
+                reason = f"the key {token['key']} is there twice in one object: which one counts?"
+                return Fault(reason, line=_line_at(text, token.start()))
+            keys[-1].add(key)
+        elif token["number"] is not None:
+            try:
+                (_whole if token[0].lstrip("-").isdigit() else _float)(token[0])
+            except _Refused as refused:
+                return Fault(str(refused), line=_line_at(text, token.start()))
+    raise AssertionError("something in the text was refused")
+
+
+def _line_at(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
 
 
 def _syntax_reason(text: str, error: json.JSONDecodeError) -> str:
@@ -145,7 +199,7 @@ def line_of(text: str, where: Where) -> int:
         if inner is None:
             break
         position = inner
-    return text.count("\n", 0, position) + 1
+    return _line_at(text, position)
 
 
 def _skip(text: str, position: int) -> int:

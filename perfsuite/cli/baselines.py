@@ -43,6 +43,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     rename.add_argument("path", nargs="+", type=Path, metavar="FILE", help="files or folders that are changed")
     for parser_of in (prune, rename):
         parser_of.add_argument("--dry-run", action="store_true", help="only say what would change")
+    for parser_of in (listing, show, verify, merge, prune, rename):
+        parser_of.add_argument("--links", action="store_true", help="files may be links to outside their folder")
+
+
+def _folder_of(file: Path, options: argparse.Namespace) -> Path | None:
+    """The folder that a file was found in; None where the file itself was named."""
+    return next((path for path in options.path if path.is_dir() and file.is_relative_to(path)), None)
+
+
+def _read(file: Path, options: argparse.Namespace) -> Baseline:
+    return store.read(file, folder=_folder_of(file, options), links=options.links)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -67,7 +78,7 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
 
 def _list(options: argparse.Namespace) -> int:
     files = files_in(options.path)
-    baselines = [(file, store.read(file)) for file in files]
+    baselines = [(file, _read(file, options)) for file in files]
     if options.json:
         print(json.dumps([{"file": str(file), **_facts(baseline)} for file, baseline in baselines], indent=1))
         return EXIT_OK
@@ -94,7 +105,7 @@ def _age(time: str) -> str:
 
 def _show(options: argparse.Namespace) -> int:
     for file in files_in(options.path):
-        baseline = store.read(file)
+        baseline = _read(file, options)
         entries = [entry for entry in baseline.entries.values() if options.case in entry.case.node]
         if options.json:
             print(json.dumps({"file": str(file), "cases": [to_json(entry) for entry in entries]}, indent=1))
@@ -125,7 +136,7 @@ def _verify(options: argparse.Namespace) -> int:
     files = files_in(options.path)
     for file in files:
         try:
-            store.read(file)
+            _read(file, options)
         except BaselineError as error:
             damaged[str(file)] = str(error)
     if options.json:
@@ -138,7 +149,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _merge(options: argparse.Namespace) -> int:
-    whole = store.merge_files(options.path, options.sources)
+    whole = store.merge_files(options.path, options.sources, links=options.links)
     print(f"{options.path}: {_facts(whole)['cases']} cases, {_facts(whole)['runs']} runs")
     return EXIT_OK
 
@@ -153,6 +164,7 @@ def _prune(options: argparse.Namespace) -> int:
         case=options.case,
         superseded=options.superseded,
         dry_run=options.dry_run,
+        links=options.links,
     )
     for line in said or ("nothing to drop",):
         print(f"would drop: {line}" if options.dry_run and said else line)
@@ -161,7 +173,7 @@ def _prune(options: argparse.Namespace) -> int:
 
 def _rename(options: argparse.Namespace) -> int:
     for file in files_in(options.path):
-        said = store.rename_file(file, dry_run=options.dry_run)
+        said = store.rename_file(file, dry_run=options.dry_run, links=options.links)
         print(f"{file}: {plural(len(said), 'case')} {'would be ' if options.dry_run else ''}renamed")
         for line in said:
             print(f"  {line}")

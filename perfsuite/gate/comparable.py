@@ -111,6 +111,18 @@ def find(case: CaseIdentity, *, baseline: Baseline | None, hardware: Hardware, f
     return Match(entry=None, reasons=nearest or ())
 
 
+def nearest_hardware(folder: Path, hardware: Hardware) -> str:
+    """The file of the same platform whose hardware differs in the fewest fields, and in which; empty without any."""
+    others = {
+        other.hardware.fingerprint: hardware_differences(hardware, other.hardware)
+        for other in _others(folder, hardware)
+    }
+    if not others:
+        return ""
+    name = min(others, key=lambda fingerprint: (len(others[fingerprint]), fingerprint))
+    return f"the nearest file is of other hardware, {name}.json: {'; '.join(others[name])}"
+
+
 def _others(folder: Path, hardware: Hardware) -> Iterator[Baseline]:
     """Baselines of other hardware of the same platform; damaged ones are no concern of this session."""
     for path in sorted((folder / hardware.platform).glob("*.json")):

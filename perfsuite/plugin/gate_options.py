@@ -48,6 +48,8 @@ class GateOptions:
     """Baselines of simulated devices."""
     folder_of_real: Path
     """Baselines of real devices unless an option says otherwise."""
+    links: bool
+    """Whether a baseline file may be a symbolic link out of its folder."""
     summary: Path | None
     """Where the Markdown summary goes."""
     settings: GateSettings
@@ -97,6 +99,7 @@ def declare(parser: pytest.Parser) -> None:
         default=".perfsuite/simulated-baselines",
     )
     parser.addini("perf_fail_on", "verdicts that fail under --perf-gate, with commas", default="default")
+    parser.addini("perf_baselines_links", "a baseline file may be a link out of its folder", type="bool", default=False)
     parser.addini("perf_tolerance", "relative slowdown that is accepted, e.g. 0.03", default="0.03")
 
 
@@ -144,6 +147,7 @@ def _read(config: pytest.Config) -> GateOptions:
         folder=config.rootpath / (option("perf_baselines") or config.getini("perf_baselines")),
         simulated_folder=config.rootpath / (option("perf_baselines") or config.getini("perf_simulated_baselines")),
         folder_of_real=config.rootpath / config.getini("perf_baselines"),
+        links=config.getini("perf_baselines_links"),
         summary=directory / summary if summary else None,
         settings=GateSettings(
             tolerance=_tolerance(config.getini("perf_tolerance"), "ini perf_tolerance"),

@@ -21,6 +21,7 @@ from _pytest.runner import runtestprotocol
 from perfsuite.arms import Arm, arm_of
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
 from perfsuite.errors import CaseStopped, PerfsuiteError, first_line
+from perfsuite.gate.comparable import nearest_hardware
 from perfsuite.gate.describe import describe, word
 from perfsuite.gate.verdict import Verdict
 from perfsuite.gatekeeper import Base, Gatekeeper, hardware_of
@@ -66,6 +67,7 @@ class Gating:
             base=self._base() if options.base else None,
             commit=commit_of(config.rootpath, options.folder),
             boot=boot_of(Host()),
+            links=options.links,
             disturbance=functools.partial(telemetry_word, suite.machine.family.telemetry(), suite.machine.family.name),
         )
 
@@ -97,10 +99,11 @@ class Gating:
 
     def _nothing_gated(self) -> str:
         hardware = self.keeper.hardware
+        nearest = "" if self.keeper.baseline else nearest_hardware(self.keeper.folder, hardware)
         return (
             f"--perf-gate: none of {len(self.cases)} cases has {self.options.settings.min_stored} stored runs in "
             f"{self.keeper.folder / hardware.platform / (hardware.fingerprint + '.json')}; "
-            "store some with --perf-update=append, or say --perf-allow-ungated"
+            f"{nearest + '; ' if nearest else ''}store some with --perf-update=append, or say --perf-allow-ungated"
         )
 
     # -- one case ------------------------------------------------------------------------------------------------
