@@ -6,8 +6,6 @@ A scripted driver runs the cases, so that their times are known; test_gating_pro
 from __future__ import annotations
 
 import dataclasses
-import json
-import random
 import shutil
 import subprocess
 import sys
@@ -20,42 +18,12 @@ from perfsuite import gatekeeper
 from perfsuite.arms import ArmFailed
 from perfsuite.errors import OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.records import Sample
+from test_correctness.helpers.gated_repository import CASES, Machine, baseline_file, store
 from test_correctness.helpers.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]
 
 EXAMPLE = Path(__file__).parent.parent / "baselines" / "examples" / "cpu-example.json"
-
-CASES = """
-import pytest
-
-@pytest.mark.parametrize("number", range(3))
-def test_case(perf, number):
-    perf(step, number=number)
-"""
-
-
-class Machine:
-    """Times of the scripted cases: 10 ms with 0.3 % of noise between runs, times what a test says."""
-
-    def __init__(self):
-        self.factors = {}
-        self.spells = {}
-        """Factors of a case's next runs, one each."""
-        self.draw = random.Random(1)
-        self.errors = {}
-
-    def __call__(self, job):
-        number = job.workload.parameters().get("number")
-        if number in self.errors:
-            raise self.errors[number]
-        spell = self.spells[number].pop(0) if self.spells.get(number) else 1.0
-        run_s = 0.01 * spell * self.factors.get(number, 1.0) * self.draw.gauss(1, 0.003)
-        samples = tuple(
-            Sample(time_s=run_s * self.draw.gauss(1, 0.002), yardstick_s=0.001 * self.draw.gauss(1, 0.002))
-            for _ in range(30)
-        )
-        return dataclasses.replace(measurement(job), samples=samples)
 
 
 @pytest.fixture
@@ -80,20 +48,6 @@ def stored(repo, kept, machine):
     store(repo, kept)
     machine.draw.seed(2)  # the same from here on, whether they were made now or before
     return repo
-
-
-def store(repo, kept):
-    if kept.exists():
-        shutil.copytree(kept, "baselines")
-        return
-    for _ in range(8):
-        repo.run("--perf-update=append").stdout.fnmatch_lines(["*3 runs of 3 cases added"])
-    shutil.copytree("baselines", kept)
-
-
-def baseline_file():
-    (file,) = Path("baselines/cpu").glob("*.json")
-    return file
 
 
 def junit(name):
@@ -161,18 +115,6 @@ def test_a_faster_case_never_fails_and_says_that_the_baseline_is_stale(stored, m
     done.stdout.fnmatch_lines(["*test_case[[]cpu-2[]]: improved*"])
 
 
-def test_a_gain_is_stored_beside_the_yardstick_until_a_second_session_of_the_machine_shows_it(stored, machine):
-    machine.factors[2] = 0.8
-    first = stored.run("--perf-update=improved")
-    first.stdout.fnmatch_lines(
-        [
-            "*cpu-2*: improved; a second session of the machine confirms it and begins a new epoch",
-            "*cpu-0*: not stored, its verdict is pass;*",
-        ]
-    )
-    assert first.ret == 0
-
-
 @pytest.mark.parametrize("option", ["-x", "--maxfail=2"])
 def test_settled_in_place_where_a_report_cannot_wait(stored, machine, option):
     machine.factors[0] = 1.2
@@ -238,40 +180,6 @@ def test_a_regressed_case_is_not_appended_but_accepted_with_a_reason(stored, mac
     assert "new disk" in baseline_file().read_text()
 
 
-def test_an_update_measures_a_suspect_again_and_refuses_a_slower_case(stored, machine):
-    machine.factors[1] = 2.04
-    done = stored.run("--perf-update=append")
-    assert done.ret == pytest.ExitCode.TESTS_FAILED
-    done.assert_outcomes(passed=3)
-    done.stdout.fnmatch_lines(
-        [
-            "perfsuite: re-measurement: run 4 of 4: *cpu-1*",
-            "*2 runs of 2 cases added",
-            "*cpu-1*: not stored, REGRESSED +10* % (* ms -> * ms); if that is meant: --perf-update=accept *",
-        ]
-    )
-
-
-def test_a_suspicion_that_is_not_confirmed_is_stored_without_the_run_that_raised_it(stored, machine):
-    machine.spells = {1: [1.1]}
-    done = stored.run("--perf-update=append", "-k", "cpu-1")
-    assert done.ret == 0
-    done.stdout.fnmatch_lines(["perfsuite: re-measurement: run 4 of 4: *cpu-1*", "*1 runs of 1 cases added"])
-    (case,) = (case for case in json.loads(baseline_file().read_text())["benchmarks"] if "cpu-1" in case["name"])
-    assert max(run["quantiles_s"][2] for run in case["runs"]) < 0.0105
-
-
-def test_a_case_that_still_learns_is_refused_only_when_it_is_clearly_slower(repo, machine):
-    for _ in range(3):
-        repo.run("--perf-update=append", "-k", "cpu-1")
-    machine.factors[1] = 1.08
-    assert repo.run("--perf-update=append", "-k", "cpu-1").ret == 0
-    machine.factors[1] = 1.6
-    done = repo.run("--perf-update=append", "-k", "cpu-1")
-    assert done.ret == pytest.ExitCode.TESTS_FAILED
-    done.stdout.fnmatch_lines(["*cpu-1*: not stored, * % slower than the 4 runs stored, which are few; if that is*"])
-
-
 def test_a_damaged_baseline_stops_the_run_before_it_measures(stored):
     damaged = baseline_file().read_text()[:-200]
     baseline_file().write_text(damaged)
@@ -281,16 +189,6 @@ def test_a_damaged_baseline_stops_the_run_before_it_measures(stored):
     done.stderr.fnmatch_lines([f"*{baseline_file().name}:*"])
     assert baseline_file().read_text() == damaged
     assert len(stored.driver.jobs) == before
-
-
-def test_a_baseline_that_links_out_of_its_folder_is_refused_unless_allowed(stored):
-    outside = shutil.move(baseline_file(), "outside.json")
-    store_path = Path("baselines/cpu") / json.loads(Path(outside).read_text())["perfsuite"]["fingerprint"]
-    store_path.with_suffix(".json").symlink_to(Path(outside).absolute())
-    done = stored.run("--perf-gate")
-    assert done.ret == pytest.ExitCode.USAGE_ERROR
-    done.stderr.fnmatch_lines(["*is a link to *outside.json, outside *baselines; *perf_baselines_links = true*"])
-    stored.run("--perf-gate", "-o", "perf_baselines_links=true").assert_outcomes(passed=3)
 
 
 def test_markers_say_what_a_case_accepts(stored, machine):

@@ -1,0 +1,121 @@
+"""What a pytest run with --perf-update stores, what it refuses, and when a new epoch begins."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from test_correctness.helpers.gated_repository import CASES, Machine, baseline_file, store
+from test_correctness.helpers.scripted_driver import repository
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture
+def machine():
+    return Machine()
+
+
+@pytest.fixture
+def repo(pytester, monkeypatch, machine):
+    return repository(pytester, monkeypatch, CASES, machine)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Where the baselines of :func:`store` are kept once they have been made."""
+    return tmp_path_factory.mktemp("kept") / "baselines"
+
+
+@pytest.fixture
+def stored(repo, kept, machine):
+    """The repository with stored runs of eight sessions."""
+    store(repo, kept)
+    machine.draw.seed(2)  # the same from here on, whether they were made now or before
+    return repo
+
+
+@pytest.fixture
+def boots(monkeypatch):
+    """Boots of the machine, of which the last is the present one."""
+    boots = []
+    monkeypatch.setattr("perfsuite.plugin.gating.boot_of", lambda host: boots[-1])
+    return boots
+
+
+def test_a_gain_is_stored_beside_the_yardstick_until_a_second_session_of_the_machine_shows_it(stored, machine):
+    machine.factors[2] = 0.8
+    first = stored.run("--perf-update=improved")
+    first.stdout.fnmatch_lines(
+        [
+            "*cpu-2*: improved; a second session of the machine confirms it and begins a new epoch",
+            "*cpu-0*: not stored, its verdict is pass;*",
+        ]
+    )
+    assert first.ret == 0
+
+
+def test_an_update_measures_a_suspect_again_and_refuses_a_slower_case(stored, machine):
+    machine.factors[1] = 2.04
+    done = stored.run("--perf-update=append")
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+    done.assert_outcomes(passed=3)
+    done.stdout.fnmatch_lines(
+        [
+            "perfsuite: re-measurement: run 4 of 4: *cpu-1*",
+            "*2 runs of 2 cases added",
+            "*cpu-1*: not stored, REGRESSED +10* % (* ms -> * ms); if that is meant: --perf-update=accept *",
+        ]
+    )
+
+
+def test_a_suspicion_that_is_not_confirmed_is_stored_without_the_run_that_raised_it(stored, machine):
+    machine.spells = {1: [1.1]}
+    done = stored.run("--perf-update=append", "-k", "cpu-1")
+    assert done.ret == 0
+    done.stdout.fnmatch_lines(["perfsuite: re-measurement: run 4 of 4: *cpu-1*", "*1 runs of 1 cases added"])
+    (case,) = (case for case in json.loads(baseline_file().read_text())["benchmarks"] if "cpu-1" in case["name"])
+    assert max(run["quantiles_s"][2] for run in case["runs"]) < 0.0105
+
+
+def test_a_case_that_still_learns_is_refused_only_when_it_is_clearly_slower(repo, machine):
+    for _ in range(3):
+        repo.run("--perf-update=append", "-k", "cpu-1")
+    machine.factors[1] = 1.08
+    assert repo.run("--perf-update=append", "-k", "cpu-1").ret == 0
+    machine.factors[1] = 1.6
+    done = repo.run("--perf-update=append", "-k", "cpu-1")
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+    done.stdout.fnmatch_lines(["*cpu-1*: not stored, * % slower than the 4 runs stored, which are few; if that is*"])
+
+
+def test_a_baseline_that_links_out_of_its_folder_is_refused_unless_allowed(stored):
+    outside = shutil.move(baseline_file(), "outside.json")
+    store_path = Path("baselines/cpu") / json.loads(Path(outside).read_text())["perfsuite"]["fingerprint"]
+    store_path.with_suffix(".json").symlink_to(Path(outside).absolute())
+    done = stored.run("--perf-gate")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["*is a link to *outside.json, outside *baselines; *perf_baselines_links = true*"])
+    stored.run("--perf-gate", "-o", "perf_baselines_links=true").assert_outcomes(passed=3)
+
+
+def test_a_gain_is_the_new_yardstick_once_a_second_session_of_the_machine_shows_it(stored, machine, boots):
+    machine.factors[2] = 0.8
+    boots.append("one")
+    stored.run("--perf-update=append")
+    stored.run("--perf-update=append").stdout.fnmatch_lines(["*cpu-2*: improved; a second session of the machine*"])
+    boots.append("another")
+    stored.run("--perf-update=append").stdout.fnmatch_lines(
+        [
+            "*cpu-2*: its older runs were replaced",
+            "*cpu-2*: improved in two sessions of the machine: a new epoch begins",
+        ]
+    )
+    assert baseline_file().read_text().count('"kind":"improved"') == 1
+    machine.factors[2] = 1.0
+    done = stored.run("--perf-gate")
+    done.assert_outcomes(passed=2, failed=1)
+    done.stdout.fnmatch_lines(["*cpu-2*+2* %*"])
