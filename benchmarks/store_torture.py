@@ -64,7 +64,12 @@ def make_file(folder: Path, cases: int = 4, runs: int = 6) -> Path:
     ]
     out_of_memory = RunSummary(session="s0", time="2026-01-01T00:00:00+00:00", outcome="out_of_memory")
     offered.append(store.NewRuns(case=case_of(99), runs=(out_of_memory,)))
-    return store.update(folder, HARDWARE, offered, mode="append", session_runs=runs).path
+    store.update(folder, HARDWARE, offered, mode="append", session_runs=runs)
+    later = tuple(run_of(f"s{number}", number) for number in range(runs, runs + 16))
+    grown = store.NewRuns(case=case_of(cases), runs=later[:8]), store.NewRuns(case=case_of(cases), runs=later[8:])
+    for new in grown:  # the reference is then older than the newest runs
+        path = store.update(folder, HARDWARE, [new], mode="append", session_runs=8).path
+    return path
 
 
 # -- ways to damage a file ---------------------------------------------------------------
@@ -147,7 +152,7 @@ def add_value(rng: random.Random, data: bytes) -> bytes:
 def no_number(rng: random.Random, data: bytes) -> bytes:
     places = list(re.finditer(rb"-?\d+\.\d+", data))
     match = rng.choice(places)
-    value = rng.choice([b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+    value = rng.choice([b"NaN", b"Infinity", b"-Infinity", b"1e999", b"9" * 5000])
     return data[: match.start()] + value + data[match.end() :]
 
 

@@ -9,7 +9,7 @@ from perfsuite.baselines.lock import replace
 from perfsuite.errors import BaselineError
 
 MAX_BYTES = 128 << 20
-"""Larger files are refused unread.  10,000 cases with 24 runs each, all that is kept, are about half of this."""
+"""Larger files are refused unread.  10,000 cases with 24 runs each, the most that is kept of one, are 98 MiB."""
 _HEAD_BYTES = 4096
 
 
