@@ -53,7 +53,10 @@ def test_list_and_show(file, capsys):
     assert printed(capsys, "list") == f"{file}: 2 cases, 3 runs, newest today\n"
     shown = printed(capsys, "show", "--case", "old")
     assert "cpu_model: Test CPU" in shown
-    assert "t.py::old  2 runs of 2 sessions, newest today: 10 ms, runs within 0.0%" in shown
+    assert (
+        "t.py::old  2 runs of 2 sessions, newest today: 10 ms, runs within 0.0%; reference 10 ms (2 runs of 2 sess"
+        in shown
+    )
     assert "t.py::new" not in shown
     assert json.loads(printed(capsys, "list", "--json"))[0]["cases"] == 2
 

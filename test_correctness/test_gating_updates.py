@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from perfsuite.records import Sample
 from test_correctness.helpers.gated_repository import CASES, Machine, baseline_file, store
-from test_correctness.helpers.scripted_driver import repository
+from test_correctness.helpers.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]
 
@@ -70,6 +72,15 @@ def test_an_update_measures_a_suspect_again_and_refuses_a_slower_case(stored, ma
             "*cpu-1*: not stored, REGRESSED +10* % (* ms -> * ms); if that is meant: --perf-update=accept *",
         ]
     )
+
+
+def test_an_impossible_result_is_refused_by_name(repo):
+    equal = (Sample(time_s=0.01),) * 8
+    repo.driver.script = lambda job: dataclasses.replace(measurement(job), samples=equal)
+    done = repo.run("--perf-update=append", "-k", "cpu-1")
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+    done.stdout.fnmatch_lines(["*cpu-1*: not stored, impossible: constant: all 8 samples are 0.01 s*; an error of*"])
+    assert not Path("baselines").exists() or not list(Path("baselines").rglob("*.json"))
 
 
 def test_a_suspicion_that_is_not_confirmed_is_stored_without_the_run_that_raised_it(stored, machine):

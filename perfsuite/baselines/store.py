@@ -235,14 +235,12 @@ class _Draft:
 
     def _entry(self, old: Entry | None, new: NewRuns) -> Entry | None:
         """The entry of a case afterwards; None where it stays as it is."""
-        node = new.case.node
-        why_not, worse = _unfit(new), _worse(old, new)
+        node, worse, why_not = new.case.node, _worse(old, new), _unfit(new)
         if new.verdict in ("impossible", "unstable-host") or (worse and not self._accepts(new)):
             self.alarming.append(node)
-            why_not = why_not or f"{worse or new.seen or new.verdict}; {_ADVICE.get(new.verdict or '', _IF_MEANT)}"
-        elif new.verdict != "improved" and self.mode == "improved":
-            why = f"its verdict is {new.verdict or 'unknown'}; --perf-update=improved stores improved cases only"
-            why_not = why_not or why
+            why_not = f"{worse or new.seen or new.verdict}; {_ADVICE.get(new.verdict or '', _IF_MEANT)}"
+        elif not why_not and self.mode == "improved" and new.verdict != "improved":
+            why_not = f"its verdict is {new.verdict or 'unknown'}; --perf-update=improved stores improved cases only"
         if why_not:
             self.refused[node] = why_not
             return None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry
-from perfsuite.baselines.runs import moment
+from perfsuite.baselines.runs import RunSummary, moment
 from perfsuite.baselines.sessions import count_sessions
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
 from perfsuite.errors import BaselineError, ConfigurationError
@@ -127,8 +128,15 @@ def _entry_lines(entries: Sequence[Entry], machine_session: Mapping[str, str]) -
             spread = max(medians) / min(medians) - 1
             time = f"{format_seconds(medians[-1])}, runs within {spread:.1%}"
         epoch = f", {entry.accepted.kind}: {entry.accepted.reason}" if entry.accepted else ""
-        runs = f"{len(entry.runs)} runs of {plural(count_sessions(entry.runs, machine_session), 'session')}"
-        yield f"{entry.case.node:{width}}  {runs}, newest {_age(entry.newest.time)}: {time}{epoch}"
+        runs, reference = (_counted(part, machine_session) for part in (entry.runs, entry.reference))
+        before = [run.median_s for run in entry.reference if run.quantiles_s]
+        level = format_seconds(statistics.median(before)) if before else "out of memory"
+        newest = f"newest {_age(entry.newest.time)}: {time}"
+        yield f"{entry.case.node:{width}}  {runs}, {newest}; reference {level} ({reference}){epoch}"
+
+
+def _counted(runs: Sequence[RunSummary], machine_session: Mapping[str, str]) -> str:
+    return f"{plural(len(runs), 'run')} of {plural(count_sessions(runs, machine_session), 'session')}"
 
 
 def _verify(options: argparse.Namespace) -> int:
