@@ -3,20 +3,24 @@
     python benchmarks/gate_simulation.py                   # the table of docs/gate.md, about ten minutes on one core
     python benchmarks/gate_simulation.py --plain           # the same runs judged by the gate of gate_reference.py
     python benchmarks/gate_simulation.py --suites 20 --hosts R4 --base no --sessions 3 --replicates 4
+    python benchmarks/gate_simulation.py --kind third      # every third iteration twice as slow (tenth: ten times)
 
 A suite has 200 cases in 20 kinds and a baseline of 8 runs from 8 sessions, unless options say otherwise.  The logarithm
 of a run is
 
     case + drift of the session + case x session + wander + run noise (Student t) + spike + episode
 
-with one parameter set per host.  Seeded: the same command prints the same table.
+with one parameter set per host; mean and quantiles are those of 40 samples around it.  Seeded: the same command prints
+the same table.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import random
+import statistics
 import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -25,10 +29,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.gate_reference import judge_suite
-from perfsuite.baselines.runs import CaseIdentity, RunSummary
+from perfsuite.baselines.runs import QUANTILES, CaseIdentity, RunSummary, quantile
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import GateSettings
+from perfsuite.gate.verdict import GateSettings, Verdict
 
 CASES = 200
 KINDS = 20
@@ -62,6 +66,12 @@ class Host:
     """Share of the variance of a run that its yardstick shows too; 0: no yardstick is timed."""
     unlike: float = 0.3
     """How much cases differ: in noise (standard deviation of its logarithm) and in how they feel a drift."""
+    sample: float = 3.0
+    """Standard deviation of a sample inside a run over that of a run."""
+    stragglers: float = 0.02
+    """Share of samples that are slower, by three times as much in the mean."""
+    tail_drift: float = 0.2
+    """How much sessions differ in the spread of their samples (standard deviation of its logarithm)."""
 
 
 QUIET = Host(run=0.003, tails=6, session=0.003, case_session=0.001, wander=0.001, spike_rate=0.005, spike=0.03)
@@ -103,6 +113,38 @@ HOSTS = {
 """R1 bare metal, R2 dedicated, R3 ordinary box, R4 hosted VM, R4y the same with a yardstick, hostile."""
 
 
+SAMPLES = 40
+DRAWN_RUNS = 500
+PERIODIC = {"third": (3, 2.0), "tenth": (10, 10.0)}
+"""Kinds of slowdown beside ``shift``: every how manieth iteration takes how many times as long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """What the samples of one run look like, logarithms from the median that they have without a slowdown."""
+
+    quantiles: tuple[float, ...]
+    mean: float
+
+
+@functools.cache
+def insides(host: Host, kind: str) -> tuple[Inside, ...]:
+    """Samples of some runs of a host; a run of a session takes one of them."""
+    rng = random.Random(f"samples of {kind}")
+    every, factor = PERIODIC.get(kind, (1, 1.0))
+    scale = host.sample * host.run
+    found = []
+    for _ in range(DRAWN_RUNS):
+        away = [student(rng, host.tails) * scale for _ in range(SAMPLES)]
+        away = [one + rng.expovariate(1 / (3 * scale)) if rng.random() < host.stragglers else one for one in away]
+        middle = statistics.median(away)
+        times = [math.exp(one - middle) * (factor if place % every == 0 else 1.0) for place, one in enumerate(away)]
+        ordered = sorted(map(math.log, times))
+        quantiles = tuple(quantile(ordered, share) for share in QUANTILES)
+        found.append(Inside(quantiles=quantiles, mean=math.log(statistics.fmean(times))))
+    return tuple(found)
+
+
 class Session:
     """One session on a host: what it does to runs, in the order in which they are made."""
 
@@ -113,8 +155,10 @@ class Session:
         self.own = [rng.gauss(0, host.case_session) for _ in traits]
         self.bad_runs = 0
         self.count = 0
+        self.draws = random.Random(f"{name} {self.drift}")
+        self.widening = math.exp(self.draws.gauss(0, host.tail_drift))
 
-    def run(self, case: int, *, slower: float = 0.0) -> RunSummary:
+    def run(self, case: int, *, slower: float = 0.0, kind: str = "shift") -> RunSummary:
         host, rng = self.host, self.rng
         self.wander = 0.9 * self.wander + math.sqrt(1 - 0.81) * rng.gauss(0, host.wander)
         if self.bad_runs:
@@ -135,14 +179,20 @@ class Session:
         value += math.log1p(slower)
         yardstick = math.log(1e-3) + self.drift + self.wander + common if host.yardstick else None
         self.count += 1
-        middle = math.exp(value)
+        inside = self.draws.choice(insides(host, kind))
+        wide = noisiness * self.widening if kind == "shift" else 1.0
+        quantiles = [value + wide * each for each in inside.quantiles]
+        mean = value + wide * inside.mean
         return RunSummary(
             session=self.name,
             time=f"{self.count:06d}",
-            quantiles_s=(middle,) * 5,
-            location=value,
+            quantiles_s=tuple(math.exp(each) for each in quantiles),
+            location=quantiles[2],
+            mean=mean,
+            clean_mean=mean,
+            clean_p95=quantiles[-1],
             yardstick=yardstick,
-            samples=40,
+            samples=SAMPLES,
             clean=clean,
         )
 
@@ -178,10 +228,11 @@ class Tally:
 class Scene:
     """Stored runs of a suite, and a session that can run each case with the base or the new code."""
 
-    def __init__(self, host: Host, seed: int, *, slowed: dict[int, float], plan: Plan) -> None:
+    def __init__(self, host: Host, seed: int, *, slowed: dict[int, float], plan: Plan, later: bool = False) -> None:
+        """``later``: another session of the same host, against the same stored runs."""
         rng = random.Random(seed)
         traits = [(math.exp(rng.gauss(0, host.unlike)), max(0.0, rng.gauss(1, host.unlike))) for _ in range(plan.cases)]
-        self.slowed = slowed
+        self.slowed, self.kind = slowed, plan.kind
         self.stored: list[list[RunSummary]] = [[] for _ in range(plan.cases)]
         for number in range(plan.sessions):
             past = Session(host, rng, f"s{number}", traits)
@@ -190,12 +241,15 @@ class Scene:
                     run = past.run(case)
                     if run.has_clean:
                         self.stored[case].append(run)
+        rng = random.Random(f"{seed} later") if later else rng
         self.session = Session(plan.today or host, rng, "now", traits)
         self.runs = 0
 
     def measure(self, case: int, arm: str) -> RunSummary:
         self.runs += 1
-        return self.session.run(case, slower=self.slowed.get(case, 0.0) if arm == "new" else 0.0)
+        if arm == "base" or case not in self.slowed:
+            return self.session.run(case)
+        return self.session.run(case, slower=self.slowed[case], kind=self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,14 +264,20 @@ class Plan:
     yardstick: bool = True
     plain: bool = False
     today: Host | None = None
+    """The host of this session, where it is not that of the baseline."""
+    kind: str = "shift"
+    """What is slower in a slowed case; a periodic kind is as much slower as it is, whatever is asked for."""
 
 
-def verdicts(scene: Scene, plan: Plan) -> list[str]:
-    """Verdicts of perfsuite's gate, or of the plain one."""
-    if plan.plain:
-        stored = [[run.location or 0.0 for run in runs] for runs in scene.stored]
-        kinds = [case % KINDS for case in range(plan.cases)]
-        return judge_suite(stored, kinds, scene.measure, base=plan.base)
+def plain_verdicts(scene: Scene, plan: Plan) -> list[str]:
+    """Names of the verdicts of the plain gate."""
+    stored = [[run.location or 0.0 for run in runs] for runs in scene.stored]
+    kinds = [case % KINDS for case in range(plan.cases)]
+    return judge_suite(stored, kinds, scene.measure, base=plan.base)
+
+
+def verdicts(scene: Scene, plan: Plan) -> list[Verdict]:
+    """Verdicts of perfsuite's gate, by case."""
     nodes = [f"test_{case % KINDS}.py::test_{case % KINDS}[{case}]" for case in range(plan.cases)]
     index_of = {node: index for index, node in enumerate(nodes)}
     cases = [
@@ -235,7 +295,7 @@ def verdicts(scene: Scene, plan: Plan) -> list[str]:
             settle(gate, node, scene, index_of)
     if not plan.in_place:
         settle(gate, None, scene, index_of)
-    return [verdict.name for verdict in gate.verdicts().values()]
+    return list(gate.verdicts().values())
 
 
 def settle(gate: Gate, node: str | None, scene: Scene, index_of: dict[str, int]) -> None:
@@ -258,7 +318,7 @@ def tally(host: Host, suites: int, *, slowdown: float, share: float, plan: Plan,
         rng = random.Random(f"{seed}-{number}")
         slowed = dict.fromkeys(rng.sample(range(plan.cases), round(share * plan.cases)), slowdown) if slowdown else {}
         scene = Scene(host, seed * 100_003 + number, slowed=slowed, plan=plan)
-        names = verdicts(scene, plan)
+        names = plain_verdicts(scene, plan) if plan.plain else [verdict.name for verdict in verdicts(scene, plan)]
         found.suites += 1
         found.runs += scene.runs / plan.cases / suites
         for index, name in enumerate(names):
@@ -281,6 +341,8 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=8, help="sessions of the baseline")
     parser.add_argument("--replicates", type=int, default=1, help="runs per session of the baseline")
     parser.add_argument("--base", choices=("yes", "no", "both"), default="both", help="whether an A/B can be run")
+    parser.add_argument("--today", choices=tuple(HOSTS), help="host of this session, where it is not the baseline's")
+    parser.add_argument("--kind", choices=("shift", *PERIODIC), default="shift", help="what is slower")
     parser.add_argument("--no-yardstick", action="store_true", help="do not use the yardstick where a host has one")
     parser.add_argument("--plain", action="store_true", help="the plain gate of gate_reference.py instead")
     options = parser.parse_args()
@@ -290,7 +352,8 @@ def main() -> None:
             plan = Plan(
                 cases=options.cases, in_place=options.in_place,
                 sessions=options.sessions, replicates=options.replicates, base=base,
-                yardstick=not options.no_yardstick, plain=options.plain,
+                yardstick=not options.no_yardstick, plain=options.plain, kind=options.kind,
+                today=HOSTS[options.today] if options.today else None,
             )  # fmt: skip
             for slowdown in map(float, options.slowdowns.split(",")):
                 found = tally(

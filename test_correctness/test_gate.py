@@ -34,7 +34,7 @@ def test_an_unchanged_case_passes_after_one_run():
     assert not verdict.fails
     low, high = verdict.decisive.interval
     assert low < 0 < high
-    assert verdict.decisive.mde == pytest.approx(0.03)
+    assert 0.03 < verdict.decisive.mde < 0.04  # at the tolerance itself half of the sessions would find it
     assert describe(verdict).startswith("pass -0.02 % (10 ms -> 10 ms); ")
 
 

@@ -10,6 +10,7 @@ from perfsuite.baselines.runs import CaseIdentity, RunSummary, is_dirty
 from perfsuite.gate.noise import Level
 from perfsuite.gate.quantity import Quantity
 from perfsuite.records import VerdictName
+from perfsuite.statistics.robust import median
 
 Pair = tuple[RunSummary, RunSummary]
 """Neighbouring runs of another revision and of the new code."""
@@ -63,7 +64,7 @@ class Judged:
 
     @property
     def name(self) -> str:
-        """``time`` or the name of a metric."""
+        """``time``, ``mean``, ``p95`` or the name of a metric."""
         return self.quantity.name
 
     @property
@@ -75,6 +76,11 @@ class Judged:
         """A value on the scale of the level, in the quantity's unit: seconds for the time."""
         yardstick = self.level.slope * (self.level.yardstick or 0.0)
         return math.exp(self.quantity.sign * (value + yardstick))
+
+    @property
+    def is_secondary(self) -> bool:
+        """Whether it is judged only where it looks worse."""
+        return self.quantity.is_secondary
 
     def values(self, runs: Sequence[RunSummary], yardstick_shift: float = 0.0) -> list[float]:
         """Values in the stable ones of these runs, on the scale of the level.
@@ -89,6 +95,11 @@ class Judged:
             if value is not None:
                 values.append(value)
         return values
+
+    def unrest(self, runs: Sequence[RunSummary]) -> float:
+        """How many times as far as usual the samples lie apart inside the stable ones of these runs."""
+        found = [self.quantity.unrest(run) for run in runs if self.quantity.is_stable(run)]
+        return median(found) if found else 1.0
 
     def pair_values(self, pairs: Sequence[Pair], yardstick_shift: float = 0.0) -> list[tuple[float, float]]:
         """(base, new) values of the pairs of which both runs are stable."""
@@ -152,6 +163,11 @@ class CaseWork:
         return self.judged[0]
 
     @property
+    def deciding(self) -> list[Judged]:
+        """What needs stable runs: all but mean and tail, and these where they are suspected."""
+        return [judged for judged in self.judged if not judged.is_secondary or judged.name in self.suspected]
+
+    @property
     def is_open(self) -> bool:
         """Whether statistics may decide it: something comparable is stored and something measured came."""
         return (
@@ -173,9 +189,9 @@ class CaseWork:
         (self.fresh if self.suspected else self.screening).append(run)
 
     def lacking(self, runs: Sequence[RunSummary], wanted: int) -> int:
-        """Runs to ask for until ``wanted`` are stable in every quantity."""
-        return max((judged.lacking(runs, wanted) for judged in self.judged), default=0)
+        """Runs to ask for until ``wanted`` are stable in every quantity that decides."""
+        return max((judged.lacking(runs, wanted) for judged in self.deciding), default=0)
 
     def lacking_pairs(self, pairs: Sequence[Pair], wanted: int) -> int:
         """The same for pairs."""
-        return max((judged.lacking_pairs(pairs, wanted) for judged in self.judged), default=0)
+        return max((judged.lacking_pairs(pairs, wanted) for judged in self.deciding), default=0)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
 from perfsuite.gate.attribution import finding
-from perfsuite.gate.evidence import CaseWork
+from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.exact import exact_findings
 from perfsuite.gate.question import Question
-from perfsuite.gate.verdict import Finding, Verdict
+from perfsuite.gate.stages import worse
+from perfsuite.gate.verdict import Finding, Verdict, percent
 from perfsuite.gate.view import View
 from perfsuite.records import VerdictName
 from perfsuite.units import plural
@@ -25,6 +27,8 @@ _ORDER: tuple[VerdictName, ...] = (
     "pass",
 )
 """The worst first: a case is what its worst quantity is."""
+LOUD = 3.0
+"""Standard deviations of a run that any change shown is larger than."""
 
 
 def verdict(work: CaseWork, view: View) -> Verdict:
@@ -48,8 +52,26 @@ def verdict(work: CaseWork, view: View) -> Verdict:
     exact = exact_findings(given.stored, work.runs, given.case.metrics, given.metric_tolerances)
     if work.learnt is not None:
         return _learning(blank, exact, work.learnt, view)
-    statistical = [finding(Question(work=work, judged=judged, view=view)) for judged in work.judged]
-    return _worst(blank, [*statistical, *exact], work.withdrawn)
+    asked = [Question(work=work, judged=judged, view=view) for judged in work.judged if _is_asked(work, judged, view)]
+    blank = replace(blank, flags=(*blank.flags, *_unwatched(work, view)))
+    return _worst(blank, [*(finding(each) for each in asked), *exact], work.withdrawn)
+
+
+def _unwatched(work: CaseWork, view: View) -> list[str]:
+    """Said where mean or tail are so noisy that not even a change worth watching for would show."""
+    flags = []
+    for judged in work.judged:
+        useful = math.log1p(judged.quantity.useful)
+        if judged.is_secondary and LOUD * judged.level.sigma > useful:
+            shown = view.judge(work, judged, work.screening).smallest_shown
+            if shown > useful:
+                flags.append(f"{judged.name} hardly watched: only a change of {percent(math.expm1(shown))} would show")
+    return flags
+
+
+def _is_asked(work: CaseWork, judged: Judged, view: View) -> bool:
+    """Whether there is something to say: mean and tail are mentioned where they look worse."""
+    return not judged.is_secondary or judged.name in work.suspected or worse(work, judged, view)
 
 
 def _worst(blank: Verdict, findings: Sequence[Finding], withdrawn: str) -> Verdict:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from perfsuite.gate.evidence import CaseWork, GateCase, Judged
-from perfsuite.gate.noise import Level, levels
+from perfsuite.gate.noise import History, Level, levels
 from perfsuite.gate.quantity import Quantity, quantities
 from perfsuite.gate.verdict import TIME, GateSettings
 
@@ -40,11 +40,15 @@ def _enough(known: Sequence[Quantity], settings: GateSettings) -> list[Quantity]
 
 
 def _fitted(chosen: dict[tuple[str, str], Quantity], settings: GateSettings) -> dict[tuple[str, str], Level]:
-    """Levels by node id and name: times together, because a host moves them all; each other quantity by itself."""
+    """Levels by node id and name: all times together, all means and all tails, because a host moves them alike."""
     enough = math.inf if settings.in_place else settings.min_suite
+    groups: dict[str, dict[tuple[str, str], History]] = {}
+    for key, quantity in chosen.items():
+        shared = quantity.name if quantity.name == TIME or quantity.is_secondary else ""
+        groups.setdefault(shared, {})[key] = quantity.history
     fitted: dict[tuple[str, str], Level] = {}
-    for timed, min_suite in ((True, enough), (False, math.inf)):
-        group = {key: quantity.history for key, quantity in chosen.items() if (quantity.name == TIME) == timed}
+    for shared, group in groups.items():
+        min_suite = enough if shared else math.inf
         group_levels = levels(list(group.values()), min_suite=min_suite, use_yardstick=settings.yardstick)
         fitted.update(zip(group, group_levels, strict=True))
     return fitted

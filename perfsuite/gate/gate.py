@@ -24,10 +24,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate import findings, session, stages
-from perfsuite.gate.evidence import CaseWork, GateCase
+from perfsuite.gate.evidence import CaseWork, GateCase, Judged
 from perfsuite.gate.fit import case_works
 from perfsuite.gate.judge import Today
-from perfsuite.gate.shift import Replicates, knows_shift, look, shares, yardstick_shift
+from perfsuite.gate.quantity import MEAN, P95
+from perfsuite.gate.shift import Replicates, Shares, knows_shift, look, shares, yardstick_shift
 from perfsuite.gate.suite import Compared, Drift, SuiteVerdict, suite_shift, usual_drift
 from perfsuite.gate.verdict import GateSettings, Request, RequestKind, Verdict, percent
 from perfsuite.gate.view import View
@@ -56,8 +57,9 @@ class Gate:
         self.settings = settings or GateSettings()
         with _collector_paused():
             self._works = {work.node: work for work in case_works(cases, self.settings)}
-        self._tests = sum(len(work.judged) for work in self._works.values())
+        self._tests = sum(not judged.is_secondary for work in self._works.values() for judged in work.judged)
         self._frozen: Today | None = None
+        self._frozen_beside: dict[str, Today] = {}
         self._confirming = 0
         self._probes: list[CaseWork] | None = None
         self._probed = False
@@ -138,6 +140,7 @@ class Gate:
             return requests
         if self._frozen is None and not self.settings.in_place:
             self._frozen = view.today
+            self._frozen_beside = {name: today for name, (today, _) in view.beside.items()}
         requests = self._probe_requests(open_works, view)
         if requests:
             return requests
@@ -215,15 +218,18 @@ class Gate:
         moved = [moved for work in works if (moved := stages.yardstick_moved(work)) is not None]
         yard = self._frozen.yardstick_shift if self._frozen else yardstick_shift(moved, self.settings)
         screened = [first for work in works if (first := stages.screened(work, yard)) is not None]
-        known = shares(_replicates_of(works, yard), with_shift=knows_shift(len(screened), self.settings))
+        replicates = _replicates_of([(work, work.time) for work in works], yard)
+        known = shares(replicates, with_shift=knows_shift(len(screened), self.settings))
         same = 2 * sum(bool(work.given.environment_changes) for work in works) <= len(works)
         suite = suite_shift(screened, self._drift, self.settings, yardstick_counts=same)
         today, corrected = look(screened, known, self.settings, explained=suite.explained(self.settings))
+        today = self._frozen or dataclasses.replace(today, yardstick_shift=yard)
         return View(
             settings=self.settings,
-            today=self._frozen or dataclasses.replace(today, yardstick_shift=yard),
+            today=today,
             suite=suite,
             shares=corrected,
+            beside={name: self._look_beside(name, works, today) for name in (MEAN, P95)},
             tests=max(self._tests, self.settings.planned_cases),
             suspects=self._suspects,
             confirming=self._confirming,
@@ -235,6 +241,27 @@ class Gate:
         return usual_drift(
             (work.time.quantity.history, work.time.level) for work in self._works.values() if work.judged
         )
+
+    def _look_beside(self, name: str, works: Sequence[CaseWork], time: Today) -> tuple[Today, Shares]:
+        """What all cases say of their mean or tail.
+
+        A host moves all tails alike, and so may a change of the code: where these moved further than the times by more
+        than is accepted, that part stays in the cases.
+        """
+        yard = time.yardstick_shift
+        having = [(work, judged) for work in works for judged in work.judged if judged.is_secondary]
+        having = [(work, judged) for work, judged in having if judged.name == name]
+        screened = [first for work, judged in having if (first := stages.screened(work, yard, judged)) is not None]
+        replicates = _replicates_of(having, yard)
+        known = shares(replicates, with_shift=knows_shift(len(screened), self.settings))
+        today, corrected = look(screened, known, self.settings, explained=True)
+        beyond = today.shift - time.shift
+        accepted = min((judged.quantity.tolerance for _, judged in having), default=0.0)
+        if today.known and beyond > math.log1p(accepted):
+            today = dataclasses.replace(today, shift=time.shift, unexplained=beyond)
+        else:
+            today = dataclasses.replace(today, unexplained=0.0)
+        return self._frozen_beside.get(name, today), corrected
 
 
 def _screening_requests(works: Sequence[CaseWork], view: View) -> list[Request]:
@@ -250,13 +277,13 @@ def _after_probes(base: Compared | None, today: Today) -> Today:
     return dataclasses.replace(today, shift=rest, unexplained=max(0.0, min(today.unexplained, rest)))
 
 
-def _replicates_of(works: Sequence[CaseWork], yardstick_shift: float) -> Iterator[Replicates]:
-    """Every set of times of one case that this session measured more than once."""
-    for work in works:
+def _replicates_of(having: Iterable[tuple[CaseWork, Judged]], yardstick_shift: float) -> Iterator[Replicates]:
+    """Every set of values of one quantity of a case that this session measured more than once."""
+    for work, judged in having:
         for runs in (work.screening, work.fresh):
-            values = work.time.values(runs, yardstick_shift) if len(runs) > 1 else []
+            values = judged.values(runs, yardstick_shift) if len(runs) > 1 else []
             if len(values) > 1:
-                yield Replicates(kind=work.time.quantity.history.kind, level=work.time.level, values=values)
+                yield Replicates(kind=judged.quantity.history.kind, level=judged.level, values=values)
 
 
 def _round_robin(

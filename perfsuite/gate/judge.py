@@ -12,16 +12,28 @@ from typing import Literal
 
 from perfsuite.gate.noise import Level
 from perfsuite.gate.verdict import GateSettings
-from perfsuite.statistics.robust import clipped_variance, huber_mean, median
+from perfsuite.statistics.robust import clipped_variance, huber_mean, median, variance, without_largest
 from perfsuite.statistics.student import t_quantile
 
 SURE = 0.999
 """Confidence with which a pass excludes a slowdown that is too large to be missed."""
 LIKELY = 0.95
+TWO_SIDED = 0.975
+"""For 95 % of a two-sided interval; and for each of two stages that together shall fail in 5 %."""
+LAST_STAGE = 0.985
+"""The same for the last stage, whose runs are disturbed now and then."""
+NEAR, NEAR_LAST = 0.6, 0.85
+"""Shares of the tolerance below which a suspect is cleared after its first and after its last runs."""
+NEAR_BASE = 0.85
+"""Share of the tolerance that an A/B must show: the re-measurement has shown the rest against the stored runs."""
 CONFIRM_ALPHA = 0.005
 """False alarms allowed per case of an A/B."""
 UNKNOWN_SESSION_SIGMA = 0.01
 """How much a case moves between sessions where the baseline has too few to tell, and no A/B can be run."""
+NOISIER = 2.5
+"""Variance of this session's runs over that of stored ones from which on they tell a noisier host."""
+UNKNOWN_SHARE = 2 / 3
+"""Most of a run's variance that is taken to lie between sessions where a noisier host's drift is part of it."""
 ENOUGH_SESSIONS = 3
 LEAST_DOF = 3
 SESSION_SHARE = 0.1
@@ -60,6 +72,8 @@ class Bounds:
     """The same for errors that screening and re-measurement have in common: the screening won nothing against them."""
     confirm_alpha: float = CONFIRM_ALPHA
     """The same for an A/B."""
+    doubt: float = 1.0
+    """Standard errors below which nothing is suspicious."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +98,12 @@ class Estimate:
     """Degrees of freedom of ``error``."""
     outcome: Outcome
     """What follows from it alone."""
+    reach: float = 0.0
+    """Half the 95 % interval where this session's runs scatter so that it is wider than by ``error``."""
 
-    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Two-sided confidence interval, logarithms."""
-        reach = t_quantile(0.5 + confidence / 2, self.dof) * self.error
+    def interval(self) -> tuple[float, float]:
+        """Two-sided 95 % confidence interval, logarithms."""
+        reach = max(self.reach, t_quantile(TWO_SIDED, self.dof) * self.error)
         return self.effect - reach, self.effect + reach
 
 
@@ -152,13 +168,36 @@ class Judge:
 
     @property
     def smallest_shown(self) -> float:
-        """MDE: the change that the whole procedure finds with 95 % probability; never below the tolerance."""
+        """The change that the noise lets the last stage show with 95 % probability; never below the tolerance."""
         best, dof = self.best, self.dof
         alpha = self.bounds.confirm_alpha if self.settings.can_run_base else self.bounds.alpha
         reach = max(
             t_quantile(1 - alpha, dof) * best.error, t_quantile(1 - self.bounds.shared_alpha, dof) * best.shared
         )
         return max(self.bounds.tolerance, reach + t_quantile(LIKELY, dof) * best.error)
+
+    def smallest_found(self, screening_runs: int) -> float:
+        """The change that all stages together find with 95 % probability; ``screening_runs`` is what the first took.
+
+        A stage finds a change that lies above its threshold by what its estimate scatters: one that equals the
+        tolerance is found in half of the sessions, however quiet the host is.
+        """
+        bounds, dof = self.bounds, self.dof
+        sure = t_quantile(TWO_SIDED, dof)
+        first, again = self.spread(max(1, screening_runs)).error, self.spread(self.settings.first_runs).error
+        hopeful = 0.0 if self.can_clear else self.smallest_shown / 2
+        suspected = max(self._suspicious(first), hopeful) + sure * first
+        kept = NEAR * bounds.tolerance + sure * again
+        scatter, best = self.level.sigma * math.sqrt(self.inside), self.best
+        if self.settings.can_run_base:
+            count, scatter = self.settings.pairs + self.settings.more_pairs, scatter * math.sqrt(2)
+            least, alpha = NEAR_BASE * bounds.tolerance, bounds.confirm_alpha
+        else:
+            count, least, alpha = self._most_runs, bounds.tolerance, bounds.alpha
+        shared = t_quantile(1 - bounds.shared_alpha, dof) * best.shared
+        threshold = max(least, shared, t_quantile(1 - alpha, dof) * best.error) + without_largest(count) * scatter
+        last = threshold + t_quantile(LAST_STAGE, dof) * best.error
+        return max(bounds.tolerance, suspected, kept, last)
 
     @property
     def can_clear(self) -> bool:
@@ -170,7 +209,11 @@ class Judge:
         return median(values) - self.level.centre - self.today.shift
 
     def _suspicious(self, error: float) -> float:
-        return max(self.bounds.tolerance / 2, error)
+        return max(self.bounds.tolerance / 2, self.bounds.doubt * error)
+
+    def is_suspicious(self, estimate: Estimate) -> bool:
+        """Whether what was seen is for the worse, beyond half the tolerance and what is usual."""
+        return estimate.effect > self._suspicious(estimate.error)
 
     def screening_runs(self, values: Sequence[float]) -> int:
         """Runs after which the screening can tell something: 1 on a quiet host.
@@ -195,8 +238,8 @@ class Judge:
 
         A case is suspected only where more runs could clear it or could show what is seen.
         """
-        effect = self.difference(values)
-        error = self.spread(len(values)).error
+        effect, spread = self.difference(values), self.spread(len(values))
+        error = spread.error
         slower = effect > self._suspicious(error) and (effect > self.smallest_shown / 2 or self.can_clear)
         faster = -effect > max(0.8 * self.bounds.tolerance, error) and -effect > self.smallest_shown / 2
         outcome: Outcome = "inconclusive"
@@ -204,7 +247,8 @@ class Judge:
             outcome = "suspect"
         elif self.excludes(effect, error):
             outcome = "pass"
-        return Estimate(effect=effect, error=error, dof=self.dof, outcome=outcome)
+        reach = self._reach(values, spread)
+        return Estimate(effect=effect, error=error, dof=self.dof, outcome=outcome, reach=reach)
 
     def remeasured(self, values: Sequence[float]) -> Estimate:
         """The second look, at fresh runs only: the screening chose the case, so its runs would be biased."""
@@ -216,7 +260,8 @@ class Judge:
             outcome = "improved"
         else:
             outcome = self._cleared(effect, spread, last=len(values) >= self._most_runs)
-        return Estimate(effect=effect, error=spread.error, dof=self.dof, outcome=outcome)
+        reach = self._reach(values, spread)
+        return Estimate(effect=effect, error=spread.error, dof=self.dof, outcome=outcome, reach=reach)
 
     def _effect(self, values: Sequence[float]) -> float:
         return huber_mean(values, self.level.sigma) - self.level.centre - self.today.shift
@@ -241,7 +286,7 @@ class Judge:
 
     def _cleared(self, effect: float, spread: Spread, *, last: bool) -> Outcome:
         dof, tolerance = self.dof, self.bounds.tolerance
-        near = effect < (0.85 if last else 0.6) * tolerance
+        near = effect < (NEAR_LAST if last else NEAR) * tolerance
         near = near or effect + t_quantile(LIKELY, dof) * spread.error < tolerance
         return "pass" if near and self.excludes(effect, spread.error) else "inconclusive"
 
@@ -259,7 +304,24 @@ class Judge:
             outcome = "improved"
         elif effect < 0.5 * self.bounds.tolerance or effect + 1.7 * error < self.bounds.tolerance:
             outcome = "pass" if self.excludes(effect, error) else "inconclusive"
-        return Estimate(effect=effect, error=error, dof=dof, outcome=outcome)
+        reach = own_reach(differences)
+        return Estimate(effect=effect, error=error, dof=dof, outcome=outcome, reach=reach)
+
+    def _reach(self, values: Sequence[float], spread: Spread) -> float:
+        """Half the 95 % interval by what the runs of this session say of it.
+
+        A host that is noisier inside a session than when the baseline was taken is taken to differ as much more from
+        one session to the next; where its drift is not known, as much as inside.
+        """
+        count, expected = len(values), self.inside * self.level.sigma**2
+        sure = t_quantile(TWO_SIDED, self.dof)
+        own = variance(values) if count > 1 else 0.0
+        unsure = t_quantile(TWO_SIDED, count - 1) if own > expected else sure
+        share = min(UNKNOWN_SHARE, self.between) if self.today.known else UNKNOWN_SHARE
+        now, then = max(expected, own), self.level.sigma**2
+        further = share / (1 - share) * now - share * then if now > NOISIER * then else 0.0
+        inside = max(sure * math.sqrt(expected / count), own_reach(values))
+        return math.hypot(sure * spread.shared, max(sure, unsure) * math.sqrt(further), inside)
 
     def _pairs_show(self, differences: Sequence[float], sign: float) -> bool:
         """Whether the pairs confirm a change in this direction, also without the one that shows it most."""
@@ -277,4 +339,11 @@ class Judge:
 
     def _confirms(self, effect: float, error: float, dof: int) -> bool:
         reach = t_quantile(1 - self.bounds.confirm_alpha, dof) * error
-        return effect > max(0.85 * self.bounds.tolerance, reach)
+        return effect > max(NEAR_BASE * self.bounds.tolerance, reach)
+
+
+def own_reach(values: Sequence[float]) -> float:
+    """Half the 95 % interval of the mean of values by their own scatter; 0 for fewer than two."""
+    if len(values) < 2:
+        return 0.0
+    return t_quantile(TWO_SIDED, len(values) - 1) * math.sqrt(variance(values) / len(values))

@@ -1,10 +1,11 @@
-"""What is judged of a case: its time, and the metrics that have a tolerance of their own."""
+"""What is judged of a case: its time, mean and tail of its samples, and metrics with a tolerance of their own."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, TELEMETRY_UNKNOWN, CaseIdentity, RunSummary, mostly
 from perfsuite.gate.exact import rule_for
@@ -17,6 +18,20 @@ SHORT_S = 10e-6
 """Below this time the tolerance is absolute: what it is here, in seconds.  Clock and scheduler blur less than that."""
 ALIAS_SPREAD = 2e-3
 """A metric whose logarithm follows that of the time within this in every stored run is the time under another name."""
+MEAN = "mean"
+"""The mean of the samples: what throughput feels.  The median does not feel every third iteration."""
+P95 = "p95"
+"""The 95 % quantile of the samples: their tail."""
+P95_TOLERANCE = 0.25
+"""Of 30 samples the 95 % quantile is the second largest: it scatters several times as much as the median.  25 % keeps a
+quiet suite quiet, and a tail that doubled is four times as far."""
+LEAST_SPREAD = 1e-3
+"""Smallest spread of samples, a logarithm, that stored quantiles of four digits tell."""
+USEFUL: Mapping[str, float] = MappingProxyType({MEAN: 0.3, P95: 1.0})
+"""Changes that each must show to be worth watching: every third iteration twice as slow, a tail that doubled."""
+PRIMARY_WEIGHT = 0.8
+SECONDARY_WEIGHT = 0.1
+"""Shares of the suite's false alarms: the time keeps nearly all of its power beside mean and tail."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,25 +39,39 @@ class Quantity:
     """One thing that is judged by statistics, and how a run's value of it is read."""
 
     name: str
-    """``time`` or the name of a metric."""
+    """``time``, ``mean``, ``p95`` or the name of a metric."""
     tolerance: float
     """Relative change for the worse that is accepted."""
     history: History
     """Stored values."""
+    weight: float = 1.0
+    """Share of the suite's false alarms that it may cause."""
+    is_secondary: bool = False
+    """Mean and tail: judged only where they look worse; they ask for no run before and are never improved."""
+    useful: float = math.inf
+    """Smallest change shown above which a reader is told that this quantity is hardly watched."""
     clean_only: bool = False
-    """Time: the clean samples are compared, because the stored runs have enough of them."""
+    """The clean samples are compared, because the stored runs have enough of them."""
     sign: float = 1.0
     """-1 where higher is better, so that larger is worse."""
     unit: str = "s"
     """Unit of a value before its logarithm is taken."""
+    usual_spread: float = 0.0
+    """Median spread of the samples inside a stored run, a logarithm; 0 where it says nothing of the quantity."""
     usual_cpu_share: float = 0.0
     """Median CPU share of the stored runs; a computation that had its core alone shows when it has to share it."""
 
     def value(self, run: RunSummary) -> float | None:
         """The logarithm, larger is worse; None when the run has no such value."""
-        if self.name == TIME:
-            return _time(run, clean_only=self.clean_only)
-        return _metric(run, self.name, self.sign)
+        read = _OF_SAMPLES.get(self.name) if self.is_secondary or self.name == TIME else None
+        return read(run, self.clean_only) if read else _metric(run, self.name, self.sign)
+
+    def unrest(self, run: RunSummary) -> float:
+        """How many times as far the samples of a run lie apart as usual: it tells a noisier host from one run.
+
+        Seen in the faster half alone, which slow iterations of the code hardly widen.
+        """
+        return spread_of(run) / self.usual_spread if self.usual_spread else 1.0
 
     def is_stable(self, run: RunSummary) -> bool:
         """Whether a run is fit to be compared: clean samples where there usually are, nothing seen by telemetry."""
@@ -58,29 +87,45 @@ def is_disturbed(run: RunSummary) -> bool:
     return run.disturbance not in ("", TELEMETRY_UNKNOWN)
 
 
+def spread_of(run: RunSummary) -> float:
+    """Logarithm of the median sample over the 5 % quantile, at least what four digits can tell."""
+    return max(LEAST_SPREAD, math.log(run.quantiles_s[2] / run.quantiles_s[0]))
+
+
 def quantities(
     case: CaseIdentity, stored: Sequence[RunSummary], *, tolerance: float, metric_tolerances: Mapping[str, float]
 ) -> tuple[tuple[Quantity, ...], tuple[str, ...]]:
     """What is judged by statistics, the time first, and a flag for every tolerance that cannot be used.
 
-    A tolerance for a metric that is the time under another name (latency, bandwidth, FLOPS) is the tolerance of the
-    time.  Exact quantities have their own rules and are not listed.
+    A tolerance for a metric that is the time or the mean under another name (latency, bandwidth, FLOPS) is the
+    tolerance of these.  Exact quantities have their own rules and are not listed.
     """
     measured = [run for run in stored if run.outcome == "measured"]
     flags = []
     others = []
+    secondary = {name: wanted for name, wanted in metric_tolerances.items() if name in (MEAN, P95)}
+    secondary = {name: wanted for name, wanted in secondary.items() if name not in case.metrics}
     for name, wanted in sorted(metric_tolerances.items()):
+        if name in secondary:
+            continue
         why_not = _why_not(case, name, measured)
         if why_not:
             flags.append(f"tolerance for {name} unused: {why_not}")
         elif rule_for(name, case.metrics[name], wanted) is not None:
             continue
-        elif _is_time(measured, name):
+        elif _is_alias(measured, name, [math.log(run.median_s) for run in measured]):
             tolerance = wanted
+        elif _is_alias(measured, name, [run.mean for run in measured]):
+            secondary.setdefault(MEAN, wanted)
         else:
             others.append(_metric_quantity(case, measured, name, wanted))
     time = _time_quantity(case, measured, tolerance)
-    return (*((time,) if time else ()), *others), tuple(flags)
+    if time is None:
+        return tuple(others), tuple(flags)
+    beside = _secondary_quantities(case, measured, time, secondary)
+    if beside:
+        time = replace(time, weight=PRIMARY_WEIGHT)
+    return (time, *others, *beside), tuple(flags)
 
 
 def _why_not(case: CaseIdentity, name: str, measured: Sequence[RunSummary]) -> str:
@@ -96,21 +141,22 @@ def _why_not(case: CaseIdentity, name: str, measured: Sequence[RunSummary]) -> s
     return ""
 
 
-def _is_time(measured: Sequence[RunSummary], name: str) -> bool:
-    logs = [(math.log(run.metrics[name]), math.log(run.median_s)) for run in measured]
-    for sign in (1.0, -1.0):
-        rest = [metric + sign * time for metric, time in logs]
-        if rest and max(rest) - min(rest) < ALIAS_SPREAD:
-            return True
-    return False
+def _is_alias(measured: Sequence[RunSummary], name: str, times: Sequence[float | None]) -> bool:
+    """Whether a metric follows these times, or their inverse, in every stored run."""
+    logs = [(math.log(run.metrics[name]), time) for run, time in zip(measured, times, strict=True) if time is not None]
+    if not logs or len(logs) < len(measured):
+        return False
+    rests = ([metric + sign * time for metric, time in logs] for sign in (1.0, -1.0))
+    return any(max(rest) - min(rest) < ALIAS_SPREAD for rest in rests)
+
+
+def _usable(measured: Sequence[RunSummary], *, clean_only: bool) -> list[RunSummary]:
+    return [run for run in measured if (not clean_only or run.has_clean) and not is_disturbed(run)]
 
 
 def _time_quantity(case: CaseIdentity, measured: Sequence[RunSummary], tolerance: float) -> Quantity | None:
-    clean = [run.has_clean for run in measured]
-    clean_only = mostly(clean)
-    usable = [
-        run for run, enough in zip(measured, clean, strict=True) if (enough or not clean_only) and not is_disturbed(run)
-    ]
+    clean_only = mostly([run.has_clean for run in measured])
+    usable = _usable(measured, clean_only=clean_only)
     if not usable:
         return None
     values = tuple(run.location or 0.0 if clean_only else math.log(run.median_s) for run in usable)
@@ -127,8 +173,41 @@ def _time_quantity(case: CaseIdentity, measured: Sequence[RunSummary], tolerance
         tolerance=tolerance * max(1.0, SHORT_S / middle_s),
         history=history,
         clean_only=clean_only,
+        usual_spread=median([spread_of(run) for run in usable]),
         usual_cpu_share=median([run.cpu_share for run in usable]),
     )
+
+
+def _secondary_quantities(
+    case: CaseIdentity, measured: Sequence[RunSummary], time: Quantity, tolerances: Mapping[str, float]
+) -> list[Quantity]:
+    """Mean and tail where at least two stored runs have them; a metric of the case that has the name goes first."""
+    usable = _usable(measured, clean_only=time.clean_only)
+    usual = {MEAN: time.tolerance, P95: max(P95_TOLERANCE, time.tolerance)}
+    found = []
+    for name, tolerance in usual.items():
+        read = _OF_SAMPLES[name]
+        known = [(run.session, value) for run in usable if (value := read(run, time.clean_only)) is not None]
+        if len(known) < 2 or name in case.metrics:
+            continue
+        history = History(
+            kind=case.kind,
+            sessions=tuple([session for session, _ in known]),
+            values=tuple([value for _, value in known]),
+        )
+        quantity = Quantity(
+            name=name,
+            tolerance=tolerances.get(name, tolerance),
+            history=history,
+            weight=SECONDARY_WEIGHT,
+            is_secondary=True,
+            useful=USEFUL[name],
+            clean_only=time.clean_only,
+            usual_spread=time.usual_spread,
+            usual_cpu_share=time.usual_cpu_share,
+        )
+        found.append(quantity)
+    return found
 
 
 def _metric_quantity(case: CaseIdentity, measured: Sequence[RunSummary], name: str, tolerance: float) -> Quantity:
@@ -142,10 +221,26 @@ def _metric_quantity(case: CaseIdentity, measured: Sequence[RunSummary], name: s
     return Quantity(name=name, tolerance=tolerance, history=history, sign=sign, unit=case.metrics[name].unit)
 
 
-def _time(run: RunSummary, *, clean_only: bool) -> float | None:
+def _time(run: RunSummary, clean_only: bool) -> float | None:
     if clean_only:
         return run.location
     return math.log(run.median_s) if run.quantiles_s else None
+
+
+def _mean(run: RunSummary, clean_only: bool) -> float | None:
+    return run.clean_mean if clean_only else run.mean
+
+
+def _p95(run: RunSummary, clean_only: bool) -> float | None:
+    if clean_only:
+        return run.clean_p95
+    return math.log(run.quantiles_s[-1]) if run.quantiles_s else None
+
+
+_OF_SAMPLES: Mapping[str, Callable[[RunSummary, bool], float | None]] = MappingProxyType(
+    {TIME: _time, MEAN: _mean, P95: _p95}
+)
+"""By quantity: how it is read from a run, of the clean samples or of all."""
 
 
 def _metric(run: RunSummary, name: str, sign: float) -> float | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from perfsuite.gate import stages
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
-from perfsuite.gate.judge import Estimate
+from perfsuite.gate.judge import Estimate, Judge
 from perfsuite.gate.verdict import Effect, Finding, GateSettings, percent
 from perfsuite.gate.view import View
 from perfsuite.records import VerdictName
@@ -70,17 +70,27 @@ class Question:
         if self.screened is None:
             return Finding(quantity=self.judged.name, name="inconclusive", tolerance=self.tolerance)
         runs = self.work.runs if self.work.fresh else self.work.screening
+        judge = self.view.judge(self.work, self.judged, runs)
+        mde = math.expm1(judge.smallest_found(len(self.view.values(self.judged, self.work.screening))))
         stage, count = (self.level, len(self.work.fresh)) if self.level else (self.screened, len(self.work.screening))
         return Finding(
             quantity=self.judged.name,
             name="inconclusive",
             tolerance=self.tolerance,
-            mde=math.expm1(self.view.judge(self.work, self.judged, runs).smallest_shown),
+            mde=mde,
+            flags=self._not_gateable(judge, mde),
             unit=self.judged.unit,
             level=_effect(stage, count),
             change=_effect(self.change, len(self.work.pairs)),
             since_anchor=_effect(self.since_anchor, len(self.anchor_pairs)),
         )
+
+    def _not_gateable(self, judge: Judge, mde: float) -> tuple[str, ...]:
+        """Said where the noise forbids to show a change as large as the tolerance; no host shows one that equals it."""
+        if judge.smallest_shown <= judge.bounds.tolerance * 1.0001:
+            return ()
+        which = f"{self.judged.name} " if self.judged.is_secondary else ""
+        return (f"{which}not gateable at {percent(self.tolerance)}: only a change of {percent(mde)} would show",)
 
     def shown(self, estimate: Estimate, name: VerdictName, pairs: Sequence[Pair] = ()) -> Finding:
         """A finding with its effect, its interval and the flags that every finding may have.
@@ -88,11 +98,7 @@ class Question:
         The effect is relative to the older runs of ``pairs`` where there are any, else to the stored level.
         """
         blank, older = self.blank, [value for value, _ in self.view.pair_values(self.judged, pairs)]
-        flags = []
-        if blank.mde is not None and blank.mde > blank.tolerance * 1.0001 and name != "regressed":
-            flags.append(
-                f"not gateable at {percent(blank.tolerance)}: only a change of {percent(blank.mde)} would show"
-            )
+        flags = list(blank.flags) if name != "regressed" else []
         if self.view.settings.in_place:
             flags.append("settled in place: the suite's shift is not known and 0 is used")
         before = median(older) if older else self.judged.level.centre

@@ -29,12 +29,14 @@ class Need:
     """A/B pairs with the commit that the stored runs name."""
 
 
-def screened(work: CaseWork, yardstick_shift: float) -> Screened | None:
-    """The time of a case as the screening saw it; None without a stable run."""
-    values = work.time.values(work.screening, yardstick_shift)
+def screened(work: CaseWork, yardstick_shift: float, judged: Judged | None = None) -> Screened | None:
+    """One quantity of a case, the time unless said otherwise, as the screening saw it; None without a stable run."""
+    judged = judged or work.time
+    values = judged.values(work.screening, yardstick_shift)
     if not values:
         return None
-    return Screened(level=work.time.level, values=tuple(values), yardstick_moved=yardstick_moved(work))
+    moved = yardstick_moved(work) if judged is work.time else None
+    return Screened(level=judged.level, values=tuple(values), yardstick_moved=moved)
 
 
 def yardstick_moved(work: CaseWork) -> float | None:
@@ -50,7 +52,7 @@ def yardstick_moved(work: CaseWork) -> float | None:
 def screening_lacks(work: CaseWork, view: View) -> int:
     """Runs that the screening of a case lacks; each quantity wants as many stable ones as tell something of it."""
     lacks = []
-    for judged in work.judged:
+    for judged in work.deciding:
         wanted = view.judge(work, judged, work.screening).screening_runs(view.values(judged, work.screening))
         lacks.append(judged.lacking(work.screening, wanted))
     return max(lacks)
@@ -58,8 +60,17 @@ def screening_lacks(work: CaseWork, view: View) -> int:
 
 def suspected(work: CaseWork, view: View) -> frozenset[str]:
     """Names of the quantities of a screened case that have to be measured again."""
-    estimates = {judged.name: screen(work, judged, view) for judged in work.judged}
+    looked_at = [judged for judged in work.judged if not judged.is_secondary or worse(work, judged, view)]
+    estimates = {judged.name: screen(work, judged, view) for judged in looked_at}
     return frozenset(name for name, estimate in estimates.items() if estimate and estimate.outcome == "suspect")
+
+
+def worse(work: CaseWork, judged: Judged, view: View) -> bool:
+    """Whether mean or tail are suspicious at the first look; every other quantity is judged in any case."""
+    if not view.looks_worse(judged, work.screening):
+        return False
+    first = screen(work, judged, view)
+    return first is not None and view.judge(work, judged, work.screening).is_suspicious(first)
 
 
 def screen(work: CaseWork, judged: Judged, view: View) -> Estimate | None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.judge import CONFIRM_ALPHA, Bounds, Judge, Today
+from perfsuite.gate.quantity import Quantity
 from perfsuite.gate.shift import Replicates, Shares, own_inside
 from perfsuite.gate.suite import SuiteShift
 from perfsuite.gate.verdict import TIME, GateSettings
+from perfsuite.statistics.robust import median
+
+RESTLESS = 2.5
+"""Samples that lie so many times as far apart as in stored runs tell a noisier host; on one host 2 in 1,000 runs do."""
+SECONDARY_DOUBT = 2.0
+"""Standard errors above which mean and tail are suspicious; the time is at one, because no slow case may slip by it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,24 +33,42 @@ class View:
     """By how much all cases together are off their stored levels."""
     shares: Shares = field(default_factory=Shares)
     """How noise divides between and inside sessions."""
+    beside: Mapping[str, tuple[Today, Shares]] = field(default_factory=dict)
+    """The same for mean and tail, by name: a host moves them otherwise than the time."""
     tests: int = 1
-    """Quantities that are judged in the session."""
+    """Quantities that are judged in the session, mean and tail apart."""
     suspects: int = 0
     """Cases that the screening suspected."""
     confirming: int = 0
     """Cases that go through an A/B."""
 
-    def bounds(self, tolerance: float) -> Bounds:
-        """Bounds for a relative tolerance: the suite's false alarms are split over the tests that are made."""
-        alpha = self.settings.suite_alpha
+    def bounds(self, quantity: Quantity) -> Bounds:
+        """Bounds of one quantity: the suite's false alarms are split over the tests that are made."""
+        alpha, tolerance = quantity.weight * self.settings.suite_alpha, quantity.tolerance
+        margin = self.settings.blind_margin
+        if quantity.is_secondary:
+            margin = max(margin, tolerance)
         expected = self.settings.screen_alpha * self.tests
         return Bounds(
             tolerance=math.log1p(tolerance),
-            limit=math.log1p(tolerance + self.settings.blind_margin),
+            limit=math.log1p(tolerance + margin),
             alpha=alpha / max(1.0, expected, self.suspects),
             shared_alpha=alpha / max(1, self.tests),
-            confirm_alpha=min(CONFIRM_ALPHA, alpha / max(1, self.confirming)),
+            confirm_alpha=min(quantity.weight * CONFIRM_ALPHA, alpha / max(1, self.confirming)),
+            doubt=SECONDARY_DOUBT if quantity.is_secondary else 1.0,
         )
+
+    def known(self, judged: Judged) -> tuple[Today, Shares]:
+        """What all cases say about one quantity."""
+        if judged.name == TIME:
+            return self.today, self.shares
+        return self.beside.get(judged.name, (Today(), Shares())) if judged.is_secondary else (Today(), Shares())
+
+    def looks_worse(self, judged: Judged, runs: Sequence[RunSummary]) -> bool:
+        """Whether mean or tail lie above half their tolerance; most do not, and need no judge."""
+        values = self.values(judged, runs)
+        above = median(values) - judged.level.centre - self.known(judged)[0].shift if values else 0.0
+        return above > math.log1p(judged.quantity.tolerance) / 2
 
     def settings_of(self, work: CaseWork) -> GateSettings:
         """The settings, without an A/B where the base cannot run this case."""
@@ -60,16 +85,18 @@ class View:
     def judge(self, work: CaseWork, judged: Judged, runs: Sequence[RunSummary] = ()) -> Judge:
         """The judge of one quantity of a case; ``runs`` show how much it scatters in this session."""
         level, kind = judged.level, judged.quantity.history.kind
-        timed = judged.name == TIME
-        known = self.shares if timed else Shares()
+        today, known = self.known(judged)
         share = known.of(kind)
         values = self.values(judged, runs) if len(runs) > 1 else []
         if len(values) > 1:
             share = own_inside(share, Replicates(kind=kind, level=level, values=values), known.scale)
+        if runs is work.screening and len(values) < self.settings.first_runs:
+            unrest = judged.unrest(runs)  # later the runs themselves tell how far they lie apart
+            share = max(share, unrest**2 * (1 - known.between) if unrest > RESTLESS else 0.0)
         return Judge(
             level=level,
-            today=self.today if timed else Today(),
-            bounds=self.bounds(judged.quantity.tolerance),
+            today=today,
+            bounds=self.bounds(judged.quantity),
             settings=self.settings_of(work),
             between=known.between,
             inside=share,
