@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfsuite.errors import CaseError, ConfigurationError, JournalError
+from perfsuite.errors import CaseError, ConfigurationError, JournalError, first_line
 from perfsuite.journal import read_journal
 from perfsuite.measured_peaks import UNWANTED
 from perfsuite.records import Result
@@ -36,7 +36,12 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class ArmFailed(CaseError):
-    """An arm could not be measured at all; the message ends with the last lines that its pytest printed."""
+    """An arm could not be measured at all: why in the first line, and the last lines that its pytest printed."""
+
+    def __init__(self, message: str, *, whatever_case: bool = False) -> None:
+        """``whatever_case``: no other choice of cases would help."""
+        super().__init__(message)
+        self.whatever_case = whatever_case
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,24 +101,38 @@ def run_arm(arm: Arm, arguments: Sequence[str], deadline_s: float) -> Mapping[st
         if code is None:
             raise ArmFailed(f"{arm.name} did not end within {deadline_s:.0f} s; give it longer or fewer cases\n{tail}")
         if code not in _ENDED_BY_TESTS or not journal.exists():
-            raise ArmFailed(f"{arm.name} was not measured: its pytest ended with exit code {code}\n{tail}")
+            why = "; ".join([f"its pytest ended with exit code {code}", *_said_error(output)])
+            raise ArmFailed(f"{arm.name} was not measured: {why}\n{tail}")
         try:
-            results = read_journal(journal).results
+            kept = read_journal(journal)
         except JournalError as error:
             raise ArmFailed(f"{arm.name} was not measured: {error}") from None
-    measured = {case: result for case, result in results.items() if result.outcome == "measured"}
+    measured = {case: result for case, result in kept.results.items() if result.outcome == "measured"}
+    foreign = [message for message in kept.failures.values() if own_tree.FOREIGN in message]
+    if foreign:  # what the other cases imported later may be foreign as well
+        raise ArmFailed(f"{arm.name} was not measured: {_from_foreign(foreign[0])}\n{tail}", whatever_case=True)
     if not measured:
-        raise ArmFailed(f"{arm.name} measured no case\n{tail}")
+        why = first_line(next(iter({**kept.failures, **kept.skips}.values()), ""))
+        raise ArmFailed(f"{arm.name} measured no case{f': {why}' if why else ''}\n{tail}")
     return measured
+
+
+def described_imports(results: Mapping[str, Result]) -> str:
+    """Where an arm imported the modules of the project from, in one phrase; empty where it is too old to say."""
+    measurements = [result.measurement for result in results.values() if result.measurement]
+    return own_tree.described({name: file for each in measurements for name, file in each.imports.items()})
 
 
 def arm_environment(arm: Arm) -> dict[str, str]:
     """The environment of an arm: its own tree first on the import path, nothing of a surrounding pytest."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    own, said = [str(arm.root)], {}
+    own = [str(arm.root)]
     if arm.tree is not None and arm.checkout is not None:
         own += own_tree.mirrored(arm.tree, arm.checkout)
-        said = own_tree.variable(arm.tree, arm.checkout)
+        said = own_tree.variable(arm.tree, arm.checkout, own)
+    else:
+        top = next((folder for folder in [arm.root, *arm.root.parents] if (folder / ".git").exists()), arm.root)
+        said = own_tree.variable(top, top, own)
     path = os.pathsep.join(filter(None, [*own, kept.get("PYTHONPATH", "")]))
     return {**kept, **said, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", UNWANTED: "1", **arm.env}
 
@@ -139,6 +158,18 @@ def _run(command: Sequence[str], arm: Arm, deadline_s: float) -> tuple[int | Non
         _end(child)
         raise
     return child.returncode, output
+
+
+def _said_error(output: str) -> list[str]:
+    """The line of pytest's output that says why it stopped; nothing where there is none."""
+    errors = [line for line in output.splitlines() if line.startswith(("ERROR: ", "E   "))]
+    return [line.removeprefix("ERROR: ").removeprefix("E   ").strip() for line in errors[-1:]]
+
+
+def _from_foreign(message: str) -> str:
+    """The line of a failure that names the foreign module: a rank's comes with its rank and its stack."""
+    line = next(line for line in message.splitlines() if own_tree.FOREIGN in line)
+    return line[line.index("module ") :]
 
 
 def _end(child: subprocess.Popen[str]) -> str:

@@ -277,10 +277,15 @@ class Gatekeeper:
                     self._taken[request.case].again.append(run)
 
     def _run_pairs(self, gate: Gate, requests: Sequence[Request], say: Callable[[str], None]) -> None:
-        for number, turn in enumerate(rounds(requests), start=1):
+        gone: set[str] = set()  # cases that an arm did not measure: their further pairs are not run
+        for number, asked in enumerate(rounds(requests), start=1):
+            turn = [request for request in asked if request.case not in gone]
+            if not turn:
+                break
             say(f"{turn[0].why}: pair {number}: {plural(len(turn), 'case')} on {_OLDER[turn[0].kind]} and new code")
+            gone.update(request.case for request in turn)
             for older, group in self._older_arms(gate, turn):
-                self._run_pair(gate, older, group)
+                gone.difference_update(self._run_pair(gate, older, group))
 
     def _older_arms(self, gate: Gate, turn: Sequence[Request]) -> Iterator[tuple[Arm, list[Request]]]:
         """The arms that the requests of a turn want beside the new code, each with its requests."""
@@ -312,13 +317,16 @@ class Gatekeeper:
                 )
         return self._anchors[commit]
 
-    def _run_pair(self, gate: Gate, older: Arm, requests: Sequence[Request]) -> None:
-        """A pair of each of these cases: older, new, older, so that neither comes first more often."""
+    def _run_pair(self, gate: Gate, older: Arm, requests: Sequence[Request]) -> Iterator[str]:
+        """A pair of each of these cases: older, new, older, so that neither comes first more often.
+
+        Yields the cases that both arms measured.
+        """
         assert self._base is not None
         first = [request.case for request in requests if request.first == "base"]
         last = [request.case for request in requests if request.first == "new"]
         then = self._arm(gate, older, first)
-        new = self._arm(gate, self._base.new, [*first, *last])
+        new = self._arm(gate, self._base.new, [*(case for case in first if case in then), *last])
         then.update(self._arm(gate, older, last))
         for case in [*first, *last]:
             if case in then and case in new:
@@ -327,6 +335,7 @@ class Gatekeeper:
                     gate.add_pair(case, base=old_run, new=new_run)
                 else:
                     gate.add_anchor_pair(case, anchor=old_run, new=new_run)
+                yield case
 
     def _arm(self, gate: Gate, arm: Arm, cases: Sequence[str]) -> dict[str, Result]:
         """What an arm measured.  A case that an older arm cannot run is judged without it; ours ends where it fails."""
@@ -340,6 +349,10 @@ class Gatekeeper:
         try:
             results = dict(run_arm(arm, [*self._base.arguments, "--perf-yardstick", *cases], deadline_s))
         except ArmFailed as failure:
+            if failure.whatever_case:
+                for case in cases:
+                    give_up(case, first_line(failure))
+                return {}
             if len(cases) > 1:  # one case that the base does not have makes pytest refuse them all
                 parts = [self._arm(gate, arm, [case]) for case in cases]
                 return {case: result for part in parts for case, result in part.items()}

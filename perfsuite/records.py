@@ -245,6 +245,9 @@ class Measurement:
     """Most device memory any rank had allocated since the build; None where the device has no allocator statistics."""
     smoke: bool = False
     """Built, checked and run once (``--benchmark-disable``): its time is no measurement."""
+    imports: Mapping[str, str] = field(default_factory=dict)
+    """In an arm of a comparison, where this process and the ranks imported each module of the project from: its file
+    relative to the arm's tree, absolute outside of it."""
 
     @property
     def world_size(self) -> int:

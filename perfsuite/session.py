@@ -24,6 +24,7 @@ from perfsuite.metrics import derive, rederive
 from perfsuite.platforms import Machine
 from perfsuite.records import Measurement, Peaks, Record, Result
 from perfsuite.runtime.driver import Job
+from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.reference import describe
 from perfsuite.runtime.values import recorded
 from perfsuite.workload import Budget, Purpose, Workload
@@ -231,6 +232,7 @@ class PerfSession:
             fresh=fresh,
             test_module=case.test_module,
         )
+        require_own_modules()
         try:
             job, records = self._settle(job)
             measurement = self._with_untimed(self.driver.run(job), job, records)
@@ -243,6 +245,8 @@ class PerfSession:
         metrics = derive(
             workload.metrics, work=result.work, measurement=measurement, peaks=self._peaks(result, measurement)
         )
+        if here := own_modules():
+            measurement = dataclasses.replace(measurement, imports={**here, **measurement.imports})
         return dataclasses.replace(
             result, measurement=measurement, metrics=metrics, environment=self._environment_now()
         )

@@ -227,12 +227,13 @@ class TestBase:
         for arguments in (["init", "-q"], ["add", "test_it.py"], ["commit", "-q", "-m", "base"]):
             subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e", *arguments], check=True)
         self.base_factor = 1.0
+        self.no_case = False
         self.arms = []
 
         def run_arm(arm, arguments, deadline_s):
             self.arms.append(arm.name)
             if self.base_factor is None and arm.name.startswith("base"):
-                raise ArmFailed("base was not measured: its pytest ended with exit code 4")
+                raise ArmFailed("base was not measured: its pytest ended with exit code 4", whatever_case=self.no_case)
             here = machine.factors.get(1, 1.0) if arm.name == "new code" else self.base_factor
             result = next(iter(stored_results(arguments)))
             base = measurement_of(machine, here)
@@ -283,6 +284,14 @@ class TestBase:
         done = stored.run("--perf-gate", "--perf-base=HEAD", "--junitxml=j.xml")
         assert failures("j.xml") == ["test_case[cpu-1]"]
         done.stdout.fnmatch_lines(["*unconfirmed: base was not measured: its pytest ended with exit code 4*"])
+
+    def test_a_base_that_can_run_no_case_is_not_tried_again(self, stored, machine):
+        machine.factors = dict.fromkeys(range(3), 2.0)
+        self.base_factor, self.no_case = None, True
+        done = stored.run("--perf-gate", "--perf-base=HEAD", "--junitxml=j.xml")
+        assert sorted(failures("j.xml")) == [f"test_case[cpu-{number}]" for number in range(3)]
+        assert self.arms == ["base (HEAD)", "new code", "base (HEAD)"]  # half of the pairs begin with the new code
+        assert done.stdout.str().count("unconfirmed: base was not measured") >= 3
 
     def test_the_work_tree_is_gone_afterwards(self, stored):
         stored.run("--perf-gate", "--perf-base=HEAD")

@@ -54,7 +54,7 @@ def test_a_module_of_the_checkout_in_an_arm_is_named_and_others_are_not(trees, m
     for name, value in variable(tree, checkout).items():
         monkeypatch.setenv(name, value)
     require_own_modules(fine)
-    with pytest.raises(ForeignModule, match=r"module shop.till was imported from .*till.py, outside of the tree "):
+    with pytest.raises(ForeignModule, match=r"module shop.till was imported from .*till.py, outside of the tree of "):
         require_own_modules(wrong)
 
 

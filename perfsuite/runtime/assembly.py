@@ -48,6 +48,7 @@ def assemble(
         timeline=timeline,
         peak_memory_bytes=max(memory) if memory else None,
         smoke=smoke,
+        imports={name: file for report in reports for name, file in report["imports"].items()},
     )
 
 

@@ -1,65 +1,210 @@
-"""An arm of a comparison runs the code of its own tree: where it is looked for, and the check that it came from there.
+"""An arm of a comparison runs the code of its own tree: where it is looked for, what came from where, and the check.
 
 A revision is checked out beside the user's checkout, in whose place its code is to be imported.  The checkout is often
-on the import path for good: an editable install put it there (a line in a .pth file, or a finder that maps packages to
-folders), or PYTHONPATH did.  The same folders of the revision's tree then come first; a finder that comes before the
-import path cannot be outdone so, and is told by what was imported.
+on the import path for good: an editable install put it there (a line in a .pth file, a tree of links, or a finder that
+maps modules to files), or PYTHONPATH did.  The same folders of the revision's tree then come first.  A finder that
+comes before the import path (meson-python's) cannot be outdone so, and a copy that was installed is no revision at
+all: both are told by what was imported.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
 from perfsuite.errors import CaseError
 
 VARIABLE = "PERFSUITE_ARM"
-"""Tells the processes of an arm where its code comes from: JSON of ``tree`` and of the ``checkout`` it stands for."""
+"""Tells the processes of an arm where its code comes from: JSON of :class:`_Places`."""
+_SOURCE_FOLDERS = ("", "src", "lib", "python")
+"""Folders of a repository that packages are usually in."""
+_LINK_TREE = "__editable__."
+"""How setuptools begins the name of the folder of links that a strict editable install puts on the path."""
+
+
+FOREIGN = "outside of the tree of the revision that was to be measured"
+"""What every message of ForeignModule says."""
 
 
 class ForeignModule(CaseError):
     """An arm imported a module of the project from another tree than its own."""
 
 
-def variable(tree: Path, checkout: Path) -> dict[str, str]:
-    """What the environment of an arm must have for :func:`require_own_modules` to look."""
-    return {VARIABLE: json.dumps({"tree": str(tree.resolve()), "checkout": str(checkout.resolve())})}
+@dataclass(frozen=True, kw_only=True)
+class _Places:
+    tree: Path
+    """What the arm runs: the work tree of its revision, or the user's checkout."""
+    checkout: Path
+    """What the tree stands for; the tree itself where it stands for nothing else."""
+    folders: tuple[Path, ...]
+    """Folders of the tree that modules are imported from."""
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether every module of the project has to come from the tree."""
+        return self.tree != self.checkout
+
+
+def variable(tree: Path, checkout: Path, folders: Iterable[str | Path] = ()) -> dict[str, str]:
+    """What the environment of an arm must have for its processes to look where their modules come from.
+
+    ``folders``: those of the tree that are on the import path; a module that lies in one of them is the project's.
+    """
+    usual = [tree / name for name in _SOURCE_FOLDERS]
+    known = dict.fromkeys(str(Path(folder).resolve()) for folder in [*folders, *usual])
+    places = {"tree": str(tree.resolve()), "checkout": str(checkout.resolve()), "folders": list(known)}
+    return {VARIABLE: json.dumps(places)}
 
 
 def mirrored(tree: Path, checkout: Path) -> list[str]:
     """Folders of ``tree`` in which code is imported where this process imports it from ``checkout``, in that order."""
     checkout = checkout.resolve()
-    folders = dict.fromkeys(Path(folder).resolve() for folder in [*sys.path, *_mapped(sys.meta_path)])
-    return [str(tree / folder.relative_to(checkout)) for folder in folders if _of_project(folder, checkout)]
+    found: list[str | Path] = [*_linked(sys.path), *sys.path, *_mapped(sys.meta_path)]
+    folders = dict.fromkeys(Path(folder).resolve() for folder in found)
+    own = (folder for folder in folders if _of_project(folder, checkout) and folder.is_dir())
+    return [str(tree / folder.relative_to(checkout)) for folder in own]
 
 
-def _mapped(finders: Iterable[object]) -> Iterator[str]:
-    """Folders that the finders of editable installs look in: those that hold the packages of their MAPPING."""
+def _linked(path: Iterable[str]) -> Iterator[Path]:
+    """Folders that the links of strict editable installs lead to."""
+    for folder in map(Path, path):
+        if folder.name.startswith(_LINK_TREE):
+            for link in sorted(folder.rglob("*.py")):
+                yield from _without(link.resolve(), link.relative_to(folder).parts)
+
+
+def _mapped(finders: Iterable[object]) -> Iterator[Path]:
+    """Folders that the finders of editable installs look in: setuptools' MAPPING, ``_redirections`` of editables."""
     for finder in finders:
         module = sys.modules.get(getattr(finder, "__module__", ""))
-        mapping = getattr(module, "MAPPING", None)
-        if isinstance(mapping, Mapping):
-            yield from (str(Path(str(place)).parent) for place in mapping.values())
+        for holder, name in ((module, "MAPPING"), (module, "_redirections"), (finder, "_redirections")):
+            mapping = getattr(holder, name, None)
+            for package, place in mapping.items() if isinstance(mapping, Mapping) else ():
+                yield from _without(_stem(Path(str(place))), str(package).split("."))
+
+
+def _stem(place: Path) -> Path:
+    """A module's file without its ending; a package's without its ``__init__.py``."""
+    if place.suffix != ".py":
+        return place
+    return place.parent if place.name == "__init__.py" else place.with_suffix("")
+
+
+def _without(place: Path, parts: Sequence[str]) -> Iterator[Path]:
+    """The folder in which ``place`` is found as ``parts``; nothing where it has another name there."""
+    if place.parts[-len(parts) :] == tuple(parts):
+        yield place.parents[len(parts) - 1]
+
+
+def own_modules(modules: Mapping[str, ModuleType] = sys.modules) -> dict[str, str]:
+    """Where each module of the project was imported from, by name: relative to the arm's tree, absolute outside of it.
+
+    Empty outside of an arm.
+    """
+    places = _places()
+    if places is None:
+        return {}
+    return {
+        name: str(path.relative_to(places.tree) if path.is_relative_to(places.tree) else path)
+        for name, path in _project_modules(modules, places)
+    }
 
 
 def require_own_modules(modules: Mapping[str, ModuleType] = sys.modules) -> None:
-    """Raise ForeignModule where this is a process of an arm that has a module of the checkout which it stands for."""
+    """Raise ForeignModule where a module of the project is not from the tree of the revision that this arm is of."""
+    places = _places()
+    if places is None or not places.exclusive:
+        return
+    for name, path in _project_modules(modules, places):
+        if not path.is_relative_to(places.tree):
+            raise ForeignModule(
+                f"module {name} was imported from {path}, {FOREIGN}, {places.tree}{_ahead_of_the_path()}; "
+                "give --perf-base (or --a-python) a Python that has that revision installed"
+            )
+
+
+def described(imports: Mapping[str, str]) -> str:
+    """One phrase of what :func:`own_modules` found: packages, how many modules, and the folder they were found in.
+
+    >>> described({"shop": "src/shop/__init__.py", "shop.till": "src/shop/till.py", "test_it": "test_it.py"})
+    'shop (2 modules) from src, test_it from .'
+    """
+    counts: dict[tuple[str, str], int] = {}
+    for name, file in imports.items():
+        parts = name.split(".")
+        folder = next(_without(_stem(Path(file)), parts), Path(file).parent)
+        counts[parts[0], str(folder)] = counts.get((parts[0], str(folder)), 0) + 1
+    told = [
+        f"{package}{f' ({count} modules)' if count > 1 else ''} from {folder}"
+        for (package, folder), count in counts.items()
+    ]
+    return ", ".join(told)
+
+
+def _places() -> _Places | None:
     told = os.environ.get(VARIABLE)
     if not told:
-        return
-    places = json.loads(told)
-    tree, checkout = Path(places["tree"]), Path(places["checkout"])
+        return None
+    said = json.loads(told)
+    return _Places(
+        tree=Path(said["tree"]),
+        checkout=Path(said["checkout"]),
+        folders=tuple(map(Path, said.get("folders", ()))),
+    )
+
+
+def _project_modules(modules: Mapping[str, ModuleType], places: _Places) -> Iterator[tuple[str, Path]]:
+    """(name, file or folder) of modules that lie in the tree or its checkout or have the name of one in the tree."""
+    named = functools.lru_cache(maxsize=None)(functools.partial(_in_folders, places.folders))
     for name, module in sorted(modules.items()):
-        file = getattr(module, "__file__", None)
-        if file and _of_project(path := Path(file).resolve(), checkout) and not path.is_relative_to(tree):
-            raise ForeignModule(
-                f"module {name} was imported from {path}, outside of the tree {tree} of the revision that was to be "
-                "measured; give --perf-base (or --a-python) a Python that has that revision installed"
-            )
+        found = list(_files(module))
+        inside = [path for path in found if _of_project(path, places.tree)]
+        outside = [path for path in found if _of_project(path, places.checkout) or _named(name, named)]
+        for path in (inside or outside)[:1]:
+            yield name, path
+
+
+def _files(module: ModuleType) -> Iterator[Path]:
+    """The file of a module; the folders of a package without one, which is a namespace and has several."""
+    file = getattr(module, "__file__", None)
+    if isinstance(file, str):
+        yield Path(file).resolve()
+    elif file is None:
+        try:
+            portions = [str(portion) for portion in getattr(module, "__path__", ())]
+        except Exception:  # a module's own __getattr__ or a parent that is gone: nothing is known of it
+            portions = []
+        yield from (Path(portion).resolve() for portion in portions if os.path.isdir(portion))
+
+
+def _named(name: str, is_module: functools._lru_cache_wrapper[bool]) -> bool:
+    """Whether the tree has a package (with ``__init__.py``) or a module that this is, or is part of."""
+    parts = name.split(".")
+    if parts[0] in sys.stdlib_module_names or parts[0] == "conftest":
+        return False
+    return any(is_module("/".join(parts[:length])) for length in range(1, len(parts) + 1))
+
+
+def _in_folders(folders: Sequence[Path], path: str) -> bool:
+    return any((folder / path / "__init__.py").is_file() or (folder / f"{path}.py").is_file() for folder in folders)
+
+
+def _ahead_of_the_path() -> str:
+    """The finders that are asked before the import path and are not Python's own; empty where there is none."""
+    before = sys.meta_path[: sys.meta_path.index(PathFinder)] if PathFinder in sys.meta_path else []
+    names = []
+    for finder in before:
+        kind = finder if isinstance(finder, type) else type(finder)
+        if kind.__module__.partition(".")[0] not in {"_frozen_importlib", "_distutils_hack", "_pytest", "six"}:
+            names.append(f"{kind.__module__}.{kind.__name__}")
+    return f" (asked before the import path: {', '.join(names)})" if names else ""
 
 
 def _of_project(path: Path, checkout: Path) -> bool:

@@ -18,7 +18,7 @@ from perfsuite.errors import CaseError
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import device_code
 from perfsuite.records import ClockFacts, Sample, to_json
-from perfsuite.runtime.own_tree import require_own_modules
+from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.ranks import placement
 from perfsuite.runtime.ranks.arrival import arrival_times
 from perfsuite.runtime.ranks.clock_offset import offset_to_rank0_s
@@ -263,6 +263,7 @@ class Worker:
             "records": records,
             "peak_memory_bytes": member.code.peak_memory_bytes(),
             "made_groups": rank.made_groups,
+            "imports": own_modules(),
             "steps": None,
         }
 
