@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 from perfsuite.gate.growth import growth
-from perfsuite.gate.judge import ENOUGH_SESSIONS, Estimate
+from perfsuite.gate.judge import ENOUGH_SESSIONS, SURELY_ALPHA, Estimate
 from perfsuite.gate.question import Question, flagged
 from perfsuite.gate.stages import MIN_PAIRS, level_moved, why_no_anchor, yardstick_moved
 from perfsuite.gate.suite import yardstick_explains
@@ -22,8 +22,6 @@ from perfsuite.units import plural
 
 SHIFT_LIMIT = 0.1
 """Shift of the suite, a logarithm, beyond which no case fails without an A/B: cases feel a host differently."""
-SURELY_ALPHA = 0.0005
-"""False alarms per case of a level that is worse, where neither the base nor the stored commit shows why."""
 UNSTABLE_RUNS = 3
 _SMALL = "the level may be worse by less than would show"
 
@@ -93,19 +91,22 @@ def _improved(shown: Finding) -> Finding:
 def _moved(asked: Question) -> Finding:
     """The level is worse and the base does not show why: the stored commit, measured now, tells drifted code."""
     anchor = asked.since_anchor
-    if anchor is not None and anchor.outcome == "regressed":
+    if anchor is not None and anchor.outcome == "regressed" and _surely(anchor):
         shown = asked.shown(anchor, "drifted", asked.anchor_pairs)
         why = f"not slower than the base, slower than {asked.anchor_name}: the code drifted"
         return replace(shown, confirmed=True, reasons=(why, *growth(asked.work, asked.judged, asked.view)))
     today = _all_of_today(asked)
     judge = asked.view.judge(asked.work, asked.judged, asked.work.fresh)
     estimate = judge.remeasured(today)
-    surely = t_quantile(1 - SURELY_ALPHA, judge.dof) * judge.spread(len(today)).error
-    if estimate.effect > max(math.log1p(asked.tolerance), surely):
+    if judge.is_surely_worse(today):
         return _attributed(asked, asked.shown(estimate, "drifted"), estimate)
     cleared = judge.excludes(estimate.effect, estimate.error)
     shown = asked.shown(estimate, "pass" if cleared else "inconclusive")
     return flagged(shown, _SMALL) if cleared else shown
+
+
+def _surely(anchor: Estimate) -> bool:
+    return anchor.effect > t_quantile(1 - SURELY_ALPHA, anchor.dof) * anchor.error
 
 
 def _all_of_today(asked: Question) -> list[float]:

@@ -35,6 +35,8 @@ NOISIER = 2.5
 UNKNOWN_SHARE = 2 / 3
 """Most of a run's variance that is taken to lie between sessions where a noisier host's drift is part of it."""
 ENOUGH_SESSIONS = 3
+SURELY_ALPHA = 0.0005
+"""False alarms per case of a level that is worse where the base is not: one question more is asked of the same runs."""
 LEAST_DOF = 3
 SESSION_SHARE = 0.1
 """Share of the variance of stored runs that is taken to lie between sessions, at least."""
@@ -262,6 +264,18 @@ class Judge:
             outcome = self._cleared(effect, spread, last=len(values) >= self._most_runs)
         reach = self._reach(values, spread)
         return Estimate(effect=effect, error=spread.error, dof=self.dof, outcome=outcome, reach=reach)
+
+    def is_surely_worse(self, values: Sequence[float]) -> bool:
+        """Whether the level is left for certain by these runs of one session.
+
+        Where the host's drifts are not known the session counts as one more run like the stored ones, whose sessions
+        scatter by all of ``sigma``: nothing tells its drift from a change.
+        """
+        level = self.level
+        error = self.spread(len(values)).error
+        if not self.today.known:
+            error = max(error, level.sigma * math.sqrt(1 + 1 / level.sessions))
+        return self._effect(values) > max(self.bounds.tolerance, t_quantile(1 - SURELY_ALPHA, self.dof) * error)
 
     def _effect(self, values: Sequence[float]) -> float:
         return huber_mean(values, self.level.sigma) - self.level.centre - self.today.shift

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -118,11 +119,11 @@ def why_no_anchor(work: CaseWork, view: View) -> str:
 
 
 def level_moved(work: CaseWork, judged: Judged, view: View) -> bool:
-    """Whether the stored level is left for certain, or may have been by more than a pass can hide."""
+    """Whether the stored level seems to be left, or may have been by more than a pass can hide."""
     second = remeasured(work, judged, view)
     if second is None or second.outcome == "pass":
         return False
-    if second.outcome in ("candidate", "improved"):
+    if second.outcome in ("candidate", "improved") or second.effect > math.log1p(judged.quantity.tolerance):
         return True
     return not view.judge(work, judged, work.fresh).excludes(second.effect, second.error)
 
