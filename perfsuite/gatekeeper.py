@@ -23,7 +23,7 @@ from perfsuite.gate.gate import Gate
 from perfsuite.gate.offer import gains_in, seen_in, suspects_slowdown
 from perfsuite.gate.physics import violations
 from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.gate.verdict import GateSettings, Request, Verdict
+from perfsuite.gate.verdict import FAILING, GateSettings, Request, Verdict
 from perfsuite.records import Result
 from perfsuite.units import plural
 
@@ -190,9 +190,10 @@ class Gatekeeper:
         )
         if verdict is None or taken.broken:
             return new
+        together = self.suite is not None and self.suite.name == "environment" and verdict.gated
         return dataclasses.replace(
             new,
-            verdict=verdict.name,
+            verdict="environment" if together and verdict.name not in FAILING else verdict.name,
             seen=seen_in(verdict),
             suspected=suspects_slowdown(verdict),
             gains=gains_in(verdict),

@@ -14,11 +14,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from perfsuite import gatekeeper
-from perfsuite.arms import ArmFailed
 from perfsuite.errors import OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.records import Sample
-from test_correctness.helpers.gated_repository import CASES, Machine, baseline_file, store
+from test_correctness.helpers.gated_repository import CASES, Machine, ScriptedArms, baseline_file, commit_all, store
 from test_correctness.helpers.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]
@@ -221,79 +219,42 @@ def test_stored_files_load_in_pytest_benchmarks_own_comparison(stored, monkeypat
 class TestBase:
     """Confirmation by an A/B with a base revision; its arms are scripted."""
 
-    @pytest.fixture(autouse=True)
-    def git(self, stored, machine, monkeypatch):
-        Path(".gitignore").write_text("*\n!test_it.py\n")
-        for arguments in (["init", "-q"], ["add", "test_it.py"], ["commit", "-q", "-m", "base"]):
-            subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e", *arguments], check=True)
-        self.base_factor = 1.0
-        self.no_case = False
-        self.arms = []
+    @pytest.fixture
+    def arms(self, stored, machine, monkeypatch):
+        commit_all("base")
+        return ScriptedArms(machine, monkeypatch)
 
-        def run_arm(arm, arguments, deadline_s):
-            self.arms.append(arm.name)
-            if self.base_factor is None and arm.name.startswith("base"):
-                raise ArmFailed("base was not measured: its pytest ended with exit code 4", whatever_case=self.no_case)
-            here = machine.factors.get(1, 1.0) if arm.name == "new code" else self.base_factor
-            result = next(iter(stored_results(arguments)))
-            base = measurement_of(machine, here)
-            return {result: base}
-
-        def stored_results(arguments):
-            return [argument for argument in arguments if "::" in argument]
-
-        def measurement_of(script, factor):
-            from perfsuite.session import PerfSession
-
-            session = next(iter(self.sessions))
-            assert isinstance(session, PerfSession)
-            script.factors[1], kept = factor, script.factors.get(1, 1.0)
-            try:
-                return session.rerun("test_it.py::test_case[cpu-1]")
-            finally:
-                script.factors[1] = kept
-
-        self.sessions = []
-        original = gatekeeper.Gatekeeper.__init__
-
-        def remember(keeper, *, session, **others):
-            self.sessions[:] = [session]
-            original(keeper, session=session, **others)
-
-        monkeypatch.setattr(gatekeeper.Gatekeeper, "__init__", remember)
-        monkeypatch.setattr(gatekeeper, "run_arm", run_arm)
-
-    def test_a_regression_is_confirmed(self, stored, machine):
+    def test_a_regression_is_confirmed(self, stored, machine, arms):
         machine.factors[1] = 1.1
         done = stored.run("--perf-gate", "--perf-base=HEAD", "--junitxml=j.xml")
         assert failures("j.xml") == ["test_case[cpu-1]"]
         assert "unconfirmed" not in done.stdout.str()
-        assert {name.split(" (")[0] for name in self.arms} == {"base", "new code"}
+        assert {name.split(" (")[0] for name in arms.names} == {"base", "new code"}
 
-    def test_a_level_that_the_base_shares_fails_as_drift(self, stored, machine):
-        machine.factors[1] = self.base_factor = 1.1
+    def test_a_level_that_the_base_shares_fails_as_drift(self, stored, machine, arms):
+        machine.factors[1] = arms.factors["base"] = 1.1
         done = stored.run("--perf-gate", "--perf-base=HEAD", "--junitxml=j.xml")
         assert failures("j.xml") == ["test_case[cpu-1]"]
         assert verdict(junit("j.xml")["test_case[cpu-1]"]) == "drifted"
-        done.stdout.fnmatch_lines(["DRIFTED +* % (* ms -> 11* ms); stored: 8 runs of 8 sessions*"])
-        assert self.arms
+        done.stdout.fnmatch_lines(["DRIFTED +* % (* ms -> 11* ms)", "  stored: 8 runs of 8 sessions"])
+        assert arms.names
 
-    def test_a_base_that_cannot_run_the_case_hides_no_regression(self, stored, machine):
+    def test_a_base_that_cannot_run_the_case_hides_no_regression(self, stored, machine, arms):
         machine.factors[1] = 2.0
-        self.base_factor = None
+        arms.factors["base"] = None
         done = stored.run("--perf-gate", "--perf-base=HEAD", "--junitxml=j.xml")
         assert failures("j.xml") == ["test_case[cpu-1]"]
         done.stdout.fnmatch_lines(["*unconfirmed: base was not measured: its pytest ended with exit code 4*"])
 
-    def test_a_base_that_can_run_no_case_is_not_tried_again(self, stored, machine):
+    def test_a_base_that_can_run_no_case_is_not_tried_again(self, stored, machine, arms):
         machine.factors = dict.fromkeys(range(3), 2.0)
-        self.base_factor, self.no_case = None, True
+        arms.factors["base"], arms.no_case = None, True
         done = stored.run("--perf-gate", "--perf-base=HEAD", "--junitxml=j.xml")
         assert sorted(failures("j.xml")) == [f"test_case[cpu-{number}]" for number in range(3)]
-        assert self.arms == ["base (HEAD)", "new code", "base (HEAD)"]  # half of the pairs begin with the new code
+        assert arms.names == ["base (HEAD)", "new code", "base (HEAD)"]  # half of the pairs begin with the new code
         assert done.stdout.str().count("unconfirmed: base was not measured") >= 3
 
-    def test_the_work_tree_is_gone_afterwards(self, stored):
+    def test_the_work_tree_is_gone_afterwards(self, stored, arms):
         stored.run("--perf-gate", "--perf-base=HEAD")
         left = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
         assert len(left.splitlines()) == 1

@@ -26,6 +26,11 @@ def word(verdict: Verdict) -> str:
 
 def describe(verdict: Verdict) -> str:
     """One line for a person; its first 80 characters have verdict, effect, before and after."""
+    return "; ".join(phrases(verdict))
+
+
+def phrases(verdict: Verdict) -> list[str]:
+    """What a person has to know, the most important first: the lines of a failure."""
     parts = [headline(verdict)]
     finding = verdict.decisive
     if verdict.stored_runs:
@@ -37,7 +42,7 @@ def describe(verdict: Verdict) -> str:
     if verdict.name != "environment":
         parts.extend(verdict.soft_differences)
     parts.extend(_advice(verdict))
-    return "; ".join(parts)
+    return parts
 
 
 def headline(verdict: Verdict) -> str:

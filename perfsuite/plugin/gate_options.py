@@ -87,7 +87,12 @@ def declare(parser: pytest.Parser) -> None:
     add("--perf-require-baseline", action="store_true", help="with --perf-gate: a case without a baseline fails")
     add("--perf-allow-ungated", action="store_true", help="with --perf-gate: it is no error that nothing is gated")
     add("--perf-update", metavar="|".join(UPDATE_MODES), help="store this session's runs in the baseline")
-    add("--perf-reason", metavar="TEXT", default="", help="why --perf-update=accept replaces what was stored")
+    add(
+        "--perf-accept",
+        metavar="environment",
+        help="a level that another environment made worse is right: it begins a new epoch of the baseline",
+    )
+    add("--perf-reason", metavar="TEXT", default="", help="why --perf-update=accept or --perf-accept is right")
     add("--perf-runs", metavar="N", type=int, default=1, help="record N runs of each case, each in fresh processes")
     add("--perf-aa", metavar="N", type=int, default=0, help="show the gate's own error rates here from N equal runs")
     add("--perf-baselines", metavar="DIR", help="folder of the baselines (ini: perf_baselines)")
@@ -117,13 +122,8 @@ def configure(config: pytest.Config) -> None:
 
 def _read(config: pytest.Config) -> GateOptions:
     option = config.getoption
-    mode, reason, directory = option("perf_update"), option("perf_reason"), config.invocation_params.dir
-    if mode not in (None, *UPDATE_MODES):
-        raise pytest.UsageError(f"--perf-update: {mode!r} is no mode; choose {', '.join(UPDATE_MODES)}")
-    if mode == "accept" and not reason.strip():
-        raise pytest.UsageError("--perf-update=accept replaces stored runs; say why with --perf-reason=TEXT")
-    if reason and mode != "accept":
-        raise pytest.UsageError("--perf-reason goes with --perf-update=accept; leave it out or accept")
+    directory = config.invocation_params.dir
+    mode, reason = _update_of(config)
     if option("perf_runs") < 1:
         raise pytest.UsageError(f"--perf-runs: {option('perf_runs')} is no number of runs; give at least 1")
     if option("perf_aa") and option("perf_aa") < LEAST_AA_RUNS:
@@ -140,7 +140,7 @@ def _read(config: pytest.Config) -> GateOptions:
         base=option("perf_base"),
         fail_on=_fail_on(config),
         allow_ungated=option("perf_allow_ungated"),
-        update=cast("UpdateMode | None", mode),
+        update=mode,
         reason=reason,
         runs=option("perf_runs"),
         aa_runs=option("perf_aa"),
@@ -154,6 +154,25 @@ def _read(config: pytest.Config) -> GateOptions:
             remeasure=option("perf_gate") or mode is not None,
         ),
     )
+
+
+def _update_of(config: pytest.Config) -> tuple[UpdateMode | None, str]:
+    """What is stored, and why."""
+    mode, accepts, reason = (config.getoption(f"perf_{name}") for name in ("update", "accept", "reason"))
+    if mode not in (None, *UPDATE_MODES):
+        raise pytest.UsageError(f"--perf-update: {mode!r} is no mode; choose {', '.join(UPDATE_MODES)}")
+    if accepts not in (None, "environment"):
+        raise pytest.UsageError(f"--perf-accept: {accepts!r} cannot be accepted; --perf-accept=environment can")
+    if accepts and mode:
+        raise pytest.UsageError(
+            f"--perf-accept={accepts} stores this session's runs by itself; leave --perf-update={mode} out"
+        )
+    if (mode == "accept" or accepts) and not reason.strip():
+        option = f"--perf-accept={accepts}" if accepts else "--perf-update=accept"
+        raise pytest.UsageError(f"{option} replaces stored runs; say why with --perf-reason=TEXT")
+    if reason and mode != "accept" and not accepts:
+        raise pytest.UsageError("--perf-reason goes with --perf-update=accept or --perf-accept; leave it out or accept")
+    return cast("UpdateMode | None", accepts or mode), reason
 
 
 def _fail_on(config: pytest.Config) -> frozenset[VerdictName]:
@@ -170,7 +189,9 @@ def _fail_on(config: pytest.Config) -> frozenset[VerdictName]:
         raise pytest.UsageError(f"{where}: no verdict is named, so nothing could fail; leave --perf-gate out instead")
     chosen = frozenset(cast("VerdictName", name) for name in names if name != "default")
     default = FAILING if "default" in names else frozenset()
-    return chosen | default | (UNCOVERED if config.getoption("perf_require_baseline") else frozenset())
+    uncovered = UNCOVERED if config.getoption("perf_require_baseline") else frozenset()
+    accepted = {config.getoption("perf_accept")}
+    return (chosen | default | uncovered) - accepted
 
 
 def _refuse_smoke(config: pytest.Config, mode: str | None) -> None:

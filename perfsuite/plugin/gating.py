@@ -22,7 +22,7 @@ from perfsuite.arms import Arm, arm_of
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
 from perfsuite.errors import CaseStopped, PerfsuiteError, first_line
 from perfsuite.gate.comparable import nearest_hardware
-from perfsuite.gate.describe import describe, word
+from perfsuite.gate.describe import describe, phrases, word
 from perfsuite.gate.verdict import Verdict
 from perfsuite.gatekeeper import Base, Gatekeeper, hardware_of
 from perfsuite.platforms import fingerprint
@@ -145,7 +145,7 @@ class Gating:
         """Why the case fails; empty when it passes."""
         if not self.options.gate:
             return ""
-        return describe(verdict) if verdict.name in self.options.fail_on else ""
+        return "\n  ".join(phrases(verdict)) if verdict.name in self.options.fail_on else ""
 
     # -- after the last case -------------------------------------------------------------------------------------
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import random
 import shutil
+import subprocess
 from pathlib import Path
 
+from perfsuite import gatekeeper
+from perfsuite.arms import ArmFailed
 from perfsuite.records import Sample
 from test_correctness.helpers.scripted_driver import measurement
 
@@ -55,3 +58,45 @@ def store(repo, kept):
 def baseline_file():
     (file,) = Path("baselines/cpu").glob("*.json")
     return file
+
+
+def commit_all(message):
+    """A commit of the test file, in a repository that ignores everything else."""
+    Path(".gitignore").write_text("*\n!test_it.py\n")
+    commands = [["add", "test_it.py"], ["commit", "-q", "--allow-empty", "-m", message]]
+    for arguments in commands if Path(".git").exists() else [["init", "-q"], *commands]:
+        subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e", *arguments], check=True)
+
+
+class ScriptedArms:
+    """Arms of an A/B: what they measure of case 1 is scripted, in the present process."""
+
+    def __init__(self, machine, monkeypatch):
+        self.machine = machine
+        self.factors = {"base": 1.0, "stored commit": 1.0}
+        """How slow the case is on the older arms; None: it cannot be measured."""
+        self.no_case = False
+        self.names = []
+        """Names of the arms, in the order in which they ran."""
+        self._session = None
+        original = gatekeeper.Gatekeeper.__init__
+
+        def remember(keeper, *, session, **others):
+            self._session = session
+            original(keeper, session=session, **others)
+
+        monkeypatch.setattr(gatekeeper.Gatekeeper, "__init__", remember)
+        monkeypatch.setattr(gatekeeper, "run_arm", self.run)
+
+    def run(self, arm, arguments, deadline_s):
+        self.names.append(arm.name)
+        kind = arm.name.partition(" (")[0]
+        here = self.machine.factors.get(1, 1.0) if kind == "new code" else self.factors[kind]
+        if here is None:
+            raise ArmFailed(f"{kind} was not measured: its pytest ended with exit code 4", whatever_case=self.no_case)
+        case = next(argument for argument in arguments if "::" in argument)
+        self.machine.factors[1], kept = here, self.machine.factors.get(1, 1.0)
+        try:
+            return {case: self._session.rerun("test_it.py::test_case[cpu-1]")}
+        finally:
+            self.machine.factors[1] = kept

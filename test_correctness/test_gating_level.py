@@ -1,0 +1,164 @@
+"""Level and change in pytest runs: drift, another environment, a suite that is slower as a whole, and what fails."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import ConfigurationError
+from perfsuite.plugin import gating
+from test_correctness.helpers.gated_repository import CASES, Machine, ScriptedArms, baseline_file, commit_all, store
+from test_correctness.helpers.scripted_driver import repository
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture
+def machine():
+    return Machine()
+
+
+@pytest.fixture
+def repo(pytester, monkeypatch, machine):
+    return repository(pytester, monkeypatch, CASES, machine)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Where the baselines of :func:`store` are kept once they have been made."""
+    return tmp_path_factory.mktemp("kept") / "baselines"
+
+
+@pytest.fixture
+def stored(repo, kept, machine):
+    """The repository with stored runs of eight sessions."""
+    store(repo, kept)
+    machine.draw.seed(2)  # the same from here on, whether they were made now or before
+    return repo
+
+
+def torch_of(repo, monkeypatch, version):
+    monkeypatch.setattr(type(repo.driver), "environment", lambda driver: {"torch": version})
+
+
+def test_another_environment_fails_by_its_name_until_it_is_accepted(stored, machine, monkeypatch):
+    torch_of(stored, monkeypatch, "2.99")
+    stored.run("--perf-gate").assert_outcomes(passed=3)  # it differs and nothing is slower
+    machine.factors[1] = 1.2
+    failed = stored.run("--perf-gate", "-k", "cpu-1")
+    failed.assert_outcomes(failed=1)
+    failed.stdout.fnmatch_lines(
+        [
+            "ENVIRONMENT +* % (* ms -> 1* ms)",
+            "  *different from the stored runs: worker.torch 2.99, stored scripted",
+            "  if that is meant: --perf-accept=environment --perf-reason=TEXT",
+        ]
+    )
+    accepted = stored.run("--perf-gate", "--perf-accept=environment", "--perf-reason=torch 2.99", "-k", "cpu-1")
+    accepted.assert_outcomes(passed=1)
+    assert '"kind":"environment"' in baseline_file().read_text()
+    stored.run("--perf-gate", "--perf-update=append", "-k", "cpu-1", "--perf-allow-ungated").assert_outcomes(passed=1)
+    stored.run("--perf-gate", "-k", "cpu-1").assert_outcomes(passed=1)
+
+
+def test_a_suite_that_is_slower_fails_the_session_in_one_line(stored, machine):
+    machine.factors = dict.fromkeys(range(3), 1.5)
+    done = stored.run("--perf-gate", "--perf-fail-on=drifted", "--perf-summary=summary.md")
+    done.assert_outcomes(passed=3)
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+    done.stdout.fnmatch_lines(["SUITE DRIFTED: the suite is +* % slower than stored *3 of 3 cases by more than 3 %*"])
+    assert "SUITE DRIFTED" in Path("summary.md").read_text()
+    looked = stored.run()
+    assert looked.ret == pytest.ExitCode.OK
+    looked.stdout.fnmatch_lines(["suite drifted: the suite is *"])
+
+
+def test_the_user_says_which_verdicts_fail(stored, machine):
+    machine.factors[1] = 1.2
+    assert stored.run("--perf-gate", "--perf-fail-on=impossible").ret == 0
+    machine.factors.clear()
+    machine.spells[0] = [1.06, *[1.0, 1.06] * 6]
+    done = stored.run("--perf-gate", "--perf-fail-on=default,inconclusive", "-k", "cpu-0")
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(
+        ["inconclusive *", "not decided: 1 of 1 case; slowdowns of up to * % could have hidden there*"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--perf-gate", "--perf-fail-on=slow"],
+            "*--perf-fail-on: 'slow' is no verdict that can fail; choose*",
+        ),
+        (["--perf-gate", "--perf-fail-on=,"], "*--perf-fail-on: no verdict is named*"),
+        (["--perf-fail-on=default"], "*--perf-fail-on says how the gate works; give --perf-gate with it"),
+        (["--perf-accept=all", "--perf-reason=x"], "*--perf-accept: 'all' cannot be accepted*"),
+        (["--perf-accept=environment"], "*--perf-accept=environment replaces stored runs; say why*"),
+        (["--perf-accept=environment", "--perf-update=append"], "*leave --perf-update=append out"),
+    ],
+)
+def test_wrong_options_are_one_line(repo, arguments, message):
+    done = repo.run(*arguments)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines([message])
+
+
+class TestAnchor:
+    """The commit that the stored runs name is a third arm."""
+
+    @pytest.fixture
+    def arms(self, repo, machine, monkeypatch):
+        commit_all("stored")
+        for _ in range(5):
+            repo.run("--perf-update=append", "-k", "cpu-1")
+        commit_all("slow since")
+        machine.factors[1] = 1.1
+        arms = ScriptedArms(machine, monkeypatch)
+        arms.factors["base"] = 1.1
+        return arms
+
+    def test_it_shows_that_the_code_drifted(self, repo, arms):
+        done = repo.run("--perf-gate", "--perf-base=HEAD", "-k", "cpu-1")
+        done.assert_outcomes(failed=1)
+        commit = subprocess.run(["git", "rev-parse", "HEAD~1"], capture_output=True, text=True, check=True).stdout[:10]
+        done.stdout.fnmatch_lines(
+            [
+                "DRIFTED +* % (* ms -> 11* ms)",
+                f"  stored at {commit}: 5 runs of 5 sessions",
+                f"  against {commit} +* %*6 pairs)",
+                "  not slower than the base, slower than*: the code drifted",
+                f"  next: perfsuite ab --a {commit} -- 'test_it.py::test_case?cpu-1?'",
+            ]
+        )
+        assert arms.names.count(f"stored commit ({commit})") == 6
+
+    @pytest.mark.parametrize("failure", ["arm", "tree"])
+    def test_where_it_cannot_run_that_is_said(self, repo, arms, monkeypatch, failure):
+        arms.factors["stored commit"] = None
+        original = gating.arm_of
+
+        def arm_of(root, revision, name):
+            if failure == "tree" and name.startswith("stored"):
+                raise ConfigurationError(f"revision {revision!r} is not a commit of here")
+            return original(root, revision, name)
+
+        monkeypatch.setattr(gating, "arm_of", arm_of)
+        done = repo.run("--perf-gate", "--perf-base=HEAD", "-k", "cpu-1")
+        done.assert_outcomes(failed=1)
+        said = "is not a commit of here (a shallow clone*" if failure == "tree" else "was not measured: its pytest*"
+        done.stdout.fnmatch_lines([f"*(unattributed)*the stored commit was not run: *{said}"])
+
+
+def test_a_commit_with_changes_is_no_anchor(pytester):
+    pytester.makepyfile(test_it="x = 1")
+    assert gating.commit_of(pytester.path, pytester.path / "baselines") == ""
+    commit_all("first")
+    clean = gating.commit_of(pytester.path, pytester.path / "baselines")
+    assert len(clean) == 40
+    pytester.makepyfile(test_it="x = 2")
+    assert gating.commit_of(pytester.path, pytester.path / "baselines") == f"{clean}-dirty"
+    assert gating.commit_of(pytester.path, pytester.path / "test_it.py") == clean
