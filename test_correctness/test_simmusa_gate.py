@@ -65,6 +65,7 @@ class Simulated:
             hardware=self.hardware,
             folder=self.folder,
             backend="mccl",
+            boot=f"boot{number}",  # a session of the machine of its own
         )
         for name, workload in cases().items():
             keeper.take(self._measure(f"test_x.py::{name}", workload), Tolerances())
