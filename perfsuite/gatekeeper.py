@@ -130,7 +130,9 @@ class Gatekeeper:
     def knows(self, nodes: Iterable[str]) -> int:
         """How many of these node ids have stored runs on this hardware, before anything is measured."""
         stored = self.baseline.by_node if self.baseline else {}
-        return sum(any(len(entry.runs) >= self.settings.min_stored for entry in stored.get(node, ())) for node in nodes)
+        return sum(
+            any(len(entry.reference) >= self.settings.min_stored for entry in stored.get(node, ())) for node in nodes
+        )
 
     def take(self, result: Result, tolerances: Tolerances) -> None:
         """Take in the first run of a case."""

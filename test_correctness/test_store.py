@@ -47,7 +47,7 @@ def test_one_session_does_not_push_out_the_others(tmp_path):
         ("accept", "impossible", {}, "impossible; an error of measurement is never stored"),
         ("append", "unstable-host", {}, "unstable-host; run again when the host is quiet"),
         ("append", "pass", {"process": "reused"}, "its processes were reused; a baseline takes fresh ones"),
-        ("append", "pass", {"clean": 3}, "its runs are unstable"),
+        ("append", "pass", {"clean": 3}, "its runs are unstable or older than the epoch"),
         ("improved", "pass", {}, "its verdict is pass; --perf-update=improved stores improved cases only"),
     ],
 )
@@ -88,6 +88,12 @@ def test_an_accepted_case_begins_a_new_epoch(tmp_path, mode, verdict, kind):
     (entry,) = store.load(tmp_path, HARDWARE).entries.values()
     assert entry.runs == entry.reference == now
     assert entry.accepted == Acceptance(reason="faster disk", session="now", time=now[0].time, kind=kind)
+
+
+def test_runs_of_before_an_epoch_are_not_appended_to_it(tmp_path):
+    offer(tmp_path, run_of("s1", 2), mode="accept", verdict="pass", reason="new disk")
+    late = offer(tmp_path, run_of("s0", 3))
+    assert (late.written, late.refused) == (False, {case().node: "its runs are unstable or older than the epoch"})
 
 
 def test_what_is_not_meant_by_an_accepted_environment_is_appended(tmp_path):

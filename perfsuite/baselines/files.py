@@ -38,7 +38,8 @@ def refuse_foreign(path: Path, *, folder: Path | None, links: bool) -> None:
     if not links and not target.is_relative_to(inside):
         raise BaselineError(
             f"{path}: is a link to {target}, outside {inside}; a baseline is read and written in its own folder: put "
-            "the file there, or allow links with the ini key perf_baselines_links = true (perfsuite baselines --links)"
+            "the file there, name the file itself, or allow links (ini key perf_baselines_links = true, "
+            "perfsuite baselines --links)"
         )
 
 

@@ -271,8 +271,12 @@ class _Draft:
         fresh = [run for run in newest(new.runs) if run.key not in there]
         all_count = not usually_clean(old.runs)
         steady = [run for run in fresh if all_count or run.has_clean or run.outcome == "out_of_memory"]
+        if old.accepted is not None:
+            steady = [run for run in steady if moment(run.time) >= moment(old.accepted.time)]
         if not steady:
-            self.refused[node] = "its runs are unstable" if fresh else "its runs are stored already"
+            self.refused[node] = (
+                "its runs are unstable or older than the epoch" if fresh else "its runs are stored already"
+            )
             return None
         improved = new.verdict == "improved"
         runs = tuple(steady[: max(self.session_runs, SESSION_RUNS) if improved else self.session_runs])
@@ -300,8 +304,6 @@ class _Draft:
         self, old: Entry, case: CaseIdentity, runs: Sequence[RunSummary], *, into_reference: bool = True
     ) -> Entry:
         """The entry with further runs; they are part of the reference while that is not complete."""
-        if old.accepted is not None:
-            runs = [run for run in runs if moment(run.time) >= moment(old.accepted.time)]
         reference = old.reference
         if into_reference and not is_complete(reference, self.machine_session):
             reference = first_runs([*reference, *runs], self.machine_session)
