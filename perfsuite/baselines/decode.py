@@ -177,6 +177,7 @@ def _decode_run(plain: Any, sources: Mapping[str, _Source], where: Where) -> Run
         clean_mean=fields.get("clean_mean"),
         clean_p95=fields.get("clean_p95"),
         yardstick=fields.get("yardstick"),
+        all_yardstick=fields.get("all_yardstick"),
         samples=samples,
         clean=clean,
         iterations=fields.get("iterations", 1),

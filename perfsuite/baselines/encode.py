@@ -133,6 +133,7 @@ def _encode_run(run: RunSummary, sources: _Sources, *, reference: bool) -> dict[
         "clean_mean": (run.clean_mean, None),
         "clean_p95": (run.clean_p95, None),
         "yardstick": (run.yardstick, None),
+        "all_yardstick": (run.all_yardstick, None),
         "process": (run.process, "fresh"),
         "disturbance": (run.disturbance, ""),
     }

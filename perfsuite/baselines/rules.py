@@ -196,6 +196,7 @@ UNMEASURED_OPTIONAL: Rules = MappingProxyType(
 MEASURED_OPTIONAL: Rules = MappingProxyType(
     {
         **UNMEASURED_OPTIONAL,
+        "all_yardstick": _log_seconds,
         "clean_mean": _log_seconds,
         "clean_p95": _log_seconds,
         "cpu_share": _share,

@@ -110,6 +110,8 @@ class RunSummary:
     """ln of the 95 % quantile of the clean samples in seconds; None as for ``clean_mean``."""
     yardstick: float | None = None
     """ln of the median yardstick time beside the clean samples in seconds; None when it was not timed."""
+    all_yardstick: float | None = None
+    """The same beside all samples; None where it is ``yardstick``."""
     samples: int = 0
     """Number of samples."""
     clean: int = 0
@@ -141,6 +143,16 @@ class RunSummary:
         """Median seconds per iteration over all samples; a case that ran out of memory has none."""
         assert self.quantiles_s, "a run without samples has no median"
         return self.quantiles_s[2]
+
+    @property
+    def yardstick_of_all(self) -> float | None:
+        """ln of the median yardstick time beside all samples in seconds; None when it was not timed."""
+        return self.yardstick if self.all_yardstick is None else self.all_yardstick
+
+    @property
+    def disturbed_share(self) -> float:
+        """Share of samples during which a rank was switched out against its will; a sample more and less counts."""
+        return (self.samples - self.clean + 1) / (self.samples + 2)
 
     @property
     def has_clean(self) -> bool:
@@ -258,6 +270,7 @@ def summarise(
             environment=plain_environment,
         )
     measurement = result.measurement
+    all_yardstick = _yardstick(measurement.samples)
     times = sorted(sample.time_s for sample in measurement.samples)
     if not times or times[0] <= 0:
         raise ValueError(f"{result.case} has a sample of {times[0] if times else 'no'} seconds; a baseline needs times")
@@ -272,7 +285,8 @@ def summarise(
         mean=_logarithm(statistics.fmean(times)),
         clean_mean=_logarithm(statistics.fmean(clean_s)) if clean_s else None,
         clean_p95=_logarithm(quantile(clean_s, 0.95)) if clean_s else None,
-        yardstick=_yardstick(clean or measurement.samples),
+        yardstick=(yardstick := _yardstick(clean or measurement.samples)),
+        all_yardstick=all_yardstick if all_yardstick != yardstick else None,
         samples=len(times),
         clean=len(clean),
         iterations=measurement.iterations,

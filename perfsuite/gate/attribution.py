@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from perfsuite.gate.disturbed import UNSTABLE_RUNS, of_all_samples, unstable
 from perfsuite.gate.growth import growth
 from perfsuite.gate.judge import ENOUGH_SESSIONS, SURELY_ALPHA, Estimate
+from perfsuite.gate.quantity import ALL
 from perfsuite.gate.question import Question, flagged
 from perfsuite.gate.stages import MIN_PAIRS, level_moved, why_no_anchor, yardstick_moved
 from perfsuite.gate.suite import yardstick_explains
@@ -22,15 +24,16 @@ from perfsuite.units import plural
 
 SHIFT_LIMIT = 0.1
 """Shift of the suite, a logarithm, beyond which no case fails without an A/B: cases feel a host differently."""
-UNSTABLE_RUNS = 3
 _SMALL = "the level may be worse by less than would show"
 
 
 def finding(asked: Question) -> Finding:
     """What one quantity says, from the last stage that it reached."""
     work, first = asked.work, asked.screened
+    if asked.judged.name == ALL:
+        return of_all_samples(asked)
     if first is None:
-        return _unstable(asked.blank, len(work.screening), "")
+        return unstable(asked, len(work.screening), "")
     if asked.judged.name not in work.suspected and first.outcome != "suspect":
         return _resting_on_shift(
             asked, asked.shown(first, "pass" if first.outcome == "pass" else "inconclusive"), first
@@ -42,15 +45,10 @@ def finding(asked: Question) -> Finding:
     return _without_base(asked, asked.level)
 
 
-def _unstable(blank: Finding, runs: int, further: str) -> Finding:
-    why = f"{runs} of {runs} {further}runs unstable: too few clean samples, or a disturbed device"
-    return replace(blank, name="unstable-host" if runs >= UNSTABLE_RUNS else "inconclusive", reasons=(why,))
-
-
 def _unsettled(asked: Question, first: Estimate) -> Finding:
     """Suspected and not measured again."""
     if len(asked.work.fresh) >= UNSTABLE_RUNS:
-        return _unstable(asked.blank, len(asked.work.fresh), "further ")
+        return unstable(asked, len(asked.work.fresh), "further ")
     remeasures = asked.view.settings.remeasure
     if first.effect < 0 and not remeasures:
         return flagged(asked.shown(first, "pass"), "seems faster; --perf-gate measures again")

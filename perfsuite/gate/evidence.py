@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfsuite.baselines.runs import CaseIdentity, RunSummary, is_dirty
-from perfsuite.gate.noise import Level
-from perfsuite.gate.quantity import Quantity
+from perfsuite.gate.noise import Level, levels
+from perfsuite.gate.quantity import ALL, Quantity, all_samples, more_disturbed
 from perfsuite.records import VerdictName
 from perfsuite.statistics.robust import median
 
@@ -164,8 +164,10 @@ class CaseWork:
 
     @property
     def deciding(self) -> list[Judged]:
-        """What needs stable runs: all but mean and tail, and these where they are suspected."""
-        return [judged for judged in self.judged if not judged.is_secondary or judged.name in self.suspected]
+        """What needs stable runs: all but mean and tail, and later what is suspected."""
+        if self.suspected:
+            return [judged for judged in self.judged if judged.name in self.suspected]
+        return [judged for judged in self.judged if not judged.is_secondary]
 
     @property
     def is_open(self) -> bool:
@@ -187,6 +189,16 @@ class CaseWork:
     def add(self, run: RunSummary) -> None:
         """Take a run into the stage that the case is in."""
         (self.fresh if self.suspected else self.screening).append(run)
+        if run.clean < run.samples and self.judged and not any(judged.name == ALL for judged in self.judged):
+            self._watch_all()
+
+    def _watch_all(self) -> None:
+        """Look at all samples as well where clearly more of them are left out than in the stored runs."""
+        stored = self.given.stored
+        quantity = all_samples(self.given.case, stored, self.time.quantity)
+        if quantity is not None and more_disturbed(stored, self.runs):
+            level = levels([quantity.history], min_suite=math.inf, use_yardstick=False)[0]
+            self.judged = (*self.judged, Judged(quantity=quantity, level=level))
 
     def lacking(self, runs: Sequence[RunSummary], wanted: int) -> int:
         """Runs to ask for until ``wanted`` are stable in every quantity that decides."""

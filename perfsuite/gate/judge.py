@@ -32,6 +32,8 @@ UNKNOWN_SESSION_SIGMA = 0.01
 """How much a case moves between sessions where the baseline has too few to tell, and no A/B can be run."""
 NOISIER = 2.5
 """Variance of this session's runs over that of stored ones from which on they tell a noisier host."""
+UNRESTED_SHARE = 0.5
+"""Share of the variance of stored runs that the spread of samples says nothing of: it does not show a drift."""
 UNKNOWN_SHARE = 2 / 3
 """Most of a run's variance that is taken to lie between sessions where a noisier host's drift is part of it."""
 ENOUGH_SESSIONS = 3
@@ -123,6 +125,8 @@ class Judge:
     """How many runs and pairs may be asked for."""
     between: float = SESSION_SHARE
     """Share of the variance of stored runs that lies between sessions."""
+    restless: float = 1.0
+    """How many times as far as usual samples lie apart inside today's runs, where that tells a noisier host; else 1."""
     inside: float = 1 - SESSION_SHARE
     """Variance of runs inside this session over the variance of stored runs."""
 
@@ -332,7 +336,8 @@ class Judge:
         own = variance(values) if count > 1 else 0.0
         unsure = t_quantile(TWO_SIDED, count - 1) if own > expected else sure
         share = min(UNKNOWN_SHARE, self.between) if self.today.known else UNKNOWN_SHARE
-        now, then = max(expected, own), self.level.sigma**2
+        then = self.level.sigma**2
+        now = max(expected, own, (1 - UNRESTED_SHARE) * self.restless**2 * then)
         further = share / (1 - share) * now - share * then if now > NOISIER * then else 0.0
         inside = max(sure * math.sqrt(expected / count), own_reach(values))
         return math.hypot(sure * spread.shared, max(sure, unsure) * math.sqrt(further), inside)

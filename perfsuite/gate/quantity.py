@@ -22,6 +22,10 @@ MEAN = "mean"
 """The mean of the samples: what throughput feels.  The median does not feel every third iteration."""
 P95 = "p95"
 """The 95 % quantile of the samples: their tail."""
+ALL = "all samples"
+"""The median of all samples, where clean ones are compared and many more than usual are not clean."""
+SURELY_MORE = 3.0
+"""Binomial standard deviations above the largest stored share from which on today's runs are more disturbed."""
 P95_TOLERANCE = 0.25
 """Of 30 samples the 95 % quantile is the second largest: it scatters several times as much as the median.  25 % keeps a
 quiet suite quiet, and a tail that doubled is four times as far."""
@@ -182,6 +186,8 @@ def _secondary_quantities(
     case: CaseIdentity, measured: Sequence[RunSummary], time: Quantity, tolerances: Mapping[str, float]
 ) -> list[Quantity]:
     """Mean and tail where at least two stored runs have them; a metric of the case that has the name goes first."""
+    if all(run.mean is None and run.clean_mean is None for run in measured):
+        return []
     usable = _usable(measured, clean_only=time.clean_only)
     usual = {MEAN: time.tolerance, P95: max(P95_TOLERANCE, time.tolerance)}
     found = []
@@ -208,6 +214,36 @@ def _secondary_quantities(
         )
         found.append(quantity)
     return found
+
+
+def more_disturbed(stored: Sequence[RunSummary], runs: Sequence[RunSummary]) -> bool:
+    """Whether clearly more of today's samples are disturbed than in any stored run, by a binomial bound."""
+    today = [run for run in runs if run.has_clean and not is_disturbed(run)]
+    disturbed, samples = sum(run.samples - run.clean for run in today), sum(run.samples for run in today)
+    if not disturbed:
+        return False
+    share = max((run.disturbed_share for run in stored if run.outcome == "measured"), default=1.0)
+    return disturbed > samples * share + SURELY_MORE * math.sqrt(samples * share * (1 - share))
+
+
+def all_samples(case: CaseIdentity, stored: Sequence[RunSummary], time: Quantity) -> Quantity | None:
+    """All samples as a quantity beside the time, which compares the clean ones; None where too little is stored."""
+    measured = [run for run in stored if run.outcome == "measured" and not is_disturbed(run)]
+    if not time.clean_only or len(measured) < 2:
+        return None
+    history = History(
+        kind=case.kind,
+        sessions=tuple([run.session for run in measured]),
+        values=tuple([math.log(run.median_s) for run in measured]),
+    )
+    return Quantity(
+        name=ALL,
+        tolerance=time.tolerance,
+        history=history,
+        weight=SECONDARY_WEIGHT,
+        is_secondary=True,
+        clean_only=True,  # a run with too few clean samples is replaced, and says nothing here either
+    )
 
 
 def _metric_quantity(case: CaseIdentity, measured: Sequence[RunSummary], name: str, tolerance: float) -> Quantity:
@@ -237,8 +273,12 @@ def _p95(run: RunSummary, clean_only: bool) -> float | None:
     return math.log(run.quantiles_s[-1]) if run.quantiles_s else None
 
 
+def _all_samples(run: RunSummary, clean_only: bool) -> float | None:
+    return math.log(run.median_s) if run.quantiles_s else None
+
+
 _OF_SAMPLES: Mapping[str, Callable[[RunSummary, bool], float | None]] = MappingProxyType(
-    {TIME: _time, MEAN: _mean, P95: _p95}
+    {TIME: _time, MEAN: _mean, P95: _p95, ALL: _all_samples}
 )
 """By quantity: how it is read from a run, of the clean samples or of all."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.judge import Estimate
+from perfsuite.gate.quantity import ALL
 from perfsuite.gate.shift import Screened
 from perfsuite.gate.view import View
 from perfsuite.statistics.robust import median
@@ -168,7 +169,7 @@ def _anchor_pairs_needed(work: CaseWork, judged: Judged, view: View) -> int:
         return 0
     if found.outcome == ("regressed" if level.effect > 0 else "improved"):
         return 0
-    if why_no_anchor(work, view) or _anchor_is_base(work, view):
+    if judged.name == ALL or why_no_anchor(work, view) or _anchor_is_base(work, view):
         return 0
     return _pairs_needed(work, judged, view, work.anchor_pairs)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.judge import CONFIRM_ALPHA, Bounds, Judge, Today
-from perfsuite.gate.quantity import Quantity
+from perfsuite.gate.quantity import ALL, Quantity
 from perfsuite.gate.shift import Replicates, Shares, own_inside
 from perfsuite.gate.suite import SuiteShift
 from perfsuite.gate.verdict import TIME, GateSettings
@@ -62,6 +62,8 @@ class View:
         """What all cases say about one quantity."""
         if judged.name == TIME:
             return self.today, self.shares
+        if judged.name == ALL:
+            return self.today, Shares()
         return self.beside.get(judged.name, (Today(), Shares())) if judged.is_secondary else (Today(), Shares())
 
     def looks_worse(self, judged: Judged, runs: Sequence[RunSummary]) -> bool:
@@ -90,14 +92,16 @@ class View:
         values = self.values(judged, runs) if len(runs) > 1 else []
         if len(values) > 1:
             share = own_inside(share, Replicates(kind=kind, level=level, values=values), known.scale)
-        if runs is work.screening and len(values) < self.settings.first_runs:
-            unrest = judged.unrest(runs)  # later the runs themselves tell how far they lie apart
-            share = max(share, unrest**2 * (1 - known.between) if unrest > RESTLESS else 0.0)
+        unrest = judged.unrest(runs) if runs else 1.0
+        unrest = unrest if unrest > RESTLESS else 1.0
+        if unrest > 1 and runs is work.screening and len(values) < self.settings.first_runs:
+            share = max(share, unrest**2 * (1 - known.between))  # later the runs themselves tell how far they lie apart
         return Judge(
             level=level,
             today=today,
             bounds=self.bounds(judged.quantity),
             settings=self.settings_of(work),
+            restless=unrest,
             between=known.between,
             inside=share,
         )

@@ -1,0 +1,114 @@
+"""Cases whose samples are disturbed: the clean ones alone must not make a regression vanish that disturbs the others.
+
+Threads that spin make a rank lose its core, and take the samples that they slow out of the comparison.  Where clearly
+more samples are disturbed than in the stored runs, all of them are compared as well.  A busy host disturbs samples too:
+the base, run in turn with the new code, or the yardstick beside the same samples tells the two apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from perfsuite.baselines.runs import RunSummary
+from perfsuite.gate.evidence import CaseWork
+from perfsuite.gate.quantity import is_disturbed
+from perfsuite.gate.question import Question, flagged
+from perfsuite.gate.suite import yardstick_explains
+from perfsuite.gate.verdict import Finding, percent
+from perfsuite.gate.yardstick import STEEPEST
+from perfsuite.statistics.robust import MAD_TO_SIGMA, median
+
+UNSTABLE_RUNS = 3
+"""Runs without enough clean samples after which the host is called unstable."""
+SCATTER = 3.0
+"""Standard deviations of the stored runs that a run without clean samples has to lie above them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apparent:
+    """All samples of one run against those of the stored runs, logarithms."""
+
+    change: float
+    """By how much its median lies above theirs."""
+    yardstick: float | None
+    """By how much the yardstick beside these samples does; None where it was not timed."""
+
+
+def of_all_samples(asked: Question) -> Finding:
+    """What all samples say, where clearly more of them are disturbed than in the stored runs and they look slower."""
+    level, change = asked.level, asked.change
+    if change is not None and asked.settings.can_run_base:
+        if change.outcome == "regressed":
+            return replace(asked.shown(change, "regressed", asked.work.pairs), confirmed=True)
+        cleared = change.outcome in ("pass", "improved")
+        shown = asked.shown(change, "pass" if cleared else "inconclusive", asked.work.pairs)
+        return flagged(shown, "more samples are disturbed than stored, with the base too") if cleared else shown
+    estimate = level or asked.screened
+    assert estimate is not None, "it looked slower, so there is a run"
+    if level is not None and level.outcome in ("pass", "improved"):
+        return asked.shown(level, "pass")
+    found = apparent(asked.work, asked.work.runs)
+    yardsticks = [each.yardstick for each in found if each.yardstick is not None]
+    moved = median(yardsticks) if yardsticks else None
+    if yardstick_explains(estimate.effect, moved, math.log1p(asked.tolerance)):
+        told = percent(math.expm1(moved or 0.0), signed=True)
+        return flagged(asked.shown(estimate, "pass"), f"more samples are disturbed, and the yardstick moved by {told}")
+    return replace(asked.shown(estimate, "inconclusive"), reasons=(_both_figures(asked, estimate.effect),))
+
+
+def _both_figures(asked: Question, effect: float) -> str:
+    clean = Question(work=asked.work, judged=asked.work.time, view=asked.view)
+    found = clean.level or clean.screened
+    told = f"clean ones {percent(math.expm1(found.effect), signed=True)}" if found else "too few are clean"
+    runs = asked.work.runs
+    samples, disturbed = sum(run.samples for run in runs), sum(run.samples - run.clean for run in runs)
+    return (
+        f"all samples {percent(math.expm1(effect), signed=True)}, {told}; {disturbed} of {samples} samples disturbed, "
+        "clearly more than stored: the host or the code; --perf-base would tell"
+    )
+
+
+def unstable(asked: Question, runs: int, further: str) -> Finding:
+    """Runs without enough clean samples: what all samples say, against the yardstick beside them."""
+    blank = asked.blank
+    why = f"{runs} of {runs} {further}runs unstable: too few clean samples, or a disturbed device"
+    if runs < UNSTABLE_RUNS:
+        return replace(blank, name="inconclusive", reasons=(why,))
+    found = apparent(asked.work, asked.work.runs)
+    if not found:
+        return replace(blank, name="unstable-host", reasons=(why,))
+    effect = median([each.change for each in found])
+    why += f"; all samples {percent(math.expm1(effect), signed=True)}"
+    if len(found) >= UNSTABLE_RUNS and _is_slower(asked, found):
+        shown = replace(blank, name="regressed", effect=math.expm1(effect), confirmed=False, reasons=(why,))
+        return flagged(shown, "unconfirmed: no clean samples, slower even against its yardstick")
+    return replace(blank, name="unstable-host", reasons=(why,))
+
+
+def _is_slower(asked: Question, found: Sequence[Apparent]) -> bool:
+    """Whether every run is slower than its yardstick explains, by more than a pass may hide."""
+    stored = [math.log(run.median_s) for run in asked.work.given.stored if run.quantiles_s]
+    centre = median(stored)
+    scatter = SCATTER * MAD_TO_SIGMA * median([abs(value - centre) for value in stored])
+    limit = max(scatter, math.log1p(asked.tolerance + asked.view.settings.blind_margin))
+    return all(
+        each.yardstick is not None and each.change - STEEPEST * max(0.0, each.yardstick) > limit for each in found
+    )
+
+
+def apparent(work: CaseWork, runs: Sequence[RunSummary]) -> list[Apparent]:
+    """All samples of each of these runs that telemetry did not see disturbed, against those of the stored runs."""
+    stored = [run for run in work.given.stored if run.quantiles_s and not is_disturbed(run)]
+    then = median([math.log(run.median_s) for run in stored]) if stored else 0.0
+    yardsticks = [run.yardstick_of_all for run in stored if run.yardstick_of_all is not None]
+    usual = median(yardsticks) if yardsticks else None
+    return [
+        Apparent(
+            change=math.log(run.median_s) - then,
+            yardstick=None if usual is None or run.yardstick_of_all is None else run.yardstick_of_all - usual,
+        )
+        for run in runs
+        if stored and run.quantiles_s and not is_disturbed(run)
+    ]
