@@ -1,0 +1,217 @@
+"""What the median of clean samples does not feel: mean, tail, samples that are left out, runs without clean ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from perfsuite.gate.describe import describe
+from perfsuite.gate.gate import Gate
+from perfsuite.gate.verdict import GateSettings
+from test_correctness.helpers.gate_runs import (
+    METRICS,
+    MIDDLE_S,
+    WOBBLE,
+    case_of,
+    gated,
+    jitter,
+    node_of,
+    run_of,
+    settle,
+    stored_runs,
+)
+
+WITH_BASE = GateSettings(can_run_base=True)
+IN_PLACE = GateSettings(in_place=True)
+BOTH = pytest.mark.parametrize("settings", [GateSettings(), WITH_BASE], ids=["alone", "with a base"])
+
+
+def sampled(change=0.0, *, mean=0.0, p95=0.0, **changes):
+    """A run whose mean and tail are worse by so much beside what its median is slower by."""
+    middle = math.log(MIDDLE_S * (1 + change))
+    own = {"clean_mean": middle + 0.01 + math.log1p(mean), "clean_p95": middle + 0.05 + math.log1p(p95)}
+    return run_of(change, mean=own["clean_mean"], **own, **changes)
+
+
+def sampled_runs(**changes):
+    return tuple(sampled(change, session=f"s{index}", **changes) for index, change in enumerate(WOBBLE))
+
+
+def asked(new, *, base=sampled, given=None, settings=None):
+    """Verdict and requests of a case whose runs ``new`` and ``base`` make from a small change."""
+    gate = Gate([given or gated(stored=sampled_runs())], settings or GateSettings())
+    gate.add(node_of(), new(0.0))
+    nodes = node_of() if gate.settings.in_place else None
+    done = settle(
+        gate,
+        lambda name, number: new(jitter(number)),
+        base=lambda name, number: base(jitter(number + 3)),
+        nodes=nodes,
+    )
+    return gate.verdict(node_of()), done
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("tail", "quantity", "effect"),
+    [({"mean": 0.33}, "mean", 0.33), ({"mean": 0.9, "p95": 9.0}, "mean", 0.9), ({"p95": 1.0}, "p95", 1.0)],
+    ids=["every third twice as slow", "every tenth ten times", "a tail that doubled"],
+)
+def test_what_the_median_does_not_feel_is_found(settings, tail, quantity, effect):
+    verdict, done = asked(lambda change: sampled(change, **tail), settings=settings)
+    assert (verdict.name, verdict.decisive.quantity) == ("regressed", quantity)
+    assert verdict.decisive.effect == pytest.approx(effect, rel=0.05)
+    assert verdict.decisive.confirmed is settings.can_run_base
+    assert [request.kind for request in done][:4] == ["run"] * 4
+    assert f"worse in {quantity}" in describe(verdict)
+    assert not any("not gateable" in flag for flag in verdict.flags)
+
+
+def test_mean_and_tail_that_did_not_move_are_not_mentioned_and_ask_for_nothing():
+    verdict, done = asked(sampled)
+    assert (verdict.name, done, verdict.flags) == ("pass", [], ())
+    assert [finding.quantity for finding in verdict.findings] == ["time"]
+
+
+def test_a_better_mean_is_no_improvement_and_no_question():
+    verdict, done = asked(lambda change: sampled(change, mean=-0.2, p95=-0.4))
+    assert (verdict.name, done) == ("pass", [])
+
+
+@pytest.mark.parametrize(("stored", "new"), [(stored_runs(), sampled), (sampled_runs(), run_of)])
+def test_runs_from_before_mean_and_tail_were_kept_are_judged_by_their_time(stored, new):
+    verdict, done = asked(
+        (lambda change: sampled(change, mean=1.0)) if new is sampled else run_of, given=gated(stored=stored)
+    )
+    assert (verdict.name, done) == ("pass", [])
+
+
+@pytest.mark.parametrize(
+    ("tolerances", "expected"), [({"mean": 0.5}, "pass"), ({"mean": 0.1}, "regressed"), ({"p95": 0.5}, "regressed")]
+)
+def test_mean_and_tail_have_tolerances_of_their_own(tolerances, expected):
+    given = gated(stored=sampled_runs(), metric_tolerances=tolerances)
+    assert asked(lambda change: sampled(change, mean=0.33), given=given)[0].name == expected
+
+
+def test_a_metric_that_is_the_mean_under_another_name_sets_its_tolerance():
+    def scored(change, *, mean=0.0, **changes):
+        plain = sampled(change, mean=mean + 3 * abs(change), **changes)
+        return dataclasses.replace(plain, metrics={"own_score": math.exp(-plain.mean)})
+
+    stored = tuple(scored(change, session=f"s{index}") for index, change in enumerate(WOBBLE))
+    case = case_of(metrics={"own_score": METRICS["own_score"]})
+    for tolerance, expected in ((0.6, "pass"), (0.1, "regressed")):
+        given = dataclasses.replace(gated(stored=stored, metric_tolerances={"own_score": tolerance}), case=case)
+        verdict, _ = asked(lambda change: scored(change, mean=0.33), given=given)
+        assert verdict.name == expected
+        assert not any("unused" in flag for flag in verdict.flags)
+
+
+def suite_with_tails(mean, *, settings, base_mean=0.0):
+    names = [f"n{index}" for index in range(24)]
+    rotated = [WOBBLE[index % 8 :] + WOBBLE[: index % 8] for index in range(len(names))]
+    stored = [tuple(sampled(change, session=f"s{i}") for i, change in enumerate(own)) for own in rotated]
+    gate = Gate([gated(name, stored=runs) for name, runs in zip(names, stored, strict=True)], settings)
+    for number, name in enumerate(names):
+        gate.add(node_of(name), sampled(jitter(5 * number), mean=mean))
+    done = settle(
+        gate,
+        lambda name, number: sampled(jitter(5 * number), mean=mean),
+        base=lambda name, number: sampled(jitter(number), mean=base_mean),
+    )
+    return {verdict.name for verdict in gate.verdicts().values()}, done
+
+
+def test_tails_that_grew_in_every_case_are_not_taken_off_in_silence():
+    alone, _ = suite_with_tails(0.33, settings=GateSettings())
+    assert alone == {"inconclusive"}
+    code, _ = suite_with_tails(0.33, settings=WITH_BASE)
+    assert code == {"regressed"}
+
+
+def test_means_that_a_host_moves_by_less_than_is_accepted_are_taken_off():
+    names, done = suite_with_tails(0.02, settings=GateSettings())
+    assert (names, done) == ({"pass"}, [])
+
+
+# -- samples that are left out ---------------------------------------------------------------------------------------
+
+
+def disturbed(change, *, all_samples=0.5, clean=15, **changes):
+    """A run whose clean samples did not move, while all together are slower and many are left out."""
+    median_s = MIDDLE_S * (1 + change) * (1 + all_samples)
+    quantiles_s = tuple(median_s * factor for factor in (0.98, 0.99, 1.0, 1.01, 1.02))
+    return run_of(change, quantiles_s=quantiles_s, clean=clean, **changes)
+
+
+QUIET = {"clean": 40}
+
+
+def asked_disturbed(new, **options):
+    return asked(new, given=gated(stored=stored_runs(**options.pop("stored", QUIET))), **options)[0]
+
+
+def test_a_regression_that_disturbs_samples_does_not_vanish_with_them():
+    verdict = asked_disturbed(disturbed)
+    assert verdict.name == "inconclusive"
+    assert "all samples +49.9 %" in verdict.reasons[0]
+    assert "clean ones" in verdict.reasons[0]
+    assert "samples disturbed, clearly more than stored" in verdict.reasons[0]
+    found = asked_disturbed(disturbed, settings=WITH_BASE, base=lambda change: run_of(change, **QUIET))
+    assert (found.name, found.decisive.quantity, found.decisive.confirmed) == ("regressed", "all samples", True)
+
+
+def test_a_host_that_disturbs_samples_raises_no_alarm():
+    busy = asked_disturbed(disturbed, settings=WITH_BASE, base=disturbed)
+    assert busy.name == "pass"
+    assert "more samples are disturbed than stored, with the base too" in busy.flags
+    told = asked_disturbed(
+        lambda change: disturbed(change, yardstick=math.log(1e-3), all_yardstick=math.log(1.5e-3)),
+        stored={**QUIET, "yardstick": math.log(1e-3)},
+    )
+    assert told.name == "pass"
+    assert "more samples are disturbed, and the yardstick moved by +50 %" in told.flags
+
+
+@pytest.mark.parametrize("clean", [40, 38])
+def test_a_few_more_disturbed_samples_than_stored_change_nothing(clean):
+    assert asked_disturbed(lambda change: disturbed(change, clean=clean)).name == "pass"
+    used_to_it = asked_disturbed(lambda change: disturbed(change, clean=12), stored={"clean": 14})
+    assert used_to_it.name == "pass"
+
+
+# -- no clean samples ------------------------------------------------------------------------------------------------
+
+YARD = {"yardstick": math.log(1e-3)}
+
+
+def spoilt(yardstick=None):
+    """A run at twice the time without enough clean samples, and with a yardstick that took so much longer."""
+    timed = {} if yardstick is None else {"yardstick": math.log(1e-3 * (1 + yardstick))}
+    return lambda change: disturbed(change, all_samples=1.0, clean=3, **timed)
+
+
+@pytest.mark.parametrize("settings", [GateSettings(), WITH_BASE, IN_PLACE], ids=["alone", "with a base", "in place"])
+def test_a_case_without_clean_samples_is_held_against_its_yardstick(settings):
+    verdict, _ = asked(spoilt(0.05), given=gated(stored=stored_runs(**YARD)), settings=settings)
+    assert (verdict.name, verdict.fails, verdict.decisive.confirmed) == ("regressed", True, False)
+    assert verdict.decisive.effect == pytest.approx(1.0, abs=0.01)
+    assert "unconfirmed: no clean samples, slower even against its yardstick" in verdict.flags
+
+
+@pytest.mark.parametrize("yardstick", [None, 0.9])
+def test_where_the_yardstick_is_slow_too_or_missing_the_apparent_change_is_named(yardstick):
+    verdict, _ = asked(spoilt(yardstick), given=gated(stored=stored_runs(**YARD)))
+    assert (verdict.name, verdict.decisive.quantity) == ("unstable-host", "time")
+    assert "all samples +100 %" in verdict.reasons[0]
+
+
+def test_runs_that_telemetry_saw_disturbed_accuse_nobody():
+    verdict, _ = asked(
+        lambda change: run_of(1.0, disturbance="device 0 is throttled (thermal)", **YARD),
+        given=gated(stored=stored_runs(**YARD)),
+    )
+    assert verdict.name == "unstable-host"
