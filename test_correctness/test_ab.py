@@ -99,6 +99,7 @@ def test_noise_without_a_difference_is_undecided_and_says_what_could_be_seen():
         (["ab", "--a", "HEAD", "--b", "HEAD"], "both arms are the same"),
         (["ab", "--a-env", "X"], "setting 'X' is not NAME=VALUE"),
         (["ab", "--a", "HEAD", "--pairs", "2"], "--pairs 2 is too few"),
+        (["ab", "--a", "HEAD", "--until-decided", "--max-pairs", "4"], "--max-pairs 4 is less than --pairs 6"),
         (["ab", "--a", "HEAD", "--tolerance", "3"], "--tolerance 3.0 is not between 0 and 1"),
         (["ab", "--a", "no-such-branch"], "revision 'no-such-branch' is not a commit of"),
     ],
@@ -146,4 +147,26 @@ def test_a_known_slowdown_is_found_between_two_commits(repository, checkout_on_p
     assert found["case"] == "test_sleep.py::test_sleep[cpu]"
     assert found["outcome"] == "slower"
     assert found["low"] <= 0.25 <= found["high"] or found["change"] == pytest.approx(0.25, abs=0.02)
-    assert "+2" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "+2" in out
+    assert "a (HEAD~1): conftest from suite, shop from src, test_sleep from suite" in out
+
+
+def test_pairs_go_on_until_all_is_decided_or_cannot_be(monkeypatch, capsys):
+    """Four cases: one differs, one does not, one needs more than six pairs, one would need more than 200."""
+    draw = random.Random(1)
+    noises = {"slow": (0.1, 0.001), "equal": (0.0, 0.001), "noisy": (0.0, 0.02), "wild": (0.0, 3.0)}
+
+    def run_arm(arm, arguments, deadline_s):
+        return {case: (arm, *noise) for case, noise in noises.items()}
+
+    monkeypatch.setattr(ab, "run_arm", run_arm)
+    monkeypatch.setattr(ab, "time_of", lambda run: math.exp(draw.gauss(run[1] * (run[0] == "b"), run[2])))
+    runs = ab._Runs(arms=["a", "b"], arguments=[], deadline_s=1.0)
+    found = {each.case: each for each in ab.measure(runs, ab.looks(6, 48), 0.03)}
+    assert (found["slow"].outcome, found["equal"].outcome) == ("slower", "no difference")
+    assert found["wild"].told == "undecided, > 200 pairs"
+    assert runs.pairs in (12, 24, 48)
+    assert runs.pairs == 48 or found["noisy"].outcome != "undecided"
+    assert "2 of 4 decided; 48 pairs will hardly decide 1" in capsys.readouterr().err
+    assert len(ab.measure(ab._Runs(arms=["a", "b"], arguments=[], deadline_s=1.0), [3], 0.03)) == 4

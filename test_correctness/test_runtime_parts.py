@@ -229,6 +229,7 @@ def report_of(rank, **changes):
         "middle": [[2.0, {"a": 1.5, "remainder": 0.5}], [3.0 - rank, {"a": 2.5 - rank, "remainder": 0.5}]],
         "records": {"mean": [float(rank), "", "mean"]},
         "peak_memory_bytes": 10 * rank,
+        "imports": {"shop": f"shop/{rank}.py"},
         **changes,
     }
 

@@ -1,7 +1,7 @@
 """``perfsuite ab``: which of two revisions, environments or settings is faster on this machine, now.
 
 No stored baseline is needed.  Each pair runs both arms one after the other, the order alternating; the pairs, not the
-samples, are the unit of evidence, and the interval is Student's t over their differences.
+samples, are the unit of evidence (:mod:`perfsuite.statistics.paired`).
 """
 
 from __future__ import annotations
@@ -10,80 +10,20 @@ import argparse
 import dataclasses
 import json
 import math
-import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from perfsuite.arms import Arm, arm_of, run_arm
+from perfsuite.arms import Arm, arm_of, described_imports, run_arm
 from perfsuite.baselines.runs import summarise
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
+from perfsuite.comparison import Comparison, compare, progress, table
 from perfsuite.errors import ConfigurationError
 from perfsuite.records import Result, to_json
-from perfsuite.statistics.student import t_quantile
-from perfsuite.units import format_seconds, parse_duration
-
-_EXITS = "exit codes: 0 done; 1 a case is slower on b by more than the tolerance; 4 wrong usage"
-
-Outcome = Literal["slower", "faster", "no difference", "undecided"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """One case on both arms; ``b`` over ``a``."""
-
-    case: str
-    pairs: int
-    a_s: float
-    """Median over pairs of the seconds per iteration of arm a."""
-    b_s: float
-    change: float
-    """Relative change from a to b: 0.05 is 5 % slower."""
-    low: float
-    """Lower end of the 95 % interval of the change."""
-    high: float
-    smallest: float
-    """Smallest slowdown that this many pairs would have shown with 95 % probability."""
-    outcome: Outcome
-
-
-def compare(case: str, a_s: Sequence[float], b_s: Sequence[float], tolerance: float) -> Comparison:
-    """Paired comparison of times in seconds, pair by pair; needs three pairs.
-
-    Outcome: slower or faster when the interval excludes 0 and the change exceeds the tolerance; no difference when the
-    interval lies within the tolerance; else undecided.
-
-    >>> found = compare("case", [1.0, 1.01, 0.99, 1.0], [1.10, 1.12, 1.09, 1.09], tolerance=0.03)
-    >>> round(found.change, 3), found.outcome
-    (0.1, 'slower')
-    """
-    count = len(a_s)
-    assert count == len(b_s) >= 3, f"{count} and {len(b_s)} runs make no three pairs"
-    logs = [math.log(b / a) for a, b in zip(a_s, b_s, strict=True)]
-    mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(count)
-    reach = t_quantile(0.975, count - 1) * error
-    change, low, high = (math.expm1(value) for value in (mean, mean - reach, mean + reach))
-    outcome: Outcome = "undecided"
-    if low > 0 and change > tolerance:
-        outcome = "slower"
-    elif high < 0 and change < -tolerance:
-        outcome = "faster"
-    elif -tolerance <= low and high <= tolerance:
-        outcome = "no difference"
-    return Comparison(
-        case=case,
-        pairs=count,
-        a_s=statistics.median(a_s),
-        b_s=statistics.median(b_s),
-        change=change,
-        low=low,
-        high=high,
-        smallest=math.expm1((t_quantile(0.975, count - 1) + t_quantile(0.95, count - 1)) * error),
-        outcome=outcome,
-    )
+from perfsuite.statistics.paired import MIN_PAIRS
+from perfsuite.units import parse_duration
 
 
 def time_of(result: Result) -> float:
@@ -92,26 +32,75 @@ def time_of(result: Result) -> float:
     return math.exp(run.location) if run.has_clean and run.location is not None else result.median_s
 
 
-def run_pairs(
-    arms: Sequence[Arm], pairs: int, arguments: Sequence[str], deadline_s: float, say: bool = True
-) -> Mapping[str, tuple[list[float], list[float]]]:
-    """Times of both arms by case, pair by pair; a case that any run lacks is left out."""
-    runs: list[list[Mapping[str, Result]]] = [[], []]
-    for pair in range(pairs):
-        for which in (0, 1) if pair % 2 == 0 else (1, 0):
-            if say:
-                print(f"pair {pair + 1} of {pairs}: {arms[which].name}", file=sys.stderr, flush=True)
-            runs[which].append(run_arm(arms[which], arguments, deadline_s))
-    everywhere = set.intersection(*(set(results) for side in runs for results in side))
-    ordered = [case for case in runs[0][0] if case in everywhere]
-    return {
-        case: ([time_of(results[case]) for results in runs[0]], [time_of(results[case]) for results in runs[1]])
-        for case in ordered
-    }
+@dataclass(kw_only=True)
+class _Runs:
+    """The runs of both arms, pair by pair."""
+
+    arms: Sequence[Arm]
+    arguments: Sequence[str]
+    deadline_s: float
+    of: tuple[list[Mapping[str, Result]], list[Mapping[str, Result]]] = field(default_factory=lambda: ([], []))
+
+    @property
+    def pairs(self) -> int:
+        return len(self.of[1])
+
+    def add_pair(self) -> None:
+        """Run both arms once, the order alternating from pair to pair."""
+        for which in (0, 1) if self.pairs % 2 == 0 else (1, 0):
+            self.of[which].append(run_arm(self.arms[which], self.arguments, self.deadline_s))
+
+    def compared(self, tolerance: float, alpha: float) -> list[Comparison]:
+        """The cases that every run measured, in order."""
+        left_out = self.left_out()
+        comparisons = []
+        for case in self.of[0][0]:
+            if case not in left_out:
+                a_s, b_s = ([time_of(results[case]) for results in side] for side in self.of)
+                comparisons.append(compare(case, a_s, b_s, tolerance, alpha=alpha))
+        return comparisons
+
+    def left_out(self) -> list[str]:
+        """Cases that one run measured and another did not."""
+        runs = [results.keys() for side in self.of for results in side]
+        return sorted(case for case in set().union(*runs) if not all(case in run for run in runs))
+
+
+def looks(pairs: int, most: int) -> list[int]:
+    """Numbers of pairs after which it is asked whether all is decided: each twice the one before, ``most`` last.
+
+    >>> looks(6, 48), looks(6, 20), looks(6, 6)
+    ([6, 12, 24, 48], [6, 12, 20], [6])
+    """
+    counts = [pairs]
+    while counts[-1] < most:
+        counts.append(min(2 * counts[-1], most))
+    return counts
+
+
+def measure(runs: _Runs, planned: Sequence[int], tolerance: float) -> list[Comparison]:
+    """Run pairs until all is decided at one of the ``planned`` numbers of them, or more would not help.
+
+    Whoever looks more than once errs more often.  So each look has its share of the 5 %: however often was looked and
+    whenever it ended, all intervals that could have been shown miss the truth in 5 % of the comparisons of a case.
+    """
+    alpha = 0.05 / len(planned)
+    for look in planned:
+        while runs.pairs < look:
+            so_far = ""
+            if runs.pairs >= MIN_PAIRS:
+                so_far = f"; {progress(runs.compared(tolerance, alpha), planned[-1])}"
+            print(f"pair {runs.pairs + 1} of {look}{so_far}", file=sys.stderr, flush=True)
+            runs.add_pair()
+        found = runs.compared(tolerance, alpha)
+        undecided = [each for each in found if each.outcome == "undecided"]
+        if not any((each.pairs_needed or planned[-1] + 1) <= planned[-1] for each in undecided):
+            break
+    return found
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "example: perfsuite ab --a main --b HEAD -- test_perf -k 'matmul and fp32'.  " + _EXITS
+    parser.epilog = "example: perfsuite ab --a main --b HEAD -- test_perf -k 'matmul and fp32'."
     for side in ("a", "b"):
         parser.add_argument(f"--{side}", metavar="REV", help="git revision; without it the working tree as it is")
         parser.add_argument(
@@ -119,6 +108,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         )
         parser.add_argument(f"--{side}-python", metavar="PATH", help="interpreter of this arm")
     parser.add_argument("--pairs", type=int, default=6, help="pairs of runs, at least 3 (default 6)")
+    parser.add_argument(
+        "--until-decided",
+        action="store_true",
+        help="double the pairs until every case is decided or cannot be; the intervals are as much wider as that needs",
+    )
+    parser.add_argument("--max-pairs", type=int, default=48, help="with --until-decided: no more pairs (default 48)")
     parser.add_argument("--tolerance", type=float, default=0.03, help="change that does not matter (default 0.03)")
     parser.add_argument("--deadline", metavar="DURATION", default="1h", help="for one run of one arm (default 1h)")
     parser.add_argument("--json", metavar="FILE", help="write the comparison to FILE as well")
@@ -127,8 +122,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_ab(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite ab``."""
-    if options.pairs < 3:
+    if options.pairs < MIN_PAIRS:
         raise ConfigurationError(f"--pairs {options.pairs} is too few to know any noise; give 3 or more")
+    if options.until_decided and options.max_pairs < options.pairs:
+        raise ConfigurationError(f"--max-pairs {options.max_pairs} is less than --pairs {options.pairs}; give more")
     if not 0 < options.tolerance < 1:
         raise ConfigurationError(f"--tolerance {options.tolerance} is not between 0 and 1; write 0.03 for 3 %")
     environments = [read_env(texts) for texts in (options.a_env, options.b_env)]
@@ -146,9 +143,10 @@ def run_ab(options: argparse.Namespace) -> int:
             if revision:
                 arm = trees.enter_context(arm_of(root, revision, arm.name))
             arms.append(dataclasses.replace(arm, interpreter=python, env=env))
-        times = run_pairs(arms, options.pairs, arguments, parse_duration(options.deadline))
-    comparisons = [compare(case, *pair, options.tolerance) for case, pair in times.items()]
-    print_comparisons(comparisons, arms, options.tolerance)
+        runs = _Runs(arms=arms, arguments=arguments, deadline_s=parse_duration(options.deadline))
+        planned = looks(options.pairs, options.max_pairs) if options.until_decided else [options.pairs]
+        comparisons = measure(runs, planned, options.tolerance)
+    print("\n".join(lines(runs, comparisons, planned, options.tolerance)))
     if options.json:
         Path(options.json).write_text(json.dumps(to_json(comparisons), indent=1) + "\n")
     return EXIT_FOUND if any(comparison.outcome == "slower" for comparison in comparisons) else EXIT_OK
@@ -171,19 +169,16 @@ def read_env(texts: Sequence[str]) -> dict[str, str]:
     return variables
 
 
-def print_comparisons(comparisons: Sequence[Comparison], arms: Sequence[Arm], tolerance: float) -> None:
-    """A line per case; what was measured, how b differs, and what could have been seen."""
-    print(f"a: {arms[0].name}   b: {arms[1].name}")
-    print(f"{comparisons[0].pairs if comparisons else 0} pairs, 95 % intervals, tolerance {tolerance:.1%}")
-    width = max((len(comparison.case) for comparison in comparisons), default=4)
-    print(f"{'case':{width}}  {'a':>10}  {'b':>10}  {'b vs a':>8}  {'interval':>18}  {'visible':>8}")
-    for comparison in comparisons:
-        times = (
-            f"{format_seconds(comparison.a_s):>10}  {format_seconds(comparison.b_s):>10}  {comparison.change:>+8.1%}"
-        )
-        interval = f"{comparison.low:+.1%} .. {comparison.high:+.1%}"
-        visible = f"{comparison.smallest:>8.1%}  {comparison.outcome}"
-        print(f"{comparison.case:{width}}  {times}  {interval:>18}  {visible}")
+def lines(runs: _Runs, comparisons: Sequence[Comparison], planned: Sequence[int], tolerance: float) -> Iterator[str]:
+    """The arms and where their code came from, a line per case, and what the words in it mean."""
+    for arm, results in zip(runs.arms, runs.of, strict=True):
+        imports = described_imports(results[-1])
+        yield f"{arm.name}{f': {imports}' if imports else ''}"
+    at = f" for {len(planned)} looks together" if len(planned) > 1 else ""
+    yield f"{runs.pairs} pairs, 95 % intervals{at}, tolerance {tolerance:.1%}"
+    if left_out := runs.left_out():
+        yield f"left out, not measured in every run: {', '.join(left_out)}"
+    yield from table(comparisons, tolerance)
 
 
 COMMAND = Command(
@@ -191,4 +186,5 @@ COMMAND = Command(
     help="compare two revisions, environments or settings, alternating on this machine",
     arguments=_arguments,
     run=run_ab,
+    found="a case is slower on b by more than the tolerance",
 )

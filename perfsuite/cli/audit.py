@@ -250,4 +250,5 @@ COMMAND = Command(
     help="check tables for what arithmetic, peaks and bounds do not allow: the published ones, or your own",
     arguments=arguments,
     run=run,
+    found="a contradiction in a file of yours, or a shipped label that its own rules do not give",
 )

@@ -193,4 +193,5 @@ COMMAND = Command(
     help="list, show, verify, merge, prune and rename in baseline files",
     arguments=arguments,
     run=run,
+    found="verify: a file is damaged",
 )

@@ -26,6 +26,8 @@ class Command:
     """Adds the options."""
     run: Callable[[argparse.Namespace], int]
     """Does the work and returns the exit code; a PerfsuiteError becomes one line and EXIT_USAGE."""
+    found: str = ""
+    """What EXIT_FOUND says of this command; empty where it never ends so."""
 
 
 def platform_arguments(parser: argparse.ArgumentParser) -> None:

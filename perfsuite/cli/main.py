@@ -15,9 +15,8 @@ from perfsuite.cli import ab, audit, baselines, env, platforms, report, schedule
 from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command
 from perfsuite.errors import PerfsuiteError
 
-_EPILOG = (
-    "exit codes: 0 done; 4 wrong usage or configuration (as pytest's), with one line on stderr that says what to do"
-)
+_USAGE = "4 wrong usage or configuration (as pytest's), with one line on stderr that says what to do"
+_EPILOG = f"exit codes: 0 done; 1 found what was looked for (see each command's --help); {_USAGE}"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,8 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _Parser(prog="perfsuite", description="What pytest does not do for perfsuite.", epilog=_EPILOG)
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
-        sub = subcommands.add_parser(command.name, help=command.help, description=command.help, epilog=_EPILOG)
+        sub = subcommands.add_parser(command.name, help=command.help, description=command.help)
         command.arguments(sub)
+        exits = "; ".join(["exit codes: 0 done", *([f"1 {command.found}"] if command.found else []), _USAGE])
+        sub.epilog = "  ".join(filter(None, [sub.epilog, exits]))
         sub.set_defaults(run=command.run)
     arguments = parser.parse_args(argv)
     try:
