@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -65,9 +66,12 @@ def test_another_environment_fails_by_its_name_until_it_is_accepted(stored, mach
 
 def test_a_suite_that_is_slower_fails_the_session_in_one_line(stored, machine):
     machine.factors = dict.fromkeys(range(3), 1.5)
-    done = stored.run("--perf-gate", "--perf-fail-on=drifted", "--perf-summary=summary.md")
-    done.assert_outcomes(passed=3)
+    done = stored.run("--perf-gate", "--perf-fail-on=drifted", "--perf-summary=summary.md", "--junitxml=j.xml")
+    done.assert_outcomes(passed=3, failed=1)
     assert done.ret == pytest.ExitCode.TESTS_FAILED
+    cases = {case.attrib["name"]: case for case in ElementTree.parse("j.xml").iter("testcase")}
+    failed = [name for name, case in cases.items() if case.find("failure") is not None]
+    assert (len(cases), failed) == (4, ["the suite as a whole"])
     done.stdout.fnmatch_lines(["SUITE DRIFTED: the suite is +* % slower than stored *3 of 3 cases by more than 3 %*"])
     assert "SUITE DRIFTED" in Path("summary.md").read_text()
     looked = stored.run()

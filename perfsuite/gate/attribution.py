@@ -57,9 +57,15 @@ def _unsettled(asked: Question, first: Estimate) -> Finding:
 
 
 def _with_base(asked: Question, level: Estimate, change: Estimate) -> Finding:
-    """What the A/B with the base says, and where it clears the code, what the stored level says beside it."""
-    if change.outcome == "regressed" and level.effect > 0 and level.outcome != "pass":
+    """What the A/B with the base says, and where it clears the code, what the stored level says beside it.
+
+    Slower than the base, or than the stored commit, is slower whatever the level says: the host may be faster today.
+    """
+    if change.outcome == "regressed":
         return replace(asked.shown(change, "regressed", asked.work.pairs), confirmed=True)
+    anchor = asked.since_anchor
+    if anchor is not None and anchor.outcome == "regressed" and _surely(anchor):
+        return _drifted(asked, anchor)
     if level.effect < 0:
         return _faster(asked, level)
     if level_moved(asked.work, asked.judged, asked.view):
@@ -69,6 +75,17 @@ def _with_base(asked: Question, level: Estimate, change: Estimate) -> Finding:
     cleared = change.outcome in ("pass", "improved")
     shown = asked.shown(change, "pass" if cleared else "inconclusive", asked.work.pairs)
     return flagged(shown, _SMALL) if cleared else shown
+
+
+def _surely(anchor: Estimate) -> bool:
+    return anchor.effect > t_quantile(1 - SURELY_ALPHA, anchor.dof) * anchor.error
+
+
+def _drifted(asked: Question, anchor: Estimate) -> Finding:
+    """The stored commit, measured now, is faster: the code drifted."""
+    shown = asked.shown(anchor, "drifted", asked.anchor_pairs)
+    why = f"not slower than the base, slower than {asked.anchor_name}: the code drifted"
+    return replace(shown, confirmed=True, reasons=(why, *growth(asked.work, asked.judged, asked.view)))
 
 
 def _faster(asked: Question, level: Estimate) -> Finding:
@@ -87,12 +104,7 @@ def _improved(shown: Finding) -> Finding:
 
 
 def _moved(asked: Question) -> Finding:
-    """The level is worse and the base does not show why: the stored commit, measured now, tells drifted code."""
-    anchor = asked.since_anchor
-    if anchor is not None and anchor.outcome == "regressed" and _surely(anchor):
-        shown = asked.shown(anchor, "drifted", asked.anchor_pairs)
-        why = f"not slower than the base, slower than {asked.anchor_name}: the code drifted"
-        return replace(shown, confirmed=True, reasons=(why, *growth(asked.work, asked.judged, asked.view)))
+    """The level is worse, and neither the base nor the stored commit shows why."""
     today = _all_of_today(asked)
     judge = asked.view.judge(asked.work, asked.judged, asked.work.fresh)
     estimate = judge.remeasured(today)
@@ -101,10 +113,6 @@ def _moved(asked: Question) -> Finding:
     cleared = judge.excludes(estimate.effect, estimate.error)
     shown = asked.shown(estimate, "pass" if cleared else "inconclusive")
     return flagged(shown, _SMALL) if cleared else shown
-
-
-def _surely(anchor: Estimate) -> bool:
-    return anchor.effect > t_quantile(1 - SURELY_ALPHA, anchor.dof) * anchor.error
 
 
 def _all_of_today(asked: Question) -> list[float]:

@@ -17,6 +17,8 @@ from perfsuite.statistics.student import t_quantile
 
 SURE = 0.999
 """Confidence with which a pass excludes a slowdown that is too large to be missed."""
+SURE_ALONE = 0.9999
+"""The same where no other cases tell what the host does: a few sessions of one case are all that is known of it."""
 LIKELY = 0.95
 TWO_SIDED = 0.975
 """For 95 % of a two-sided interval; and for each of two stages that together shall fail in 5 %."""
@@ -160,7 +162,8 @@ class Judge:
 
         Looking faster makes a noisy case no surer: a negative effect counts as none.
         """
-        return max(0.0, effect) + t_quantile(SURE, self.dof) * error < self.bounds.limit
+        sure = SURE if self.today.known else SURE_ALONE
+        return max(0.0, effect) + t_quantile(sure, self.dof) * error < self.bounds.limit
 
     @property
     def best(self) -> Spread:

@@ -96,7 +96,8 @@ def shares(replicates: Iterable[Replicates], *, with_shift: bool) -> Shares:
     """What replicated runs say; the expectation weighs more than a few of them.
 
     ``with_shift``: the sessions' common shifts are known and taken off.  Where they are not, they are part of what lies
-    between sessions, which then is taken to be half of everything until replicates say otherwise.
+    between sessions, which then is taken to be half of everything at least: runs that scatter much inside this session
+    say nothing about how far it drifted.
     """
     known = list(replicates)
     scale = _scale(known)
@@ -107,7 +108,7 @@ def shares(replicates: Iterable[Replicates], *, with_shift: bool) -> Shares:
     whole = sum(total for total, _ in sums.values()), sum(dof for _, dof in sums.values())
     usual = _pooled(whole, PRIOR_INSIDE, SUITE_PRIOR_DOF)
     inside = usual if with_shift else _pooled(whole, SHIFTLESS_INSIDE, SHIFTLESS_PRIOR_DOF)
-    between = max(SESSION_SHARE, 1 - inside)
+    between = max(SESSION_SHARE if with_shift else 1 - SHIFTLESS_INSIDE, 1 - inside)
     usual = max(usual, 1 - between)
     return Shares(
         between=between,

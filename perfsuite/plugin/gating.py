@@ -22,7 +22,7 @@ from perfsuite.arms import Arm, arm_of
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
 from perfsuite.errors import CaseStopped, PerfsuiteError, first_line
 from perfsuite.gate.comparable import nearest_hardware
-from perfsuite.gate.describe import describe, phrases, word
+from perfsuite.gate.describe import phrases, word
 from perfsuite.gate.verdict import Verdict
 from perfsuite.gatekeeper import Base, Gatekeeper, hardware_of
 from perfsuite.platforms import fingerprint
@@ -36,6 +36,7 @@ from perfsuite.plugin.hooks import Judgement
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.revision import commit_of
 from perfsuite.plugin.suite import Suite, suite_of
+from perfsuite.plugin.verdict_reports import remade, suite_reports, with_verdict
 from perfsuite.records import Result
 from perfsuite.reports.summary import markdown_summary
 from perfsuite.reports.verdicts import SUITE_FAILS, aa_lines, gate_lines, suite_lines
@@ -202,6 +203,11 @@ class Gating:
                 if verdict and final.when in ("call", "teardown"):
                     final.user_properties = with_verdict(final.user_properties, verdict)
                 item.ihook.pytest_runtest_logreport(report=final)
+        if settled and self.options.gate:
+            for line in suite_lines(self.keeper.suite, self.options.fail_on):
+                if line.startswith(SUITE_FAILS):
+                    for report in suite_reports(line):
+                        self.config.hook.pytest_runtest_logreport(report=report)
 
     def _update(self) -> None:
         if self.options.update is None:
@@ -220,9 +226,7 @@ class Gating:
 
     def finish(self, session: pytest.Session) -> None:
         """What went wrong with the baselines makes the run fail even when every case passed."""
-        suite_fails = self.keeper.suite is not None and self.keeper.suite.name in self.options.fail_on
-        fails = self.problem or self.refused or (self.options.gate and suite_fails)
-        if fails and session.exitstatus == pytest.ExitCode.OK:
+        if (self.problem or self.refused) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         nothing = self.options.gate and not self.options.allow_ungated and not self.keeper.covered
         if nothing and self.keeper.taken and session.exitstatus == pytest.ExitCode.OK:
@@ -311,34 +315,6 @@ def telemetry_word(telemetry: Telemetry, family: str) -> str:
     said = disturbance(readings)
     unread = family != "cpu" and all(reading.throttle is None for reading in readings)
     return said or (TELEMETRY_UNKNOWN if unread else "")
-
-
-def remade(item: pytest.Item, report: pytest.TestReport, failure: str) -> pytest.TestReport:
-    """The call report of a case that passed by itself and fails by its verdict.
-
-    It goes through the same hooks as any failure, so that xfail and reports of other plugins work.
-    """
-
-    def fail() -> None:
-        raise pytest.fail.Exception(failure, pytrace=False)
-
-    call = pytest.CallInfo.from_call(fail, when="call")
-    call.duration, call.start, call.stop = report.duration, report.start, report.stop
-    if isinstance(item, pytest.Function):
-        item.funcargs = {}  # the fixtures are gone; other plugins' hooks would use them
-    before = list(item.user_properties)
-    new: pytest.TestReport = item.ihook.pytest_runtest_makereport(item=item, call=call)
-    item.user_properties[:] = before
-    new.user_properties = list(report.user_properties)
-    new.sections = list(report.sections)
-    new.perf_failure = failure.partition(" ")[0].rstrip(";:").upper()  # type: ignore[attr-defined]  # reports carry what plugins put on them
-    return new
-
-
-def with_verdict(properties: Sequence[tuple[str, object]], verdict: Verdict) -> list[tuple[str, object]]:
-    """JUnit properties with the verdict in them."""
-    kept = [(name, value) for name, value in properties if name != "verdict"]
-    return [*kept, ("verdict", verdict.name), ("verdict_detail", describe(verdict))]
 
 
 def shared_arguments(config: pytest.Config) -> tuple[str, ...]:
