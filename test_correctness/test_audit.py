@@ -133,6 +133,33 @@ def test_rule_says_what_it_needs(name):
     assert rule.source
 
 
+MPT = [
+    "70b 2048 64 42.57 421.2583 8 4 2048 32 66523 1039 64862437376",
+    "30b 8192 8 29.92 296.1077 1 21 168 1 11072 1384 30019254272",
+    "30b 2048 32 43.92 434.6371 14 3 1344 36 73860 2308 29975214080",
+    "30b 2048 16 43.07 426.1622 10 3 480 17 36209 2263 29975214080",
+    "13b 32768 8 31.68 313.4795 1 3 24 0 15812 1976 13011240960",
+    "7b 65536 8 28.59 282.9422 1 2 16 0 15654 1956 6918905856",
+    "3b 32768 8 28.84 285.4036 3 6 144 1 46984 5873 2730480640",
+    "3b 2048 64 40.8 403.7625 6 3 1152 703 1441663 22525 2651837440",
+]
+"""H100 rows of scripts/train/benchmarking/README.md in mosaicml/llm-foundry: rates are cut off, attention is most of
+the work of long sequences, nothing says layers or width."""
+
+
+def test_a_real_table_of_language_models_is_plausible():
+    header = (
+        "model sequence_length devices mfu:% tflops micro_batch_size num_micro_batches global_batch_size throughput "
+        "tokens_per_s tokens_per_s_per_device parameters"
+    )
+    real = table(header, *MPT, peak_tflops="989.4", device="H100")
+    assert {"speedup-above-n"} >= rules_of(real)  # a note: the larger runs have the larger batches
+    without = replace(real, columns=tuple(column for column in real.columns if column.name != "throughput"))
+    assert set() == rules_of(without)
+    assert "rates-disagree" in rules_of(with_cell(without, 2, "tokens_per_s_per_device", "73860"))
+    assert "tflops-tokens" in rules_of(with_cell(without, 3, "tflops", "326.1622"))
+
+
 def test_a_missed_last_digit_is_a_note_and_costs_no_label():
     careless = table("devices speedup efficiency:%", "1 1.000 100.0", "4 3.200 80.1")
     (finding,) = audit([careless])
@@ -149,6 +176,20 @@ def test_a_missed_last_digit_is_a_note_and_costs_no_label():
 def test_nothing_is_found_in_a_consistent_scaling_table(valid):
     assert [] == [f"{finding.rule}: {finding.message}" for finding in audit([valid])]
     assert 15 <= sum(applicable(rule, valid) for rule in RULES)
+
+
+@settings(max_examples=40, deadline=None)
+@given(scaling_tables(), st.data())
+def test_nothing_is_found_in_any_columns_of_a_consistent_table(valid, data):
+    """Above all in those of language models: rates and utilisation without a step time."""
+    steps = {"latency", "iterations_per_s", "data_time", "forward_time", "backward_time", "optimizer_time"}
+    figures = sorted({column.name for column in valid.columns if column.meaning.kind != "configuration"} - steps)
+    kept = data.draw(st.sets(st.sampled_from(figures))) | {column.name for column in valid.of_kind("configuration")}
+    kept |= steps if data.draw(st.booleans()) else set()
+    known = data.draw(st.sets(st.sampled_from(sorted(valid.facts))))
+    facts = {role: fact for role, fact in valid.facts.items() if role in known}
+    part = replace(valid, columns=tuple(column for column in valid.columns if column.name in kept), facts=facts)
+    assert [] == [f"{finding.rule}: {finding.message}" for finding in audit([part])]
 
 
 @settings(max_examples=60, deadline=None)
@@ -180,6 +221,30 @@ def test_a_changed_cell_is_found_by_its_rule(rule, valid, data):
     column, change = PERTURBATIONS[rule]
     row = data.draw(st.integers(1, len(valid.rows) - 1))
     assert rule in rules_of(with_cell(valid, row, column, change(text(valid, row, column))))
+
+
+LANGUAGE = ["devices", "global_batch_size", "tokens_per_s", "tokens_per_s_per_device", "mfu", "tflops", "loss"]
+
+
+@settings(max_examples=4, deadline=None)
+@pytest.mark.parametrize(
+    ("rule", "column", "factor"),
+    [
+        ("rates-disagree", "tokens_per_s", 1.3),
+        ("mfu-tokens", "mfu", 0.3),
+        ("mfu-tflops", "mfu", 0.8),
+        ("mfu-tflops-peak", "mfu", 0.4),
+        ("tflops-tokens", "tflops", 0.7),
+        ("tflops-rate", "tflops", 0.3),
+        ("flops-above-peak", "tflops", 20.0),
+    ],
+)
+@given(valid=scaling_tables(), data=st.data())
+def test_a_changed_cell_of_a_language_model_is_found(rule, column, factor, valid, data):
+    part = replace(valid, columns=tuple(each for each in valid.columns if each.name in LANGUAGE))
+    part = replace(part, facts={**part.facts, "model": Fact(text="gpt")})
+    row = data.draw(st.integers(1, len(valid.rows) - 1))
+    assert rule in rules_of(with_cell(part, row, column, scaled(factor)(text(part, row, column))))
 
 
 @settings(max_examples=8, deadline=None)

@@ -137,6 +137,26 @@ def test_wrong_usage_is_one_line_and_exit_4(tmp_path, capsys, arguments, message
     assert message in err
 
 
+TOKENS = "gpus,length,tokens/s/gpu,mfu\n8,2048,4792,39.79\n64,2048,4800,{mfu}\n"
+
+
+@pytest.mark.parametrize(("mfu", "expected"), [("39.86", 0), ("49.86", 1)])
+def test_a_language_model_without_a_step_time_is_judged(tmp_path, capsys, mfu, expected):
+    path = tmp_path / "results.csv"
+    path.write_text(TOKENS.format(mfu=mfu), encoding="utf-8")
+    roles = ["gpus=devices", "length=sequence_length", "tokens/s/gpu=tokens_per_s_per_device", "mfu=mfu:%"]
+    facts = ["model=mpt", "parameters=12.85:B", "peak_tflops=989.4"]
+    code, out, _ = run(capsys, path, "--roles", *roles, "--fact", *facts)
+    assert expected == code
+    assert ("contradiction: tflops-tokens -> X" in out) == bool(expected)
+    assert "with a column or --fact of tflops (achieved operations per second of one device), 4 more rules could" in out
+    code, out, _ = run(capsys, path, "--json", "--roles", *roles, "--fact", *facts)
+    gains = json.loads(out)[0]["more_rules_with"]
+    assert sorted(gains.values(), reverse=True) == list(gains.values())
+    assert "latency" in gains
+    assert not {"devices", "mfu"} & gains.keys()
+
+
 def test_shipped_tables_exit_0_as_they_are_labelled(capsys):
     code, out, err = run(capsys)
     assert (0, "") == (code, err)

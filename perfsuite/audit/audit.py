@@ -8,17 +8,18 @@ X (contradictory); what no rule touches is M (measured, plausible).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from perfsuite.audit.rule import AuditFinding, Hit, Rule, TablePlace, finding_of, rules_in
-from perfsuite.audit.rules import compute, memory, parts, pipeline, repeats, scaling
+from perfsuite.audit.rules import compute, memory, parts, pipeline, rates, repeats, scaling
 from perfsuite.audit.table import AuditTable, join
 from perfsuite.published.records import LABELS, Label
 from perfsuite.published.roles import DEGREES
 
 RULES: tuple[Rule, ...] = tuple(
-    rule for family in (scaling, parts, compute, memory, pipeline, repeats) for rule in rules_in(family)
+    rule for family in (scaling, parts, compute, rates, memory, pipeline, repeats) for rule in rules_in(family)
 )
 """Every rule, by family; findings come in this order."""
 
@@ -71,11 +72,30 @@ def applicable(rule: Rule, table: AuditTable) -> bool:
 
     ``a|b`` is satisfied by either; a number of devices also by the sizes of a mesh.
     """
+    return not _lacking(rule, table)
+
+
+def _lacking(rule: Rule, table: AuditTable) -> list[str]:
+    """The needs of the rule that the table does not satisfy."""
+    lacking = []
     for need in rule.roles:
         roles = [other for role in need.split("|") for other in _STANDS_FOR.get(role, (role,))]
         if not any(table.says(role) for role in roles):
-            return False
-    return True
+            lacking.append(need)
+    return lacking
+
+
+def more_with(tables: Sequence[AuditTable]) -> dict[str, int]:
+    """Role -> how many more rules could be checked if a table told it too, most first.
+
+    Rules that lack more than one role are left out.
+    """
+    gains: Counter[str] = Counter()
+    for rule in RULES:
+        lacking = [_lacking(rule, table) for table in tables]
+        if rule.check and all(lacking):
+            gains.update({role for needs in lacking if len(needs) == 1 for role in needs[0].split("|")})
+    return dict(gains.most_common())
 
 
 def derived_label(

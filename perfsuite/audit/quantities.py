@@ -110,6 +110,12 @@ def flops_per_sample(table: AuditTable, row: Row) -> Value | None:
     return Value(interval=flops, columns=merged(parameters, sequence))
 
 
+def knows_attention(table: AuditTable, row: Row) -> bool:
+    """Whether :func:`flops_per_sample` is more than a lower bound, which long sequences are many times above."""
+    stated = table.value(row, "flops_per_sample")
+    return bool(stated or (table.value(row, "num_layers") and table.value(row, "hidden_size")))
+
+
 def work(table: AuditTable, row: Row) -> dict[str, str]:
     """The settings that decide what a sample costs; rows with equal ones have comparable throughputs."""
     settings = {name: value for name, value in table.configuration(row).items() if name in WORK_ROLES}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfsuite.audit.audit import RULES, applicable, audit, derived_label
+from perfsuite.audit.audit import RULES, applicable, audit, derived_label, more_with
 from perfsuite.audit.read import parse_facts, parse_roles, read_tables, tables_of
 from perfsuite.audit.rule import AuditFinding, Rule
 from perfsuite.audit.table import AuditTable
@@ -20,6 +21,10 @@ from perfsuite.published.lookup import shipped
 from perfsuite.published.read import read_report
 from perfsuite.published.records import Label, LabelJudgement, PublishedReport, PublishedTable
 from perfsuite.published.roles import ROLES, SCALES
+from perfsuite.units import plural
+
+SHOWN_ROLES = 4
+"""Roles that are advised; --json has them all."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,6 +97,8 @@ class _Audited:
     report: PublishedReport | None = None
     disagreements: Sequence[str] = ()
     """Labels that say they follow from the rules and do not."""
+    is_given: bool = False
+    """A file of the user's, who may have more columns than were named."""
 
 
 def _of(report: PublishedReport) -> _Audited:
@@ -110,13 +117,13 @@ def _read(path: Path, options: argparse.Namespace) -> _Audited:
     if path.suffix.lower() == ".json":
         if options.roles or options.fact:
             raise ConfigurationError(f"{path}: a JSON file of tables names its own roles; leave --roles and --fact out")
-        return _of(read_report(path))
+        return dataclasses.replace(_of(read_report(path)), is_given=True)
     if not options.roles:
         raise ConfigurationError(f"{path}: say what its columns mean: --roles 'step (ms)=latency' gpus=devices")
     tables = read_tables(path, parse_roles(options.roles), parse_facts(options.fact))
     if not any(applicable(rule, table) for rule in RULES for table in tables):
         raise ConfigurationError(f"{path}: no rule applies to these roles; name more columns or add --fact")
-    return _Audited(name=str(path), tables=tables, findings=audit(tables))
+    return _Audited(name=str(path), tables=tables, findings=audit(tables), is_given=True)
 
 
 def label_disagreements(
@@ -153,6 +160,14 @@ def _lines(audited: _Audited) -> Iterator[str]:
             yield from (f"      {finding.message}" for finding in same)
     yield from (f"  LABEL {line}" for line in audited.disagreements)
     yield f"  {len(audited.tables)} tables, {_count(audited.findings)}"
+    yield from (f"  {line}" for line in _advice(audited))
+
+
+def _advice(audited: _Audited) -> Iterator[str]:
+    """Which columns or facts would let more rules be checked, the best first."""
+    gains = list(more_with(audited.tables).items()) if audited.is_given else []
+    for role, count in gains[:SHOWN_ROLES]:
+        yield f"with a column or --fact of {role} ({ROLES[role].about}), {plural(count, 'more rule')} could be checked"
 
 
 def _published(audited: _Audited) -> Mapping[str, PublishedTable]:
@@ -180,6 +195,7 @@ def _json(audited: _Audited) -> dict[str, Any]:
     return {
         "name": audited.name,
         "disagreements": list(audited.disagreements),
+        "more_rules_with": more_with(audited.tables) if audited.is_given else {},
         "tables": [
             {
                 "table": table.name,

@@ -6,6 +6,7 @@ from perfsuite.audit.table import AuditTable
 from test_correctness.helpers.audit_tables import table
 
 GPT = {"parameters": "1557611200", "num_layers": "48", "hidden_size": "1600", "sequence_length": "2048"}
+LONG = {"num_layers": "24", "hidden_size": "2048", "sequence_length": "2048"}
 CASES: dict[str, tuple[list[AuditTable], list[AuditTable]]] = {
     "speedup-ratio": (
         [table("devices throughput speedup", "1 101 1.0", "8 707 7.5")],
@@ -38,6 +39,69 @@ CASES: dict[str, tuple[list[AuditTable], list[AuditTable]]] = {
     "overhead-ratio": (
         [table("throughput overhead:%", "1000 0", "800 40.0")],
         [table("throughput overhead:%", "1000 0", "800 25.0", "500 50.0")],
+    ),
+    "rates-disagree": (
+        [
+            table("throughput tokens_per_s", "32 66523", "40 66523", devices="8", sequence_length="2048"),
+            table("devices tokens_per_s tokens_per_s_per_device", "8 8000 8000"),
+            table("throughput tokens_per_s_per_device", "32.5 66560", devices="16", sequence_length="2048"),
+        ],
+        [
+            table("throughput tokens_per_s", "32 66523", "1 2860", devices="8", sequence_length="2048"),  # cut off
+            table("devices tokens_per_s tokens_per_s_per_device", "8 8000 1000", "8 8000 _"),
+            table("dp tp ep tokens_per_s tokens_per_s_per_device", "4 2 4 8000 1000"),  # experts on the ranks of dp
+        ],
+    ),
+    "tokens-above-peak": (
+        [
+            table("tokens_per_s_per_device", "30000", parameters="7e9", peak_tflops="312", loss="2"),
+            table("devices tokens_per_s", "2 60000", parameters="7e9", peak_tflops="312"),
+        ],
+        [
+            table("tokens_per_s_per_device", "7000", parameters="7e9", peak_tflops="312", loss="2"),
+            table("tokens_per_s_per_device", "20000", parameters="7e9", peak_tflops="312"),  # forward alone
+            table(
+                "model tokens_per_s_per_device", "Mixtral-8x7B 3000", parameters="46.7e9", peak_tflops="312", loss="2"
+            ),
+        ],
+    ),
+    "mfu-tokens": (
+        [
+            table("mfu:% tokens_per_s_per_device loss", "40 7500 2", parameters="1.00e9", peak_tflops="312", **LONG),
+            table("mfu:% tokens_per_s_per_device loss", "40 70000 2", parameters="1.00e9", peak_tflops="312"),
+        ],
+        [
+            table("mfu:% tokens_per_s_per_device loss", "40 18000 2", parameters="1.00e9", peak_tflops="312", **LONG),
+            table(
+                "mfu:% tokens_per_s_per_device loss", "40 4000 2", parameters="1.00e9", peak_tflops="312"
+            ),  # attention?
+        ],
+    ),
+    "tflops-rate": (
+        [table("tflops tokens_per_s_per_device loss", "150 2500 2", parameters="1.00e9", **LONG)],
+        [table("tflops tokens_per_s_per_device loss", "150 20000 2", "150 16000 2", parameters="1.00e9", **LONG)],
+    ),
+    "mfu-tflops": (
+        [table("mfu:% tflops", "40.0 124.8", "35.0 130.2", device="A100")],
+        [
+            table("mfu:% tflops", "40.0 124.8", "35.0 109.2", device="A100"),
+            table("device mfu:% tflops", "A100 40.0 124.8", "H100 40.0 395.8"),
+            table("mfu:% tflops recompute=config", "40.0 124.8 no", "35.0 145.6 full", device="A100"),
+        ],
+    ),
+    "mfu-tflops-peak": (
+        [table("mfu:% tflops", "20.0 150.0", peak_tflops="312")],
+        [table("mfu:% tflops", "40.0 160.0", peak_tflops="312")],
+    ),
+    "tflops-tokens": (
+        [
+            table("tflops tokens_per_s_per_device", "150 20000", "120 20000", model="gpt"),
+            table("mfu:% tokens_per_s_per_device", "40.0 20000", "30.0 20000", model="gpt", device="A100"),
+        ],
+        [
+            table("model tflops tokens_per_s_per_device", "a 150 20000", "b 120 4000"),
+            table("tflops tokens_per_s_per_device", "150 20000", "120 16000", model="gpt"),
+        ],
     ),
     "parts-above-whole": (
         [table("forward_time:ms backward_time:ms whole:ms", "250 910 1000")],

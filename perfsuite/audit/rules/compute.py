@@ -9,6 +9,7 @@ from perfsuite.audit.quantities import (
     devices,
     flops_per_sample,
     global_batch,
+    knows_attention,
     merged,
     product,
     quotient,
@@ -84,7 +85,7 @@ def share_out_of_range(table: AuditTable) -> Iterator[Hit]:
 
 def _implied_peak(table: AuditTable, row: Row, flops: Value | None) -> Value | None:
     """throughput x FLOPs per sample / (n x MFU): the peak that the row was computed with."""
-    used = product(devices(table, row) or _constant(1), table.value(row, "mfu"))
+    used = product(devices(table, row), table.value(row, "mfu"))
     return quotient(product(throughput(table, row), flops), used)
 
 
@@ -111,7 +112,7 @@ def mfu_throughput(table: AuditTable) -> Iterator[Hit]:
             same_work = work(table, row) == work(table, base)
             if row is base or table.text(row, "device") != table.text(base, "device"):
                 continue
-            if not same_work and not (mine and theirs):
+            if not same_work and not all(knows_attention(table, each) for each in (row, base)):
                 continue
             flops = (mine, theirs) if not same_work else (_constant(1), _constant(1))
             ratio = quotient(_implied_peak(table, row, flops[0]), _implied_peak(table, base, flops[1]))
@@ -141,7 +142,8 @@ def mfu_peak(table: AuditTable) -> Iterator[Hit]:
         peak = table.value(row, "peak_tflops")
         implied = _implied_peak(table, row, flops_per_sample(table, row))
         ratio = quotient(implied, peak)
-        if ratio and (ratio.interval.low > CONVENTIONS or ratio.interval.high < Fraction(1, CONVENTIONS)):
+        below = ratio and ratio.interval.high < Fraction(1, CONVENTIONS) and knows_attention(table, row)
+        if ratio and (ratio.interval.low > CONVENTIONS or below):
             mfu = table.value(row, "mfu")
             stated, rate = float(mfu.interval.middle if mfu else 0), throughput(table, row)
             fitting = rate.interval.middle / ratio.interval.middle if rate else Fraction(0)

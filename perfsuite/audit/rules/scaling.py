@@ -314,7 +314,9 @@ def tokens_rise_with_length(table: AuditTable) -> Iterator[Hit]:
             runs.setdefault(key, []).append((length.interval.low, row, rate))
     for rows in runs.values():
         rows.sort(key=lambda run: run[0])
-        rising = all(short[2].interval.high < long[2].interval.low for short, long in pairwise(rows))
+        rising = all(
+            short[0] < long[0] and short[2].interval.high < long[2].interval.low for short, long in pairwise(rows)
+        )
         if len(rows) >= 3 and rising:
             first, last = rows[0], rows[-1]
             yield Hit(
