@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations
 
-from perfsuite.audit.quantities import (
-    devices,
-    flops_per_sample,
-    knows_attention,
-    merged,
-    product,
-    quotient,
-    throughput,
-    work,
-)
+from perfsuite.audit.quantities import devices, knows_attention, merged, product, quotient, throughput, work
 from perfsuite.audit.rule import Hit, Rule
-from perfsuite.audit.table import AuditColumn, AuditTable, Row, Value
+from perfsuite.audit.table import AuditTable, Row, Value
+from perfsuite.audit.tokens import flops_per_token, rates_per_device, sure_devices, tokens_per_device
 from perfsuite.published.numbers import Interval
 
 TERA = Fraction(10**12)
@@ -26,73 +17,16 @@ MODEL_CONVENTIONS = 2
 """Model FLOPs of one run are counted differently by up to 70 / 46 (docs/published.md): twice is no convention."""
 HARDWARE_CONVENTIONS = Fraction(8, 3)
 """Achieved FLOPs may count recomputation too, 8 in place of 6 per parameter."""
-TRAINING = (
-    "global_batch_size", "micro_batch_size", "num_micro_batches", "loss", "backward_time", "optimizer_time",
-    "memory_optimizer", "memory_gradients", "bubble",
-)  # fmt: skip
-"""Roles that only a training run has; without any of them a token may have passed forward alone."""
-_SPARSE = re.compile(r"moe|mixtral|deepseek|\d+x\d+(\.\d+)?b|a\d+(\.\d+)?b", re.IGNORECASE)
-"""Names of models that have experts: a token passes a part of their parameters."""
 _COUNTING = ("device", "dtype", "strategy", "experts", "top_k")
 """Settings beside the work that figures of FLOPs may depend on."""
-RATES = ("throughput", "throughput_per_device", "tokens_per_s", "tokens_per_s_per_device")
-
-
-def _times(value: Value | None, low: Fraction | int, high: Fraction | int) -> Value | None:
-    factor = Interval(low=Fraction(low), high=Fraction(high))
-    return Value(interval=value.interval * factor, columns=value.columns) if value else None
-
-
-def _count(table: AuditTable, row: Row) -> Value | None:
-    """n, where it is sure: sequence and expert parallel ranks may be those of another degree too."""
-    stated = table.value(row, "devices") or table.value(row, "nodes")
-    return devices(table, row) if stated or not (table.value(row, "sp") or table.value(row, "ep")) else None
-
-
-def _rates(table: AuditTable, row: Row) -> Iterator[tuple[AuditColumn, Value]]:
-    """Every printed rate as samples (tokens where no length is known) per second of one device, or of all of them."""
-    length, count = table.value(row, "sequence_length"), _count(table, row)
-    for role in RATES:
-        for column in table.of_role(role):
-            rate = _untruncated(table.read(row, column))
-            if rate and not role.startswith("tokens"):
-                rate = product(rate, length) if length else rate
-            if rate and not role.endswith("per_device"):
-                rate = quotient(rate, count)
-            if rate and (length or role.startswith("tokens")):
-                yield column, rate
-
-
-def _untruncated(rate: Value | None) -> Value | None:
-    """A rate that may have been cut off where it was printed: as far above as half a digit more."""
-    if rate is None:
-        return None
-    spare = Interval(low=Fraction(0), high=(rate.interval.high - rate.interval.low) / 2)
-    return Value(interval=rate.interval + spare, columns=rate.columns)
-
-
-def _tokens_per_device(table: AuditTable, row: Row) -> Value | None:
-    """Tokens per second of one device, from the first column that allows it."""
-    return next((rate for _, rate in _rates(table, row)), None)
 
 
 def _has_steps(table: AuditTable, row: Row) -> bool:
     return bool(table.value(row, "latency") or table.value(row, "iterations_per_s"))
 
 
-def _flops_per_token(table: AuditTable, row: Row) -> Value | None:
-    """From forward alone, where nothing says training, to all of it; without a length a lower bound."""
-    exact = quotient(flops_per_sample(table, row), table.value(row, "sequence_length"))
-    active, stated = table.value(row, "active_parameters"), table.value(row, "flops_per_sample")
-    is_sparse = table.says("experts") or _SPARSE.search(table.text(row, "model"))
-    if is_sparse and not active and not stated:
-        return None
-    flops = exact or _times(active or table.value(row, "parameters"), 6, 6)
-    return _times(flops, 1 if any(table.says(role) for role in TRAINING) else Fraction(1, 3), 1)
-
-
 def _achieved(table: AuditTable, row: Row) -> Value | None:
-    return product(_tokens_per_device(table, row), _flops_per_token(table, row))
+    return product(tokens_per_device(table, row), flops_per_token(table, row))
 
 
 def _tera(value: Value) -> str:
@@ -113,7 +47,7 @@ def rates_disagree(table: AuditTable) -> Iterator[Hit]:
     for row in table.rows:
         if _has_steps(table, row):
             continue  # throughput-time judges each by its own
-        for (first, one), (second, other) in combinations(_rates(table, row), 2):
+        for (first, one), (second, other) in combinations(rates_per_device(table, row), 2):
             gap = one.interval.gap(other.interval)
             ratio = quotient(one, other)
             if first.role != second.role and gap and ratio:
@@ -128,7 +62,7 @@ def rates_disagree(table: AuditTable) -> Iterator[Hit]:
 
 
 def _as_devices(table: AuditTable, row: Row, ratio: Value) -> str:
-    count = _count(table, row)
+    count = sure_devices(table, row)
     if count is None or count.interval.low < 2:
         return ""
     inverse = Interval.exactly(1 / count.interval.low)
@@ -303,9 +237,9 @@ def tflops_tokens(table: AuditTable) -> Iterator[Hit]:
         return
     rows = [row for row in table.rows if not _has_steps(table, row)]
     for column in table.of_role("tflops"):
-        costs = [(row, quotient(_tokens_per_device(table, row), table.read(row, column))) for row in rows]
+        costs = [(row, quotient(tokens_per_device(table, row), table.read(row, column))) for row in rows]
         yield from _in_step(table, f"tokens/s of a device over {column.printed_name}", costs)
     judged = table.says("throughput") and table.says("devices")  # by mfu-throughput
     if table.says("mfu") and _knows_devices(table) and not judged:
-        costs = [(row, _over_mfu(table, row, _tokens_per_device(table, row))) for row in rows]
+        costs = [(row, _over_mfu(table, row, tokens_per_device(table, row))) for row in rows]
         yield from _in_step(table, "tokens/s of a device over MFU", costs)
