@@ -124,12 +124,15 @@ def test_wrong_usage_is_exit_code_4(capsys: pytest.CaptureFixture[str], argument
     assert "error: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["env", "--help"], ["platforms", "--help"]])
-def test_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
-    assert not caught.value.code
-    assert "exit codes: 0 done; 4 wrong usage" in " ".join(capsys.readouterr().out.split())
+@pytest.mark.parametrize("command", ["", *(command.name for command in cli.COMMANDS)])
+def test_every_help_has_its_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main([*filter(None, [command]), "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert not end.value.code
+    assert "exit codes: 0 done; " in said
+    assert "4 wrong usage" in said
+    assert ("; 1 " in said) == (command in {"", "ab", "audit", "baselines"})
 
 
 def test_a_driver_that_hangs_is_said_and_not_waited_for(

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from perfsuite.runtime import own_tree
-from perfsuite.runtime.own_tree import ForeignModule, mirrored, require_own_modules, variable
+from perfsuite.runtime.own_tree import ForeignModule, mirrored, own_modules, require_own_modules, variable
 
 
 @pytest.fixture
@@ -48,12 +48,14 @@ def test_a_module_of_the_checkout_in_an_arm_is_named_and_others_are_not(trees, m
         "torch": module("torch", checkout / ".venv" / "lib" / "site-packages" / "torch.py"),
         "json": module("json", "/usr/lib/python3/json.py"),
         "builtin": ModuleType("builtin"),
+        "torch.ops": module("torch.ops", "_ops.py"),
     }
     wrong = {**fine, "shop.till": module("shop.till", checkout / "src" / "shop" / "till.py")}
     require_own_modules(wrong)  # no arm
     for name, value in variable(tree, checkout).items():
         monkeypatch.setenv(name, value)
     require_own_modules(fine)
+    assert own_modules(fine) == {"shop": "src/shop/__init__.py"}
     with pytest.raises(ForeignModule, match=r"module shop.till was imported from .*till.py, outside of the tree of "):
         require_own_modules(wrong)
 

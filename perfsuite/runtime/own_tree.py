@@ -175,7 +175,8 @@ def _files(module: ModuleType) -> Iterator[Path]:
     """The file of a module; the folders of a package without one, which is a namespace and has several."""
     file = getattr(module, "__file__", None)
     if isinstance(file, str):
-        yield Path(file).resolve()
+        if os.path.isabs(file):  # torch.ops says "_ops.py"
+            yield Path(file).resolve()
     elif file is None:
         try:
             portions = [str(portion) for portion in getattr(module, "__path__", ())]
