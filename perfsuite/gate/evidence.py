@@ -89,7 +89,7 @@ class Judged:
         """
         values = []
         for run in runs:
-            value = self.quantity.value(run) if self.quantity.is_stable(run) else None
+            value = self.quantity.stable_value(run)
             if value is not None:
                 value = self.level.adjusted(value, run.yardstick, yardstick_shift)
             if value is not None:

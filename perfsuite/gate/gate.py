@@ -60,6 +60,10 @@ class Gate:
         self._tests = sum(not judged.is_secondary for work in self._works.values() for judged in work.judged)
         self._frozen: Today | None = None
         self._frozen_beside: dict[str, Today] = {}
+        self._beside = {
+            name: [(work, each) for work in self._works.values() for each in work.judged if each.name == name]
+            for name in (MEAN, P95)
+        }
         self._confirming = 0
         self._probes: list[CaseWork] | None = None
         self._probed = False
@@ -229,7 +233,7 @@ class Gate:
             today=today,
             suite=suite,
             shares=corrected,
-            beside={name: self._look_beside(name, works, today) for name in (MEAN, P95)},
+            beside={name: self._look_beside(name, today) for name in (MEAN, P95)},
             tests=max(self._tests, self.settings.planned_cases),
             suspects=self._suspects,
             confirming=self._confirming,
@@ -242,15 +246,14 @@ class Gate:
             (work.time.quantity.history, work.time.level) for work in self._works.values() if work.judged
         )
 
-    def _look_beside(self, name: str, works: Sequence[CaseWork], time: Today) -> tuple[Today, Shares]:
+    def _look_beside(self, name: str, time: Today) -> tuple[Today, Shares]:
         """What all cases say of their mean or tail.
 
         A host moves all tails alike, and so may a change of the code: where these moved further than the times by more
         than is accepted, that part stays in the cases.
         """
         yard = time.yardstick_shift
-        having = [(work, judged) for work in works for judged in work.judged if judged.is_secondary]
-        having = [(work, judged) for work, judged in having if judged.name == name]
+        having = [(work, judged) for work, judged in self._beside[name] if judged.is_secondary and work.is_open]
         screened = [first for work, judged in having if (first := stages.screened(work, yard, judged)) is not None]
         replicates = _replicates_of(having, yard)
         known = shares(replicates, with_shift=knows_shift(len(screened), self.settings))

@@ -77,13 +77,17 @@ class Quantity:
         """
         return spread_of(run) / self.usual_spread if self.usual_spread else 1.0
 
+    def stable_value(self, run: RunSummary) -> float | None:
+        """The value of a run that is fit to be compared: enough clean samples where that is usual, no disturbance."""
+        if run.outcome != "measured" or is_disturbed(run) or (self.clean_only and not run.has_clean):
+            return None
+        if self.usual_cpu_share >= 0.995 and run.cpu_share < DISTURBED_CPU_SHARE:
+            return None
+        return self.value(run)
+
     def is_stable(self, run: RunSummary) -> bool:
-        """Whether a run is fit to be compared: clean samples where there usually are, nothing seen by telemetry."""
-        if run.outcome != "measured" or is_disturbed(run) or self.value(run) is None:
-            return False
-        if self.clean_only and not run.has_clean:
-            return False
-        return self.usual_cpu_share < 0.995 or run.cpu_share >= DISTURBED_CPU_SHARE
+        """Whether a run is fit to be compared and has a value."""
+        return self.stable_value(run) is not None
 
 
 def is_disturbed(run: RunSummary) -> bool:
@@ -123,12 +127,19 @@ def quantities(
             secondary.setdefault(MEAN, wanted)
         else:
             others.append(_metric_quantity(case, measured, name, wanted))
-    time = _time_quantity(case, measured, tolerance)
-    if time is None:
+    clean_only = mostly([run.has_clean for run in measured])
+    usable = [run for run in measured if (not clean_only or run.has_clean) and not is_disturbed(run)]
+    if not usable:
         return tuple(others), tuple(flags)
-    beside = _secondary_quantities(case, measured, time, secondary)
+    time = _time_quantity(case, usable, tolerance, clean_only=clean_only)
+    beside = _secondary_quantities(case, usable, time, secondary)
     if beside:
         time = replace(time, weight=PRIMARY_WEIGHT)
+    flags += [
+        f"tolerance for {name} unused: the stored runs have none"
+        for name in secondary
+        if name not in [quantity.name for quantity in beside]
+    ]
     return (time, *others, *beside), tuple(flags)
 
 
@@ -154,15 +165,7 @@ def _is_alias(measured: Sequence[RunSummary], name: str, times: Sequence[float |
     return any(max(rest) - min(rest) < ALIAS_SPREAD for rest in rests)
 
 
-def _usable(measured: Sequence[RunSummary], *, clean_only: bool) -> list[RunSummary]:
-    return [run for run in measured if (not clean_only or run.has_clean) and not is_disturbed(run)]
-
-
-def _time_quantity(case: CaseIdentity, measured: Sequence[RunSummary], tolerance: float) -> Quantity | None:
-    clean_only = mostly([run.has_clean for run in measured])
-    usable = _usable(measured, clean_only=clean_only)
-    if not usable:
-        return None
+def _time_quantity(case: CaseIdentity, usable: Sequence[RunSummary], tolerance: float, *, clean_only: bool) -> Quantity:
     values = tuple(run.location or 0.0 if clean_only else math.log(run.median_s) for run in usable)
     yardsticks = tuple(run.yardstick for run in usable if run.yardstick is not None)
     history = History(
@@ -183,12 +186,11 @@ def _time_quantity(case: CaseIdentity, measured: Sequence[RunSummary], tolerance
 
 
 def _secondary_quantities(
-    case: CaseIdentity, measured: Sequence[RunSummary], time: Quantity, tolerances: Mapping[str, float]
+    case: CaseIdentity, usable: Sequence[RunSummary], time: Quantity, tolerances: Mapping[str, float]
 ) -> list[Quantity]:
     """Mean and tail where at least two stored runs have them; a metric of the case that has the name goes first."""
-    if all(run.mean is None and run.clean_mean is None for run in measured):
+    if all(run.mean is None and run.clean_mean is None for run in usable):
         return []
-    usable = _usable(measured, clean_only=time.clean_only)
     usual = {MEAN: time.tolerance, P95: max(P95_TOLERANCE, time.tolerance)}
     found = []
     for name, tolerance in usual.items():
