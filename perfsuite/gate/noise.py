@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perfsuite.gate.prior import Member, Prior, priors
+from perfsuite.gate.prior import KIND_CASES, Member, Prior, priors
 from perfsuite.gate.yardstick import slopes
 from perfsuite.statistics.robust import huber_mean, median, rough_sigma, variance, without_spike
 
@@ -127,14 +127,20 @@ def _less_yardstick(row: _Series, slope: float) -> _Series:
 
 
 def _undisturbed(series: Sequence[_Series]) -> list[_Series]:
-    """The series without a run that something else disturbed: one that lies far off when all others agree."""
+    """The series without a run that something else disturbed: one that lies far off when all others agree.
+
+    Where fewer cases of a kind tell what is usual, all runs stay: a host with heavy tails would look quiet without.
+    """
     rough = [(row, rough_sigma(row.freed)) for row in series]
     by_kind: dict[str, list[float]] = {}
     for row, sigma in rough:
         by_kind.setdefault(row.history.kind, []).append(sigma)
-    usual = {kind: median(sigmas) for kind, sigmas in by_kind.items()}
+    usual = {kind: median(sigmas) for kind, sigmas in by_kind.items() if len(sigmas) >= KIND_CASES}
     return [
-        row.with_freed(without_spike(row.freed, max(sigma, usual[row.history.kind], FLOOR))) for row, sigma in rough
+        row.with_freed(without_spike(row.freed, max(sigma, usual[row.history.kind], FLOOR)))
+        if row.history.kind in usual
+        else row
+        for row, sigma in rough
     ]
 
 
