@@ -61,7 +61,7 @@ class CaseIdentity:
         """What identifies the case in a file; runs of equal keys belong together."""
         return (self.node, self.world_size, self.backend, json.dumps(self.parameters, sort_keys=True))
 
-    @property
+    @functools.cached_property
     def kind(self) -> str:
         """Cases of one kind share what is known about noise: the test function and the number of ranks."""
         return f"{self.node.partition('[')[0]} on {plural(self.world_size, 'rank')}"

@@ -71,7 +71,7 @@ def without_largest(count: int) -> float:
     Source: Blom, Statistical estimates and transformed beta variables (1958), for the expected largest value.
 
     >>> round(without_largest(4), 2), round(without_largest(12), 2)
-    (0.34, 0.15)
+    (0.35, 0.15)
     """
     return statistics.NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) / (count - 1)
 
