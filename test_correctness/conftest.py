@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import perfsuite.plugin.gating
+import perfsuite.plugin.summary
+import perfsuite.reports.tables.report  # noqa: F401  # pytester forgets what a run in this process imported first
 from perfsuite.errors import UnsupportedCase
 from perfsuite.plugin.launch import PRELOAD
 from perfsuite.runtime.transports.base import WRAPPER

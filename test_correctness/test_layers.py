@@ -131,14 +131,37 @@ def test_every_name_of_the_package_is_there():
 
 def test_the_whole_plugin_and_the_command_line_load_without_torch():
     program = """
-import importlib, sys
+import importlib, pkgutil, sys
 import perfsuite.plugin, perfsuite.cli.main
-for name in perfsuite.plugin.MODULES:
-    importlib.import_module(f"perfsuite.plugin.{name}")
+for module in pkgutil.iter_modules(perfsuite.plugin.__path__):
+    importlib.import_module(f"perfsuite.plugin.{module.name}")
 import perfsuite.runtime.transports.cluster, perfsuite.runtime.transports.agent
 print(sorted(name for name in sys.modules if name.partition(".")[0] in ("torch", "numpy")))
 """
     assert run(program) == "[]"
+
+
+AT_START = {
+    *("errors", "units", "decoding", "records", "workload"),
+    *("runtime", "runtime.held", "runtime.values"),
+    *("runtime.transports", "runtime.transports.base", "runtime.transports.launchers"),
+    *("gate", "gate.verdict"),
+}
+"""What the plugin's hooks and options need of the package in every pytest run."""
+
+
+def test_a_run_without_perf_cases_loads_little_of_the_package(tmp_path):
+    """Whoever installs perfsuite pays for it in each run: import what measures, judges and reports where it is used."""
+    (tmp_path / "pytest.ini").write_text("[pytest]")
+    (tmp_path / "test_plain.py").write_text("def test_plain(): pass")
+    program = f"""
+import sys
+import pytest
+assert pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", {str(tmp_path)!r}]) == 0
+print(*sorted(name for name in sys.modules if name.startswith("perfsuite.") and "plugin" not in name))
+"""
+    loaded = run(program).splitlines()[-1].split()
+    assert set(loaded) <= {f"perfsuite.{name}" for name in AT_START}
 
 
 def test_what_several_concerns_do_at_one_hook_stands_in_one_module():

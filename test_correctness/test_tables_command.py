@@ -13,6 +13,8 @@ from perfsuite.baselines.baseline import Hardware
 from perfsuite.baselines.runs import case_of, summarise
 from perfsuite.cli import main as cli
 from perfsuite.journal import Header, JournalWriter, read_journal
+from perfsuite.plugin import tables
+from perfsuite.reports.tables.styles import STYLES
 from test_correctness.helpers.report_runs import latte, measurement, section, table
 from test_correctness.helpers.scripted_driver import repository
 
@@ -191,6 +193,10 @@ def test_the_ini_file_may_ask_for_it(mine):
     ini.write_text(ini.read_text() + "perf_report = report.md\n")
     mine.run("--perf-report-style=latte").stdout.fnmatch_lines(["report *report.md: latte"])
     assert "## Latte training" in (mine.pytester.path / "report.md").read_text()
+
+
+def test_the_option_names_every_style():
+    assert tables.STYLE_NAMES == tuple(STYLES)
 
 
 def test_wrong_options_stop_the_run_before_anything_is_measured(mine):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-MODULES = ("order", "launch", "collect", "fixtures", "benchmark", "outcome", "gating")
+MODULES = ("order", "launch", "collect", "fixtures", "benchmark", "outcome")
 """Those with hooks or fixtures; ``hooks`` has the hooks that this plugin calls."""
 
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from perfsuite.errors import InvalidParameter
 from perfsuite.plugin.collect import is_case
-from perfsuite.plugin.suite import Suite, suite_key
+from perfsuite.plugin.state import suite_key
 from perfsuite.records import SCHEMA, Result
+
+if TYPE_CHECKING:
+    from perfsuite.plugin.suite import Suite
 
 ONE_RECORD = (
     "perf and benchmark were both used in one test, and a case has one record; use perf for what runs on ranks, "
@@ -142,6 +145,8 @@ def pytest_benchmark_compare_machine_info(
         machine_info.clear()
         return
     if "perfsuite" in compared_benchmark.get("machine_info", {}):
+        from perfsuite.plugin.suite import Suite
+
         suite = Suite(config)  # of its own: whether this session has perf cases is not known yet
         if suite.prepare():
             machine_info["perfsuite"] = _hardware(suite)

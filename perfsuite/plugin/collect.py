@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from perfsuite.errors import ConfigurationError, PerfsuiteError
-from perfsuite.platforms.base import DeviceModel
-from perfsuite.plugin.options import budget_of
-from perfsuite.plugin.suite import Suite, suite_key, suite_of
+from perfsuite.plugin.options import budget_of, settings_key
+from perfsuite.plugin.state import suite_key, suite_of
 from perfsuite.plugin.sweep import Scale, Sweep, read_sweep
 from perfsuite.runtime.values import token
+
+if TYPE_CHECKING:
+    from perfsuite.platforms.base import DeviceModel
+    from perfsuite.plugin.suite import Suite
 
 
 def is_perf(fixturenames: Iterable[str]) -> bool:
@@ -121,18 +124,18 @@ def _parametrized(metafunc: pytest.Metafunc) -> frozenset[str]:
 
 def refuse_wrong_cases(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """What is wrong with the set-up or a marker ends the run, also when all perf cases are about to be deselected."""
-    suite = suite_of(config)
-    if suite.problem is not None and suite.asked:
+    suite = config.stash.get(suite_key, None)
+    if suite is not None and suite.problem is not None and suite.asked:
         raise pytest.UsageError(str(suite.problem))
     for item in items:
         if is_case(item) and item.get_closest_marker("perf_timeout"):
-            budget_of(item, suite.settings.budget)
+            budget_of(item, config.stash[settings_key].budget)
 
 
 def leave_out_extended(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the extended cases of the small scale, unless the command line selects cases itself."""
-    suite = suite_of(config)
-    if config.getoption("keyword") or config.getoption("markexpr"):
+    suite = config.stash.get(suite_key, None)
+    if suite is None or config.getoption("keyword") or config.getoption("markexpr"):
         return
     named = tuple(arg.partition("::")[2] for arg in config.args if "::" in arg)
     left_out = [item for item in items if _is_extended(item, suite) and not _is_named(item, named)]

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.baselines.baseline import Hardware
-from perfsuite.baselines.store import path_of
 from perfsuite.plugin.collect import is_perf
 from perfsuite.plugin.gate_options import gate_options_key
-from perfsuite.plugin.suite import suite_of
+from perfsuite.plugin.state import suite_key
 
 bare_key = pytest.StashKey[bool]()
 
@@ -34,9 +32,12 @@ def give_bare_option_back(session: pytest.Session) -> None:
     fixtures = [getattr(item, "fixturenames", ()) for item in session.items]
     perf = any(is_perf(names) for names in fixtures)
     plain = any("benchmark" in names and not is_perf(names) for names in fixtures)
-    suite = suite_of(config)
+    suite = config.stash.get(suite_key, None)
     config.option.benchmark_compare = True
-    if perf and not plain and suite.session is not None:
+    if perf and not plain and suite is not None and suite.session is not None:
+        from perfsuite.baselines.baseline import Hardware
+        from perfsuite.baselines.store import path_of
+
         hardware = Hardware(platform=suite.machine.name, fingerprint=suite.session.fingerprint, key={})
         folder = config.stash[gate_options_key].folder_for(simulated=suite.machine.simulated)
         file = path_of(folder, hardware)

@@ -6,19 +6,22 @@ import functools
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
 from perfsuite.errors import InvalidParameter, PerfsuiteError, UnsupportedCase
-from perfsuite.platforms import DeviceModel
 from perfsuite.plugin.benchmark import ONE_RECORD, clock_key, feed, feed_nothing
 from perfsuite.plugin.collect import is_perf
 from perfsuite.plugin.options import budget_of
-from perfsuite.plugin.suite import Suite, suite_of
+from perfsuite.plugin.state import suite_of
 from perfsuite.records import Result
-from perfsuite.session import Case
 from perfsuite.workload import FunctionWorkload, Workload
+
+if TYPE_CHECKING:
+    from perfsuite.platforms import DeviceModel
+    from perfsuite.plugin.suite import Suite
+    from perfsuite.session import Case
 
 NEVER_CALLED = (
     "perf was asked for and never called: nothing was measured; call perf(...) once, or drop it from the arguments"
@@ -90,6 +93,8 @@ def perf(request: pytest.FixtureRequest, platform: DeviceModel, benchmark: Any) 
             raise InvalidParameter(ONE_RECORD)
         if not is_perf(item.fixturenames):
             raise InvalidParameter("perf was asked for by getfixturevalue; name it among the arguments of the test")
+        from perfsuite.session import Case  # there since collection
+
         suite = suite_of(item.config)
         case = Case(
             id=item.nodeid,

@@ -6,16 +6,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from perfsuite.baselines.store import UpdateMode
 from perfsuite.errors import ConfigurationError
 from perfsuite.gate.verdict import FAILING, GateSettings
-from perfsuite.gatekeeper import Tolerances
 from perfsuite.plugin.options import settings_key
 from perfsuite.records import VerdictName
+
+if TYPE_CHECKING:
+    from perfsuite.baselines.store import UpdateMode
+    from perfsuite.gatekeeper import Tolerances
 
 UPDATE_MODES = ("append", "improved", "accept")
 UNCOVERED: frozenset[VerdictName] = frozenset({"no-baseline", "not-comparable", "learning"})
@@ -203,6 +205,8 @@ def _refuse_smoke(config: pytest.Config, mode: str | None) -> None:
 
 def tolerances_of(item: pytest.Item) -> Tolerances:
     """What the ``perf_tolerance`` marker of a case accepts."""
+    from perfsuite.gatekeeper import Tolerances
+
     mark = item.get_closest_marker(MARKER)
     if mark is None:
         return Tolerances()

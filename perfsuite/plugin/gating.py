@@ -35,7 +35,8 @@ from perfsuite.plugin.gate_options import GateOptions, gate_options_key, toleran
 from perfsuite.plugin.hooks import Judgement
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.revision import commit_of
-from perfsuite.plugin.suite import Suite, suite_of
+from perfsuite.plugin.state import suite_of
+from perfsuite.plugin.suite import Suite
 from perfsuite.plugin.verdict_reports import remade, suite_reports, with_verdict
 from perfsuite.records import Result
 from perfsuite.reports.summary import markdown_summary

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 
-from perfsuite.records import Result
+if TYPE_CHECKING:
+    from perfsuite.records import Result
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from perfsuite.errors import ConfigurationError, LaunchError
-from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.plugin.options import runs_tests
 from perfsuite.runtime.transports.launchers import detect_launch
 
@@ -61,6 +60,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 def _start_method(config: pytest.Config) -> Literal["fork", "exec"]:
     """How rank processes of this machine's family start; what is wrong with the options is said after collection."""
+    from perfsuite.platforms import detect_machine, load_catalog
+
     try:
         catalog = load_catalog(config.getini("perf_platforms"))
         return detect_machine(catalog, config.getoption("perf_platform")).family.start_method

@@ -6,8 +6,9 @@ after everybody's summary: the driver's exit code, in :mod:`perfsuite.plugin.lau
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,14 +18,16 @@ from perfsuite.plugin import (
     compare,
     distributed,
     gate_options,
-    gating,
     options,
     outcome,
     progress,
-    summary,
     tables,
     trace,
 )
+from perfsuite.plugin.state import suite_key
+
+if TYPE_CHECKING:
+    from perfsuite.plugin.gating import Gating
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,7 +64,10 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
     collect.open_journal(session, cases)
     returned = yield  # pytest prints the header and how many tests there are
     progress.begin(session, cases)
-    gating.begin(session, cases)
+    if cases:
+        gating = importlib.import_module("perfsuite.plugin.gating")  # half of perfsuite; ranks come up meanwhile
+        session.config.pluginmanager.register(gating, gating.__name__)
+        gating.begin(session, cases)
     trace.begin(session, cases)
     return returned
 
@@ -70,7 +76,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     """The gate settles what is open and the peaks are measured again while there are ranks to run on."""
     outcome.fail_the_case_on_sigterm(session)
-    gate = session.config.stash.get(gating.gating_key, None)
+    gate = _gate(session.config)
     try:
         returned = yield
     except BaseException:  # somebody ended the run, who does not want to wait
@@ -101,7 +107,7 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
     """End every process before the reports are written: whatever happens in those, nothing is left running."""
     outcome.close_unless_hurried(session.config)
-    gate = session.config.stash.get(gating.gating_key, None)
+    gate = _gate(session.config)
     try:
         if gate is not None:
             gate.finish(session)
@@ -113,8 +119,20 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """perfsuite's sections, after pytest's failures and before other plugins' tables."""
-    summary.show(terminalreporter, config)
+    if suite_key in config.stash:
+        from perfsuite.plugin.summary import show as show_summary
+
+        show_summary(terminalreporter, config)
     trace.show(terminalreporter, config)
-    gating.show(terminalreporter, config)
+    if _gate(config) is not None:
+        from perfsuite.plugin.gating import show as show_gate
+
+        show_gate(terminalreporter, config)
     tables.show(terminalreporter, config)
     distributed.show(terminalreporter, config)
+
+
+def _gate(config: pytest.Config) -> Gating | None:
+    """The gate of this run; None without one, and then its module need not be there."""
+    gate: Gating | None = config.pluginmanager.get_plugin("perfsuite.gating")
+    return gate

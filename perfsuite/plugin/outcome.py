@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pytest_benchmark.fixture import FixtureAlreadyUsed
@@ -14,8 +14,11 @@ from perfsuite.errors import AgentLost, CaseStopped, ExpectedFailure, PerfsuiteE
 from perfsuite.plugin.benchmark import ONE_RECORD, feed_nothing
 from perfsuite.plugin.collect import cases_of, is_case
 from perfsuite.plugin.fixtures import NEVER_CALLED, CaseState, state_key
-from perfsuite.plugin.suite import Suite, suite_key, suite_of
+from perfsuite.plugin.state import suite_key, suite_of
 from perfsuite.units import format_seconds
+
+if TYPE_CHECKING:
+    from perfsuite.plugin.suite import Suite
 
 
 class CaseSkipped(pytest.skip.Exception):  # type: ignore[name-defined, misc] # pytest types the attribute as a value

@@ -253,16 +253,6 @@ class Suite:
         return lines
 
 
-suite_key = pytest.StashKey[Suite]()
-
-
-def suite_of(config: pytest.Config) -> Suite:
-    """The state of this pytest run, made when first asked for."""
-    if suite_key not in config.stash:
-        config.stash[suite_key] = Suite(config)
-    return config.stash[suite_key]
-
-
 def named_platforms(config: pytest.Config, names: Iterable[str]) -> tuple[str, ...]:
     """Those of ``names`` that -k, -m or a node id of the command line names as a whole word."""
     node_ids = [part for arg in config.args for part in arg.partition("[")[2:]]

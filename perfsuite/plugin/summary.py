@@ -9,7 +9,8 @@ import pytest
 
 from perfsuite.gate.physics import examine
 from perfsuite.platforms.quiet import disturbance, read_host_load, warning
-from perfsuite.plugin.suite import Suite, suite_key
+from perfsuite.plugin.state import suite_key
+from perfsuite.plugin.suite import Suite
 from perfsuite.records import Result
 from perfsuite.reports.beside import published_lines
 from perfsuite.reports.pipeline import pipeline_section

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from perfsuite.errors import PerfsuiteError, first_line
-from perfsuite.plugin.suite import suite_key, suite_of, versions
-from perfsuite.reports.tables.recording import Recording, recording_of
-from perfsuite.reports.tables.report import find_style, fitting_styles, report
-from perfsuite.reports.tables.styles import STYLES
+from perfsuite.plugin.state import suite_key, suite_of
+
+if TYPE_CHECKING:
+    from perfsuite.reports.tables.recording import Recording
+
+STYLE_NAMES = ("opensora", "latte", "flagperf", "oneflow", "methods")
+"""Names of ``perfsuite.reports.tables.styles.STYLES``, which a run that asks for no report does not import."""
 
 
 @dataclass(kw_only=True)
@@ -37,7 +40,7 @@ state_key = pytest.StashKey[ReportState]()
 def declare(parser: pytest.Parser) -> None:
     """Declare options and ini keys."""
     group = parser.getgroup("perfsuite", "performance of distributed training")
-    styles = "|".join(STYLES)
+    styles = "|".join(STYLE_NAMES)
     group.addoption(
         "--perf-report", metavar="FILE", help="write the published reports' tables as Markdown (ini: perf_report)"
     )
@@ -55,6 +58,8 @@ def configure(config: pytest.Config) -> None:
     style = chosen or config.getini("perf_report_style")
     path = config.invocation_params.dir / asked if asked else config.rootpath / written if written else None
     if style:
+        from perfsuite.reports.tables.report import find_style
+
         try:
             find_style(style)
         except PerfsuiteError as error:
@@ -87,6 +92,9 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     suite, state = config.stash.get(suite_key, None), config.stash[state_key]
     if state.path is None or suite is None or suite.session is None or not (suite.session.results or state.missing):
         return
+    from perfsuite.plugin.suite import versions
+    from perfsuite.reports.tables.recording import recording_of
+
     session, machine = suite.session, suite.machine
     run = recording_of(
         session.results.values(),
@@ -108,6 +116,8 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
 
 def _write(state: ReportState, run: Recording) -> str:
     """Write the file; names of the styles in it.  Raises PerfsuiteError where there is nothing to show, or OSError."""
+    from perfsuite.reports.tables.report import find_style, fitting_styles, report
+
     assert state.path is not None
     styles = (find_style(state.style),) if state.style else fitting_styles([run])
     if not styles:

@@ -16,8 +16,7 @@ import pytest
 from perfsuite.errors import PerfsuiteError
 from perfsuite.plugin.fixtures import state_key
 from perfsuite.plugin.options import runs_tests, settings_key
-from perfsuite.plugin.suite import suite_key
-from perfsuite.reports.timelines.files import make_folder, write_case
+from perfsuite.plugin.state import suite_key
 from perfsuite.units import plural
 
 
@@ -40,6 +39,8 @@ class Tracing:
         timeline = result.measurement.timeline
         if timeline is None:
             return
+        from perfsuite.reports.timelines.files import write_case
+
         try:
             write_case(result.case, timeline, self.folder)
         except PerfsuiteError as problem:
@@ -56,6 +57,8 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
     folder = session.config.stash[settings_key].trace
     if folder is None or not cases or not runs_tests(session.config):
         return
+    from perfsuite.reports.timelines.files import make_folder
+
     try:
         make_folder(folder)
         with tempfile.TemporaryFile(dir=folder):
