@@ -21,6 +21,7 @@ import perfsuite.reports.tables.report  # noqa: F401  # pytester forgets what a 
 from perfsuite.errors import UnsupportedCase
 from perfsuite.plugin.launch import PRELOAD
 from perfsuite.runtime.transports.base import WRAPPER
+from perfsuite.workload import FunctionWorkload
 from simmusa import build
 from test_correctness.helpers import warm
 
@@ -61,8 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:xdist")
     if not works_for_another:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # of container images: each child would compile perfsuite anew
-        template = contextlib.ExitStack()
-        os.environ.update(template.enter_context(warm.offered(str(config.rootpath), PRELOAD)))
+        template, modules = contextlib.ExitStack(), (*PRELOAD, *FunctionWorkload.preload)
+        os.environ.update(template.enter_context(warm.offered(str(config.rootpath), modules)))
         config.add_cleanup(template.close)
 
 
