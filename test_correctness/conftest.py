@@ -36,6 +36,10 @@ settings.load_profile("gate")  # --hypothesis-profile is read later and decides
 COMPLETE = (2, 8)
 """2.5.0 and 2.7.1 cannot do all that the tests run on a CPU; of newer ones a test that cannot run is a failure."""
 
+TRAINING = ("torch.distributed.fsdp", "torch.distributed.pipelining", "torch._dynamo")
+OF_RANKS = (*PRELOAD, *FunctionWorkload.preload, *TRAINING)
+"""What the ranks of tests import: once in the template, those of training alone take 2.6 s of a core."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
@@ -62,8 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:xdist")
     if not works_for_another:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # of container images: each child would compile perfsuite anew
-        template, modules = contextlib.ExitStack(), (*PRELOAD, *FunctionWorkload.preload)
-        os.environ.update(template.enter_context(warm.offered(str(config.rootpath), modules)))
+        template = contextlib.ExitStack()
+        os.environ.update(template.enter_context(warm.offered(str(config.rootpath), OF_RANKS)))
         config.add_cleanup(template.close)
 
 

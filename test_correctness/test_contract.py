@@ -35,7 +35,12 @@ def load(path: Path) -> dict[str, Any]:
 VERSIONS = {path.stem: load(path) for path in sorted(NAMES.glob("[0-9]*.json"))}
 TELEMETRY = {path.stem: load(path) for path in sorted(NAMES.glob("pymtml-*.json"))}
 AVOID = tuple(name for quirk in all_quirks("musa") for name in quirk.avoid)
-USES = device_names.uses(device_names.device_layer(PACKAGE))
+
+
+@pytest.fixture(scope="module")
+def uses() -> tuple[device_names.Use, ...]:
+    """Those of our sources; to read them takes seconds, which only who runs these tests waits for."""
+    return device_names.uses(device_names.device_layer(PACKAGE))
 
 
 def said(source: str, version: str = "2.7.1") -> list[str]:
@@ -55,8 +60,8 @@ def test_the_versions_are_those_that_torch_2_5_to_2_7_have() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_name_of_the_device_layer_exists(version: str) -> None:
-    assert [] == list(device_names.complaints(USES, VERSIONS[version], AVOID))
+def test_every_name_of_the_device_layer_exists(version: str, uses: tuple[device_names.Use, ...]) -> None:
+    assert [] == list(device_names.complaints(uses, VERSIONS[version], AVOID))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -65,8 +70,8 @@ def test_backend_and_entry_point_are_there(version: str) -> None:
     assert ["torch_musa = torch_musa:_autoload"] == VERSIONS[version]["entry_points"]["torch.backends"]
 
 
-def test_the_uses_that_are_known_by_heart_are_among_those_found() -> None:
-    places = {(use.place.partition(":")[0], use.full) for use in USES}
+def test_the_uses_that_are_known_by_heart_are_among_those_found(uses: tuple[device_names.Use, ...]) -> None:
+    places = {(use.place.partition(":")[0], use.full) for use in uses}
     assert {
         ("perfsuite/platforms/accelerator.py", "torch.musa.set_device"),
         ("perfsuite/platforms/accelerator.py", "torch.musa.reset_peak_memory_stats"),

@@ -9,7 +9,6 @@ from enum import Enum
 
 import pytest
 import torch
-from torch.distributed import pipelining
 
 from perfsuite.baselines.runs import MetricMeaning
 from perfsuite.errors import InvalidParameter, UnsupportedCase
@@ -156,8 +155,16 @@ def test_a_gate_judges_one_bubble_alone():
 # -- orders for torch --------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def pipelining():
+    """Its import takes seconds, which only who runs these tests waits for."""
+    from torch.distributed import pipelining
+
+    return pipelining
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_torch_takes_every_order(name):
+def test_torch_takes_every_order(name, pipelining):
     schedule = make_schedule(name, ranks=4, num_micro_batches=8)
     types = pipelining.schedules._ComputationType
     if name == "dualpipev" and not hasattr(types, "OVERLAP_F_B"):
@@ -174,22 +181,25 @@ def test_torch_takes_every_order(name):
 @pytest.mark.parametrize(
     ("schedule", "owner", "attribute", "version"),
     [
-        ("1f1b", pipelining.schedules, "_PipelineScheduleRuntime", "2.5"),
-        ("zbv", pipelining.PipelineStage.__mro__[1], "set_local_fwd_input", "2.6"),
+        ("1f1b", "torch.distributed.pipelining.schedules", "_PipelineScheduleRuntime", "2.5"),
+        ("zbv", "_PipelineStageBase", "set_local_fwd_input", "2.6"),
         ("dualpipev", None, "OVERLAP_F_B", "2.9"),
     ],
 )
 def test_an_older_torch_is_told_what_it_lacks(monkeypatch, schedule, owner, attribute, version):
+    from torch.distributed import pipelining
+
     if owner is None:  # members of an enum cannot be taken away
         monkeypatch.setattr(pipelining.schedules, "_ComputationType", object)
     else:
-        monkeypatch.delattr(owner, attribute, raising=False)
+        base = pipelining.PipelineStage.__mro__[1]
+        monkeypatch.delattr(base if owner == base.__name__ else pipelining.schedules, attribute, raising=False)
     plan = make_schedule(schedule, ranks=2, num_micro_batches=4)
     with pytest.raises(UnsupportedCase, match=rf"schedule {schedule} needs .* it is in torch {version} and newer"):
         pipeline_module._pipelining(plan)
 
 
-def test_torchs_functions_are_replaced_for_a_step_only():
+def test_torchs_functions_are_replaced_for_a_step_only(pipelining):
     names = pipelining.schedules
     posts, dumps = names._batch_p2p, names._format_pipeline_order
 
@@ -251,7 +261,7 @@ def test_waiting_is_watched_whatever_torch_posts(several):
     assert len(rank.seen) == 3
 
 
-def test_torch_2_5_says_once_whether_backwards_are_whole():
+def test_torch_2_5_says_once_whether_backwards_are_whole(pipelining):
     class Names:
         _ComputationType = Enum("_ComputationType", ["FORWARD", "BACKWARD", "WEIGHT"])
         _Action = pipelining.schedules._Action
