@@ -9,7 +9,7 @@ import pytest
 from benchmarks.gate_promises import coverage, power
 from benchmarks.gate_simulation import HOSTS, Plan, tally
 
-SUITES = 3
+SUITES = 2
 
 
 def outcome(host, slowdown, **changes):
@@ -24,7 +24,7 @@ def test_hosts_with_up_to_one_per_cent_of_noise(host, base):
     assert unchanged.runs <= 3.2
     slower = outcome(host, 0.05, base=base)
     assert slower.unchanged["regressed"] == 0
-    assert slower.outcomes["regressed"] >= 0.93 * slower.slowed  # 30 cases; 95 % of many, docs/gate.md
+    assert slower.outcomes["regressed"] >= 0.9 * slower.slowed  # 20 cases; 95 % of many, docs/gate.md
     assert slower.runs <= 3.2
 
 
@@ -42,7 +42,7 @@ def test_on_a_hostile_host_a_slowdown_never_passes(baseline, base):
     plan = Plan(base=base, today=HOSTS["hostile"])
     slower = tally(HOSTS[baseline], SUITES, slowdown=0.10, share=0.2, plan=plan, seed=7)
     assert slower.outcomes["pass"] == 0
-    assert slower.slowed == 3 * 40
+    assert slower.slowed == SUITES * 40
 
 
 def test_a_yardstick_that_tells_the_noise_saves_runs():
