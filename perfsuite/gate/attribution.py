@@ -193,9 +193,12 @@ def _regressed_unconfirmed(asked: Question, level: Estimate) -> Finding:
 def _resting_on_shift(asked: Question, shown: Finding, estimate: Estimate) -> Finding:
     """Take back a pass that is one only because the whole suite is slower, when nothing tells that it is the host."""
     unexplained = asked.view.today.unexplained
-    accepted = math.log1p(asked.view.settings.tolerance)
-    whole = estimate.effect + unexplained
-    if shown.name != "pass" or unexplained <= accepted or whole <= math.log1p(shown.tolerance):
+    if shown.name != "pass" or unexplained <= math.log1p(asked.view.settings.tolerance):
         return shown
-    why = f"it is {percent(math.expm1(whole))} slower than stored and so is the whole suite, which is judged as one"
+    whole = estimate.effect + unexplained
+    judge = asked.view.judge(asked.work, asked.judged)
+    if whole <= math.log1p(shown.tolerance) and judge.excludes(whole, estimate.error):
+        return shown
+    told = percent(math.expm1(whole), signed=True)
+    why = f"{told} against the stored runs, and so is the whole suite, which is slower and judged as one"
     return replace(shown, name="inconclusive", reasons=(why,))
