@@ -16,7 +16,7 @@ from perfsuite.gate.noise import FLOOR, History, Level, levels, session_effects
 from perfsuite.gate.prior import Prior, prior_weight, priors
 from perfsuite.gate.shift import Replicates, Screened, Shares, look, own_inside, shares
 from perfsuite.gate.verdict import GateSettings
-from perfsuite.gate.yardstick import helpful_slope
+from perfsuite.gate.yardstick import helpful_slope, slopes
 from perfsuite.statistics.robust import clipped_variance, huber_mean, median, rough_sigma, variance, without_spike
 from perfsuite.statistics.student import t_cdf, t_quantile
 
@@ -152,6 +152,18 @@ def test_useless_yardsticks_are_hardly_ever_adopted_by_chance():
     rng = random.Random(6)
     adopted = sum(helpful_slope([(rng.gauss(0, 0.01), rng.gauss(0, 0.01)) for _ in range(20)]) > 0 for _ in range(400))
     assert adopted / 400 < 0.08
+
+
+def test_few_runs_adopt_a_yardstick_only_where_it_explains_nearly_all():
+    rng = random.Random(11)
+
+    def series(own):
+        yards = [rng.gauss(0, 0.1) for _ in range(8)]
+        return [("kind", [yard + rng.gauss(0, 0.01) if own else rng.gauss(0, 0.1) for yard in yards], yards)]
+
+    assert sum(bool(slopes(series(own=False))) for _ in range(400)) <= 8
+    assert sum(bool(slopes(series(own=True))) for _ in range(100)) >= 85
+    assert slopes([("kind", [0.1, 0.2, 0.3], [0.1, 0.2, 0.3])]) == {}
 
 
 @given(st.floats(-3, 3), st.lists(st.floats(-0.1, 0.1), min_size=3, max_size=12))

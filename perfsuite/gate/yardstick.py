@@ -8,8 +8,12 @@ from perfsuite.statistics.robust import median
 
 GAIN = 0.25
 """A yardstick is used where it cuts the noise of a kind of cases by at least this share."""
-LEAST_DOF = 14
-"""Degrees of freedom below which a slope on the yardstick is not believed."""
+ENOUGH_DOF = 14
+"""Degrees of freedom from which on that is believed."""
+FEW_GAIN = 0.7
+"""The share with fewer of them: of eight runs of a case without any connection one set in 200 shows it by chance."""
+LEAST_DOF = 6
+"""Degrees of freedom below which no slope on the yardstick is believed."""
 STEEPEST = 1.5
 """A yardstick that must be multiplied by more is the wrong one."""
 
@@ -27,12 +31,16 @@ def slopes(series: Iterable[Series]) -> dict[str, float]:
         centred = [(x - yard_centre, y - value_centre) for x, y in zip(yards, values, strict=True)]
         points.setdefault(kind, []).extend(centred)
         dof[kind] = dof.get(kind, 0) + len(values) - 1
-    fitted = {kind: helpful_slope(pairs) for kind, pairs in points.items() if dof[kind] >= LEAST_DOF}
+    fitted = {
+        kind: helpful_slope(pairs, GAIN if dof[kind] >= ENOUGH_DOF else FEW_GAIN)
+        for kind, pairs in points.items()
+        if dof[kind] >= LEAST_DOF
+    }
     return {kind: slope for kind, slope in fitted.items() if slope}
 
 
-def helpful_slope(points: Sequence[tuple[float, float]]) -> float:
-    """Slope of the line through the origin with the least absolute residuals; 0 where it hardly lowers them.
+def helpful_slope(points: Sequence[tuple[float, float]], gain: float = GAIN) -> float:
+    """Slope of the line through the origin with the least absolute residuals; 0 where it lowers them by less.
 
     ``points`` are (yardstick, value), both from their medians.  The line is the weighted median of y / x with weights
     abs(x): disturbed runs do not bend it.
@@ -52,4 +60,4 @@ def helpful_slope(points: Sequence[tuple[float, float]]) -> float:
     slope = min(STEEPEST, slope)
     left = median([abs(y - slope * x) for x, y in points])
     before = median([abs(y) for _, y in points])
-    return slope if slope > 0 and left <= (1 - GAIN) * before else 0.0
+    return slope if slope > 0 and left <= (1 - gain) * before else 0.0
