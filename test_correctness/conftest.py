@@ -24,6 +24,7 @@ from perfsuite.runtime.transports.base import WRAPPER
 from perfsuite.workload import FunctionWorkload
 from simmusa import build
 from test_correctness.helpers import warm
+from test_correctness.helpers.gated_repository import kept, machine, repo, stored  # noqa: F401  # fixtures
 
 # No deadline: how long an example takes is up to whatever else the machine does.
 settings.register_profile(

@@ -56,6 +56,20 @@ def test_an_environment_that_differs_is_named_and_fails():
     assert unmoved.name == "pass"
 
 
+@pytest.mark.parametrize("settings", [WITH_BASE, GateSettings()])
+def test_a_verdict_that_fails_says_nothing_of_what_the_noise_could_hide(settings):
+    wobble = tuple(12 * step for step in WOBBLE)
+    tails = [{"clean_p95": math.log(0.01 * factor)} for factor in (1, 4, 1, 6, 2, 9, 1, 3)]
+    runs = [
+        dataclasses.replace(run, **tail) for run, tail in zip(stored_runs(wobble, commit=STORED), tails, strict=True)
+    ]
+    verdict, _ = judged(0.6, settings=settings, base=0.6, anchor=0.6, given=gated(stored=tuple(runs)), clean_p95=-2.0)
+    assert verdict.fails
+    assert not [flag for flag in verdict.flags if "would show" in flag]
+    unchanged, _ = judged(0.0, given=gated(stored=tuple(runs)), clean_p95=-4.0)
+    assert [flag for flag in unchanged.flags if "would show" in flag]
+
+
 def test_slow_code_is_a_regression_in_any_environment():
     verdict, _ = judged(0.10, settings=WITH_BASE, given=anchored(environment_changes=TORCH))
     assert verdict.name == "regressed"

@@ -16,36 +16,12 @@ import pytest
 
 from perfsuite.errors import OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.records import Sample
-from test_correctness.helpers.gated_repository import CASES, Machine, ScriptedArms, baseline_file, commit_all, store
+from test_correctness.helpers.gated_repository import CASES, ScriptedArms, baseline_file, commit_all, store
 from test_correctness.helpers.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]
 
 EXAMPLE = Path(__file__).parent.parent / "baselines" / "examples" / "cpu-example.json"
-
-
-@pytest.fixture
-def machine():
-    return Machine()
-
-
-@pytest.fixture
-def repo(pytester, monkeypatch, machine):
-    return repository(pytester, monkeypatch, CASES, machine)
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """Where the baselines of :func:`store` are kept once they have been made."""
-    return tmp_path_factory.mktemp("kept") / "baselines"
-
-
-@pytest.fixture
-def stored(repo, kept, machine):
-    """The repository with stored runs of eight sessions."""
-    store(repo, kept)
-    machine.draw.seed(2)  # the same from here on, whether they were made now or before
-    return repo
 
 
 def junit(name):

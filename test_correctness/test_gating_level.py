@@ -10,34 +10,9 @@ import pytest
 
 from perfsuite.errors import ConfigurationError
 from perfsuite.plugin import gating
-from test_correctness.helpers.gated_repository import CASES, Machine, ScriptedArms, baseline_file, commit_all, store
-from test_correctness.helpers.scripted_driver import repository
+from test_correctness.helpers.gated_repository import ScriptedArms, baseline_file, commit_all
 
 pytest_plugins = ["pytester"]
-
-
-@pytest.fixture
-def machine():
-    return Machine()
-
-
-@pytest.fixture
-def repo(pytester, monkeypatch, machine):
-    return repository(pytester, monkeypatch, CASES, machine)
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """Where the baselines of :func:`store` are kept once they have been made."""
-    return tmp_path_factory.mktemp("kept") / "baselines"
-
-
-@pytest.fixture
-def stored(repo, kept, machine):
-    """The repository with stored runs of eight sessions."""
-    store(repo, kept)
-    machine.draw.seed(2)  # the same from here on, whether they were made now or before
-    return repo
 
 
 def torch_of(repo, monkeypatch, version):
@@ -166,3 +141,4 @@ def test_a_commit_with_changes_is_no_anchor(pytester):
     pytester.makepyfile(test_it="x = 2")
     assert gating.commit_of(pytester.path, pytester.path / "baselines") == f"{clean}-dirty"
     assert gating.commit_of(pytester.path, pytester.path / "test_it.py") == clean
+    assert gating.commit_of(pytester.path, pytester.path.parent / "elsewhere") == f"{clean}-dirty"

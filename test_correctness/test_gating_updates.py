@@ -10,34 +10,10 @@ from pathlib import Path
 import pytest
 
 from perfsuite.records import Sample
-from test_correctness.helpers.gated_repository import CASES, Machine, baseline_file, store
-from test_correctness.helpers.scripted_driver import measurement, repository
+from test_correctness.helpers.gated_repository import baseline_file
+from test_correctness.helpers.scripted_driver import measurement
 
 pytest_plugins = ["pytester"]
-
-
-@pytest.fixture
-def machine():
-    return Machine()
-
-
-@pytest.fixture
-def repo(pytester, monkeypatch, machine):
-    return repository(pytester, monkeypatch, CASES, machine)
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """Where the baselines of :func:`store` are kept once they have been made."""
-    return tmp_path_factory.mktemp("kept") / "baselines"
-
-
-@pytest.fixture
-def stored(repo, kept, machine):
-    """The repository with stored runs of eight sessions."""
-    store(repo, kept)
-    machine.draw.seed(2)  # the same from here on, whether they were made now or before
-    return repo
 
 
 @pytest.fixture

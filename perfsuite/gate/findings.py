@@ -12,7 +12,7 @@ from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.exact import exact_findings
 from perfsuite.gate.question import Question
 from perfsuite.gate.stages import worse
-from perfsuite.gate.verdict import Finding, Verdict, percent
+from perfsuite.gate.verdict import FAILING, Finding, Verdict, percent
 from perfsuite.gate.view import View
 from perfsuite.records import VerdictName
 from perfsuite.units import plural
@@ -53,8 +53,7 @@ def verdict(work: CaseWork, view: View) -> Verdict:
     if work.learnt is not None:
         return _learning(blank, exact, work.learnt, view)
     asked = [Question(work=work, judged=judged, view=view) for judged in work.judged if _is_asked(work, judged, view)]
-    blank = replace(blank, flags=(*blank.flags, *_unwatched(work, view)))
-    return _worst(blank, [*(finding(each) for each in asked), *exact], work.withdrawn)
+    return _worst(blank, [*(finding(each) for each in asked), *exact], work.withdrawn, _unwatched(work, view))
 
 
 def _unwatched(work: CaseWork, view: View) -> list[str]:
@@ -74,13 +73,16 @@ def _is_asked(work: CaseWork, judged: Judged, view: View) -> bool:
     return not judged.is_secondary or judged.name in work.suspected or worse(work, judged, view)
 
 
-def _worst(blank: Verdict, findings: Sequence[Finding], withdrawn: str) -> Verdict:
+def _worst(blank: Verdict, findings: Sequence[Finding], withdrawn: str, unwatched: Sequence[str]) -> Verdict:
+    """The worst finding's verdict; beside one that fails nothing is said of what the noise could hide elsewhere."""
     ordered = tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.name)))
     worst = ordered[0]
     reasons = (*blank.reasons, *worst.reasons)
     if withdrawn and worst.name in ("inconclusive", "unstable-host"):
         reasons = (*reasons, withdrawn)
-    flags = (*blank.flags, *(flag for finding in ordered for flag in finding.flags))
+    fails = worst.name in FAILING
+    told = [finding for finding in ordered if finding.name in FAILING] if fails else ordered
+    flags = (*blank.flags, *(() if fails else unwatched), *(flag for finding in told for flag in finding.flags))
     return replace(blank, name=worst.name, findings=ordered, reasons=reasons, flags=tuple(dict.fromkeys(flags)))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from perfsuite.gate import stages
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.judge import Estimate, Judge
-from perfsuite.gate.verdict import Effect, Finding, GateSettings, percent
+from perfsuite.gate.verdict import FAILING, Effect, Finding, GateSettings, percent
 from perfsuite.gate.view import View
 from perfsuite.records import VerdictName
 from perfsuite.statistics.robust import median
@@ -98,7 +98,7 @@ class Question:
         The effect is relative to the older runs of ``pairs`` where there are any, else to the stored level.
         """
         blank, older = self.blank, [value for value, _ in self.view.pair_values(self.judged, pairs)]
-        flags = list(blank.flags) if name != "regressed" else []
+        flags = [] if name in FAILING else list(blank.flags)
         if self.view.settings.in_place:
             flags.append("settled in place: the suite's shift is not known and 0 is used")
         before = median(older) if older else self.judged.level.centre

@@ -8,10 +8,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from perfsuite import gatekeeper
 from perfsuite.arms import ArmFailed
 from perfsuite.records import Sample
-from test_correctness.helpers.scripted_driver import measurement
+from test_correctness.helpers.scripted_driver import measurement, repository
 
 CASES = """
 import pytest
@@ -20,6 +22,32 @@ import pytest
 def test_case(perf, number):
     perf(step, number=number)
 """
+
+
+@pytest.fixture
+def machine():
+    """Times of the scripted cases."""
+    return Machine()
+
+
+@pytest.fixture
+def repo(pytester, monkeypatch, machine):
+    """The repository without stored runs."""
+    return repository(pytester, monkeypatch, CASES, machine)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Where the baselines of :func:`store` are kept once they have been made."""
+    return tmp_path_factory.mktemp("kept") / "baselines"
+
+
+@pytest.fixture
+def stored(repo, kept, machine):
+    """The repository with stored runs of eight sessions."""
+    store(repo, kept)
+    machine.draw.seed(2)  # the same from here on, whether they were made now or before
+    return repo
 
 
 class Machine:
