@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.gate_simulation import HOSTS, Host, Session
+from benchmarks.gate_simulation import HOSTS, Host, Session, traits_of
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
@@ -60,9 +60,7 @@ class Machine:
 
     def __init__(self, host: Host, seed: str, cases: int, *, commit: str = STORED_COMMIT) -> None:
         self.host, self.rng, self.cases = host, random.Random(seed), cases
-        self.traits = [
-            (2.718 ** self.rng.gauss(0, host.unlike), max(0.0, self.rng.gauss(1, host.unlike))) for _ in range(cases)
-        ]
+        self.traits = traits_of(host, self.rng, cases)
         self.stored: list[list[RunSummary]] = [[] for _ in range(cases)]
         for number in range(STORED):
             session = self.session(f"s{number}")

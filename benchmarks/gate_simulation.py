@@ -197,6 +197,11 @@ class Session:
         )
 
 
+def traits_of(host: Host, rng: random.Random, cases: int) -> list[tuple[float, float]]:
+    """Of each case how noisy it is, and how much it feels of a drift; 1 is usual."""
+    return [(math.exp(rng.gauss(0, host.unlike)), max(0.0, rng.gauss(1, host.unlike))) for _ in range(cases)]
+
+
 def student(rng: random.Random, dof: int) -> float:
     """Student's t scaled to variance 1."""
     t = rng.gauss(0, 1) / math.sqrt(rng.gammavariate(dof / 2, 2) / dof)
@@ -231,7 +236,7 @@ class Scene:
     def __init__(self, host: Host, seed: int, *, slowed: dict[int, float], plan: Plan, later: bool = False) -> None:
         """``later``: another session of the same host, against the same stored runs."""
         rng = random.Random(seed)
-        traits = [(math.exp(rng.gauss(0, host.unlike)), max(0.0, rng.gauss(1, host.unlike))) for _ in range(plan.cases)]
+        traits = traits_of(host, rng, plan.cases)
         self.slowed, self.kind = slowed, plan.kind
         self.stored: list[list[RunSummary]] = [[] for _ in range(plan.cases)]
         for number in range(plan.sessions):
