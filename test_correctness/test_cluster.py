@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import AgentLost, LaunchError, RanksFailed
+from perfsuite.errors import AgentLost, CaseStopped, LaunchError, RanksFailed
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports import cluster
@@ -283,6 +283,23 @@ def test_an_agent_that_was_told_to_end_is_not_named_for_one_that_was_killed(tmp_
         assert "the agent of rank 1" in run.transport.await_loss(30.0)
         with pytest.raises(AgentLost, match=r"^the agent of rank 1 on .*launcher$"):
             run.transport.acquire(3, fresh=False, env={}, deadline_s=60)
+
+
+def test_a_loss_that_a_signal_kept_from_being_told_is_named_all_the_same(tmp_path, monkeypatch):
+    with launched(2, tmp_path, monkeypatch) as run:
+        receive = run.transport._star.receive
+
+        def interrupted(timeout_s, also=()):
+            if any(arrival.frame is None for arrival in receive(timeout_s, also)):
+                raise CaseStopped("SIGTERM")
+            return []
+
+        run.agents[1].kill()
+        monkeypatch.setattr(run.transport._star, "receive", interrupted)
+        with pytest.raises(CaseStopped):
+            run.transport.await_loss(30.0)
+        monkeypatch.setattr(run.transport._star, "receive", receive)
+        assert "the agent of rank 1" in run.transport.await_loss(0.0)
 
 
 def killing_its_agent(rank, agent_pid):

@@ -188,6 +188,9 @@ class ClusterTransport(Transport):
     def await_loss(self, timeout_s: float) -> str:
         """Which agents are lost; waits for one to show that nobody told to end.  Empty when none is lost by then."""
         until = time.monotonic() + timeout_s
+        for rank, reason in self._star.lost.items():  # of which a signal, which interrupts anything, may have kept word
+            if rank not in self._lost:
+                self._note_loss(Arrival(rank=rank, frame=None, reason=reason))
         while all(loss.told_to for loss in self._lost.values()) and (left := until - time.monotonic()) > 0:
             self._take_in(left, local=False)
             if self._lost:

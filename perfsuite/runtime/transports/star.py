@@ -61,6 +61,8 @@ class Star:
     def __init__(self, links: Mapping[int, Link], facts: Mapping[int, AgentFacts]) -> None:
         self._links = dict(links)
         self._dropped: list[Arrival] = []
+        self.lost: dict[int, str] = {}
+        """Why each agent that was given up was, also where a signal interrupted :meth:`receive` before it said so."""
         self.facts = dict(facts)
         """Every agent that came, lost ones included."""
 
@@ -108,8 +110,10 @@ class Star:
 
     def drop(self, rank: int, reason: str) -> None:
         """Give an agent up: close its connection, which ends it, and report the loss in :meth:`receive`."""
-        link = self._links.pop(rank, None)
+        link = self._links.get(rank)
         if link is not None:
+            self.lost[rank] = reason
+            del self._links[rank]
             link.close()
             self._dropped.append(Arrival(rank=rank, frame=None, reason=reason))
 
