@@ -89,6 +89,9 @@ class Family(ABC):
     """The family whose devices a simulated one imitates: their rows name its devices, so its cases have their ids."""
     device_code: ClassVar[str]
     """Where the rank side is: ``package.module:Class``, a DeviceCode made without arguments."""
+    attention: ClassVar[str] = ""
+    """Where its kernels of attention by blocks are: ``package.module:function``, which returns them by name, the best
+    first; empty: attention by blocks is computed by plain products there."""
 
     def __init__(self, host: Host) -> None:
         self.host = host

@@ -107,6 +107,7 @@ class Cpu(Family):
         }
     )
     device_code = "perfsuite.platforms.cpu:CpuDevice"
+    attention = "perfsuite.platforms.cpu_attention:kernels"
 
     @functools.cached_property
     def processor(self) -> Processor:

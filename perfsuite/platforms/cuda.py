@@ -41,6 +41,7 @@ class Cuda(AcceleratorFamily):
         }
     )
     device_code = "perfsuite.platforms.cuda:CudaDevice"
+    attention = "perfsuite.platforms.cuda_attention:kernels"
     nodes = ("dev/nvidia[0-9]*", "dev/dxg", "proc/driver/nvidia/gpus/*")
     visible_variable = "CUDA_VISIBLE_DEVICES"
     tool_name = "nvidia-smi"

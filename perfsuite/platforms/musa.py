@@ -39,6 +39,7 @@ class Musa(AcceleratorFamily):
         {"ring": {"MCCL_ALGOS": "1"}, "simple": {"MCCL_PROTOS": "2"}, "large-buffers": {"MCCL_BUFFSIZE": "20971520"}}
     )
     device_code = "perfsuite.platforms.musa:MusaDevice"
+    attention = "perfsuite.platforms.musa_attention:kernels"
     nodes = ("dev/mtgpu*",)
     visible_variable = "MUSA_VISIBLE_DEVICES"
     tool_name = "mthreads-gmi"

@@ -53,7 +53,7 @@ def _entry_points() -> Mapping[str, EntryPoint]:
 def family_class(name: str) -> type[Family]:
     """The Family class of this name; ConfigurationError when there is none or it cannot be imported."""
     if name in _BUILT_IN:
-        family = _import(_BUILT_IN[name])
+        family = import_object(_BUILT_IN[name])
     elif point := _entry_points().get(name):
         try:
             family = point.load()
@@ -81,11 +81,12 @@ def device_code(family: str) -> DeviceCode:
 
     Raises ConfigurationError for an unknown family, UnsupportedCase when torch has no such device here.
     """
-    code = _import(family_class(family).device_code)()
+    code = import_object(family_class(family).device_code)()
     assert isinstance(code, DeviceCode), f"{family_class(family).device_code} is no DeviceCode"
     return code
 
 
-def _import(path: str) -> Any:
+def import_object(path: str) -> Any:
+    """What ``package.module:name`` names."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -1,0 +1,75 @@
+"""What a device's kernel of attention must offer, so that attention can be computed block by block of its keys.
+
+Shapes: B batch, H heads of queries, K heads of keys (K divides H), S queries, T keys, E features of a head.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from perfsuite.platforms.registry import family_class, family_names, import_object
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBlock:
+    """Some queries and some of the keys that they see."""
+
+    query: torch.Tensor
+    """(B, H, S, E)."""
+    key: torch.Tensor
+    """(B, K, T, E)."""
+    value: torch.Tensor
+    """(B, K, T, E)."""
+    causal: bool
+    """Query i sees keys 0 to i (S = T); otherwise all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attended:
+    """Attention to the keys of one block, or of several that were added up."""
+
+    out: torch.Tensor
+    """(B, H, S, E)."""
+    log_sum: torch.Tensor
+    """(B, H, S) in fp32: logarithm of the sum of the exponentials of a query's scores."""
+    rest: tuple[Any, ...] = ()
+    """What the kernel's backward wants besides, of any block."""
+
+
+class AttentionKernel(ABC):
+    """Softmax attention of one block, scores scaled by 1 / sqrt(E), that tells what adding up blocks needs."""
+
+    grouped: ClassVar[bool] = False
+    """Takes fewer heads of keys than of queries; otherwise its caller repeats them."""
+
+    @abstractmethod
+    def takes(self, block: AttentionBlock) -> bool:
+        """Whether it computes tensors of this dtype and of these shapes."""
+
+    @abstractmethod
+    def forward(self, block: AttentionBlock) -> Attended:
+        """Attention to the keys of the block."""
+
+    @abstractmethod
+    def backward(
+        self, gradient: torch.Tensor, block: AttentionBlock, whole: Attended
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What the keys of the block add to the gradients of query, key and value.
+
+        ``whole`` is the block's queries' attention to all keys, ``gradient`` that of its output.
+        """
+
+
+def attention_kernels(device: str) -> Mapping[str, AttentionKernel]:
+    """The kernels of devices that torch calls ``device``, the best first; none where its family names none."""
+    if device not in family_names():
+        return {}
+    place = family_class(device).attention
+    found: Mapping[str, AttentionKernel] = import_object(place)() if place else {}
+    return found

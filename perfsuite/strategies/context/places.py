@@ -1,0 +1,71 @@
+"""Which tokens of a sequence a rank has, and which lengths and heads can be spread at all.
+
+zigzag, torch: two of 2 cp equal chunks, r and 2 cp - 1 - r, so that every rank's queries see as many keys as every
+other's (Zhu 2024, ring-flash-attention; torch's context_parallel calls it head-tail).  ring, ulysses: the r-th of cp.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from perfsuite.errors import InvalidParameter
+
+ContextMethod = Literal["zigzag", "ring", "ulysses", "torch"]
+"""zigzag, ring: keys travel around the ranks; ulysses: heads are spread instead of tokens while attention runs; torch:
+torch's own experimental context parallelism."""
+
+_HALVED = ("zigzag", "torch")
+"""Methods under which a rank has one chunk from the beginning and one from the end."""
+
+
+def places(method: ContextMethod, length: int, ranks: int, rank: int) -> tuple[range, ...]:
+    """The tokens of ``rank`` among ``ranks`` of a sequence of ``length``, in the order in which it holds them.
+
+    >>> places("zigzag", 16, 2, 0), places("ring", 16, 2, 1)
+    ((range(0, 4), range(12, 16)), (range(8, 16),))
+    """
+    chunks = _chunks(method, ranks)
+    if length % chunks:
+        raise InvalidParameter(f"{length} tokens are no multiple of {chunks}, into which context={method!r} cuts them")
+    size = length // chunks
+    held = (rank, chunks - 1 - rank) if method in _HALVED else (rank,)
+    return tuple(range(chunk * size, (chunk + 1) * size) for chunk in held)
+
+
+def _chunks(method: ContextMethod, ranks: int) -> int:
+    return 2 * ranks if method in _HALVED else ranks
+
+
+def require_context(method: str, *, length: int, heads: int, key_heads: int, cp: int, tp: int = 1) -> None:
+    """Raise InvalidParameter unless sequences and heads of these sizes spread over cp, with the legal choices.
+
+    ``heads`` and ``key_heads`` are those of the model, of which a tp rank has one in ``tp``.
+    """
+    for known in get_args(ContextMethod):
+        if method == known:
+            break
+    else:
+        choices = ", ".join(map(repr, get_args(ContextMethod)))
+        raise InvalidParameter(f"context={method!r} is unknown; choose {choices}")
+    chunks = _chunks(known, cp)
+    if length % chunks:
+        below = length // chunks * chunks
+        legal = " or ".join(str(each) for each in (below, below + chunks) if each)
+        part = "two chunks" if method in _HALVED else "one chunk"
+        raise InvalidParameter(
+            f"sequence_length={length} is no multiple of {chunks}: context={method!r} gives each of cp={cp} ranks "
+            f"{part} of equal size; choose {legal}"
+        )
+    if method == "ulysses":
+        _require_heads(heads=heads, key_heads=key_heads, cp=cp, tp=tp)
+
+
+def _require_heads(*, heads: int, key_heads: int, cp: int, tp: int) -> None:
+    for name, number in (("heads", heads), ("key heads", key_heads)):
+        if number // tp % cp:
+            legal = [size for size in range(1, cp) if heads // tp % size == key_heads // tp % size == 0]
+            of_rank = f"{number // tp} {name} of a tp rank ({number} over tp={tp})" if tp > 1 else f"{number} {name}"
+            raise InvalidParameter(
+                f"cp={cp} does not divide the {of_rank}, which context='ulysses' spreads; choose cp "
+                f"{', '.join(map(str, legal))}, or context='zigzag' or 'ring'"
+            )

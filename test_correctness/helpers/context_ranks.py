@@ -1,0 +1,62 @@
+"""What tests of context parallelism run on ranks: attention of spread tokens against attention of all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from perfsuite.records import Work
+from perfsuite.workload import CallableStep, Workload
+
+BATCH, FEATURES = 2, 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpreadAttention(Workload):
+    """Records ``out``, ``d_query``, ``d_key``, ``d_value``: relative errors in the norm, the largest of the ranks."""
+
+    method: str
+    attention: str = "auto"
+    heads: int = 8
+    key_heads: int = 8
+    length: int = 96
+    dtype: str = "fp32"
+
+    def work(self, shape):
+        return Work()
+
+    def build(self, rank):
+        return CallableStep(lambda: measure(self, rank))
+
+
+def measure(case: SpreadAttention, rank: Any) -> None:
+    import torch
+
+    from perfsuite.models.attention_module import Core
+    from perfsuite.strategies.context.apply import new_core
+    from perfsuite.strategies.context.places import places
+
+    def tensor(heads: int, seed: int) -> torch.Tensor:
+        shape = BATCH, case.length, heads, FEATURES
+        values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).transpose(1, 2)
+        return values.to(rank.device, rank.dtype(case.dtype))
+
+    inputs = [tensor(heads, seed) for seed, heads in enumerate((case.heads, case.key_heads, case.key_heads))]
+    upstream = tensor(case.heads, 3)
+    whole = [each.float().requires_grad_() for each in inputs]
+    out = Core("math")(*whole)
+    out.backward(upstream.float())
+    cp, mine = rank.shape.size("cp"), rank.shape.coordinates(rank.rank)["cp"]
+    at = torch.cat([torch.arange(each.start, each.stop) for each in places(case.method, case.length, cp, mine)])
+    at = at.to(rank.device)
+    own = [each[:, :, at].detach().requires_grad_() for each in inputs]
+    found = new_core(rank, case.method, case.attention)(*own)
+    found.backward(upstream[:, :, at])
+    pairs = [("out", found, out), *((f"d_{n}", a.grad, b.grad) for n, a, b in zip(NAMES, own, whole, strict=True))]
+    for name, got, everywhere in pairs:
+        assert got.dtype == own[0].dtype
+        wanted = everywhere[:, :, at]
+        rank.record(name, (got.float() - wanted).norm() / wanted.norm())
+
+
+NAMES = ("query", "key", "value")
