@@ -14,8 +14,10 @@ from perfsuite.errors import InvalidParameter
 
 AXES = ("pp", "dp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
 """Every axis a mesh may have, outermost first: neighbours along ``tp`` are neighbouring ranks."""
-DATA_AXES = ("dp", "dp_replicate", "dp_shard")
-"""Axes along which ranks see different samples."""
+DATA_PARALLEL = ("dp", "dp_replicate", "dp_shard")
+"""Axes of data parallelism."""
+DATA_AXES = (*DATA_PARALLEL, "ep")
+"""Axes along which ranks see different samples: those that divide the experts divide the batch as well."""
 
 
 @dataclass(frozen=True, kw_only=True)

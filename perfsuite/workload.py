@@ -135,6 +135,9 @@ class Rank(Protocol):
     def mesh(self) -> torch.distributed.device_mesh.DeviceMesh:
         """torch's DeviceMesh of :attr:`shape`, made at first use (a collective: all ranks must come)."""
 
+    def submesh(self, *axes: str) -> torch.distributed.device_mesh.DeviceMesh:
+        """The mesh along those of ``axes`` with several ranks, as one dimension; of this rank alone without any."""
+
     def group(self, *axes: str) -> dist.ProcessGroup:
         """The process group along ``axes``; all ranks without any."""
 

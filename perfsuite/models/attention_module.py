@@ -17,29 +17,30 @@ _BACKENDS = {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
 
 
 class Core(nn.Module):
-    """Causal attention over all tokens; context parallelism puts another module in its place."""
+    """Attention over all tokens; context parallelism puts another module in its place."""
 
-    def __init__(self, method: AttentionMethod = "auto") -> None:
+    def __init__(self, method: AttentionMethod = "auto", *, causal: bool = True) -> None:
         super().__init__()
         self.method = method
+        self.causal = causal
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """(B, H, S, E) queries and (B, K, S, E) keys and values to (B, H, S, E).
+        """(B, H, S, E) queries and (B, K, S', E) keys and values to (B, H, S, E).
 
         Raises UnsupportedCase where the device has no kernel of the method for these tensors.
         """
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
         if self.method == "auto":
-            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            return F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         with sdpa_kernel(_BACKENDS[self.method]):
             if not torch.compiler.is_compiling():
                 self._require_kernel(query, key, value)
-            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            return F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
 
     def _require_kernel(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """A device that torch knows no kernels of computes with math whatever was chosen, and does not say so."""
         try:
-            chosen = torch._fused_sdp_choice(query, key, value, is_causal=True)
+            chosen = torch._fused_sdp_choice(query, key, value, is_causal=self.causal)
         except RuntimeError:  # torch has kernels for the device, none of them for these tensors
             chosen = SDPBackend.ERROR.value
         if chosen != _BACKENDS[self.method].value:

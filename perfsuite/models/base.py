@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from perfsuite.errors import InvalidParameter
+from perfsuite.mesh import MeshShape
+from perfsuite.models.attention import AttentionMethod
 
 if TYPE_CHECKING:
     from perfsuite.models.layers import TrainingModule
@@ -82,6 +84,16 @@ class Model(ABC):
         """Numbers in all parameters, fixed embeddings that are stored as parameters included."""
 
     @property
+    def active_parameters(self) -> int:
+        """Numbers that a token meets: all, unless it is sent to some of many experts."""
+        return self.parameters
+
+    @property
+    def experts(self) -> int:
+        """Experts of a block; 0 for a dense model."""
+        return 0
+
+    @property
     def frozen_parameters(self) -> int:
         """Numbers in encoders that run before the model and are never trained; not in :attr:`parameters`."""
         return 0
@@ -106,11 +118,14 @@ class Model(ABC):
         """Operations of one sample in the whole forward, counted as in :attr:`block_flops`."""
 
     @abstractmethod
-    def twin(self) -> Model:
-        """A sibling of the same architecture that takes milliseconds on one core, for checks against one process."""
+    def twin(self, shape: MeshShape | None = None) -> Model:
+        """A sibling of the same architecture that takes milliseconds on one core, for checks against one process.
+
+        Its sizes are such that every axis of a mesh of this shape divides what it divides of the model.
+        """
 
     @abstractmethod
-    def build(self, checkpointing: Checkpointing = "none") -> TrainingModule:
+    def build(self, checkpointing: Checkpointing = "none", attention: AttentionMethod = "auto") -> TrainingModule:
         """The torch module, on the default device, with torch's own initial values; imports torch."""
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from perfsuite.errors import InvalidParameter
+from perfsuite.mesh import MeshShape
+from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.base import Checkpointing, Model, Part, require_sizes
 from perfsuite.models.encoders import ENCODERS, LATENT_CHANNELS, SHRINK, Encoders, find_encoders
 
@@ -131,15 +133,15 @@ class Latte(Dit):
         """Blocks, both ends, and the modulation of the output."""
         return self.block_flops + self._edge_flops + 4.0 * self.width**2
 
-    def twin(self) -> Latte:
+    def twin(self, shape: MeshShape | None = None) -> Latte:
         """Two blocks of 48 features on 2 frames of 2 x 2 patches."""
         return dataclasses.replace(self, layers=2, width=48, heads=4, frames=2, side=4)
 
-    def build(self, checkpointing: Checkpointing = "none") -> TrainingModule:
+    def build(self, checkpointing: Checkpointing = "none", attention: AttentionMethod = "auto") -> TrainingModule:
         """The torch module."""
         from perfsuite.models.dit_module import LatteModule
 
-        return LatteModule(self, checkpointing)
+        return LatteModule(self, checkpointing, attention)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +222,7 @@ class Stdit(Dit):
         caption = 2.0 * self.caption_length * (self.caption_width * self.width + self.width**2)
         return self.block_flops + self._edge_flops + signals + caption
 
-    def twin(self) -> Stdit:
+    def twin(self, shape: MeshShape | None = None) -> Stdit:
         """Two blocks of 48 features on 2 frames of 2 x 2 patches and 3 words."""
         small, words = ("none", 16) if self.encoders == "none" else ("tiny", ENCODERS["tiny"].text.width)
         return dataclasses.replace(
@@ -235,11 +237,11 @@ class Stdit(Dit):
             encoders=small,
         )
 
-    def build(self, checkpointing: Checkpointing = "none") -> TrainingModule:
+    def build(self, checkpointing: Checkpointing = "none", attention: AttentionMethod = "auto") -> TrainingModule:
         """The torch module."""
         from perfsuite.models.dit_module import StditModule
 
-        return StditModule(self, checkpointing)
+        return StditModule(self, checkpointing, attention)
 
 
 MODELS = (

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from perfsuite.models.attention import AttentionMethod
+from perfsuite.models.attention_module import Core
 from perfsuite.models.base import Checkpointing
 from perfsuite.models.dit import NOISE_LEVELS, PATCH, TIME_FEATURES, Dit, Latte, Stdit
 from perfsuite.models.encoders_module import FrozenEncoders
@@ -20,24 +22,26 @@ from perfsuite.models.layers import Block, TrainingModule, attend
 class Attention(nn.Module):
     """Self-attention of (B, S, D)."""
 
-    def __init__(self, config: Dit) -> None:
+    def __init__(self, config: Dit, attention: AttentionMethod) -> None:
         super().__init__()
         self.heads = config.heads
+        self.core = Core(attention, causal=False)
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.project = nn.Linear(config.width, config.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Each row of the batch attends to itself."""
-        result: torch.Tensor = self.project(attend(*self.qkv(x).chunk(3, dim=-1), heads=self.heads))
+        result: torch.Tensor = self.project(attend(self.core, *self.qkv(x).chunk(3, dim=-1), heads=self.heads))
         return result
 
 
 class CrossAttention(nn.Module):
     """Attention of (B, N, D) to the (B, M, D) words of a caption."""
 
-    def __init__(self, config: Stdit) -> None:
+    def __init__(self, config: Stdit, attention: AttentionMethod) -> None:
         super().__init__()
         self.heads = config.heads
+        self.core = Core(attention, causal=False)
         self.query = nn.Linear(config.width, config.width)
         self.key_value = nn.Linear(config.width, 2 * config.width)
         self.project = nn.Linear(config.width, config.width)
@@ -45,7 +49,7 @@ class CrossAttention(nn.Module):
     def forward(self, x: torch.Tensor, caption: torch.Tensor) -> torch.Tensor:
         """(B, N, D)."""
         key, value = self.key_value(caption).chunk(2, dim=-1)
-        result: torch.Tensor = self.project(attend(self.query(x), key, value, heads=self.heads))
+        result: torch.Tensor = self.project(attend(self.core, self.query(x), key, value, heads=self.heads))
         return result
 
 
@@ -80,11 +84,13 @@ def _over_time(attention: Attention, x: torch.Tensor, frames: int) -> torch.Tens
 class LatteBlock(Block):
     """Attention along one axis and an MLP, both modulated and gated by the noise level."""
 
-    def __init__(self, config: Latte, checkpointing: Checkpointing, *, temporal: bool) -> None:
+    def __init__(
+        self, config: Latte, checkpointing: Checkpointing, attention: AttentionMethod, *, temporal: bool
+    ) -> None:
         super().__init__(checkpointing)
         self.frames = config.frames
         self.along = _over_time if temporal else _within_frames
-        self.attention = Attention(config)
+        self.attention = Attention(config, attention)
         self.mlp = _mlp(config.width, 4 * config.width, config.width)
         self.modulation = nn.Linear(config.width, 6 * config.width)
 
@@ -101,12 +107,12 @@ class LatteBlock(Block):
 class StditBlock(Block):
     """Attention within frames, over time and to the caption, and an MLP."""
 
-    def __init__(self, config: Stdit, checkpointing: Checkpointing) -> None:
+    def __init__(self, config: Stdit, checkpointing: Checkpointing, attention: AttentionMethod) -> None:
         super().__init__(checkpointing)
         self.frames = config.frames
-        self.attention = Attention(config)
-        self.temporal = Attention(config)
-        self.cross = CrossAttention(config)
+        self.attention = Attention(config, attention)
+        self.temporal = Attention(config, attention)
+        self.cross = CrossAttention(config, attention)
         self.mlp = _mlp(config.width, 4 * config.width, config.width)
         self.table = nn.Parameter(torch.randn(6, config.width) / config.width**0.5)
 
@@ -155,12 +161,12 @@ class DitModule(TrainingModule):
 class LatteModule(DitModule):
     """Unconditional Latte."""
 
-    def __init__(self, config: Latte, checkpointing: Checkpointing) -> None:
+    def __init__(self, config: Latte, checkpointing: Checkpointing, attention: AttentionMethod) -> None:
         super().__init__(config)
         self.places = nn.Parameter(torch.zeros(1, config.patches, config.width), requires_grad=False)
         self.moments = nn.Parameter(torch.zeros(1, config.frames, config.width), requires_grad=False)
         self.blocks = nn.ModuleList(
-            LatteBlock(config, checkpointing, temporal=index % 2 == 1) for index in range(config.layers)
+            LatteBlock(config, checkpointing, attention, temporal=index % 2 == 1) for index in range(config.layers)
         )
         self.modulation = nn.Linear(config.width, 2 * config.width)
 
@@ -168,7 +174,7 @@ class LatteModule(DitModule):
         """Positions in time join where the first block over time begins."""
         frames = self.config.frames
         x = self.patch(tokens) + self.places.repeat(1, frames, 1)
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(self.blocks.children()):
             if index == 1:
                 x = x + self.moments.repeat_interleave(self.config.patches, dim=1)
             x = block(x, level)
@@ -180,11 +186,11 @@ class LatteModule(DitModule):
 class StditModule(DitModule):
     """STDiT."""
 
-    def __init__(self, config: Stdit, checkpointing: Checkpointing) -> None:
+    def __init__(self, config: Stdit, checkpointing: Checkpointing, attention: AttentionMethod) -> None:
         super().__init__(config)
         self.signals = nn.Linear(config.width, 6 * config.width)
         self.words = _mlp(config.caption_width, config.width, config.width)
-        self.blocks = nn.ModuleList(StditBlock(config, checkpointing) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(StditBlock(config, checkpointing, attention) for _ in range(config.layers))
         self.table = nn.Parameter(torch.randn(2, config.width) / config.width**0.5)
         self._positions: torch.Tensor | None = None
         encoders = config.find_encoders()
@@ -227,7 +233,7 @@ class StditModule(DitModule):
         x = self.patch(tokens) + self._positions.type_as(tokens)
         signals = self.signals(F.silu(level)).unflatten(-1, (6, -1))
         words = self.words(caption)
-        for block in self.blocks:
+        for block in self.blocks.children():
             x = block(x, signals, words)
         shift, scale = (self.table + level[:, None]).chunk(2, dim=1)
         result: torch.Tensor = self.output(_modulate(x, shift, scale))

@@ -11,17 +11,21 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.models.base import Checkpointing, Model, Part, require_sizes
+from perfsuite.mesh import MeshShape
+from perfsuite.models.attention import AttentionMethod
+from perfsuite.models.base import Checkpointing, require_sizes
+from perfsuite.models.language import LanguageModel, Split, twin_sizes
 
 if TYPE_CHECKING:
-    from perfsuite.models.layers import TrainingModule
+    from perfsuite.models.gpt_module import GptModule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpt(Model):
+class Gpt(LanguageModel):
     """A GPT configuration.
 
     >>> Gpt(name="gpt2", layers=12, width=768, heads=12).parameters
@@ -37,6 +41,22 @@ class Gpt(Model):
     sequence_length: int = 0
     """Tokens of a sample (S), at most ``context``; 0: all of it."""
 
+    parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType(
+        {
+            "tokens": "tied",
+            "positions": "positions",
+            "blocks.*.norm1": "sequence",
+            "blocks.*.attention": "gathered",
+            "blocks.*.attention.qkv": "column",
+            "blocks.*.attention.project": "row",
+            "blocks.*.norm2": "sequence",
+            "blocks.*.mlp": "gathered",
+            "blocks.*.mlp.expand": "column",
+            "blocks.*.mlp.contract": "row",
+            "norm": "sequence",
+        }
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_sizes(self.name, words=self.words, words_multiple=self.words_multiple, context=self.context)
@@ -47,9 +67,9 @@ class Gpt(Model):
             )
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """S + 1 tokens: inputs and, one later, targets."""
-        return (Part(name="tokens", shape=(self.tokens_per_sample + 1,), below=self.words),)
+    def different_tokens(self) -> int:
+        """``words``."""
+        return self.words
 
     @property
     def tokens_per_sample(self) -> int:
@@ -60,6 +80,9 @@ class Gpt(Model):
     def vocabulary(self) -> int:
         """V."""
         return math.ceil(self.words / self.words_multiple) * self.words_multiple
+
+    def _padding(self, tp: int) -> str:
+        return f"words_multiple={128 * tp}"
 
     def padded(self, parts: int) -> Gpt:
         """A vocabulary that is padded gets as many rows in every part.
@@ -88,17 +111,31 @@ class Gpt(Model):
         """The blocks and 2 S D V for the logits."""
         return self.block_flops + 2.0 * self.tokens_per_sample * self.width * self.vocabulary
 
-    def twin(self) -> Gpt:
-        """Two blocks of 48 features."""
+    def twin(self, shape: MeshShape | None = None) -> Gpt:
+        """Two blocks, their heads of 12 features."""
+        heads, tokens, words = twin_sizes(shape)
         return dataclasses.replace(
-            self, layers=2, width=48, heads=4, words=64, words_multiple=1, context=16, sequence_length=0
+            self,
+            layers=2,
+            width=12 * heads,
+            heads=heads,
+            words=words,
+            words_multiple=1,
+            context=tokens,
+            sequence_length=0,
         )
 
-    def build(self, checkpointing: Checkpointing = "none") -> TrainingModule:
+    def build(
+        self,
+        checkpointing: Checkpointing = "none",
+        attention: AttentionMethod = "auto",
+        *,
+        layers: range | None = None,
+    ) -> GptModule:
         """The torch module."""
         from perfsuite.models.gpt_module import GptModule
 
-        return GptModule(self, checkpointing)
+        return GptModule(self, checkpointing, attention, layers)
 
 
 _ONEFLOW: Mapping[str, int] = {"words_multiple": 128, "context": 2048}

@@ -1,4 +1,4 @@
-"""GPT in torch.  Shapes: B batch, S tokens, D width, V vocabulary."""
+"""GPT in torch.  Shapes: B batch, S tokens, H heads, E features of a head, D = H x E width, V vocabulary."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.base import Checkpointing
 from perfsuite.models.gpt import Gpt
-from perfsuite.models.layers import Block, TrainingModule, attend, cross_entropy
+from perfsuite.models.language_module import Attention, LanguageModule, Transformer
 
 
 class TiedEmbedding(nn.Embedding):
@@ -22,44 +23,72 @@ class TiedEmbedding(nn.Embedding):
         return F.linear(inputs, self.weight) if project else super().forward(inputs)
 
 
-class GptBlock(Block):
-    """Attention and MLP, each behind a layer norm and beside a residual."""
+class GptAttention(Attention):
+    """Queries, keys and values of a head stand side by side in one matrix: rows of it can be dealt out by heads."""
 
-    def __init__(self, config: Gpt, checkpointing: Checkpointing) -> None:
-        super().__init__(checkpointing)
-        self.heads = config.heads
-        width = config.width
-        self.norm1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.expand = nn.Linear(width, 4 * width)
-        self.contract = nn.Linear(4 * width, width)
+    def __init__(self, config: Gpt, attention: AttentionMethod) -> None:
+        super().__init__(attention)
+        self.head_features = config.width // config.heads
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.project = nn.Linear(config.width, config.width)
 
-    def compute(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, S, D) to (B, S, D)."""
-        (x,) = inputs
-        query, key, value = self.qkv(self.norm1(x)).chunk(3, dim=-1)
-        x = x + self.project(attend(query, key, value, heads=self.heads, causal=True))
-        hidden = F.gelu(self.expand(self.norm2(x)), approximate="tanh")
-        result: torch.Tensor = x + self.contract(hidden)
+        query, key, value = self.qkv(x).unflatten(-1, (-1, 3, self.head_features)).unbind(-2)
+        return self.attend(query, key, value)
+
+
+class GptMlp(nn.Module):
+    """Two matrices and a GELU between them."""
+
+    def __init__(self, config: Gpt) -> None:
+        super().__init__()
+        self.expand = nn.Linear(config.width, 4 * config.width)
+        self.contract = nn.Linear(4 * config.width, config.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, S, D) to (B, S, D)."""
+        result: torch.Tensor = self.contract(F.gelu(self.expand(x), approximate="tanh"))
         return result
 
 
-class GptModule(TrainingModule):
-    """Next-token loss of a GPT."""
+class GptBlock(Transformer):
+    """A layer of a GPT."""
 
-    def __init__(self, config: Gpt, checkpointing: Checkpointing) -> None:
-        super().__init__()
-        self.tokens = TiedEmbedding(config.vocabulary, config.width)
-        self.positions = nn.Embedding(config.context, config.width)
-        self.blocks = nn.ModuleList(GptBlock(config, checkpointing) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(config.width)
+    def __init__(self, config: Gpt, checkpointing: Checkpointing, attention: AttentionMethod) -> None:
+        super().__init__(checkpointing)
+        self.norm1 = nn.LayerNorm(config.width)
+        self.attention = GptAttention(config, attention)
+        self.norm2 = nn.LayerNorm(config.width)
+        self.mlp = GptMlp(config)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Mean loss of (B, S + 1) tokens."""
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        x = self.tokens(inputs) + self.positions(torch.arange(inputs.shape[1], device=inputs.device))
-        for block in self.blocks:
-            x = block(x)
-        return cross_entropy(self.tokens(self.norm(x), project=True), targets)
+
+class GptModule(LanguageModule):
+    """A GPT: the first and the last stage of a pipeline have a copy of the embedding each."""
+
+    config: Gpt
+
+    def __init__(
+        self, config: Gpt, checkpointing: Checkpointing, attention: AttentionMethod, layers: range | None
+    ) -> None:
+        super().__init__(config, checkpointing, attention, layers)
+        if self.first or self.last:
+            self.tokens = TiedEmbedding(config.vocabulary, config.width)
+        if self.first:
+            self.positions = nn.Embedding(config.context, config.width)
+        if self.last:
+            self.norm = nn.LayerNorm(config.width)
+
+    def new_block(self, checkpointing: Checkpointing, attention: AttentionMethod) -> Transformer:
+        """A layer."""
+        return GptBlock(self.config, checkpointing, attention)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Words and positions."""
+        x: torch.Tensor = self.tokens(tokens) + self.positions(self.positions_of_tokens(tokens.device))
+        return x
+
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        """The last norm and the tied projection."""
+        logits: torch.Tensor = self.tokens(self.norm(x), project=True)
+        return logits

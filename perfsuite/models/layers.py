@@ -57,32 +57,19 @@ def _keep_products(context: Any, operation: Any, *arguments: Any, **keywords: An
 class TrainingModule(nn.Module):
     """A model with its loss: ``forward(**batch)`` returns the mean loss of a batch: a wrapper sees all of it."""
 
-    blocks: nn.ModuleList
-    """The repeated layers, first to last."""
+    blocks: nn.ModuleList | nn.ModuleDict
+    """The repeated layers by number, first to last; ``children()`` gives them."""
 
     def frozen(self) -> dict[str, nn.Module]:
         """Parts that are never trained and may be spread each as one, by their names in this module."""
         return {}
 
 
-def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, heads: int, causal: bool = False
-) -> torch.Tensor:
-    """Scaled dot-product attention of (B, S, D) tensors with ``heads`` heads; returns (B, S, D).
-
-    ``key`` and ``value`` may be narrower: then several heads of the query share one of theirs (grouped queries).
-    """
-    features = query.shape[-1] // heads
-    q, k, v = (_split(x, features).transpose(1, 2) for x in (query, key, value))
-    if k.shape[1] != heads:
-        # Repeated instead of enable_gqa=True: several backends of torch's attention know only equal numbers of heads.
-        k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
-
-
-def _split(x: torch.Tensor, features: int) -> torch.Tensor:
-    """(B, S, H x E) as (B, S, H, E)."""
-    return x.view(*x.shape[:-1], -1, features)
+def attend(core: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, heads: int) -> torch.Tensor:
+    """What ``core`` makes of (B, S, D) tensors with ``heads`` heads side by side; (B, S, D)."""
+    q, k, v = (x.view(*x.shape[:-1], heads, -1).transpose(1, 2) for x in (query, key, value))
+    mixed: torch.Tensor = core(q, k, v)
+    return mixed.transpose(1, 2).flatten(2)
 
 
 def materialize(module: nn.Module, device: torch.device, *, seed: int, prefix: str = "") -> None:

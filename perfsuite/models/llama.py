@@ -6,18 +6,23 @@ Source: Touvron et al. 2023 (LLaMA 2) and the published configurations.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.models.base import Checkpointing, Model, Part, require_sizes
+from perfsuite.mesh import MeshShape
+from perfsuite.models.attention import AttentionMethod
+from perfsuite.models.base import Checkpointing, require_sizes
+from perfsuite.models.language import LanguageModel, Split, multiple, twin_sizes
 
 if TYPE_CHECKING:
-    from perfsuite.models.layers import TrainingModule
+    from perfsuite.models.llama_module import LlamaModule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama(Model):
+class Llama(LanguageModel):
     """A LLaMA configuration.
 
     >>> Llama(name="llama2-7b", layers=32, width=4096, heads=32, kv_heads=32, hidden=11008).parameters
@@ -32,6 +37,25 @@ class Llama(Model):
     """Rows of the embedding and of the output projection (V)."""
     sequence_length: int = 4096
     """Tokens of a sample (S); the published context is 4096."""
+
+    parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType(
+        {
+            "tokens": "words",
+            "blocks.*.norm1": "sequence",
+            "blocks.*.attention": "gathered",
+            "blocks.*.attention.query": "column",
+            "blocks.*.attention.key": "column",
+            "blocks.*.attention.value": "column",
+            "blocks.*.attention.project": "row",
+            "blocks.*.norm2": "sequence",
+            "blocks.*.mlp": "gathered",
+            "blocks.*.mlp.gate": "column",
+            "blocks.*.mlp.expand": "column",
+            "blocks.*.mlp.contract": "row",
+            "norm": "sequence",
+            "output": "head",
+        }
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,14 +72,19 @@ class Llama(Model):
             )
 
     @property
-    def kv_width(self) -> int:
-        """Features of all keys of a token."""
-        return self.width // self.heads * self.kv_heads
+    def different_tokens(self) -> int:
+        """All words."""
+        return self.words
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """S + 1 tokens: inputs and, one later, targets."""
-        return (Part(name="tokens", shape=(self.sequence_length + 1,), below=self.words),)
+    def key_heads(self) -> int:
+        """``kv_heads``."""
+        return self.kv_heads
+
+    @property
+    def split_widths(self) -> Mapping[str, int]:
+        """The features between the MLP's matrices."""
+        return {"hidden": self.hidden}
 
     @property
     def tokens_per_sample(self) -> int:
@@ -70,7 +99,7 @@ class Llama(Model):
     @property
     def _block_weights(self) -> int:
         """Numbers in the matrices of one block: 2 D^2 + 2 D K + 3 D F."""
-        return self.width * (2 * self.width + 2 * self.kv_width + 3 * self.hidden)
+        return self.width * (2 * self.width + 2 * self.key_width + 3 * self.hidden)
 
     @property
     def parameters(self) -> int:
@@ -88,18 +117,31 @@ class Llama(Model):
         """The blocks and 2 S D V for the logits."""
         return self.block_flops + 2.0 * self.sequence_length * self.width * self.words
 
-    def twin(self) -> Llama:
-        """Two blocks of 48 features; keys are shared in pairs where the model shares them."""
-        kv_heads = 4 if self.kv_heads == self.heads else 2
+    def twin(self, shape: MeshShape | None = None) -> Llama:
+        """Two blocks, their heads of 12 features; keys are shared in pairs where the model shares them."""
+        heads, tokens, words = twin_sizes(shape)
         return dataclasses.replace(
-            self, layers=2, width=48, heads=4, kv_heads=kv_heads, hidden=80, words=64, sequence_length=16
+            self,
+            layers=2,
+            width=12 * heads,
+            heads=heads,
+            kv_heads=heads if self.kv_heads == self.heads else heads // 2,
+            hidden=multiple(shape.size("tp") if shape else 1, 80),
+            words=words,
+            sequence_length=tokens,
         )
 
-    def build(self, checkpointing: Checkpointing = "none") -> TrainingModule:
+    def build(
+        self,
+        checkpointing: Checkpointing = "none",
+        attention: AttentionMethod = "auto",
+        *,
+        layers: range | None = None,
+    ) -> LlamaModule:
         """The torch module."""
         from perfsuite.models.llama_module import LlamaModule
 
-        return LlamaModule(self, checkpointing)
+        return LlamaModule(self, checkpointing, attention, layers)
 
 
 MODELS = (

@@ -1,4 +1,4 @@
-"""LLaMA in torch.  Shapes: B batch, S tokens, D width, E features of a head, V vocabulary."""
+"""LLaMA in torch.  Shapes: B batch, S tokens, H heads, E features of a head, D = H x E width, V vocabulary."""
 
 from __future__ import annotations
 
@@ -6,78 +6,115 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.base import Checkpointing
-from perfsuite.models.layers import Block, TrainingModule, attend, cross_entropy
+from perfsuite.models.language_module import Attention, LanguageModule, Transformer
 from perfsuite.models.llama import Llama
 
 _ROTARY_BASE = 10000.0
 _EPSILON = 1e-5
 
 
-class LlamaBlock(Block):
-    """Attention with rotary positions and a SwiGLU MLP, each behind an RMS norm and beside a residual."""
+class LlamaAttention(Attention):
+    """Attention with rotary positions; heads of queries may share keys."""
 
-    def __init__(self, config: Llama, checkpointing: Checkpointing) -> None:
-        super().__init__(checkpointing)
-        self.heads = config.heads
-        width = config.width
-        self.norm1 = nn.RMSNorm(width, eps=_EPSILON)
-        self.query = nn.Linear(width, width, bias=False)
-        self.key = nn.Linear(width, config.kv_width, bias=False)
-        self.value = nn.Linear(width, config.kv_width, bias=False)
-        self.project = nn.Linear(width, width, bias=False)
-        self.norm2 = nn.RMSNorm(width, eps=_EPSILON)
-        self.gate = nn.Linear(width, config.hidden, bias=False)
-        self.expand = nn.Linear(width, config.hidden, bias=False)
-        self.contract = nn.Linear(config.hidden, width, bias=False)
+    def __init__(self, config: Llama, attention: AttentionMethod) -> None:
+        super().__init__(attention)
+        self.head_features = config.width // config.heads
+        self.query = nn.Linear(config.width, config.width, bias=False)
+        self.key = nn.Linear(config.width, config.key_width, bias=False)
+        self.value = nn.Linear(config.width, config.key_width, bias=False)
+        self.project = nn.Linear(config.width, config.width, bias=False)
 
-    def compute(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
         """(B, S, D) and the (S, E / 2) cosines and sines of the positions to (B, S, D)."""
-        x, cosines, sines = inputs
-        normed = self.norm1(x)
-        query = _turn(self.query(normed), cosines, sines)
-        key = _turn(self.key(normed), cosines, sines)
-        x = x + self.project(attend(query, key, self.value(normed), heads=self.heads, causal=True))
-        normed = self.norm2(x)
-        result: torch.Tensor = x + self.contract(F.silu(self.gate(normed)) * self.expand(normed))
+        # Heads are counted from what the projection gave: a rank may have some of them.
+        query, key, value = (
+            project(x).unflatten(-1, (-1, self.head_features)) for project in (self.query, self.key, self.value)
+        )
+        return self.attend(_turn(query, cosines, sines), _turn(key, cosines, sines), value)
+
+
+class LlamaMlp(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: Llama) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.width, config.hidden, bias=False)
+        self.expand = nn.Linear(config.width, config.hidden, bias=False)
+        self.contract = nn.Linear(config.hidden, config.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, S, D) to (B, S, D)."""
+        result: torch.Tensor = self.contract(F.silu(self.gate(x)) * self.expand(x))
         return result
 
 
-class LlamaModule(TrainingModule):
-    """Next-token loss of a LLaMA."""
+class LlamaBlock(Transformer):
+    """A layer of a LLaMA."""
 
-    def __init__(self, config: Llama, checkpointing: Checkpointing) -> None:
-        super().__init__()
-        self.head_features = config.width // config.heads
-        self.tokens = nn.Embedding(config.words, config.width)
-        self.blocks = nn.ModuleList(LlamaBlock(config, checkpointing) for _ in range(config.layers))
-        self.norm = nn.RMSNorm(config.width, eps=_EPSILON)
-        self.output = nn.Linear(config.width, config.words, bias=False)
+    def __init__(self, config: Llama, checkpointing: Checkpointing, attention: AttentionMethod, mlp: nn.Module) -> None:
+        super().__init__(checkpointing)
+        self.norm1 = nn.RMSNorm(config.width, eps=_EPSILON)
+        self.attention = LlamaAttention(config, attention)
+        self.norm2 = nn.RMSNorm(config.width, eps=_EPSILON)
+        self.mlp = mlp
+
+
+class LlamaModule(LanguageModule):
+    """A LLaMA."""
+
+    config: Llama
+    besides = 2
+
+    def __init__(
+        self, config: Llama, checkpointing: Checkpointing, attention: AttentionMethod, layers: range | None
+    ) -> None:
+        super().__init__(config, checkpointing, attention, layers)
+        if self.first:
+            self.tokens = nn.Embedding(config.words, config.width)
+        if self.last:
+            self.norm = nn.RMSNorm(config.width, eps=_EPSILON)
+            self.output = nn.Linear(config.width, config.words, bias=False)
         # Made at the first forward and no buffer: a model built on the meta device has no values to keep.
         self._angles: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Mean loss of (B, S + 1) tokens."""
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    def new_block(self, checkpointing: Checkpointing, attention: AttentionMethod) -> Transformer:
+        """A layer."""
+        return LlamaBlock(self.config, checkpointing, attention, self.new_mlp(self.config))
+
+    def new_mlp(self, config: Llama) -> nn.Module:
+        """What follows attention in a layer."""
+        return LlamaMlp(config)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Words alone: blocks turn by the positions."""
+        x: torch.Tensor = self.tokens(tokens)
+        return x
+
+    def inputs_beside(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Cosines and sines of the positions."""
         if self._angles is None:
-            self._angles = rotary_angles(inputs.shape[1], self.head_features, inputs.device)
-        x = self.tokens(inputs)
-        for block in self.blocks:
-            x = block(x, *self._angles)
-        return cross_entropy(self.output(self.norm(x)), targets)
+            features = self.config.width // self.config.heads
+            self._angles = rotary_angles(self.positions_of_tokens(device), features)
+        return self._angles
+
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        """The last norm and the output projection."""
+        logits: torch.Tensor = self.output(self.norm(x))
+        return logits
 
 
-def rotary_angles(length: int, features: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines, (length, features / 2) each, of Su et al. 2021 (RoFormer)."""
-    rates = _ROTARY_BASE ** -(torch.arange(0, features, 2, device=device, dtype=torch.float32) / features)
-    angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] * rates
+def rotary_angles(positions: torch.Tensor, features: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines, (S, features / 2) each, of Su et al. 2021 (RoFormer) at (S,) positions."""
+    turns = torch.arange(0, features, 2, device=positions.device, dtype=torch.float32) / features
+    angles = positions.float()[:, None] * _ROTARY_BASE**-turns
     return angles.cos(), angles.sin()
 
 
 def _turn(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Turn the two halves of each head of (B, S, H x E) by the angles of its position, in fp32."""
-    halves = x.view(*x.shape[:-1], -1, 2, cosines.shape[-1]).float()
-    first, second = halves[..., 0, :], halves[..., 1, :]
+    """Turn the two halves of each head of (B, S, H, E) by the angles of its position, in fp32."""
+    first, second = x.float().chunk(2, dim=-1)
     cosines, sines = cosines[:, None], sines[:, None]  # the same for all heads
-    turned = torch.stack((first * cosines - second * sines, second * cosines + first * sines), dim=-2)
-    return turned.flatten(2).type_as(x)
+    turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+    return turned.type_as(x)

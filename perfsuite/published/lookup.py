@@ -220,7 +220,7 @@ def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     mesh = settings.pop("mesh", None)
     shape = MeshShape.parse(mesh) if isinstance(mesh, str) and mesh else mesh
     if isinstance(shape, MeshShape):
-        settings.update({"dp": shape.replicas, "tp": shape.size("tp"), "pp": shape.size("pp")})
+        settings.update({"dp": shape.replicas // shape.size("ep"), "tp": shape.size("tp"), "pp": shape.size("pp")})
     if settings.get("micro_batch_size"):
         steps = settings.get("num_micro_batches", settings.get("accumulation", 1))
         settings.setdefault("local_batch_size", settings["micro_batch_size"] * steps)

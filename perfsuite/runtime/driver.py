@@ -93,6 +93,8 @@ class Driver:
         self._tainted = False
         """Workers ran something that forbids their reuse."""
         self._tails: dict[int, str] = {}
+        self._checked: set[str] = set()
+        """Twins that passed: cases that differ in size alone have the same one."""
 
     @property
     def capacity(self) -> int | None:
@@ -131,12 +133,15 @@ class Driver:
             )
         self._tails = {}
         process = job.workload.process
+        twin = job.workload.twin() if job.purpose == "time" else None  # other builds come after the timed one
+        checked = f"{twin!r} on {shape} with {process}"
         fresh = job.fresh or process is not None
         command = protocol.run(
             workload=refer(job.workload, self._rootpath, job.test_module),
             shape=str(shape),
             budget=dataclasses.asdict(job.budget),
             purpose=job.purpose,
+            checks_twin=twin is not None and checked not in self._checked,
         )
         env = process.env if process else {}
         if self._family.preloads and not env:
@@ -144,6 +149,7 @@ class Driver:
         self._acquire(job.world_size, fresh=fresh, env=env)
         self._form(job.world_size, job.budget.timeout_s)
         reports = self._command(dict.fromkeys(range(job.world_size), command), job.budget.timeout_s)
+        self._checked.add(checked)
         if process is not None:
             self._tainted = True
         if any(report["made_groups"] for report in reports.values()):

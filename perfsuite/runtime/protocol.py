@@ -87,6 +87,13 @@ def form(
     }
 
 
-def run(*, workload: Message, shape: str, budget: dict[str, Any], purpose: str) -> Message:
-    """Build, check and time one workload."""
-    return {"verb": "run", "workload": workload, "shape": shape, "budget": budget, "purpose": purpose}
+def run(*, workload: Message, shape: str, budget: dict[str, Any], purpose: str, checks_twin: bool) -> Message:
+    """Build, check and time one workload; ``checks_twin``: after its twin."""
+    return {
+        "verb": "run",
+        "workload": workload,
+        "shape": shape,
+        "budget": budget,
+        "purpose": purpose,
+        "checks_twin": checks_twin,
+    }

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import DATA_AXES, MeshShape
+from perfsuite.mesh import DATA_PARALLEL, MeshShape
+from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.base import Checkpointing, Model
 from perfsuite.schedules import Schedule
 from perfsuite.workload import Process, Rank
@@ -33,6 +34,7 @@ class Plan:
     accumulation: int = 1
     """Micro-batches whose gradients are added up before the optimizer steps."""
     checkpointing: Checkpointing = "none"
+    attention: AttentionMethod = "auto"
     compiled: bool = False
     """torch.compile on every block."""
     learning_rate: float = 1e-4
@@ -60,7 +62,7 @@ class Strategy(ABC):
     """Declared when it needs processes of its own."""
     preload: ClassVar[tuple[str, ...]] = ()
     """Modules that take long to import, beside torch and what every optimizer needs."""
-    axes: ClassVar[tuple[str, ...]] = DATA_AXES
+    axes: ClassVar[tuple[str, ...]] = DATA_PARALLEL
     """Axes of a mesh that it can train along."""
     ignorable: ClassVar[bool] = True
     """Its collectives can be made to do nothing, by which communication is told from computation."""
@@ -87,7 +89,7 @@ class Strategy(ABC):
 
     def twin(self, model: Model, shape: MeshShape, num_micro_batches: int) -> Model:
         """A small sibling of ``model`` that still fills the mesh, for checks against one process."""
-        return model.twin()
+        return model.twin(shape)
 
     def narrows(self, plan: Plan) -> bool:
         """Whether parameters themselves are used in the plan's dtype; otherwise autocast narrows products alone."""

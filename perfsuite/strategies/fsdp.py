@@ -65,8 +65,8 @@ class Fsdp(Strategy):
         for name, part in module.frozen().items():
             materialize(part, rank.device, seed=plan.seed, prefix=f"{name}.")
             api.fully_shard(part, **spread)
-        for index, block in enumerate(module.blocks):
-            materialize(block, rank.device, seed=plan.seed, prefix=f"blocks.{index}.")
+        for number, block in module.blocks.named_children():
+            materialize(block, rank.device, seed=plan.seed, prefix=f"blocks.{number}.")
             api.fully_shard(block, reshard_after_forward=self.reshard, **spread)
         materialize(module, rank.device, seed=plan.seed)
         api.fully_shard(module, **spread)
@@ -75,7 +75,7 @@ class Fsdp(Strategy):
             plan,
             module=module,
             optimizer=make_optimizer(module, plan),
-            hold=_hold(module) if plan.accumulation > 1 else None,
+            hold=reduce_in_last(module) if plan.accumulation > 1 else None,
             casts=not self.mixed_precision,
             replicates=False,
         )
@@ -98,10 +98,12 @@ def fsdp_api(rank: Rank) -> Any:
     return api
 
 
-def _hold(module: Any) -> Callable[[bool], AbstractContextManager[None]]:
+def reduce_in_last(module: Any) -> Callable[[bool], AbstractContextManager[None]]:
+    """Gradients are reduced in the last micro-batch of a step and only added up in the others."""
+
     @contextmanager
-    def reduce_in_last(last: bool) -> Iterator[None]:
+    def hold(last: bool) -> Iterator[None]:
         module.set_requires_gradient_sync(last)
         yield
 
-    return reduce_in_last
+    return hold

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,17 @@ from perfsuite.strategies.base import Plan
 from perfsuite.workload import DTYPES, Rank
 
 Batch = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copies:
+    """Something that several ranks hold the same of."""
+
+    what: str
+    sums: Sequence[torch.Tensor]
+    """This rank's sum of each of its copies, in fp64; none where it holds no copy."""
+    group: dist.ProcessGroup
+    """The ranks that hold them."""
 
 
 class Trainer:
@@ -136,11 +148,14 @@ class Trainer:
         return loss, {name: value for name, value in self.gradients() if value is not None}
 
     def mean_loss(self, loss: torch.Tensor | None) -> float:
-        """What :meth:`forward_and_backward` gave, over all replicas, told to every rank; a collective."""
-        mine = 0.0 if loss is None else float(loss) / self.share.replicas
-        total = torch.tensor([mine], dtype=torch.float64, device=self.rank.device)
+        """What :meth:`forward_and_backward` gave, over all ranks that have a loss, told to every rank; a collective.
+
+        Their shares of the tokens are equal.
+        """
+        mine = (0.0, 0.0) if loss is None else (float(loss), 1.0)
+        total = torch.tensor(mine, dtype=torch.float64, device=self.rank.device)
         dist.all_reduce(total, group=self.group)
-        return float(total)
+        return float(total[0] / total[1])
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters, or its parts of them, under the names of the unsplit model."""
@@ -172,15 +187,12 @@ class Trainer:
         states: Mapping[Any, Mapping[str, Any]] = optimizer.state
         return states
 
-    def copies(self) -> tuple[str, Sequence[torch.Tensor], dist.ProcessGroup] | None:
-        """What several ranks hold the same of: its name, this rank's sums of each copy in fp64, the ranks.
-
-        None where no parameter is held twice.
-        """
+    def copies(self) -> tuple[Copies, ...]:
+        """What several ranks hold the same of; empty where no parameter is held twice."""
         if not self._replicates:
-            return None
+            return ()
         sums = torch.stack([local(parameter).detach().double().sum() for parameter in self.module.parameters()])
-        return "all parameters", (sums.sum(),), self.group
+        return (Copies(what="all parameters", sums=(sums.sum(),), group=self.group),)
 
     def close(self) -> None:
         """Let go of everything, so that its memory is free."""
@@ -205,12 +217,17 @@ def new_module(rank: Rank, plan: Plan) -> TrainingModule:
     """
     rank.dtype(plan.dtype)  # fp32 and tf32 differ by a switch
     with torch.device("meta"):
-        module = plan.model.build(plan.checkpointing)
+        module = plan.model.build(plan.checkpointing, plan.attention)
+    compile_blocks(module, rank, plan)
+    return module
+
+
+def compile_blocks(module: TrainingModule, rank: Rank, plan: Plan) -> None:
+    """Compile every block where the plan says so; UnsupportedCase where torch.compile has nothing to work with."""
     if plan.compiled:
         _require_compiler(rank.device)
-        for block in module.blocks:
+        for block in module.blocks.children():
             block.compile()
-    return module
 
 
 def new_whole_module(rank: Rank, plan: Plan) -> TrainingModule:
@@ -221,14 +238,17 @@ def new_whole_module(rank: Rank, plan: Plan) -> TrainingModule:
 
 
 def make_optimizer(module: nn.Module, plan: Plan) -> torch.optim.Optimizer:
-    """AdamW over what is trained."""
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(trained, lr=plan.learning_rate)
+    """AdamW over what is trained; parameters of one mesh are stepped together, those of different ones are not."""
+    groups: dict[str, list[nn.Parameter]] = {}
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            groups.setdefault(str(getattr(parameter, "device_mesh", "")), []).append(parameter)
+    return torch.optim.AdamW([{"params": group} for group in groups.values()], lr=plan.learning_rate)
 
 
 def use_reentrant_checkpoints(module: TrainingModule) -> None:
     """For strategies whose parameters have no values, and another shape, outside of a module's own forward."""
-    for block in module.blocks:
+    for block in module.blocks.children():
         assert isinstance(block, Block)
         block.reentrant = True
 

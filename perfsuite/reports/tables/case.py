@@ -163,7 +163,7 @@ def _as_on(sibling: TableCase, ranks: int) -> dict[str, Any]:
     hosts = 1 if sibling.settings.get("nodes") == 1 else None
     settings = settings_of(sibling.parameters, sibling.platform, ranks, hosts)
     settings.update({name: value for name, value in sibling.settings.items() if name not in settings})
-    spread = settings.get("dp", 1) * settings.get("accumulation", 1)
+    spread = settings.get("dp", 1) * settings.get("ep", 1) * settings.get("accumulation", 1)
     if sibling.parameters.get("global_batch_size"):
         settings["local_batch_size"] = whole(settings["global_batch_size"] / spread)
     elif "local_batch_size" in sibling.settings:

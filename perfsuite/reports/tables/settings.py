@@ -8,7 +8,7 @@ from typing import Any
 
 from perfsuite import models
 from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import AXES, DATA_AXES, MeshShape
+from perfsuite.mesh import AXES, DATA_PARALLEL, MeshShape
 from perfsuite.metrics.spec import significant
 from perfsuite.units import format_bytes
 
@@ -85,17 +85,19 @@ def _mesh(parameters: Mapping[str, Any], ranks: int) -> dict[str, int]:
         shape = MeshShape.parse(written) if isinstance(written, str) and written else MeshShape.of(dp=ranks)
     except InvalidParameter:
         return {}
-    return {"dp": shape.replicas, **{axis: shape.size(axis) for axis in AXES if axis not in DATA_AXES}}
+    others = {axis: shape.size(axis) for axis in AXES if axis not in DATA_PARALLEL}
+    return {"dp": shape.replicas // shape.size("ep"), **others}
 
 
 def sizes_of(settings: Mapping[str, Any], samples: float, tokens: float) -> dict[str, Any]:
-    """Batches and length as the work of one step has them: GBS = LBS x GAS x DP."""
+    """Batches and length as the work of one step has them: GBS = LBS x GAS x DP x EP."""
     if not samples:
         return {}
-    spread = settings.get("dp", 1) * settings.get("accumulation", 1)
+    shares = settings.get("dp", 1) * settings.get("ep", 1)
+    spread = shares * settings.get("accumulation", 1)
     sizes: dict[str, Any] = {"global_batch_size": whole(samples), "local_batch_size": whole(samples / spread)}
     steps = settings.get("num_micro_batches", 1)
-    sizes["micro_batch_size"] = whole(samples / settings.get("dp", 1) / steps)
+    sizes["micro_batch_size"] = whole(samples / shares / steps)
     if tokens:
         sizes["sequence_length"] = whole(tokens / samples)
     return sizes

@@ -12,11 +12,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import MeshShape
+from perfsuite.mesh import DATA_AXES, MeshShape
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timeline import StepKeeper
 from perfsuite.workload import DTYPES, Purpose, require_dtype
+
+_ALONE = "dp"
+"""An axis of one rank, for what torch spreads over data-parallel ranks where there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,7 @@ class WorkerRank:
         self._code = member.code
         self._spans = spans
         self._mesh: DeviceMesh | None = None
+        self._flat: dict[tuple[str, ...], DeviceMesh] = {}
         self._subgroups: dict[frozenset[str], dist.ProcessGroup] = {}
         self._recording = False
         self._records: dict[str, tuple[Any, str, str]] = {}
@@ -58,10 +62,28 @@ class WorkerRank:
     @property
     def mesh(self) -> DeviceMesh:
         """torch's DeviceMesh of the case's shape."""
+        root, names = self._root, self.shape.names or ("dp",)
+        return root if root.mesh_dim_names == names else root[names]
+
+    @property
+    def _root(self) -> DeviceMesh:
+        """The mesh that all others are slices of: without a data axis in the shape it has one of one rank beside."""
         if self._mesh is None:
-            sizes, names = self.shape.sizes or (1,), self.shape.names or ("dp",)
+            alone = () if self.shape.data_axes else (_ALONE,)
+            sizes, names = (*(1 for _ in alone), *self.shape.sizes), (*alone, *self.shape.names)
             self._mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
         return self._mesh
+
+    def submesh(self, *axes: str) -> DeviceMesh:
+        """The mesh along those of ``axes`` with several ranks, as one dimension; of this rank alone without any."""
+        names = tuple(name for name, size in self.shape.axes if name in axes and size > 1)
+        if not names:
+            return self._root[next((name for name, size in self.shape.axes if size == 1 and name in DATA_AXES), _ALONE)]
+        if len(names) == 1:
+            return self._root[names[0]]
+        if names not in self._flat:
+            self._flat[names] = self._root[names]._flatten("_".join(names))
+        return self._flat[names]
 
     def group(self, *axes: str) -> dist.ProcessGroup:
         """The process group along ``axes``; all ranks without any."""

@@ -53,7 +53,7 @@ def _spread_module(rank: Rank, plan: Plan, settings: dict[str, Any]) -> Training
     """Every parameter is spread when it is made and filled when it has been gathered again for that."""
     rank.dtype(plan.dtype)
     with deepspeed.zero.Init(config_dict_or_path=settings, remote_device=None):
-        module = plan.model.build(plan.checkpointing)
+        module = plan.model.build(plan.checkpointing, plan.attention)
     for name, parameter in module.named_parameters():
         with deepspeed.zero.GatheredParameters(parameter, modifier_rank=0), torch.no_grad():
             if rank.rank == 0:

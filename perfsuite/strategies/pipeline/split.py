@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from perfsuite.errors import InvalidParameter
 from perfsuite.models.base import Model
-from perfsuite.models.gpt import Gpt
-from perfsuite.models.llama import Llama
+from perfsuite.models.language import LanguageModel
 from perfsuite.schedules import Split, balance, split_costs
 
 
@@ -33,7 +32,7 @@ def stage_costs(model: Model, split: Split) -> tuple[float, ...]:
 
 def _costs(model: Model) -> tuple[list[float], float]:
     """(operations of each block, operations of the head)."""
-    if not isinstance(model, (Gpt, Llama)):
+    if not isinstance(model, LanguageModel):
         raise InvalidParameter(
             f"model {model.name} cannot be split into stages: its blocks need more than what the block before gives; "
             "choose a GPT or a LLaMA"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from perfsuite.errors import WrongResult
@@ -11,9 +11,8 @@ from perfsuite.workload import Rank, Step
 
 if TYPE_CHECKING:
     import torch
-    import torch.distributed as dist
 
-    from perfsuite.strategies.trainer import Trainer
+    from perfsuite.strategies.trainer import Copies, Trainer
     from perfsuite.workloads.training.train_step import TrainStep
 
 
@@ -58,22 +57,23 @@ class TrainingStep(Step):
                 expected="a finite number",
                 got=loss,
             )
-        copies = self.trainer.copies()
-        if copies is not None:
-            self._check_copies(*copies)
+        for copies in self.trainer.copies():
+            self._check_copies(copies)
 
-    def _check_copies(self, what: str, sums: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    def _check_copies(self, copies: Copies) -> None:
         import torch
         import torch.distributed as dist
 
         both = torch.full((2,), -math.inf, dtype=torch.float64, device=self._rank.device)  # a rank may hold no copy
-        for mine in sums:
+        for mine in copies.sums:
             both = torch.maximum(both, torch.stack((mine, -mine)))
-        dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=copies.group)
         most, least = float(both[0]), -float(both[1])
         if most not in (least, -math.inf):
             raise WrongResult(
-                f"sum of {what} under {self._strategy}, largest and smallest of any rank", expected=most, got=least
+                f"sum of {copies.what} under {self._strategy}, largest and smallest of any rank",
+                expected=most,
+                got=least,
             )
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from perfsuite import models, strategies
 from perfsuite.errors import WrongResult
 from perfsuite.mesh import MeshShape
+from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.base import Checkpointing
 from perfsuite.records import Work
 from perfsuite.strategies import Plan, Strategy
@@ -45,6 +46,7 @@ class TrainParity(Workload):
     accumulation: int = 1
     dtype: str = "fp32"
     checkpointing: Checkpointing = "none"
+    attention: AttentionMethod = "auto"
     compiled: bool = False
     seed: int = 0
 
@@ -66,6 +68,7 @@ class TrainParity(Workload):
             micro_batch_size=self.micro_batch_size,
             accumulation=self.accumulation,
             checkpointing=self.checkpointing,
+            attention=self.attention,
             compiled=self.compiled,
             learning_rate=_LEARNING_RATE,
             seed=self.seed,

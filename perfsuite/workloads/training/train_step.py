@@ -20,6 +20,7 @@ from perfsuite import models, strategies
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics.flop_conventions import FROZEN, Transformer, count_all
+from perfsuite.models.attention import AttentionMethod, require_attention
 from perfsuite.models.base import Checkpointing, Model, require_checkpointing
 from perfsuite.models.dataset import Dataset, generate, read
 from perfsuite.records import Work
@@ -61,6 +62,8 @@ class TrainStep(Workload):
     """fp32, tf32, or bf16 and fp16 by autocast or as the strategy does it."""
     checkpointing: Checkpointing = "none"
     """Activations: all kept (none), blocks computed again (full), cheap operations computed again (selective)."""
+    attention: AttentionMethod = "auto"
+    """Kernel: torch's choice (auto), math, flash."""
     compiled: bool = False
     """torch.compile on every block."""
     data: str = "synthetic"
@@ -143,6 +146,7 @@ class TrainStep(Workload):
         if self.dtype not in _DTYPES:
             raise InvalidParameter(f"dtype={self.dtype!r} trains nothing; choose from {', '.join(_DTYPES)}")
         require_checkpointing(self.checkpointing)
+        require_attention(self.attention)
         if not isinstance(self.num_workers, int) or self.num_workers < 0:
             raise InvalidParameter(f"num_workers={self.num_workers!r} is no number of processes; choose 0 or more")
 
@@ -206,6 +210,7 @@ class TrainStep(Workload):
             micro_batch_size=self._micro_batch_size(shape.replicas),
             accumulation=self.accumulation,
             checkpointing=self.checkpointing,
+            attention=self.attention,
             compiled=self.compiled,
             learning_rate=self.learning_rate,
             seed=self.seed,
@@ -293,6 +298,7 @@ class TrainStep(Workload):
             micro_batch_size=1 if self.staged else 2,
             dtype=self.dtype,
             checkpointing=self.checkpointing,
+            attention=self.attention,
             compiled=self.compiled,
             seed=self.seed,
         )

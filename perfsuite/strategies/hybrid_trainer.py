@@ -1,0 +1,266 @@
+"""Rank side of the hybrid strategy: this rank's layers, each parallelism applied to them, and one step of them.
+
+Imported on ranks only.  A layer is split by expert, tensor and data parallelism in this order: a later one works on
+what the earlier ones left on this rank; context parallelism replaces the core of its attention, checkpointing is its
+own.  With an axis pp torch's pipeline runtime orders the micro-batches, without it they follow each other.  A GPT's
+embedding is also its head: the first and the last stage have a copy each, and the gradients of both are added up before
+the optimizer steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import loss_parallel
+
+from perfsuite.models.language import LanguageModel
+from perfsuite.models.language_module import LanguageModule
+from perfsuite.models.layers import cross_entropy, materialize
+from perfsuite.schedules import Schedule
+from perfsuite.strategies import data
+from perfsuite.strategies.base import Plan
+from perfsuite.strategies.fsdp import reduce_in_last
+from perfsuite.strategies.hybrid import Hybrid
+from perfsuite.strategies.mesh_scaler import MeshScaler
+from perfsuite.strategies.pipeline.pipeline import Edges, Pipeline
+from perfsuite.strategies.pipeline.split import split_layers
+from perfsuite.strategies.tensor import TensorParallel
+from perfsuite.strategies.trainer import Batch, Copies, Trainer, compile_blocks, local, make_optimizer, whole
+from perfsuite.workload import DTYPES, Rank
+
+_FIRST_SCALE = 2.0**10
+"""Loss scale in fp16: sums travel narrow and overflow before an activation's gradient does."""
+
+
+class HybridTrainer(Trainer):
+    """The layers of one rank and their optimizer; all methods are called on all ranks alike."""
+
+    def __init__(self, rank: Rank, plan: Plan, options: Hybrid) -> None:
+        rank.dtype(plan.dtype)  # fp32 and tf32 differ by a switch
+        assert isinstance(plan.model, LanguageModel)
+        self.options, self.model = options, plan.model
+        schedule = options.find_schedule(rank.shape, plan.accumulation)
+        place = rank.shape.coordinates(rank.rank).get("pp", 0)
+        split = split_layers(plan.model, schedule.num_stages) if schedule else (range(plan.model.layers),)
+        mine = schedule.stages_of(place) if schedule else (0,)
+        self.modules = {stage: _build(rank, plan, options, split[stage]) for stage in mine}
+        self.pipeline = self._new_pipeline(rank, plan, schedule) if schedule else None
+        everything = nn.ModuleList(self.modules.values())
+        hold = None
+        if schedule is None and plan.accumulation > 1 and hasattr(self.modules[0], "set_requires_gradient_sync"):
+            hold = reduce_in_last(self.modules[0])
+        super().__init__(rank, plan, module=everything, optimizer=make_optimizer(everything, plan), hold=hold)
+        if plan.dtype == "fp16":
+            self.scaler = MeshScaler(rank.device, rank.group(), init_scale=_FIRST_SCALE)
+        experts = _experts(everything) if plan.model.experts else ()
+        self._experts = {id(parameter) for part in experts for parameter in part.parameters()}
+        self._nothing = torch.empty(plan.batch_size, 2, dtype=torch.int64, device=rank.device)
+
+    def _new_pipeline(self, rank: Rank, plan: Plan, schedule: Schedule) -> Pipeline:
+        edges = _edges(rank, plan, self.options)
+        return Pipeline(rank, schedule, self.modules, edges, self._scaled)
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether this rank takes inputs or targets."""
+        return self.pipeline is None or self.pipeline.first or self.pipeline.last
+
+    def forward_and_backward(
+        self, batches: Iterator[Batch], first_forward: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> torch.Tensor | None:
+        """All micro-batches, as the schedule has them where there is one; the mean loss on ranks that have one.
+
+        Forwards of a pipeline overlap: ``first_forward`` is not entered there.
+        """
+        if self.pipeline is None:
+            loss = super().forward_and_backward(batches, first_forward)
+            self._complete_gradients()
+            return None if loss is None else whole(loss)
+        loss = self._pipelined(self.pipeline, batches)
+        with self.rank.span("tie"):
+            self._complete_gradients()
+            self._add_up_tied(self.pipeline)
+        return loss
+
+    def _pipelined(self, pipeline: Pipeline, batches: Iterator[Batch]) -> torch.Tensor | None:
+        tokens = self._nothing
+        with self.rank.span("data"):
+            if self.needs_data:
+                tokens = torch.cat([batch["tokens"] for batch in islice(batches, self.plan.accumulation)])
+        with self._split_loss():
+            loss = pipeline.step(*self._inputs_and_targets(tokens))
+        return None if loss is None else whole(loss) / self.scaler.get_scale()
+
+    def _inputs_and_targets(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's places of (B, S + 1) tokens; copies, as torch 2.5 and 2.7 compare even the stride of inputs."""
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        places = next(iter(self.modules.values())).places
+        if places is not None and self.needs_data:
+            inputs, targets = inputs[:, places], targets[:, places]
+        return inputs.clone(memory_format=torch.contiguous_format), targets.contiguous()
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Mean loss of this rank's tokens of a micro-batch."""
+        inputs, targets = self._inputs_and_targets(batch["tokens"])
+        with self._split_loss():
+            return cross_entropy(self.modules[0](inputs), targets)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add this micro-batch's share of the gradients."""
+        with self._split_loss():
+            super().backward(loss)
+
+    def _scaled(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = self.scaler.scale(cross_entropy(logits, targets))
+        return scaled
+
+    def _split_loss(self) -> AbstractContextManager[Any]:
+        split = self.options.splits_loss and self.rank.shape.size("tp") > 1
+        return loss_parallel() if split else nullcontext()
+
+    def _complete_gradients(self) -> None:
+        """Sum what no FSDP2 has summed, and take the mean over ep of what the tokens of all its ranks have added to."""
+        ep = self.rank.shape.size("ep")
+        for parameter in self.module.parameters():
+            gradient: Any = parameter.grad
+            if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
+                parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+            if ep > 1 and parameter.grad is not None and id(parameter) in self._experts:
+                local(parameter.grad).div_(ep)
+
+    def _add_up_tied(self, pipeline: Pipeline) -> None:
+        held = [local(parameter.grad) for parameter in self._tied() if parameter.grad is not None]
+        schedule = pipeline.schedule
+        if not held or schedule.num_stages == 1:
+            return
+        ends = (schedule.rank_of_stage[0], schedule.rank_of_stage[-1])
+        if ends[0] == ends[1]:
+            total = held[0] + held[1]
+            for gradient in held:
+                gradient.copy_(total)
+        else:
+            pipeline.exchange(held[0], between=ends)
+
+    # -- looking inside ------------------------------------------------------------------------------------------
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Of all this rank's layers; the name of a tied parameter may come twice."""
+        for module in self.modules.values():
+            yield from module.named_parameters()
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """Name and whole fp32 gradient of every parameter of this rank's layers; a collective."""
+        experts = {name for name, parameter in self.named_parameters() if id(parameter) in self._experts}
+        for name, gradient in super().gradients():
+            gather = gradient is not None and name in experts and self.rank.shape.size("ep") > 1
+            yield name, self._of_all_experts(gradient) if gather else gradient
+
+    def _of_all_experts(self, gradient: torch.Tensor | None) -> torch.Tensor:
+        assert gradient is not None
+        parts = [torch.empty_like(gradient) for _ in range(self.rank.shape.size("ep"))]
+        dist.all_gather(parts, gradient.contiguous(), group=self.rank.group("ep"))
+        return torch.cat(parts)
+
+    def _tied(self) -> list[nn.Parameter]:
+        """This rank's copies of the parameter that the first and the last stage share; none where nothing is tied."""
+        tied = [name for name, split in self.model.parallelize.items() if split == "tied"]
+        names = {f"{name}.weight" for name in tied}
+        return [parameter for name, parameter in self.named_parameters() if name in names]
+
+    def copies(self) -> tuple[Copies, ...]:
+        """The first and the last stage's tied embedding, and the parameters that every rank of tp has whole."""
+        found = []
+        if self.pipeline is not None and any(split == "tied" for split in self.model.parallelize.values()):
+            sums = [_sum(parameter) for parameter in self._tied()]
+            found.append(Copies(what="the tied embedding", sums=sums, group=self.pipeline.group))
+        if self.rank.shape.size("tp") > 1:
+            same = [parameter for parameter in self.module.parameters() if _is_copy(parameter)]
+            if same:
+                total = torch.stack([_sum(parameter) for parameter in same]).sum()
+                what = "the parameters that tensor parallelism does not split"
+                found.append(Copies(what=what, sums=[total], group=self.rank.group("tp")))
+        return tuple(found)
+
+    def close(self) -> None:
+        """Let go of everything, so that its memory is free."""
+        if self.pipeline is not None:
+            self.pipeline.close()
+        self.modules.clear()
+        super().close()
+
+
+def _sum(parameter: torch.Tensor) -> torch.Tensor:
+    return local(parameter).detach().double().sum()
+
+
+def _is_copy(parameter: nn.Parameter) -> bool:
+    """Whether every rank of tp has the same of it: the last dimension of a mesh with tp is tp."""
+    spread: Any = parameter
+    names = spread.device_mesh.mesh_dim_names if isinstance(spread, DTensor) else ()
+    return "tp" not in (names or ()) or isinstance(spread.placements[-1], Replicate)
+
+
+def _build(rank: Rank, plan: Plan, options: Hybrid, layers: range) -> LanguageModule:
+    """A stage with every parallelism that the mesh has; layer by layer, so that no rank ever holds a whole stage."""
+    assert isinstance(plan.model, LanguageModel)
+    with torch.device("meta"):
+        module = plan.model.build(plan.checkpointing, plan.attention, layers=layers)
+    shape = rank.shape
+    reshard = "pp" not in shape.names if options.reshard is None else options.reshard
+    spreader = data.DataParallel(rank, plan, replicate=options.data == "replicate", reshard=reshard)
+    parallel = _tensor_parallel(rank, options)
+    if shape.size("cp") > 1:
+        from perfsuite.strategies.context.apply import apply
+
+        apply(module, rank, options.attends, plan.attention)
+    compile_blocks(module, rank, plan)
+    for number, block in module.blocks.named_children():
+        materialize(block, rank.device, seed=plan.seed, prefix=f"blocks.{number}.")
+        if plan.model.experts:
+            from perfsuite.strategies.expert import apply as split_experts
+
+            split_experts(block, rank)
+        if parallel:
+            parallel.split_block(module, block)
+        spreader.spread(block, _experts(block) if plan.model.experts else ())
+    materialize(module, rank.device, seed=plan.seed)
+    if parallel:
+        parallel.split_ends(module)
+    spreader.spread(module)
+    return module
+
+
+def _experts(module: nn.Module) -> list[nn.Module]:
+    from perfsuite.strategies.expert import expert_modules
+
+    return list(expert_modules(module))
+
+
+def _tensor_parallel(rank: Rank, options: Hybrid) -> TensorParallel | None:
+    if rank.shape.size("tp") == 1:
+        return None
+    return TensorParallel(
+        mesh=rank.submesh("tp"), sequence_parallel=options.splits_tokens, loss_parallel=options.splits_loss
+    )
+
+
+def _edges(rank: Rank, plan: Plan, options: Hybrid) -> Edges:
+    """What passes between the stages of a language model, and the logits."""
+    size, shape = plan.micro_batch_size, rank.shape
+    length = plan.model.tokens_per_sample // shape.size("cp")
+    between = length // shape.size("tp") if options.splits_tokens else length
+    dtype = getattr(torch, DTYPES[plan.dtype])
+    return Edges(
+        first=torch.empty(size, length, dtype=torch.int64, device="meta"),
+        between=torch.empty(size, between, plan.model.width, dtype=dtype, device="meta", requires_grad=True),
+        last=torch.empty(size, length, plan.model.vocabulary, dtype=dtype, device="meta", requires_grad=True),
+    )
