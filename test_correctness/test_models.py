@@ -140,7 +140,7 @@ def test_initial_values_depend_on_the_name_alone():
     whole = build(model)
     with torch.device("meta"):
         parts = model.build()
-    materialize(parts.blocks[1], torch.device("cpu"), seed=0, prefix="blocks.1.")
+    materialize(parts.blocks["1"], torch.device("cpu"), seed=0, prefix="blocks.1.")
     materialize(parts, torch.device("cpu"), seed=0)
     for (name, one), (_, other) in zip(whole.named_parameters(), parts.named_parameters(), strict=True):
         assert torch.equal(one, other), name
@@ -150,8 +150,8 @@ def test_initial_values_depend_on_the_name_alone():
 def test_rotary_positions_see_distances_only():
     from perfsuite.models.llama_module import _turn, rotary_angles
 
-    cosines, sines = rotary_angles(12, 8, torch.device("cpu"))
-    query, key = torch.randn(1, 1, 8), torch.randn(1, 1, 8)
+    cosines, sines = rotary_angles(torch.arange(12), 8)
+    query, key = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
 
     def score(i, j):
         turned = [_turn(x, cosines[at : at + 1], sines[at : at + 1]) for x, at in ((query, i), (key, j))]

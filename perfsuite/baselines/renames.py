@@ -56,6 +56,12 @@ def _put(parameters: dict[str, Any], target: str, value: Any) -> None:
         parameters.setdefault(name, value)
 
 
+def _new_field(workload: str, name: str, value: Any) -> Rename:
+    """Cases stored before ``workload`` had this field ran with ``value``."""
+    where = f"perfsuite.workloads.{workload}"
+    return Rename(old=where, new=where, added={name: value})
+
+
 def _moved_module(old: str, new: str, workload: str) -> Rename:
     return Rename(old=f"perfsuite.workloads.{old}:{workload}", new=f"perfsuite.workloads.{new}:{workload}")
 
@@ -85,6 +91,8 @@ RENAMES: tuple[Rename, ...] = (
         },
     ),
     _moved_module("emulated_pipeline", "training.emulated_pipeline", "EmulatedPipeline"),
+    _new_field("training.train_step:TrainStep", "attention", "auto"),
+    _new_field("training.largest_batch:LargestBatch", "attention", "auto"),
 )
 """Every change, oldest first: a run passes through all that came after it."""
 
