@@ -37,7 +37,12 @@ settings.load_profile("gate")  # --hypothesis-profile is read later and decides
 COMPLETE = (2, 8)
 """2.5.0 and 2.7.1 cannot do all that the tests run on a CPU; of newer ones a test that cannot run is a failure."""
 
-TRAINING = ("torch.distributed.fsdp", "torch.distributed.pipelining", "torch._dynamo")
+TRAINING = (
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch._dynamo",
+)
 OF_RANKS = (*PRELOAD, *FunctionWorkload.preload, *TRAINING)
 """What the ranks of tests import: once in the template, those of training alone take 2.6 s of a core."""
 

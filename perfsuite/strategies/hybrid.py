@@ -69,8 +69,9 @@ class Hybrid(Strategy):
 
     def __post_init__(self) -> None:
         find_schedule(self.order)
-        require_choice(self.name, "data", self.data, (None, "shard", "replicate"))
-        require_choice(self.name, "context", self.context, (None, *get_args(ContextMethod)))
+        for option, choices in (("data", ("shard", "replicate")), ("context", get_args(ContextMethod))):
+            if getattr(self, option) is not None:
+                require_choice(self.name, option, getattr(self, option), choices)
 
     @property
     def order(self) -> str:

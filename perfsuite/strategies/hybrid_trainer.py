@@ -33,7 +33,7 @@ from perfsuite.strategies.hybrid import Hybrid
 from perfsuite.strategies.mesh_scaler import MeshScaler
 from perfsuite.strategies.pipeline.pipeline import Edges, Pipeline
 from perfsuite.strategies.pipeline.split import split_layers
-from perfsuite.strategies.tensor import TensorParallel
+from perfsuite.strategies.tensor import TensorParallel, overlap_messages
 from perfsuite.strategies.trainer import Batch, Copies, Trainer, compile_blocks, local, make_optimizer, whole
 from perfsuite.workload import DTYPES, Rank
 
@@ -251,9 +251,10 @@ def _experts(module: nn.Module) -> list[nn.Module]:
 def _tensor_parallel(rank: Rank, options: Hybrid) -> TensorParallel | None:
     if rank.shape.size("tp") == 1:
         return None
-    return TensorParallel(
-        mesh=rank.submesh("tp"), sequence_parallel=options.splits_tokens, loss_parallel=options.splits_loss
-    )
+    mesh = rank.submesh("tp")
+    if options.async_tensor:
+        overlap_messages(mesh)
+    return TensorParallel(mesh=mesh, sequence_parallel=options.splits_tokens, loss_parallel=options.splits_loss)
 
 
 def _edges(rank: Rank, plan: Plan, options: Hybrid) -> Edges:

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import parallel as styles
 
+from perfsuite.errors import UnsupportedCase
 from perfsuite.models.gpt_module import TiedEmbedding
 from perfsuite.models.language import Split
 from perfsuite.models.language_module import LanguageModule
@@ -89,6 +90,25 @@ class TensorParallel:
         if self.sequence_parallel:
             made["sequence"] = lambda: styles.SequenceParallel(use_local_output=True)
         return made[split]() if split in made else None  # experts: their dispatcher moves rows between ranks
+
+
+def overlap_messages(mesh: DeviceMesh) -> None:
+    """Let the compiler cut products into pieces that travel while others are computed.
+
+    Process-wide.  Raises UnsupportedCase where torch has no symmetric memory for the device.
+    """
+    try:
+        if mesh.device_type == "cpu":
+            raise RuntimeError("torch fuses nothing on a cpu")
+        from torch._inductor import config
+        from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+        enable_symm_mem_for_group(mesh.get_group().group_name)
+        config._micro_pipeline_tp = True
+    except (ImportError, AttributeError, RuntimeError) as error:
+        raise UnsupportedCase(
+            f"async_tensor needs an accelerator with torch's symmetric memory ({error}); leave it out here"
+        ) from None
 
 
 class SplitEmbedding(TiedEmbedding):

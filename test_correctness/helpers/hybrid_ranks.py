@@ -1,0 +1,53 @@
+"""What the ranks of the hybrid strategy's tests run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from perfsuite import models
+from perfsuite.mesh import MeshShape
+from perfsuite.strategies import Plan
+from perfsuite.workload import Rank
+from perfsuite.workloads.training.parity import TrainParity
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnParity(TrainParity):
+    """Parity of the very model that the test has drawn, not of a twin."""
+
+    def plan(self, shape: MeshShape) -> Plan:
+        """The drawn sizes."""
+        plan = Plan(
+            model=models.find(self.model, self.overrides),
+            dtype=self.dtype,
+            micro_batch_size=self.micro_batch_size,
+            accumulation=self.accumulation,
+            checkpointing=self.checkpointing,
+            attention=self.attention,
+            learning_rate=1e-3,
+        )
+        self.find_strategy().check_plan(plan, shape)
+        return plan
+
+
+def overflow_on_one_rank(rank: Rank) -> Any:
+    """Rank 1's gradient is infinite in the first of two steps; both ranks must step in the second alone."""
+    import torch
+
+    from perfsuite.strategies.mesh_scaler import MeshScaler
+
+    def run() -> None:
+        parameter = torch.nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        scaler = MeshScaler(rank.device, rank.group(), init_scale=8.0)
+        for step in range(2):
+            parameter.grad = torch.full((4,), 2.0 * scaler.get_scale())
+            if rank.rank == 1 and step == 0:
+                parameter.grad[2] = float("inf")
+            scaler.step(optimizer)
+            scaler.update()
+            rank.record(f"parameter_after_{step}", float(parameter.sum()) / 4, reduce="equal")
+        rank.record("scale", scaler.get_scale(), reduce="equal")
+
+    return run

@@ -1,0 +1,233 @@
+"""Products of parallelisms on real ranks: parity with one process, what they refuse, and what they leave on a rank."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfsuite.errors import InvalidParameter, UnsupportedCase
+from perfsuite.mesh import MeshShape
+from perfsuite.models import find
+from perfsuite.platforms import families
+from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.workload import Budget, FunctionWorkload
+from perfsuite.workloads.training.parity import TrainParity
+from perfsuite.workloads.training.train_step import TrainStep
+from test_correctness.conftest import OF_RANKS
+from test_correctness.helpers.hybrid_ranks import DrawnParity, overflow_on_one_rank
+
+ROOT = Path(__file__).parent.parent
+ONCE = Budget(smoke=True, timeout_s=300.0)
+NARROW = ("bf16", "fp16")
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    transport = LocalTransport(start_method="fork", preload=OF_RANKS, log_directory=tmp_path_factory.mktemp("logs"))
+    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
+    yield driver
+    driver.close()
+
+
+def records(driver, workload, mesh):
+    shape = MeshShape.parse(mesh)
+    measured = driver.run(Job(workload=workload, world_size=shape.world_size, shape=shape, budget=ONCE))
+    return {record.name: record.value for record in measured.records}
+
+
+def parity(driver, mesh, *, workload=TrainParity, model="llama2-70b", **case):
+    return records(driver, workload(model=model, strategy="hybrid", **case), mesh)["parity_error"]
+
+
+FAST = {
+    "tp2 tied": ("tp2", {"model": "gpt2"}),
+    "tp2 whole tokens and logits": ("tp2", {"options": {"sequence_parallel": False, "loss_parallel": False}}),
+    "tp2 full checkpointing in bf16": ("tp2", {"checkpointing": "full", "dtype": "bf16"}),
+    "tp2 in fp16": ("tp2", {"dtype": "fp16"}),
+    "dp2-tp2 replicated": ("dp2-tp2", {"options": {"data": "replicate"}, "model": "gpt2"}),
+    "dp2-tp2 two micro-batches": ("dp2-tp2", {"accumulation": 2}),
+    "pp2-tp2 tied and split backwards": (
+        "pp2-tp2",
+        {"options": {"schedule": "zbv"}, "model": "gpt2", "accumulation": 4},
+    ),
+    "pp2 in fp16": ("pp2", {"dtype": "fp16", "accumulation": 2}),
+}
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_product_of_parallelisms_is_the_same_training(driver, name):
+    mesh, case = FAST[name]
+    assert parity(driver, mesh, **case) <= (2e-2 if case.get("dtype") in NARROW else 1e-5)
+
+
+SLOW = {
+    "tp4": {},
+    "tp8": {"model": "gpt2"},
+    "dp4-tp2": {},
+    "dp2-tp4": {"options": {"sequence_parallel": False}},
+    "dp_replicate2-dp_shard2-tp2": {},
+    "pp2-dp2-tp2": {"model": "gpt2", "accumulation": 2, "options": {"schedule": "gpipe"}},
+    "pp4-tp2": {"accumulation": 4, "dtype": "bf16"},
+    "pp2-dp2-cp2": {"accumulation": 2, "options": {"schedule": "interleaved_1f1b"}},
+    "pp2-cp2-tp2": {"accumulation": 2, "dtype": "fp16"},
+    "pp2-dp2-cp2-tp2": {"accumulation": 2},
+    "pp2-ep2-cp2-tp2": {"accumulation": 2, "model": "moe-tiny"},
+    "pp2-dp2-ep2-cp2-tp2": {"accumulation": 2, "model": "moe-tiny"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", SLOW)
+def test_the_grid_of_products(driver, mesh):
+    assert parity(driver, mesh, **SLOW[mesh]) <= (2e-2 if SLOW[mesh].get("dtype") in NARROW else 1e-5)
+
+
+# -- any mesh, any sizes -----------------------------------------------------------------------------------------
+
+
+@st.composite
+def drawn(draw):
+    """A mesh of 2 to 8 ranks and a training that divides by all its axes."""
+    sizes = {"pp": 1, "dp": 1, "ep": 1, "cp": 1, "tp": 1}
+    for _ in range(draw(st.integers(1, 3))):
+        sizes[draw(st.sampled_from(sorted(sizes)))] *= 2
+    pp, ep, cp, tp = (sizes[axis] for axis in ("pp", "ep", "cp", "tp"))
+    mesh = "-".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1)
+    kind = "moe-tiny" if ep > 1 else draw(st.sampled_from(["gpt2-tiny", "llama2-tiny", "moe-tiny"]))
+    heads = tp * cp * draw(st.sampled_from([1, 2])) * 2
+    schedule = draw(st.sampled_from(["1f1b", "gpipe", "zbv", "interleaved_1f1b"])) if pp > 1 else None
+    stages = 2 * pp if schedule in ("zbv", "interleaved_1f1b") else pp
+    overrides = {
+        "layers": stages + draw(st.integers(0, 1)),
+        "heads": heads,
+        "width": heads * draw(st.sampled_from([4, 8])),
+        "words": 16 * tp * draw(st.integers(1, 3)),
+    }
+    length = 2 * cp * tp * draw(st.integers(1, 4))
+    if kind == "gpt2-tiny":
+        overrides["context"] = length
+    else:
+        overrides |= {"kv_heads": heads // draw(st.sampled_from([1, 2])), "hidden": 8 * tp, "sequence_length": length}
+    if kind == "moe-tiny":
+        overrides |= {"experts": ep * draw(st.sampled_from([2, 4]))}
+    options = {"schedule": schedule} if schedule else {}
+    if cp > 1:
+        options["context"] = draw(st.sampled_from(["zigzag", "ring", "ulysses"]))
+    if tp > 1 and kind != "moe-tiny":
+        options["sequence_parallel"] = draw(st.booleans())
+    case = {
+        "model": kind,
+        "overrides": overrides,
+        "options": options,
+        "micro_batch_size": draw(st.integers(1, 2)),
+        "accumulation": pp * draw(st.sampled_from([2, 4])) if schedule else draw(st.integers(1, 2)),
+        "checkpointing": draw(st.sampled_from(["none", "full"])) if schedule != "zbv" else "none",
+    }
+    return mesh, case
+
+
+ANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+
+
+@settings(ANY, max_examples=4)
+@given(drawn())
+def test_any_mesh_is_the_same_training(driver, case):
+    assert parity(driver, case[0], workload=DrawnParity, **case[1]) <= 1e-5
+
+
+@pytest.mark.slow
+@settings(ANY, max_examples=50)
+@given(drawn())
+def test_many_meshes_are_the_same_training(driver, case):
+    assert parity(driver, case[0], workload=DrawnParity, **case[1]) <= 1e-5
+
+
+# -- what is refused before a rank starts ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (
+            {"mesh": "tp5", "model": "llama2-7b"},
+            "tp5 does not divide heads=32 of model llama2-7b; choose tp from 1, 2, 4, 8",
+        ),
+        (
+            {"mesh": "tp16", "model": "llama2-70b"},
+            "tp16 does not divide key heads=8 of model llama2-70b; choose tp from 1, 2",
+        ),
+        (
+            {"mesh": "tp3", "model": "llama2-7b", "overrides": {"heads": 16, "kv_heads": 16}},
+            "tp3 does not divide heads=16",
+        ),
+        (
+            {"mesh": "tp2", "model": "gpt2"},
+            "tp2 does not divide the 50257 rows of the vocabulary of model gpt2; pad it to 50432 with overrides: "
+            "words_multiple=256",
+        ),
+        (
+            {"mesh": "tp4", "model": "llama2-7b", "overrides": {"sequence_length": 4098}},
+            "sequence_length=4098 of model llama2-7b is no multiple of cp x tp = 4",
+        ),
+        (
+            {"mesh": "cp4", "model": "llama2-7b", "overrides": {"sequence_length": 4100}},
+            "sequence_length=4100 is no multiple of 8: context='zigzag' gives each of cp=4 ranks two chunks",
+        ),
+        (
+            {"mesh": "cp16-tp2", "model": "llama2-70b", "options": {"context": "ulysses"}},
+            "cp=16 does not divide the 4 key heads of a tp rank (8 over tp=2), which context='ulysses' spreads",
+        ),
+        ({"mesh": "dp2-tp2", "model": "latte-l"}, "model latte-l cannot be trained by strategy hybrid"),
+        (
+            {"mesh": "dp2", "model": "llama2-7b", "options": {"context": "ring"}},
+            "option context='ring' of strategy hybrid is about cp, which mesh dp2 lacks; leave it out or add the axis",
+        ),
+        (
+            {"mesh": "tp2", "model": "llama2-7b", "options": {"async_tensor": True}},
+            "async_tensor overlaps messages with products when blocks are compiled; set compiled=True",
+        ),
+        (
+            {"mesh": "dp3-tp2", "model": "llama2-7b", "global_batch_size": 16},
+            "global_batch_size=16 does not divide by accumulation 1 x 3 replicas = 3; choose 15 or 18",
+        ),
+        (
+            {"mesh": "tp2", "model": "llama2-7b", "attention": "fast"},
+            "attention='fast' is unknown; choose auto, math, flash",
+        ),
+        (
+            {"mesh": "cp2", "model": "llama2-7b", "options": {"context": "rng"}},
+            "context='rng' of strategy hybrid is unknown",
+        ),
+    ],
+)
+def test_what_cannot_be_is_named_with_the_legal_choices(case, message):
+    with pytest.raises(InvalidParameter, match=re.escape(message)):
+        TrainStep(strategy="hybrid", **case)
+
+
+def test_overlapped_tensor_parallelism_says_what_it_needs(driver):
+    case = TrainParity(model="llama2-7b", strategy="hybrid", options={"async_tensor": True}, compiled=True)
+    with pytest.raises(UnsupportedCase, match="async_tensor needs an accelerator"):
+        records(driver, case, "tp2")
+
+
+# -- what is left on a rank --------------------------------------------------------------------------------------
+
+
+def test_all_ranks_step_or_none(driver):
+    found = records(driver, FunctionWorkload(function=overflow_on_one_rank), "pp2")
+    assert {"parameter_after_0": 1.0, "parameter_after_1": -1.0, "scale": 4.0} == found
+
+
+def test_a_twin_has_sizes_that_every_axis_divides():
+    shape = MeshShape.parse("cp4-tp8")
+    for name in ("gpt2", "llama2-7b", "llama2-70b"):
+        twin = find(name).twin(shape)
+        twin.check_tensor_parallel(8)
+        assert (twin.heads // 8 % 4, twin.key_heads // 8 % 4, twin.tokens_per_sample % (2 * 4 * 8)) == (0, 0, 0)
+        assert find(name).twin() == find(name).twin(MeshShape.parse("dp8"))
