@@ -87,7 +87,8 @@ def test_a_workload_that_became_a_choice_of_another_one(stages_per_rank, options
     stored = {**KEPT, "schedule": "1f1b", "num_micro_batches": 8, "stages_per_rank": stages_per_rank}
     name, parameters = names_of_today("perfsuite.workloads.pipeline_step:PipelineStep", stored)
     assert name == PIPELINE.new
-    assert parameters == {**KEPT, **PIPELINE.added, "accumulation": 8, "options": options}
+    added = {target: value for rename in RENAMES if rename.new == name for target, value in rename.added.items()}
+    assert parameters == {**KEPT, **added, "accumulation": 8, "options": options}
     assert names_of_today(name, parameters) == (name, parameters), "renamed twice is renamed once"
 
 
