@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.errors import UnsupportedCase
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workload import Budget
-from test_correctness.helpers.context_ranks import SpreadAttention
+from test_correctness.helpers.context_ranks import LonelyAttention, SpreadAttention
 
 ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=120.0)
@@ -43,3 +44,31 @@ def test_spread_attention_is_attention(driver, method, attention, cp):
     found = errors(driver, cp, method=method, attention=attention)
     assert {"out", "d_query", "d_key", "d_value"} == set(found)
     assert max(found.values()) <= 1e-5
+
+
+GROUPED = [("zigzag", "math", 2), ("zigzag", "flash", 1), ("ring", "flash", 4), ("ulysses", "flash", 4)]
+
+
+@pytest.mark.parametrize("cp", [4, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("method", "attention", "key_heads"), GROUPED)
+def test_heads_may_share_keys(driver, method, attention, key_heads, cp):
+    assert max(errors(driver, cp, method=method, attention=attention, key_heads=key_heads).values()) <= 1e-5
+
+
+@pytest.mark.parametrize(("method", "attention"), WAYS)
+def test_half_precision_is_as_narrow_as_it_is_in_one_process(driver, method, attention):
+    found = errors(driver, 4, method=method, attention=attention, key_heads=4, dtype="bf16")
+    assert 1e-4 < max(found.values()) <= 2e-2
+
+
+@pytest.mark.parametrize("method", ["zigzag", "ring", "ulysses"])
+def test_silence_sends_nothing(driver, method):
+    job = Job(workload=LonelyAttention(method=method), world_size=2, shape=MeshShape.of(cp=2), budget=ONCE)
+    assert {"shaped": 1.0, "ranks": 2.0} == {record.name: record.value for record in driver.run(job).records}
+
+
+def test_what_torch_cannot_spread_is_unsupported(driver):
+    with pytest.raises(
+        UnsupportedCase, match=r"context='torch': torch \S+ cannot spread attention on cpu \(.*\); choose"
+    ):
+        errors(driver, 2, method="torch")

@@ -60,3 +60,34 @@ def measure(case: SpreadAttention, rank: Any) -> None:
 
 
 NAMES = ("query", "key", "value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LonelyAttention(Workload):
+    """Rank 0 alone attends in silence: whatever a real group carried would wait for the others for ever."""
+
+    method: str
+
+    def work(self, shape):
+        return Work()
+
+    def build(self, rank):
+        return CallableStep(lambda: attend_alone(self.method, rank))
+
+
+def attend_alone(method: str, rank: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from perfsuite.strategies.context.apply import new_core
+    from perfsuite.workloads.training.builds import _silent
+
+    with _silent(rank) as silent:
+        core = new_core(silent, method, "math")
+        inputs = [torch.randn(BATCH, 4, 8, FEATURES, requires_grad=True) for _ in NAMES]
+        if rank.rank == 0:
+            core(*inputs).sum().backward()
+            rank.record("shaped", float(all(x.grad.shape == x.shape for x in inputs)), reduce="only")
+        came = torch.ones(1)
+        dist.all_reduce(came, group=rank.group())
+        rank.record("ranks", float(came), reduce="equal")

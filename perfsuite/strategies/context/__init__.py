@@ -2,9 +2,3 @@
 
 What a driver asks stands in :mod:`.places` and needs no torch; ranks put their attention in by :mod:`.apply`.
 """
-
-from __future__ import annotations
-
-from perfsuite.strategies.context.places import ContextMethod, places, require_context
-
-__all__ = ["ContextMethod", "places", "require_context"]
