@@ -31,7 +31,7 @@ def driver(tmp_path_factory):
 
 
 def errors(driver, cp, **case):
-    job = Job(workload=SpreadAttention(**case), world_size=cp, shape=MeshShape.of(cp=cp), budget=ONCE)
+    job = Job(workload=SpreadAttention(cp=cp, **case), world_size=cp, shape=MeshShape.of(cp=cp), budget=ONCE)
     return {record.name: record.value for record in driver.run(job).records}
 
 

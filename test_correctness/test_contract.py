@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from perfsuite.platforms import detect_machine, load_catalog, read_environment
+from perfsuite.platforms.attention import AttentionBlock
 from perfsuite.platforms.musa import Musa
+from perfsuite.platforms.musa_attention import MusaFlash
 from perfsuite.platforms.quirks import all_quirks, quirks
 from test_correctness.helpers import device_names, machines
 
@@ -151,6 +154,51 @@ def test_a_broken_function_is_found_without_any_quirk() -> None:
     found = device_names.uses({"mine.py": "torch.musa.reset_max_memory_cached()"})
     (complaint,) = device_names.complaints(found, VERSIONS["2.1.0"])
     assert complaint.endswith("is broken in torch_musa 2.1.0: warnings is not defined in torch_musa/core/memory.py")
+
+
+# --------------------------------------------------------------------------------------------------- the operators
+
+
+FLASH = "_scaled_dot_product_attention_flash_musa"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_attention_kernel_s_operators_take_what_they_are_given(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, tuple[Any, ...]] = {}
+
+    def operator(name: str, *results: torch.Tensor) -> None:
+        monkeypatch.setattr(torch.ops.aten, name, lambda *each: given.update({name: each}) or results, raising=False)
+
+    query, key, mask = torch.ones(2, 4, 6, 8), torch.ones(2, 2, 6, 8), torch.empty(0, dtype=torch.bool)
+    block = AttentionBlock(query=query, key=key, value=key + 1, causal=True)
+    operator(FLASH, query, query[..., 0], mask)
+    operator(f"{FLASH}_backward", query, key, key)
+    whole = MusaFlash().forward(block)
+    MusaFlash().backward(query + 1, block, whole)
+    named = {
+        name: bound(f"aten::{name}{VERSIONS[version]['operators'][f'aten::{name}']}", each)
+        for name, each in given.items()
+    }
+    inputs = {"query": block.query, "key": block.key, "value": block.value}
+    assert_equal({**inputs, "attn_mask": None, "dropout_p": 0.0, "is_causal": True}, named[FLASH])
+    outputs = {"output": whole.out, "logsumexp": whole.log_sum, "dropout_mask": mask}
+    assert_equal({"grad_out": query + 1, **inputs, **outputs, "is_causal": True}, named[f"{FLASH}_backward"])
+
+
+def bound(signature: str, given: tuple[Any, ...]) -> dict[str, Any]:
+    """What an operator of this signature makes of positional arguments."""
+    arguments = torch._C.parse_schema(signature).arguments
+    assert all(each.has_default_value() for each in arguments[len(given) :])
+    assert not any(each.kwarg_only for each in arguments[: len(given)])
+    return {each.name: value for each, value in zip(arguments, given, strict=False)}
+
+
+def assert_equal(expected: dict[str, Any], actual: dict[str, Any]) -> None:
+    assert list(expected) == list(actual)
+    for name, value in expected.items():
+        assert torch.equal(value, actual[name]) if isinstance(value, torch.Tensor) else value == actual[name], name
 
 
 # ------------------------------------------------------------------------------------------------------ the quirks

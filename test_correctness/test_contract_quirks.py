@@ -208,6 +208,10 @@ def ipc_collect():
     "torch_musa/csrc/distributed/Register.cpp": 'register_backend(\n      "mccl",',
     "torch_musa/csrc/aten/utils/Context.h": "bool allow_tf32_ = true;",
     "torch_musa/distributed/_composable/fsdp/patch.py": "if _get_musa_arch() < 31:\n    pass\n",
+    "torch_musa/csrc/aten/ops/musa_functions.yaml": "- func: add.Tensor\n- func: fast\n  dispatch:\n",
+    "torch_patches/aten_src_ATen_native_native_functions.yaml.patch": (
+        "+- func: fast(Tensor x, *, float? scale=None) -> (Tensor y)\n+- func: not_computed(Tensor x) -> Tensor\n"
+    ),
 }
 
 
@@ -244,6 +248,7 @@ def test_names_are_derived_from_sources_without_running_them() -> None:
         "fsdp2_overlaps_from_architecture": 31,
     } == found["facts"]
     assert {"torch.backends": ["torch_musa = torch_musa:_autoload"]} == found["entry_points"]
+    assert {"aten::fast": "(Tensor x, *, float? scale=None) -> (Tensor y)"} == found["operators"]
 
 
 @pytest.mark.parametrize("module", [quirks, derive_torch_musa_names])

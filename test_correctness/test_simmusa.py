@@ -34,6 +34,18 @@ def test_only_names_that_torch_musa_has(on_device):
         assert [] == [name for name in names if name not in recorded[where]], where
 
 
+@pytest.mark.skipif(not NAMES.exists(), reason="torch_musa's names are not recorded in this checkout")
+def test_the_flash_kernel_has_the_operators_that_torch_musa_has(on_device):
+    recorded = json.loads((NAMES / "2.7.1.json").read_text(encoding="utf-8"))["operators"]
+    found = on_device(steps.flash_attention, recorded)
+    assert [] == found["other"]
+    # 1 x 4 heads, 50 queries to 50 keys of 10 features: 400,000 FLOPs forward, 1,000,000 backward, 1 us each to launch.
+    assert {"forward": 0.0014, "backward": 0.002} == {name: round(found[name], 9) for name in ("forward", "backward")}
+    assert [[4, 2, 2], [4, 2, 2]] == found["heads"]
+    assert found["error"] <= 1e-5
+    assert "Now torch_musa only allows explicit value of `scale`" in found["scale"]
+
+
 def test_a_kernel_takes_its_arithmetic_and_a_launch_is_the_hosts(on_device):
     # Ten products of 2 us behind one launch of 1 us; a bf16 product takes 0.5 us, so the launches bind.
     assert {"fp32": 0.021, "bf16": 0.0105, "tf32": 0.002} == on_device(steps.times_of_products)

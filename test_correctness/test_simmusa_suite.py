@@ -14,6 +14,7 @@ from perfsuite.workloads.memory_bandwidth import HostDeviceCopy, MemoryCopy, Mem
 from perfsuite.workloads.training.train_step import TrainStep
 from simmusa.costs import Costs
 from test_correctness.helpers import simmusa_ranks
+from test_correctness.helpers.context_ranks import SpreadAttention
 from test_correctness.helpers.pipelines import staged
 from test_correctness.helpers.simmusa_ranks import ONCE, QUICK, TRAINING, LateRank, SetCosts, opened, require_built
 
@@ -126,6 +127,15 @@ def test_messages_of_a_ring_cross(session):
     )
     assert at_least_ns * k <= result.median_s * 1e9 * k <= at_most_ns * k + 1
     assert {"got0": 1.0, "got1": 0.0} == {each.name: each.value for each in result.measurement.records}
+
+
+@pytest.mark.parametrize(("method", "attention"), [("zigzag", "flash"), ("ring", "math"), ("ulysses", "math")])
+def test_attention_of_spread_tokens(session, method, attention):
+    workload = SpreadAttention(method=method, cp=4, attention=attention, key_heads=4)
+    case = Case(id=f"spread[{method}]", workload=workload, world_size=4, budget=ONCE, platform="s4000")
+    found = {record.name: record.value for record in session.run(case).measurement.records}
+    assert {"out", "d_query", "d_key", "d_value"} == set(found)
+    assert max(found.values()) <= 1e-5
 
 
 def test_a_collective_begins_with_its_last_rank(session):

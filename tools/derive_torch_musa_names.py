@@ -218,6 +218,16 @@ def facts(read: Read) -> dict[str, Any]:
     }
 
 
+def operators(read: Read) -> dict[str, str]:
+    """Operators that torch_musa patches into torch's own and computes, each with its signature."""
+    patch = read("torch_patches/aten_src_ATen_native_native_functions.yaml.patch") or ""
+    computed = set(
+        re.findall(r"^- func: (\w+)$", read("torch_musa/csrc/aten/ops/musa_functions.yaml") or "", re.MULTILINE)
+    )
+    added = re.findall(r"^\+- func: (\w+)(\(.*\) -> .*)$", patch, re.MULTILINE)
+    return {f"aten::{name}": signature for name, signature in sorted(added) if name in computed}
+
+
 def entry_points(setup: str) -> dict[str, list[str]]:
     """The ``entry_points`` of a setup.py that are written out in it."""
     for node in ast.walk(ast.parse(setup)):
@@ -254,6 +264,7 @@ def derive(read: Read) -> dict[str, Any]:
         "distributed_backends": re.findall(r'register_backend\(\s*"(\w+)"', register),
         "facts": facts(read),
         "broken": broken(package, read),
+        "operators": operators(read),
         "names": names,
     }
 

@@ -98,7 +98,17 @@ struct Product {
   std::string rate;
 };
 
+// Attention counts all pairs of a query and a key, as torch's own counter does: 2 products forward, 5 backward.
+Product attention_of(const std::string& name, const std::vector<Tensor>& tensors) {
+  static const std::string forward = "aten::_scaled_dot_product_attention_flash_musa";
+  if (name == forward) return {2 * product_flops(tensors[0], tensors[1].transpose(-1, -2)), rate_name(tensors[0])};
+  if (name == forward + "_backward")
+    return {5 * product_flops(tensors[1], tensors[2].transpose(-1, -2)), rate_name(tensors[1])};
+  return {};
+}
+
 Product product_of(const std::string& name, const std::vector<Tensor>& tensors) {
+  if (name.find("attention") != std::string::npos) return attention_of(name, tensors);
   static const std::map<std::string, size_t> first = {
       {"aten::mm", 0},  {"aten::bmm", 0},     {"aten::_int_mm", 0},
       {"aten::mv", 0},  {"aten::addmm", 1},   {"aten::_addmm_activation", 1},

@@ -16,11 +16,15 @@ class SpreadAttention(Workload):
     """Records ``out``, ``d_query``, ``d_key``, ``d_value``: relative errors in the norm, the largest of the ranks."""
 
     method: str
+    cp: int
     attention: str = "auto"
     heads: int = 8
     key_heads: int = 8
     length: int = 96
     dtype: str = "fp32"
+
+    def layout(self):
+        return f"cp{self.cp}"
 
     def work(self, shape):
         return Work()
