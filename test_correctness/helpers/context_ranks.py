@@ -37,8 +37,7 @@ def measure(case: SpreadAttention, rank: Any) -> None:
     import torch
 
     from perfsuite.models.attention_module import Core
-    from perfsuite.strategies.context.apply import new_core
-    from perfsuite.strategies.context.places import places
+    from perfsuite.strategies.context.apply import indices, new_core
 
     def tensor(heads: int, seed: int) -> torch.Tensor:
         shape = BATCH, case.length, heads, FEATURES
@@ -50,9 +49,7 @@ def measure(case: SpreadAttention, rank: Any) -> None:
     whole = [each.float().requires_grad_() for each in inputs]
     out = Core("math")(*whole)
     out.backward(upstream.float())
-    cp, mine = rank.shape.size("cp"), rank.shape.coordinates(rank.rank)["cp"]
-    at = torch.cat([torch.arange(each.start, each.stop) for each in places(case.method, case.length, cp, mine)])
-    at = at.to(rank.device)
+    at = indices(rank, case.method, case.length)
     own = [each[:, :, at].detach().requires_grad_() for each in inputs]
     found = new_core(rank, case.method, case.attention)(*own)
     found.backward(upstream[:, :, at])
