@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,14 @@ def driver(tmp_path_factory):
 
 
 def errors(driver, cp, **case):
-    job = Job(workload=SpreadAttention(cp=cp, **case), world_size=cp, shape=MeshShape.of(cp=cp), budget=ONCE)
+    # DeepSpeed leaves things behind in a process.
+    job = Job(
+        workload=SpreadAttention(cp=cp, **case),
+        world_size=cp,
+        shape=MeshShape.of(cp=cp),
+        budget=ONCE,
+        fresh=case["method"] == "deepspeed",
+    )
     return {record.name: record.value for record in driver.run(job).records}
 
 
@@ -59,6 +67,13 @@ def test_heads_may_share_keys(driver, method, attention, key_heads, cp):
 def test_half_precision_is_as_narrow_as_it_is_in_one_process(driver, method, attention):
     found = errors(driver, 4, method=method, attention=attention, key_heads=4, dtype="bf16")
     assert 1e-4 < max(found.values()) <= 2e-2
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
+@pytest.mark.slow
+@pytest.mark.parametrize("cp", [2, 4])
+def test_deepspeed_s_ulysses_is_attention_too(driver, cp):
+    assert max(errors(driver, cp, method="deepspeed", key_heads=4).values()) <= 1e-5
 
 
 @pytest.mark.parametrize("method", ["zigzag", "ring", "ulysses"])

@@ -6,6 +6,7 @@ import doctest
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import get_args
 
 import pytest
 import torch
@@ -19,10 +20,10 @@ from perfsuite.errors import InvalidParameter, UnsupportedCase
 from perfsuite.platforms.attention import Attended, AttentionBlock, attention_kernels
 from perfsuite.strategies.context import places as module
 from perfsuite.strategies.context.kernels import Products, block_backward, block_forward, choose_kernel
-from perfsuite.strategies.context.places import places, require_context
+from perfsuite.strategies.context.places import ContextMethod, places, require_context
 from perfsuite.strategies.context.ring import RingCore, part_at
 
-METHODS = ("zigzag", "ring", "ulysses", "torch")
+METHODS = get_args(ContextMethod)
 
 
 # ------------------------------------------------------------------------------------------------------------ places
@@ -96,7 +97,8 @@ def test_what_divides_is_not_refused(method):
             {"heads": 6, "key_heads": 6},
             r"cp=4 does not divide the 6 heads, .*choose cp 1, 2, 3, or context=",
         ),
-        ("spiral", {}, r"context='spiral' is unknown; choose 'zigzag', 'ring', 'ulysses', 'torch'"),
+        ("deepspeed", {"cp": 8}, r"cp=8 does not divide the 4 key heads, which context='deepspeed' spreads"),
+        ("spiral", {}, r"context='spiral' is unknown; choose 'zigzag', 'ring', 'ulysses', 'torch', 'deepspeed'"),
     ],
 )
 def test_what_does_not_divide_is_refused_with_what_does(method, change, message):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 
+from perfsuite.errors import UnsupportedCase
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
@@ -48,3 +50,38 @@ FAST = [
 @pytest.mark.parametrize(("mesh", "case"), FAST, ids=[f"{mesh}-{n}" for n, (mesh, _) in enumerate(FAST)])
 def test_spread_sequences_train_alike(driver, mesh, case):
     assert parity(driver, mesh, **case) <= 1e-5
+
+
+SLOW = [
+    ("cp4", {"options": {"context": "zigzag"}, "checkpointing": "full", "attention": "flash"}),
+    ("cp4", {"options": {"context": "ring"}, "checkpointing": "selective", "attention": "math"}),
+    ("cp2", {"options": {"context": "ulysses", "data": "replicate"}, "checkpointing": "selective"}),
+    ("dp2-cp2", {"options": {"context": "ring", "reshard": False}, "accumulation": 2}),
+    ("cp2-tp2", {"options": {"context": "ulysses", "sequence_parallel": False}}),
+    ("pp2-dp2-cp2", {"accumulation": 2}),
+    ("cp8", {"model": "gpt2-tiny"}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "case"), SLOW, ids=[f"{mesh}-{n}" for n, (mesh, _) in enumerate(SLOW)])
+def test_spread_sequences_train_alike_with_what_else_there_is(driver, mesh, case):
+    assert parity(driver, mesh, **case) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("context", ["zigzag", "ring", "ulysses"])
+def test_spread_sequences_train_alike_in_half_precision(driver, context, dtype):
+    assert parity(driver, "cp2", dtype=dtype, options={"context": context}) <= 2e-2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
+def test_sequences_that_deepspeed_spreads_train_alike(driver):
+    assert parity(driver, "cp2", options={"context": "deepspeed"}) <= 1e-5
+
+
+def test_what_torch_cannot_spread_is_a_skip_that_says_so(driver):
+    with pytest.raises(UnsupportedCase, match=r"context='torch': torch \S+ cannot spread attention on cpu"):
+        parity(driver, "cp2", options={"context": "torch"})

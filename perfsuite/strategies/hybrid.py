@@ -50,7 +50,7 @@ class Hybrid(Strategy):
     async_tensor: bool | None = None
     """Tensor-parallel messages overlap with products, where torch can: compiled, on an accelerator."""
     context: ContextMethod | None = None
-    """Along cp: zigzag (the default), ring, ulysses, or torch's own context_parallel."""
+    """Along cp: zigzag (the default), ring, ulysses, torch's own context_parallel, or deepspeed for its Ulysses."""
     schedule: str | None = None
     """Along pp: naive, gpipe, 1f1b (the default), interleaved_1f1b, looped_bfs, interleaved_zero_bubble, zbv, ..."""
     stages_per_rank: int | None = None

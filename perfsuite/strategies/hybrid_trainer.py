@@ -27,7 +27,6 @@ from perfsuite.schedules import Schedule
 from perfsuite.strategies import data
 from perfsuite.strategies.base import Plan
 from perfsuite.strategies.context.apply import apply as apply_context
-from perfsuite.strategies.context.places import places as places_of
 from perfsuite.strategies.fsdp import reduce_in_last
 from perfsuite.strategies.hybrid import Hybrid
 from perfsuite.strategies.mesh_scaler import MeshScaler
@@ -222,9 +221,6 @@ def _build(rank: Rank, plan: Plan, options: Hybrid, layers: range) -> LanguageMo
     parallel = _tensor_parallel(rank, options)
     if shape.size("cp") > 1:
         apply_context(module, rank, options.attends, plan.attention)
-        at = rank.shape.coordinates(rank.rank)["cp"]
-        held = places_of(options.attends, plan.model.tokens_per_sample, shape.size("cp"), at)
-        module.places = torch.cat([torch.arange(chunk.start, chunk.stop) for chunk in held])
     compile_blocks(module, rank, plan)
     for number, block in module.blocks.named_children():
         materialize(block, rank.device, seed=plan.seed, prefix=f"blocks.{number}.")

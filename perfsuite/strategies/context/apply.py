@@ -12,6 +12,7 @@ from perfsuite.strategies.context.peers import TorchCore
 from perfsuite.strategies.context.places import ContextMethod, places
 from perfsuite.strategies.context.ring import RingCore
 from perfsuite.strategies.context.ulysses import UlyssesCore
+from perfsuite.strategies.deepspeed.zero import require_deepspeed
 from perfsuite.workload import Rank
 
 
@@ -40,5 +41,10 @@ def new_core(rank: Rank, method: ContextMethod, attention: AttentionMethod) -> n
     group = rank.group("cp")
     if method == "ulysses":
         return UlyssesCore(group, method=attention)
+    if method == "deepspeed":
+        require_deepspeed(rank, "context='deepspeed'")
+        from perfsuite.strategies.deepspeed.attention import DeepSpeedCore
+
+        return DeepSpeedCore(rank, method=attention)
     kernels = attention_kernels(rank.device.type)
     return RingCore(group, zigzag=method == "zigzag", method=attention, kernels=kernels)

@@ -1,7 +1,7 @@
 """Which tokens of a sequence a rank has, and which lengths and heads can be spread at all.
 
 zigzag, torch: two of 2 cp equal chunks, r and 2 cp - 1 - r, so that every rank's queries see as many keys as every
-other's (Zhu 2024, ring-flash-attention; torch's context_parallel calls it head-tail).  ring, ulysses: the r-th of cp.
+other's (Zhu 2024, ring-flash-attention; torch's context_parallel calls it head-tail).  The others: the r-th of cp.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from typing import Literal, get_args
 
 from perfsuite.errors import InvalidParameter
 
-ContextMethod = Literal["zigzag", "ring", "ulysses", "torch"]
+ContextMethod = Literal["zigzag", "ring", "ulysses", "torch", "deepspeed"]
 """zigzag, ring: keys travel around the ranks; ulysses: heads are spread instead of tokens while attention runs; torch:
-torch's own experimental context parallelism."""
+torch's own experimental context parallelism, a ring; deepspeed: DeepSpeed's own Ulysses."""
+
+SPREADS_HEADS = ("ulysses", "deepspeed")
+"""Methods whose ranks each have some of the heads while attention runs."""
 
 _HALVED = ("zigzag", "torch")
 """Methods under which a rank has one chunk from the beginning and one from the end."""
@@ -56,16 +59,16 @@ def require_context(method: str, *, length: int, heads: int, key_heads: int, cp:
             f"sequence_length={length} is no multiple of {chunks}: context={method!r} gives each of cp={cp} ranks "
             f"{part} of equal size; choose {legal}"
         )
-    if method == "ulysses":
-        _require_heads(heads=heads, key_heads=key_heads, cp=cp, tp=tp)
+    if method in SPREADS_HEADS:
+        _require_heads(method, heads=heads, key_heads=key_heads, cp=cp, tp=tp)
 
 
-def _require_heads(*, heads: int, key_heads: int, cp: int, tp: int) -> None:
+def _require_heads(method: str, *, heads: int, key_heads: int, cp: int, tp: int) -> None:
     for name, number in (("heads", heads), ("key heads", key_heads)):
         if number // tp % cp:
             legal = [size for size in range(1, cp) if heads // tp % size == key_heads // tp % size == 0]
             of_rank = f"{number // tp} {name} of a tp rank ({number} over tp={tp})" if tp > 1 else f"{number} {name}"
             raise InvalidParameter(
-                f"cp={cp} does not divide the {of_rank}, which context='ulysses' spreads; choose cp "
+                f"cp={cp} does not divide the {of_rank}, which context={method!r} spreads; choose cp "
                 f"{', '.join(map(str, legal))}, or context='zigzag' or 'ring'"
             )

@@ -30,12 +30,7 @@ if TYPE_CHECKING:
 def build_engine(rank: Rank, plan: Plan, options: Zero) -> ZeroTrainer:
     """DeepSpeed's engine around the model, over all ranks."""
     settings = options.settings(plan)
-    if rank.device.type == "cpu":
-        compatible = deepspeed.ops.__compatible_ops__
-        compatible["deepspeed_shm_comm"] = False
-    else:
-        use_device(rank.device, dist.get_backend(rank.group()))
-    deepspeed.init_distributed(dist_init_required=False)
+    start(rank)
     module = _spread_module(rank, plan, settings) if options.stage == 3 else new_whole_module(rank, plan)
     written = ds_config.read(options.config) if options.config else {}
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -47,6 +42,16 @@ def build_engine(rank: Rank, plan: Plan, options: Zero) -> ZeroTrainer:
         model=module, optimizer=optimizer, model_parameters=trained, config=settings, dist_init_required=False
     )
     return ZeroTrainer(rank, plan, module=module, unit=engine, optimizer=optimizer, casts=False, replicates=False)
+
+
+def start(rank: Rank) -> None:
+    """Make DeepSpeed use the rank's device and the process group that is there, and compile nothing on a CPU."""
+    if rank.device.type == "cpu":
+        compatible = deepspeed.ops.__compatible_ops__
+        compatible["deepspeed_shm_comm"] = False
+    else:
+        use_device(rank.device, dist.get_backend(rank.group()))
+    deepspeed.init_distributed(dist_init_required=False)
 
 
 def _spread_module(rank: Rank, plan: Plan, settings: dict[str, Any]) -> TrainingModule:

@@ -87,15 +87,19 @@ class Zero(Strategy):
 
     def build(self, rank: Rank, plan: Plan) -> Trainer:
         """The engine over all ranks.  Raises UnsupportedCase where DeepSpeed is not installed."""
-        if rank.device.type == "cpu":
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        try:
-            import deepspeed  # type: ignore[import-untyped]  # noqa: F401 - no types; the first import, with the accelerator named
-        except ImportError as error:
-            raise UnsupportedCase(
-                f"strategy {self.name} needs DeepSpeed, which cannot be imported ({error}); "
-                "install it with pip install 'perfsuite[zero]'"
-            ) from None
+        require_deepspeed(rank, f"strategy {self.name}")
         from perfsuite.strategies.deepspeed.engine import build_engine
 
         return build_engine(rank, plan, self)
+
+
+def require_deepspeed(rank: Rank, who: str) -> None:
+    """Import DeepSpeed for the rank's device.  Raises UnsupportedCase, which names ``who``, where it is missing."""
+    if rank.device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        import deepspeed  # type: ignore[import-untyped]  # noqa: F401 - no types; the first import, with the accelerator named
+    except ImportError as error:
+        raise UnsupportedCase(
+            f"{who} needs DeepSpeed, which cannot be imported ({error}); install it with pip install 'perfsuite[zero]'"
+        ) from None
