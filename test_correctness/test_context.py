@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import UnsupportedCase
+from perfsuite.errors import RanksFailed, UnsupportedCase
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workload import Budget
-from test_correctness.helpers.context_ranks import LonelyAttention, SpreadAttention
+from test_correctness.helpers.context_ranks import FaultyAttention, LonelyAttention, SpreadAttention
 
 ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=120.0)
@@ -80,6 +81,22 @@ def test_deepspeed_s_ulysses_is_attention_too(driver, cp):
 def test_silence_sends_nothing(driver, method):
     job = Job(workload=LonelyAttention(method=method), world_size=2, shape=MeshShape.of(cp=2), budget=ONCE)
     assert {"shaped": 1.0, "ranks": 2.0} == {record.name: record.value for record in driver.run(job).records}
+
+
+@pytest.mark.parametrize("fault", ["die", pytest.param("hang", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["zigzag", pytest.param("ulysses", marks=pytest.mark.slow)])
+def test_a_rank_lost_in_attention_is_named_and_the_next_case_runs(driver, method, fault):
+    assert max(errors(driver, 4, method=method).values()) <= 1e-5  # all that it imports is there
+    workload = FaultyAttention(method=method, cp=4, fault=fault)
+    limit = Budget(smoke=True, timeout_s=20.0 if fault == "hang" else 120.0)
+    job = Job(workload=workload, world_size=4, shape=MeshShape.of(cp=4), budget=limit)
+    with pytest.raises(RanksFailed) as failed:
+        driver.run(job)
+    report = str(failed.value)
+    assert re.match(r"rank 1 on \S+ (died: exit code 7|hung at \S+ in misbehave)", report)
+    if fault == "hang":
+        assert re.search(r"rank 0 on \S+ was waiting for the others in \w+, called at \S+ in _?wait_along_cp", report)
+    assert max(errors(driver, 4, method=method).values()) <= 1e-5
 
 
 def test_what_torch_cannot_spread_is_unsupported(driver):

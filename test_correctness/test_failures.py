@@ -38,6 +38,21 @@ def test_a_rank_inside_a_collective_waits_for_others():
     assert "runtime" not in look.stack
 
 
+def test_a_tensor_that_waits_at_its_first_use_waits_where_it_is_used():
+    frames = (
+        '  File "/s/torch/_ops.py", line 12 in __call__\n'
+        '  File "/s/torch/distributed/_functional_collectives.py", line 142 in wait_tensor\n'
+        '  File "/s/torch/utils/_pytree.py", line 1689 in wrapped\n'
+        '  File "/s/torch/distributed/_functional_collectives.py", line 1155 in __torch_dispatch__\n'
+        '  File "/s/torch/_library/autograd.py", line 51 in forward\n'
+        '  File "/home/me/mine.py", line 23 in f\n'
+    )
+    look = judge_stack(STACK.format(frames=frames))
+    assert (look.state, look.where) == ("waiting", "forward, called at /home/me/mine.py:23 in f")
+    mapped = judge_stack(STACK.format(frames=OWN_CODE + '  File "/s/torch/utils/_pytree.py", line 9 in tree_map\n'))
+    assert (mapped.state, mapped.where) == ("hung", "/home/me/mine.py:22 in f")
+
+
 def test_a_rank_in_its_own_code_is_the_cause():
     look = judge_stack(STACK.format(frames=OWN_CODE))
     assert (look.state, look.where) == ("hung", "/home/me/mine.py:22 in f")

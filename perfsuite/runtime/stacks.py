@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE)
-_COMMUNICATION = re.compile(r"[/\\]torch[/\\](distributed|_ops|autograd)")
+_COMMUNICATION = re.compile(r"[/\\]torch[/\\](distributed|autograd|_\w+|utils[/\\]_pytree)")
+"""Also what calls it in torch: a tensor that waits for its collective when it is first used may do so anywhere."""
 _MAY_WAIT = re.compile(r"[/\\]torch[/\\](autograd|accelerator|cuda)[/\\]|[/\\]torch_\w+[/\\]core[/\\]")
 """A backward pass waits for the reductions that it started, a wait for the device for whatever runs there."""
 _WAITS_HERE = re.compile(r"\.wait\(")

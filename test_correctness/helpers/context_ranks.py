@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -95,3 +97,39 @@ def attend_alone(method: str, rank: Any) -> None:
     dist.all_reduce(came, group=rank.group())
     rank.record("ranks", float(came), reduce="equal")
     dist.destroy_process_group(nobody)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultyAttention(SpreadAttention):
+    """Rank 1 dies or hangs in the midst of the ring, or between two exchanges of heads."""
+
+    fault: str
+
+    def build(self, rank):
+        return CallableStep(lambda: measure_with_fault(self, rank))
+
+
+def measure_with_fault(case: FaultyAttention, rank: Any) -> None:
+    from perfsuite.strategies.context import ring, ulysses
+
+    module, name = (ring, "block_forward") if case.method in ("ring", "zigzag") else (ulysses, "_exchange")
+    right = getattr(module, name)
+    calls: list[int] = []
+
+    def wrong(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        if rank.rank == 1 and len(calls) == 2:
+            misbehave(case.fault)
+        return right(*arguments, **named)
+
+    setattr(module, name, wrong)
+    try:
+        measure(case, rank)
+    finally:
+        setattr(module, name, right)
+
+
+def misbehave(fault: str) -> None:
+    if fault == "die":
+        os._exit(7)
+    time.sleep(3600)

@@ -89,7 +89,7 @@ class _Shift:
         receive = dist.P2POp(dist.irecv, self._received, source, group)
         self._works = dist.batch_isend_irecv([send, receive])
 
-    def wait(self) -> torch.Tensor:
+    def wait_along_cp(self) -> torch.Tensor:
         """What has come."""
         for work in self._works:
             work.wait()
@@ -107,7 +107,7 @@ class _KeyGradients:
     def arrive(self) -> None:
         """Those of the keys of this step; after the last, of the keys that this rank began with."""
         if self._coming:
-            self.here, self._coming = self._coming.wait(), None
+            self.here, self._coming = self._coming.wait_along_cp(), None
 
     def leave(self) -> None:
         """On to the next rank, after the keys."""
@@ -128,7 +128,7 @@ class _Around:
             coming = _Shift(keys, self.group) if step < ranks - 1 else None
             yield part_at(step, rank, keys.shape[3], zigzag=self.zigzag), keys
             if coming:
-                keys = coming.wait()
+                keys = coming.wait_along_cp()
 
 
 def _block(part: Part, query: torch.Tensor, keys: torch.Tensor) -> AttentionBlock:

@@ -26,9 +26,9 @@ class UlyssesCore(nn.Module):
         """This rank's (B, H, S, E) queries, (B, K, S, E) keys and values to its (B, H, S, E)."""
         # All three are on their way before the first is waited for.
         sent = [_exchange(torch.stack(x.chunk(self._ranks, dim=1)), self.group) for x in (query, key, value)]
-        out = self.core(*(torch.cat(x.unbind(0), dim=2) for x in sent))
+        out = self.core(*(torch.cat(_wait_along_cp(x).unbind(0), dim=2) for x in sent))
         back = _exchange(torch.stack(out.chunk(self._ranks, dim=2)), self.group)
-        return torch.cat(back.unbind(0), dim=1)
+        return torch.cat(_wait_along_cp(back).unbind(0), dim=1)
 
     @property
     def _ranks(self) -> int:
@@ -41,3 +41,9 @@ def _exchange(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         return x
     exchanged: torch.Tensor = functional.all_to_all_single_autograd(x, None, None, group)
     return exchanged
+
+
+def _wait_along_cp(x: torch.Tensor) -> torch.Tensor:
+    """Here, and not somewhere in torch at the first use: where ranks wait for a lost one is what a report names."""
+    arrived: torch.Tensor = functional.wait_tensor(x)
+    return arrived
