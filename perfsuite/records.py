@@ -215,6 +215,40 @@ class Timeline:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What one step sends along one axis of the mesh by one collective for one part of the step."""
+
+    axis: str
+    """Axis of the group, or several joined by dashes: ``tp``, ``dp-ep-cp``."""
+    collective: str
+    """all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, send or receive."""
+    part: str
+    """Part of the step that it belongs to: attention, mlp, data, pipeline or other."""
+    calls: int
+    """On the rank that has most, as the other two."""
+    message_bytes: int
+    """S of all calls together as nccl-tests counts it (docs/metrics.md has the table)."""
+    time_s: float
+    """Seconds of all calls when nothing else runs; of messages to and fro, counted with what is sent."""
+    ranks: int
+    """Ranks of the group."""
+    uneven: bool = False
+    """How many bytes a rank sends follows from the data and differs between ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """Time of one part of a step, communication told from computation."""
+
+    name: str
+    """attention, mlp, data, pipeline or other."""
+    compute_s: float
+    """Seconds in the part without those of the communication it waits for; of the rank that has most."""
+    communication_s: float
+    """Seconds of the part's communication when nothing else runs; of the rank that has most."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measurement:
     """All that the ranks of one case reported."""
 
@@ -241,6 +275,10 @@ class Measurement:
     records: tuple[Record, ...] = ()
     timeline: Timeline | None = None
     """The pipeline's step nearest to the median, for workloads that have a pipeline."""
+    traffic: tuple[Traffic, ...] = ()
+    """What a step sends, from a build of its own; empty where none was run, and on one rank."""
+    components: tuple[Component, ...] = ()
+    """Parts of that step."""
     peak_memory_bytes: int | None = None
     """Most device memory any rank had allocated since the build; None where the device has no allocator statistics."""
     smoke: bool = False

@@ -266,14 +266,19 @@ class PerfSession:
         return self.driver.run(dataclasses.replace(job, purpose=purpose, budget=budget))
 
     def _with_untimed(self, measurement: Measurement, job: Job, settled: tuple[Record, ...]) -> Measurement:
-        """The measurement with the records of the builds that are never timed: memory, FLOPs, losses, ..."""
+        """The measurement with what the builds found that are never timed: memory, FLOPs, losses, traffic, ..."""
         if measurement.smoke:
             return measurement
-        builds = (self._untimed(job, purpose).records for purpose in job.workload.untimed())
+        builds = [self._untimed(job, purpose) for purpose in job.workload.untimed()]
         records = {record.name: record for record in measurement.records}
-        for record in itertools.chain(settled, *builds):
+        for record in itertools.chain(settled, *(build.records for build in builds)):
             records.setdefault(record.name, record)
-        return dataclasses.replace(measurement, records=tuple(records.values()))
+        return dataclasses.replace(
+            measurement,
+            records=tuple(records.values()),
+            traffic=tuple(entry for build in builds for entry in build.traffic),
+            components=tuple(component for build in builds for component in build.components),
+        )
 
     def _peaks(self, result: Result, measurement: Measurement) -> Peaks:
         """Peaks of the machine; those of a CPU, which are not published, are measured when a case first needs them."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.records import Measurement, Record, Work
+from perfsuite.records import Component, Measurement, Record, Traffic, Work
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from perfsuite.mesh import MeshShape
 
-Purpose = Literal["time", "memory", "exposed", "flops", "loss"]
+Purpose = Literal["time", "memory", "exposed", "flops", "loss", "traffic"]
 Yardstick = Literal["compute", "memory"]
 
 DTYPES: Mapping[str, str] = {
@@ -162,6 +162,13 @@ class Rank(Protocol):
         """Return a number that is not a time; a tensor is read after the last sample, so nothing is synchronised.
 
         NaN or an infinity fails the case, whatever ``reduce`` is.
+        """
+
+    def keep_traffic(self, traffic: Sequence[Traffic], components: Sequence[Component], *, place: str = "") -> None:
+        """Return what a step sends, one entry for each axis, collective and part, and the times of its parts.
+
+        Ranks that give the same ``place`` must have the same calls and bytes, uneven ones apart; "" is compared with
+        nobody's.
         """
 
 

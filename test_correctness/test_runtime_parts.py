@@ -230,6 +230,7 @@ def report_of(rank, **changes):
         "records": {"mean": [float(rank), "", "mean"]},
         "peak_memory_bytes": 10 * rank,
         "imports": {"shop": f"shop/{rank}.py"},
+        "traffic": None,
         **changes,
     }
 

@@ -74,11 +74,31 @@ def _built(record: str, build: str, convert: Callable[[float], float] = float) -
     return recorded(record, f"no {build} build was run", convert)
 
 
+_NOT_SILENT = (
+    "not available: collectives can be made to do nothing on a mesh of one axis (dp, tp or cp) alone, under a strategy "
+    "that makes no groups of its own"
+)
+
+
+def _exposed(record: str) -> Compute:
+    """What the build ``exposed`` recorded, or why it could not."""
+
+    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
+        reached = _built(record, "exposed", _percent)(work, measurement, peaks)
+        if reached.value is None and any(entry.name == "exposed_without_silent" for entry in measurement.records):
+            return MetricValue(value=None, note=_NOT_SILENT)
+        return reached
+
+    return compute
+
+
 def _exposed_kernels(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     reached = _built("exposed_kernel_share", "exposed", _percent)(work, measurement, peaks)
     if reached.value is None and all(rank.device == "cpu" for rank in measurement.ranks):
         return MetricValue(value=None, note="not supported on a cpu: it has no kernels on a clock of their own")
-    if reached.value is None and any(record.name == "exposed_share" for record in measurement.records):
+    if reached.value is None and any(
+        record.name in ("exposed_share", "exposed_without_silent") for record in measurement.records
+    ):
         return MetricValue(value=None, note="unknown: torch's profiler saw no kernel of the communication library")
     return reached
 
@@ -235,7 +255,7 @@ _ALL = (
         better="lower",
         convention="fake-group difference",
         doc="Share of the step that goes when its collectives do nothing; 0 on one rank.",
-        compute=_built("exposed_share", "exposed", _percent),
+        compute=_exposed("exposed_share"),
         observed=True,
         interval=("exposed_communication_low_percent", "exposed_communication_high_percent"),
     ),
@@ -246,7 +266,7 @@ _ALL = (
             better="neither",
             convention="95 % interval over 12 pairs of steps",
             doc=f"The {which} end of the interval of the exposed communication.",
-            compute=_built(f"exposed_share_{end}", "exposed", _percent),
+            compute=_exposed(f"exposed_share_{end}"),
             observed=True,
         )
         for end, which in (("low", "lower"), ("high", "upper"))

@@ -20,6 +20,7 @@ from perfsuite.records import (
 from perfsuite.runtime.lateness import judge_arrivals
 from perfsuite.runtime.ranks.spans import REMAINDER
 from perfsuite.runtime.timelines import join
+from perfsuite.runtime.traffic import join_components, join_traffic
 from perfsuite.runtime.transports.base import Message
 
 
@@ -46,6 +47,8 @@ def assemble(
         spans=_spans(reports),
         records=(*_records(reports), *bubbles),
         timeline=timeline,
+        traffic=join_traffic(reports),
+        components=join_components(reports),
         peak_memory_bytes=max(memory) if memory else None,
         smoke=smoke,
         imports={name: file for report in reports for name, file in report["imports"].items()},

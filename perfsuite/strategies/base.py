@@ -11,6 +11,7 @@ from perfsuite.mesh import DATA_PARALLEL, MeshShape
 from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.base import Checkpointing, Model
 from perfsuite.schedules import Schedule
+from perfsuite.strategies.traffic import Call
 from perfsuite.workload import Process, Rank
 
 if TYPE_CHECKING:
@@ -98,6 +99,10 @@ class Strategy(ABC):
     def tolerance(self, plan: Plan) -> float:
         """Relative error of loss and gradients that is allowed against one process in the same dtype."""
         return EXACT_TOLERANCE if plan.dtype == "fp32" else NARROW_TOLERANCE
+
+    def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
+        """What ``rank`` posts in one step, by closed form; None where there is none, as by default."""
+        return None
 
     @abstractmethod
     def build(self, rank: Rank, plan: Plan) -> Trainer:

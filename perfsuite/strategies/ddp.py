@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from perfsuite.errors import InvalidParameter
+from perfsuite.mesh import MeshShape
 from perfsuite.strategies.base import NARROW_TOLERANCE, Plan, Strategy, require_choice
+from perfsuite.strategies.data_traffic import ddp_traffic
+from perfsuite.strategies.traffic import Call
 from perfsuite.workload import Rank
 
 if TYPE_CHECKING:
@@ -44,6 +47,18 @@ class Ddp(Strategy):
         """Compressed gradients are rounded."""
         return super().tolerance(plan) if self.compression == "none" else NARROW_TOLERANCE
 
+    def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
+        """Every gradient once, in buckets."""
+        tally = ddp_traffic(
+            plan, shape, bucket_bytes=self.bucket_bytes, item_bytes=4 if self.compression == "none" else 2
+        )
+        return None if tally is None else tally.calls()
+
+    @property
+    def bucket_bytes(self) -> float:
+        """Gradients that travel together, bytes."""
+        return (self.bucket_mib if self.overlap else _ONE_BUCKET_MIB) * 2**20
+
     def build(self, rank: Rank, plan: Plan) -> Trainer:
         """The wrapped model and AdamW."""
         from perfsuite.strategies.trainer import Trainer, make_optimizer, new_whole_module
@@ -71,7 +86,7 @@ def wrap(module: torch.nn.Module, rank: Rank, options: Ddp) -> Any:
     wrapper = DistributedDataParallel(
         module,
         process_group=group,
-        bucket_cap_mb=options.bucket_mib if options.overlap else _ONE_BUCKET_MIB,
+        bucket_cap_mb=options.bucket_bytes / 2**20,
         gradient_as_bucket_view=True,
         static_graph=options.static_graph,
     )

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from perfsuite.errors import InvalidParameter, UnsupportedCase
 from perfsuite.mesh import MeshShape
 from perfsuite.strategies.base import Plan, Strategy, require_hsdp
+from perfsuite.strategies.data_traffic import fsdp_traffic
+from perfsuite.strategies.traffic import Call
 from perfsuite.workload import DTYPES, Rank
 
 if TYPE_CHECKING:
@@ -46,6 +48,10 @@ class Fsdp(Strategy):
     def narrows(self, plan: Plan) -> bool:
         """With mixed precision."""
         return self.mixed_precision
+
+    def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
+        """Parameters gathered, gradients scattered."""
+        return fsdp_traffic(plan, shape, reshard=self.reshard, mixed_precision=self.mixed_precision)
 
     def build(self, rank: Rank, plan: Plan) -> Trainer:
         """Blocks get their values one at a time and are spread at once: no rank ever holds the whole model."""

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.errors import InvalidParameter
+from perfsuite.mesh import MeshShape
 from perfsuite.strategies import ddp
 from perfsuite.strategies.base import Plan, Strategy
+from perfsuite.strategies.data_traffic import zero_redundancy_traffic
+from perfsuite.strategies.traffic import Call
 from perfsuite.workload import Rank
 
 if TYPE_CHECKING:
@@ -29,6 +32,11 @@ class ZeroRedundancy(Strategy):
             raise InvalidParameter(
                 f"bucket_mib={self.bucket_mib!r} of strategy zero_redundancy is no size; choose more than 0"
             )
+
+    def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
+        """DDP's, and every parameter's new value."""
+        tally = zero_redundancy_traffic(plan, shape, bucket_bytes=self.bucket_mib * 2**20)
+        return None if tally is None else tally.calls()
 
     def build(self, rank: Rank, plan: Plan) -> Trainer:
         """The wrapped model; each rank's AdamW keeps the state of its own parameters and sends their new values."""

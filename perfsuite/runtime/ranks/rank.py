@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import DATA_AXES, MeshShape
 from perfsuite.platforms.base import DeviceCode
+from perfsuite.records import Component, Traffic, to_json
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timeline import StepKeeper
 from perfsuite.workload import DTYPES, Purpose, require_dtype
@@ -51,6 +52,8 @@ class WorkerRank:
         self._subgroups: dict[frozenset[str], dist.ProcessGroup] = {}
         self._recording = False
         self._records: dict[str, tuple[Any, str, str]] = {}
+        self.traffic: dict[str, Any] | None = None
+        """What :meth:`keep_traffic` was given, as it goes to the driver."""
         # Neither a vendor's default nor the case before decides; dtype() turns it on for tf32.
         self._code.set_tf32(False)
 
@@ -132,6 +135,10 @@ class WorkerRank:
     ) -> None:
         """Keep the latest value of ``name``; a tensor is read only by :meth:`read_records`."""
         self._records[name] = (value.detach() if isinstance(value, torch.Tensor) else value, unit, reduce)
+
+    def keep_traffic(self, traffic: Sequence[Traffic], components: Sequence[Component], *, place: str = "") -> None:
+        """Keep what a step sends and the times of its parts."""
+        self.traffic = {"place": place, "traffic": to_json(traffic), "components": to_json(components)}
 
     def keep_timeline(self, schedule: str, *, axis: str = "pp") -> None:
         """The spans of compute, ``send``, ``receive`` and ``wait`` are those of a pipeline along ``axis``."""

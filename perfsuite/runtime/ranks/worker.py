@@ -261,6 +261,7 @@ class Worker:
             "spans": spans.report(),
             "middle": spans.middle([sample.time_s for sample in samples.samples], samples.own_s),
             "records": records,
+            "traffic": rank.traffic,
             "peak_memory_bytes": member.code.peak_memory_bytes(),
             "made_groups": rank.made_groups,
             "imports": own_modules(),

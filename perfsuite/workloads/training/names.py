@@ -64,6 +64,13 @@ BUILDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "flops": ("counted_tflop",),
         "loss": ("final_loss", "time_to_target_s"),
+        "traffic": (
+            "communication_time_s",
+            "compute_time_s",
+            "communication_bytes",
+            "communication_percent",
+            *(f"{axis}_busbw_gb_per_s" for axis in ("dp", "tp", "cp", "ep", "pp")),
+        ),
     }
 )
 """By purpose of the build."""

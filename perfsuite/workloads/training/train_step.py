@@ -79,7 +79,7 @@ class TrainStep(Workload):
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the communication library, set before the ranks' interpreters start."""
     builds: tuple[Purpose, ...] = ()
-    """What to look at beside the time, in builds of their own: memory, exposed, flops, loss."""
+    """What to look at beside the time, in builds of their own: memory, exposed, flops, loss, traffic."""
     loss_steps: int = 20
     """Steps of the loss build."""
     target_loss: float | None = None
@@ -102,9 +102,9 @@ class TrainStep(Workload):
         for name, value in self.environment.items():
             if not (name and isinstance(value, str)) or "=" in name:
                 raise InvalidParameter(f"environment: {name}={value!r} is no variable; give its name and a text")
-        strategy = self.find_strategy()
+        self.find_strategy()
         self.find_model()
-        self._require_builds(strategy)
+        self._require_builds()
         if self.mesh:
             self._require_mesh(MeshShape.parse(self.mesh))
 
@@ -150,16 +150,13 @@ class TrainStep(Workload):
         if not isinstance(self.num_workers, int) or self.num_workers < 0:
             raise InvalidParameter(f"num_workers={self.num_workers!r} is no number of processes; choose 0 or more")
 
-    def _require_builds(self, strategy: Strategy) -> None:
+    def _require_builds(self) -> None:
         purposes = [purpose for purpose in get_args(Purpose) if purpose != "time"]
         for build in self.builds:
             if build not in purposes:
                 raise InvalidParameter(f"builds: {build!r} is unknown; choose from {', '.join(purposes)}")
-        if "exposed" in self.builds and (not strategy.ignorable or "-" in self.mesh):
-            what = f"mesh {self.mesh}" if strategy.ignorable else f"strategy {strategy.name}"
-            raise InvalidParameter(
-                f"builds: the communication of {what} cannot be made to do nothing; leave out 'exposed'"
-            )
+        if "traffic" in self.builds and self.compiled:
+            raise InvalidParameter("builds: parts of compiled blocks cannot be marked; leave out 'traffic' or compiled")
         if "flops" in self.builds and self.compiled:
             raise InvalidParameter(
                 "builds: torch counts no operations of compiled blocks; leave out 'flops' or compiled"

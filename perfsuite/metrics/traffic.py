@@ -1,0 +1,136 @@
+"""What a training step sends, and how long that takes when nothing is overlapped, from the build ``traffic``.
+
+The build counts what one step posts and posts it again by itself; so a step's communication and computation are told
+apart, whatever the step itself hides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from perfsuite.collectives import TRAFFIC, busbw_factor
+from perfsuite.metrics.spec import MetricSpec, MetricValue, recorded
+from perfsuite.records import Measurement, Peaks, Traffic, Work
+from perfsuite.units import gb_per_s
+
+REPLAYED = "replayed, nothing overlapped"
+_NOT_RUN = "not available: no traffic build was run"
+
+
+def _percent(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
+    times = {record.name: record.value for record in measurement.records}
+    if not {"communication_s", "compute_s"} <= set(times):
+        return MetricValue(value=None, note=_NOT_RUN)
+    whole = times["communication_s"] + times["compute_s"]
+    if whole <= 0:
+        return MetricValue(value=None, note="not available: the step takes no time that the clock can tell")
+    return MetricValue(value=100 * times["communication_s"] / whole, note=REPLAYED)
+
+
+def _bytes(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
+    if not measurement.components:
+        return MetricValue(value=None, note=_NOT_RUN)
+    return MetricValue(value=float(sum(_sent(entry) for entry in measurement.traffic)))
+
+
+def _sent(entry: Traffic) -> int:
+    """Bytes of S; what one rank receives another has sent."""
+    return 0 if entry.collective == "receive" else entry.message_bytes
+
+
+def along(traffic: Sequence[Traffic], axis: str) -> list[Traffic]:
+    """Entries of an axis: what a model's parts send along it; of ``dp``, all gradients, whichever ranks share them.
+
+    >>> entry = Traffic(
+    ...     axis="dp-cp", collective="all_gather", part="data", calls=1, message_bytes=8, time_s=1e-3, ranks=4
+    ... )
+    >>> len(along([entry], "dp")), len(along([entry], "cp"))
+    (1, 0)
+    """
+    return [entry for entry in traffic if (entry.part == "data" if axis == "dp" else _is_of(entry, axis))]
+
+
+def _is_of(entry: Traffic, axis: str) -> bool:
+    return entry.axis == axis and entry.part != "data"
+
+
+def _busbw(axis: str) -> Callable[[Work, Measurement, Peaks], MetricValue]:
+    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
+        if not measurement.components:
+            return MetricValue(value=None, note=_NOT_RUN)
+        entries = along(measurement.traffic, axis)
+        time_s = sum(entry.time_s for entry in entries)
+        if not entries or time_s <= 0:
+            return MetricValue(value=None, note=f"not available: the step sends nothing along {axis}")
+        moved = sum(_sent(entry) * _factor(entry) for entry in entries)
+        return MetricValue(value=gb_per_s(moved, time_s), note=REPLAYED)
+
+    return compute
+
+
+def _factor(entry: Traffic) -> float:
+    """nccl-tests' factor; a message between two ranks is worth its bytes."""
+    return busbw_factor(entry.collective, entry.ranks) if entry.collective in TRAFFIC else 1.0
+
+
+METRICS = (
+    MetricSpec(
+        name="communication_time_s",
+        unit="s",
+        better="lower",
+        convention=REPLAYED,
+        doc="Time of all that a step sends, posted again by itself, on the rank that has most.",
+        compute=recorded("communication_s", _NOT_RUN),
+        observed=True,
+        headline=False,
+    ),
+    MetricSpec(
+        name="compute_time_s",
+        unit="s",
+        better="lower",
+        convention="parts of the step without what they send",
+        doc="Time of a step's parts without the communication that they wait for, on the rank that has most.",
+        compute=recorded("compute_s", _NOT_RUN),
+        observed=True,
+        headline=False,
+    ),
+    MetricSpec(
+        name="communication_bytes",
+        unit="bytes",
+        better="lower",
+        convention="nccl-tests sizes of all calls, the rank that has most",
+        doc="Bytes S of all that a rank posts in one step, messages once.",
+        compute=_bytes,
+        observed=True,
+        headline=False,
+    ),
+    MetricSpec(
+        name="communication_percent",
+        unit="percent",
+        better="lower",
+        convention=REPLAYED,
+        doc="Communication over communication and computation of a step when nothing is overlapped.",
+        compute=_percent,
+        observed=True,
+        headline=False,
+    ),
+    *(
+        MetricSpec(
+            name=f"{axis}_busbw_gb_per_s",
+            unit="GB/s",
+            better="higher",
+            convention="nccl-tests, all calls of a step",
+            doc=doc,
+            compute=_busbw(axis),
+            observed=True,
+            headline=False,
+        )
+        for axis, doc in (
+            ("dp", "Bus bandwidth of gathering parameters and summing gradients, over all axes that share them."),
+            ("tp", "Bus bandwidth of what parts of a model send along tp."),
+            ("cp", "Bus bandwidth of what attention sends along cp."),
+            ("ep", "Bus bandwidth of what experts send along ep."),
+            ("pp", "Bandwidth of the messages between stages."),
+        )
+    ),
+)

@@ -1,0 +1,185 @@
+"""Exposed communication: the share of a step that goes when its collectives do nothing, in a build that is never timed.
+
+On a mesh of one axis the same step is built twice in the same ranks, once with groups that send nothing.  Where that
+cannot be (several axes, a pipeline, a strategy with groups of its own) a device still tells when it did nothing but
+communicate; a CPU does not, and there is no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from perfsuite.mesh import MeshShape
+from perfsuite.statistics.student import ratio_interval
+from perfsuite.strategies import Strategy
+from perfsuite.strategies.traffic import OTHER
+from perfsuite.workload import Rank
+from perfsuite.workloads.training.agreement import raise_alike
+from perfsuite.workloads.training.memory import Observed
+from perfsuite.workloads.training.on_rank import TrainingStep
+from perfsuite.workloads.training.overlap import record_kernels, uncovered_share
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+_PAIRS = 12
+"""Steps with communication, and as many without, between which the difference is taken."""
+_WARM_STEPS = 2
+_SILENT_AXES = ("dp", "tp", "cp")
+"""Axes along which communication can be made to do nothing."""
+_SILENT_NAME = "silent"
+"""Axis of the silent mesh: DTensor keeps what it found out by meshes that compare equal, a real one's groups too."""
+
+
+class ExposedStep(Observed):
+    """1 - T_silent / T: the same training step in the same ranks, its collectives real and doing nothing, in turn.
+
+    With overlap the cost of communication is not the time spent in it; it is the time that goes when it goes.  The
+    interval is Student's for the mean of the logarithms of the paired ratios; on a busy machine it reaches below zero.
+    One rank has nobody to communicate with: there it is 0, and nothing is built.
+    """
+
+    def run(self) -> None:
+        """Build what there is to compare, step it in turn, record the share and its 95 % interval."""
+        on_device = self.rank.device.type != "cpu"
+        if self.rank.world_size == 1:
+            self._record(0.0, 0.0, 0.0)
+            if on_device:
+                self.rank.record("exposed_kernel_share", 0.0, reduce="mean")
+        elif can_be_silent(self.workload.find_strategy(), self.rank.shape):
+            self._measure()
+        else:
+            self.rank.record("exposed_without_silent", 1.0, reduce="equal")
+            if on_device:
+                with self.training() as real:
+                    for _ in range(_WARM_STEPS):
+                        real.run()
+                    self._look_at_kernels(real)
+
+    def _record(self, share: float, low: float, high: float) -> None:
+        for name, value in (("exposed_share", share), ("exposed_share_low", low), ("exposed_share_high", high)):
+            self.rank.record(name, value, reduce="equal")
+
+    def _measure(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        with _silent(self.rank) as silent, self.training() as real, self.training(silent) as quiet:
+            for _ in range(_WARM_STEPS):
+                real.run()
+                quiet.run()
+            self._require_silence(quiet)
+            pairs = [self._pair(real, quiet, real_first=index % 2 == 0) for index in range(_PAIRS)]
+            if self.rank.device.type != "cpu":
+                self._look_at_kernels(real)
+        worst = torch.tensor(pairs, dtype=torch.float64, device=self.rank.device)
+        dist.all_reduce(worst, dist.ReduceOp.MAX, group=self.rank.group())
+        self._record(*exposed_share([(float(a), float(b)) for a, b in worst.tolist()]))
+
+    def _require_silence(self, quiet: TrainingStep) -> None:
+        """Raise WrongResult on all ranks where a step that should be silent posts on a real group; one more step."""
+        from perfsuite.workloads.training.traffic_count import Counting
+
+        with Counting(self.rank.shape, self.rank.rank, _Unmarked()) as counting:
+            quiet.run()
+        sent = sum(posted.message_bytes for posted in counting.posted)
+        said = sorted({f"{posted.collective} along {posted.axis}" for posted in counting.posted})
+        problem = f"a silent step posts {len(counting.posted)} calls of {sent} bytes on real groups: {', '.join(said)}"
+        raise_alike(self.rank, problem if counting.posted else "")
+
+    def _look_at_kernels(self, real: TrainingStep) -> None:
+        import torch.distributed as dist
+
+        from perfsuite.workloads.training.clock import clock_of
+
+        clock = clock_of(self.rank.device)
+        kernels = record_kernels(real.run, lambda: clock.wait(clock.stamp()))
+        share = uncovered_share(kernels, dist.get_backend(self.rank.group()))
+        if share is not None:
+            self.rank.record("exposed_kernel_share", share, reduce="mean")
+
+    def _pair(self, real: TrainingStep, quiet: TrainingStep, *, real_first: bool) -> tuple[float, float]:
+        if real_first:
+            first, second = self._seconds(real.run), self._seconds(quiet.run)
+            return first, second
+        second, first = self._seconds(quiet.run), self._seconds(real.run)
+        return first, second
+
+    def _seconds(self, run: Callable[[], None]) -> float:
+        import torch.distributed as dist
+
+        from perfsuite.workloads.training.clock import clock_of
+
+        dist.barrier(group=self.rank.group())
+        clock = clock_of(self.rank.device)
+        clock.wait(clock.stamp())
+        start = clock.stamp()
+        run()
+        end = clock.stamp()
+        clock.wait(end)
+        return clock.elapsed_s(start, end)
+
+
+class _Unmarked:
+    part = OTHER
+
+
+def can_be_silent(strategy: Strategy, shape: MeshShape) -> bool:
+    """Whether a step on this mesh can be built a second time with groups that send nothing.
+
+    >>> from perfsuite.strategies import find
+    >>> [can_be_silent(find("fsdp"), MeshShape.parse(mesh)) for mesh in ("dp4", "dp_replicate2-dp_shard2")]
+    [True, False]
+    """
+    axes = [name for name, size in shape.axes if size > 1]
+    return strategy.ignorable and "pp" not in shape.names and len(axes) == 1 and axes[0] in _SILENT_AXES
+
+
+def exposed_share(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
+    """Share of the first time that the second lacks, with its 95 % interval, from at least two pairs.
+
+    >>> [round(value, 6) for value in exposed_share([(2.0, 1.5), (4.0, 3.0), (1.0, 0.75)])]
+    [0.25, 0.25, 0.25]
+    """
+    mean, low, high = ratio_interval([without / with_it for with_it, without in pairs])
+    return 1 - mean, 1 - high, 1 - low
+
+
+class _SilentRank:
+    """A rank whose collectives return at once and move nothing; everything else is the real rank's."""
+
+    def __init__(self, rank: Rank, group: dist.ProcessGroup) -> None:
+        from torch.distributed.device_mesh import DeviceMesh
+
+        self._rank = rank
+        self._group = group
+        self.mesh = DeviceMesh.from_group(group, rank.device.type, mesh_dim_names=(_SILENT_NAME,))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rank, name)
+
+    def group(self, *axes: str) -> dist.ProcessGroup:
+        return self._group
+
+    def record(self, name: str, value: Any, **meaning: Any) -> None:
+        """Nothing: its losses mean nothing."""
+
+
+@contextmanager
+def _silent(rank: Rank) -> Iterator[Any]:
+    import torch
+    import torch.distributed as dist
+    import torch.testing._internal.distributed.fake_pg  # importing it registers the backend "fake"
+
+    # Named by device: torch knows the fake backend for its own devices only.
+    group = dist.new_group(backend=f"{rank.device.type}:fake")
+    assert isinstance(group, dist.ProcessGroup)
+    # What is gathered from nobody is whatever memory held: denormal numbers would make a CPU's products slow.
+    torch.set_flush_denormal(True)
+    try:
+        yield _SilentRank(rank, group)
+    finally:
+        torch.set_flush_denormal(False)
+        dist.destroy_process_group(group)

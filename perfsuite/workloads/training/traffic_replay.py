@@ -1,0 +1,143 @@
+"""What counted collectives take when nothing else runs: each is posted again on its group, with buffers of its size.
+
+Ranks of a group posted the same collectives in the same order, so they replay alike; what an uneven all_to_all sends
+follows from the data, so these are replayed one by one.  Messages are replayed to and fro at once.
+Imported on ranks only.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from perfsuite.collectives import receives_first
+from perfsuite.platforms.base import Clock
+from perfsuite.workloads.training.traffic_count import Posted, find_group
+
+_BACK_TO_BACK = 5
+"""Calls between two readings of the clock."""
+_ROUNDS = 3
+"""Of which the median is taken."""
+MESSAGES = ("send", "receive")
+
+Key = tuple[str, str, str]
+"""Axis, collective and part."""
+
+
+def key_of(posted: Posted) -> Key:
+    """What a record of traffic is kept by."""
+    return posted.axis, posted.collective, posted.part
+
+
+class Replay:
+    """The collectives of one rank's step, posted again."""
+
+    def __init__(self, device: torch.device, clock: Clock, uneven: frozenset[Key]) -> None:
+        """``uneven``: what some rank of the world posted with unequal splits."""
+        self._device = device
+        self._clock = clock
+        self._uneven = uneven
+
+    def seconds(self, posted: Sequence[Posted]) -> Mapping[Posted, float]:
+        """Seconds of one call of each; a collective, in which every rank gives all that it posted.
+
+        A message that is sent and one that is received go at once: the time is the sent one's, and the received one's
+        on a rank that sends none of that size.
+        """
+        found: dict[Posted, float] = {}
+        for axis in sorted({each.axis for each in posted}):
+            along = [each for each in posted if each.axis == axis]
+            found.update(self._collectives([each for each in along if each.collective not in MESSAGES]))
+            found.update(self._messages([each for each in along if each.collective in MESSAGES]))
+        return found
+
+    def _collectives(self, posted: Sequence[Posted]) -> Mapping[Posted, float]:
+        samples: dict[Posted, list[float]] = {}
+        for each in posted:
+            if each in samples and key_of(each) not in self._uneven:
+                continue
+            call = self._call(each)
+            if key_of(each) in self._uneven:
+                call()
+                samples.setdefault(each, []).append(self._round(call))
+            else:
+                samples[each] = [self._time(call)]
+        return {each: statistics.fmean(times) for each, times in samples.items()}
+
+    def _time(self, call: Callable[[], None]) -> float:
+        call()  # the others are there now
+        return statistics.median(self._round(call) for _ in range(_ROUNDS))
+
+    def _round(self, call: Callable[[], None]) -> float:
+        start = self._clock.stamp()
+        for _ in range(_BACK_TO_BACK):
+            call()
+        end = self._clock.stamp()
+        self._clock.wait(end)
+        return self._clock.elapsed_s(start, end) / _BACK_TO_BACK
+
+    def _call(self, posted: Posted) -> Callable[[], None]:
+        group = find_group(posted.group)
+        whole, part = self._buffer(posted, posted.elements), self._buffer(posted, posted.elements // posted.ranks)
+        root = dist.get_global_rank(group, max(posted.peer, 0))
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        received, sent = posted.splits
+        target = self._buffer(posted, sum(received))
+        calls: Mapping[str, Callable[[], object]] = {
+            "all_reduce": lambda: dist.all_reduce(whole, group=group),
+            "all_gather": lambda: gather(whole, part, group=group),
+            "reduce_scatter": lambda: scatter(part, whole, group=group),
+            "all_to_all": lambda: dist.all_to_all_single(target, whole, list(received), list(sent), group=group),
+            "broadcast": lambda: dist.broadcast(whole, root, group=group),
+            "reduce": lambda: dist.reduce(whole, root, group=group),
+            "gather": lambda: dist.gather(part, _pieces(whole, posted, root), root, group=group),
+            "scatter": lambda: dist.scatter(part, _pieces(whole, posted, root), root, group=group),
+        }
+        call = calls[posted.collective]
+        return lambda: (call(), None)[1]
+
+    def _buffer(self, posted: Posted, elements: int) -> torch.Tensor:
+        return torch.zeros(elements, dtype=posted.dtype, device=self._device)
+
+    def _messages(self, posted: Sequence[Posted]) -> Mapping[Posted, float]:
+        """All messages of one size at once, one of each kind: to every rank that it went to and from every other."""
+        found: dict[Posted, float] = {}
+        sizes = sorted({(each.message_bytes, str(each.dtype)) for each in posted})
+        for size in sizes:
+            same = list(dict.fromkeys(each for each in posted if (each.message_bytes, str(each.dtype)) == size))
+            pairs = list({(each.collective, each.peer): each for each in same}.values())
+            time_s = self._time(self._exchange(pairs))
+            sent = [each for each in same if each.collective == "send"] or same
+            found.update(dict.fromkeys(same, 0.0))
+            found.update(dict.fromkeys(sent, time_s / len({each.peer for each in sent})))
+        return found
+
+    def _exchange(self, posted: Sequence[Posted]) -> Callable[[], None]:
+        group = find_group(posted[0].group)
+        buffers = [self._buffer(each, each.elements) for each in posted]
+        peers = [dist.get_global_rank(group, each.peer) for each in posted]
+        mine = dist.get_rank()
+
+        def order(index: int) -> tuple[int, bool]:
+            receives = posted[index].collective == "receive"
+            return peers[index], receives != receives_first(self._device.type, mine, peers[index])
+
+        ways = {"send": dist.isend, "receive": dist.irecv}
+        operations = [
+            dist.P2POp(ways[posted[index].collective], buffers[index], peers[index], group)
+            for index in sorted(range(len(posted)), key=order)
+        ]
+
+        def exchange() -> None:
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+
+        return exchange
+
+
+def _pieces(whole: torch.Tensor, posted: Posted, root: int) -> list[torch.Tensor] | None:
+    return list(whole.chunk(posted.ranks)) if dist.get_rank() == root else None
