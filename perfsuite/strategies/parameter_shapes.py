@@ -25,6 +25,8 @@ class ParameterShapes:
     """Of every layer."""
     last: Shapes
     """With the last layer: the last norm and what projects; a tied embedding is in ``first`` too."""
+    experts: Shapes = MappingProxyType({})
+    """Of the experts of every layer, (E, in, out); not in ``block``, which has their router."""
     tied: str = ""
     """Name of the parameter that ``first`` and ``last`` both have."""
 

@@ -107,7 +107,7 @@ class Posted:
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what is posted while it is entered; on groups of the backend ``fake`` nothing is sent, nor counted."""
+    """Notes what is posted while it is entered; groups of one rank or of the backend ``fake`` send nothing."""
 
     def __init__(self, shape: MeshShape, rank: int, marks: Marks) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -139,6 +139,8 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if dist.get_backend(group).rpartition(":")[2] == "fake":
             return
         ranks = tuple(sorted(dist.get_process_group_ranks(group)))
+        if len(ranks) == 1:
+            return
         axis = self._axes.get(ranks) or f"ranks {','.join(map(str, ranks))}"
         part, place = self._part(axis)
         buffers = _tensors(given)
