@@ -14,7 +14,9 @@ from perfsuite.models.language import LanguageModel
 from perfsuite.schedules import Schedule, check_layers, find_schedule, make_schedule
 from perfsuite.strategies.base import Plan, Strategy, require_choice, require_hsdp
 from perfsuite.strategies.context.places import ContextMethod, require_context
+from perfsuite.strategies.hybrid_traffic import hybrid_traffic
 from perfsuite.strategies.pipeline.split import split_layers
+from perfsuite.strategies.traffic import Call
 from perfsuite.workload import Process, Rank
 
 if TYPE_CHECKING:
@@ -171,6 +173,21 @@ class Hybrid(Strategy):
         schedule = self.find_schedule(shape, num_micro_batches)
         small = model.twin(shape)
         return dataclasses.replace(small, layers=schedule.num_stages + _SPARE_LAYERS) if schedule else small
+
+    def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
+        """Along every axis; None with torch's own context parallelism."""
+        pipelined = "pp" in shape.names
+        return hybrid_traffic(
+            plan,
+            shape,
+            rank,
+            schedule=self.find_schedule(shape, plan.accumulation),
+            sequence_parallel=self.splits_tokens,
+            loss_parallel=self.splits_loss,
+            context=self.attends,
+            replicate=self.data == "replicate",
+            reshard=not pipelined if self.reshard is None else self.reshard,
+        )
 
     def build(self, rank: Rank, plan: Plan) -> Trainer:
         """This rank's layers, with every parallelism that the mesh has."""

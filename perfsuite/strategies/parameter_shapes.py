@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +25,7 @@ class ParameterShapes:
     """Of every layer."""
     last: Shapes
     """With the last layer: the last norm and what projects; a tied embedding is in ``first`` too."""
-    experts: Shapes = MappingProxyType({})
+    experts: Shapes = field(default_factory=dict)
     """Of the experts of every layer, (E, in, out); not in ``block``, which has their router."""
     tied: str = ""
     """Name of the parameter that ``first`` and ``last`` both have."""
@@ -74,7 +74,7 @@ def _gpt(model: Gpt) -> ParameterShapes:
 
 
 def _llama(model: Llama) -> ParameterShapes:
-    width, keys, hidden = model.width, model.kv_width, model.hidden
+    width, keys, hidden = model.width, model.key_width, model.hidden
     return ParameterShapes(
         first={"tokens.weight": (model.words, width)},
         block={

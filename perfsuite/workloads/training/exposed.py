@@ -29,8 +29,8 @@ _PAIRS = 12
 _WARM_STEPS = 2
 _SILENT_AXES = ("dp", "tp", "cp")
 """Axes along which communication can be made to do nothing."""
-_SILENT_NAME = "silent"
-"""Axis of the silent mesh: DTensor keeps what it found out by meshes that compare equal, a real one's groups too."""
+_SILENT_NAME, _ALONE_NAME = "silent", "silent_alone"
+"""Axes of the silent mesh: DTensor keeps what it found out by meshes that compare equal, a real one's groups too."""
 
 
 class ExposedStep(Observed):
@@ -150,15 +150,32 @@ def exposed_share(pairs: list[tuple[float, float]]) -> tuple[float, float, float
 class _SilentRank:
     """A rank whose collectives return at once and move nothing; everything else is the real rank's."""
 
-    def __init__(self, rank: Rank, group: dist.ProcessGroup) -> None:
+    def __init__(self, rank: Rank, everyone: dist.ProcessGroup, alone: dist.ProcessGroup) -> None:
+        import torch
         from torch.distributed.device_mesh import DeviceMesh
 
         self._rank = rank
-        self._group = group
-        self.mesh = DeviceMesh.from_group(group, rank.device.type, mesh_dim_names=(_SILENT_NAME,))
+        self._group = everyone
+        self._axes = {name for name, size in rank.shape.axes if size > 1}
+        # One mesh with a dimension of this rank alone beside: FSDP2 takes nothing but slices of the mesh that tp has.
+        self._root: Any = DeviceMesh.from_group(
+            [alone, everyone],
+            rank.device.type,
+            mesh=torch.arange(rank.world_size)[None],
+            mesh_dim_names=(_ALONE_NAME, _SILENT_NAME),
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rank, name)
+
+    @property
+    def mesh(self) -> Any:
+        """The only axis of several ranks."""
+        return self._root[_SILENT_NAME]
+
+    def submesh(self, *axes: str) -> Any:
+        """The mesh along the axis, or of this rank alone."""
+        return self._root[_SILENT_NAME if self._axes & set(axes) else _ALONE_NAME]
 
     def group(self, *axes: str) -> dist.ProcessGroup:
         return self._group
@@ -174,12 +191,16 @@ def _silent(rank: Rank) -> Iterator[Any]:
     import torch.testing._internal.distributed.fake_pg  # importing it registers the backend "fake"
 
     # Named by device: torch knows the fake backend for its own devices only.
-    group = dist.new_group(backend=f"{rank.device.type}:fake")
-    assert isinstance(group, dist.ProcessGroup)
+    backend = f"{rank.device.type}:fake"
+    everyone = dist.new_group(backend=backend)
+    makes_groups: Any = dist.new_subgroups_by_enumeration
+    alone, _ = makes_groups([[each] for each in range(rank.world_size)], backend=backend)
+    assert isinstance(everyone, dist.ProcessGroup)
     # What is gathered from nobody is whatever memory held: denormal numbers would make a CPU's products slow.
     torch.set_flush_denormal(True)
     try:
-        yield _SilentRank(rank, group)
+        yield _SilentRank(rank, everyone, alone)
     finally:
         torch.set_flush_denormal(False)
-        dist.destroy_process_group(group)
+        for group in (everyone, alone):
+            dist.destroy_process_group(group)

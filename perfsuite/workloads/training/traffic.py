@@ -24,6 +24,7 @@ from perfsuite.workloads.training.traffic_replay import Key, Replay, key_of
 _WARM_STEPS = 2
 """The first makes the optimizer's state, after it DDP makes its buckets anew."""
 _STAMPED_STEPS = 5
+_TOLD_PROBLEMS = 6
 
 
 class TrafficStep(Observed):
@@ -97,19 +98,17 @@ def difference(mine: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -
     Bytes of uneven collectives follow from the data: they are compared as the sum over all ranks.
     """
     form, posted = mine["form"], mine["posted"]
+    problems = []
     for key in sorted({*form, *posted}):
         calls, size, even = form.get(key, (0, 0, True))
-        counted = posted.get(key, (0, 0, True))
+        counted, sent, _ = posted.get(key, (0, 0, True))
         if not even:
-            size = sum(one["form"].get(key, (0, 0))[1] for one in everyone)
-            counted = (counted[0], sum(one["posted"].get(key, (0, 0))[1] for one in everyone))
-        if (calls, size) != (counted[0], counted[1]):
+            size, sent = (sum(one[told].get(key, (0, 0))[1] for one in everyone) for told in ("form", "posted"))
+        if (calls, size) != (counted, sent):
             where = " of all ranks" if not even else ""
-            return (
-                f"traffic {key} of one step: expected {calls} calls of {size} bytes{where} by the strategy's closed "
-                f"form, got {counted[0]} of {counted[1]}"
-            )
-    return ""
+            problems.append(f"{key} {counted} calls of {sent} bytes{where} and not {calls} of {size}")
+    said = "; ".join(problems[:_TOLD_PROBLEMS])
+    return f"one step posts, against the strategy's closed form, {said}" if problems else ""
 
 
 def traffic_of(posted: Sequence[Posted], seconds: Mapping[Posted, float], uneven: frozenset[Key]) -> list[Traffic]:

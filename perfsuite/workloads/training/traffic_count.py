@@ -10,7 +10,7 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -59,7 +59,7 @@ _NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 """nccl-tests' names of torch's operators in ``c10d`` and ``_c10d_functional``."""
-_WITHOUT_MESSAGE = ("barrier", "monitored_barrier_", "wait_tensor", "check_for_nan")
+_WITHOUT_MESSAGE = ("barrier", "monitored_barrier_")
 _SPREADS_PARAMETERS = ("torch.distributed.fsdp.", "torch.distributed._composable.")
 """Modules of torch that gather parameters and reduce gradients, whichever axes they do it along."""
 
@@ -127,15 +127,16 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         operator = func._schema.name.partition("::")[2]
-        if operator in _WITHOUT_MESSAGE:
+        given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+        given.update(kwargs)
+        communicates = given.keys() & {"process_group", "group_name"}
+        if not communicates or operator in _WITHOUT_MESSAGE:
             return
         if operator not in _NAMES:
             raise UnsupportedCase(
                 f"torch's operator {func} communicates in a way that nobody counts; leave out 'traffic'"
             )
-        given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
-        given.update(kwargs)
-        group = _group_of(given.get("process_group", given.get("group_name")))
+        group = _group_of(given[communicates.pop()])
         if dist.get_backend(group).rpartition(":")[2] == "fake":
             return
         ranks = tuple(sorted(dist.get_process_group_ranks(group)))
@@ -186,7 +187,7 @@ def axes_by_ranks(shape: MeshShape, rank: int) -> Mapping[tuple[int, ...], str]:
 
 
 def _spreads_parameters() -> bool:
-    frame = sys._getframe(3)
+    frame: FrameType | None = sys._getframe(3)
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith(_SPREADS_PARAMETERS):
             return True

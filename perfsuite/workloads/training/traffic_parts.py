@@ -103,7 +103,7 @@ class _Mark(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         parts, name, begins = ctx.mark
         gradient = _arrived(gradient)
         (parts.leave if begins else parts.enter)(name, backward=True)
