@@ -17,7 +17,7 @@ _HALF = 2
 def ddp_traffic(plan: Plan, shape: MeshShape, *, bucket_bytes: float, item_bytes: int = _FP32) -> Tally | None:
     """All gradients once, in buckets; None for models whose shapes nobody tells.
 
-    Gradients are ready in the reverse order of the parameters; buckets are filled in the parameters' dtype.
+    Gradients are ready in the reverse order of the forward; bucket limits count the parameters' own bytes.
 
     >>> from perfsuite.models import find
     >>> plan = Plan(model=find("gpt2", {}), dtype="fp32", micro_batch_size=1)
@@ -54,7 +54,7 @@ def fsdp_traffic(plan: Plan, shape: MeshShape, *, reshard: bool, mixed_precision
     >>> plan = Plan(model=find("llama2-tiny", {}), dtype="fp32", micro_batch_size=1)
     >>> calls = fsdp_traffic(plan, MeshShape.of(dp=2), reshard=True, mixed_precision=False)
     >>> [(call.collective, call.calls, call.message_bytes) for call in calls]
-    [('all_gather', 5, 3398144), ('reduce_scatter', 3, 1961472)]
+    [('all_gather', 5, 3428864), ('reduce_scatter', 3, 1976832)]
     """
     shapes = find_shapes(plan.model)
     if shapes is None:
@@ -73,7 +73,7 @@ def fsdp_traffic(plan: Plan, shape: MeshShape, *, reshard: bool, mixed_precision
 
 
 def _all(shapes: ParameterShapes, layers: int) -> Sequence[tuple[int, ...]]:
-    """Every parameter of the model once, in the order of the module."""
+    """Every parameter of the model once, in the order of a forward."""
     last = {name: each for name, each in shapes.last.items() if name != shapes.tied}
     return [*shapes.first.values(), *list(shapes.block.values()) * layers, *last.values()]
 

@@ -1,4 +1,4 @@
-"""Shapes of the parameters of language models without torch, in the order in which the modules hold them."""
+"""Shapes of the parameters of language models without torch, in the order of a forward."""
 
 from __future__ import annotations
 

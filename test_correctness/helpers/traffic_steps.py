@@ -1,0 +1,100 @@
+"""What tests of traffic run on ranks: known collectives under the count, and strategies that are told wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+from perfsuite.strategies.ddp import Ddp
+
+CALLS = 2
+ROWS = 12
+
+
+def known_collectives(rank):
+    """Every kind of collective along tp of dp2-tp2, once as torch.distributed has it, once as DTensor uses it."""
+    from perfsuite.platforms.clocks import PerfCounterClock
+    from perfsuite.workloads.training.traffic import traffic_of
+    from perfsuite.workloads.training.traffic_count import Counting
+    from perfsuite.workloads.training.traffic_parts import Parts
+    from perfsuite.workloads.training.traffic_replay import Replay, key_of
+
+    parts = Parts(PerfCounterClock())
+
+    def step():
+        with Counting(rank.shape, rank.rank, parts) as counting:
+            with parts.inside("attention"):
+                for post in (_plain, _functional):
+                    post(rank)
+            _elsewhere(rank)
+        uneven = frozenset(key_of(each) for each in counting.posted if each.collective == "all_to_all")
+        seconds = Replay(rank.device, PerfCounterClock(), uneven).seconds(counting.posted)
+        rank.keep_traffic(traffic_of(counting.posted, seconds, uneven), [], place=str(rank.rank))
+
+    return step
+
+
+def _splits(rank):
+    """Rows to each rank of tp: 1 and 11 from the first, 5 and 7 from the second."""
+    sent = ([1, 11], [5, 7])
+    mine = rank.shape.coordinates(rank.rank)["tp"]
+    return [each[mine] for each in sent], sent[mine]
+
+
+def _plain(rank):
+    import torch
+    import torch.distributed as dist
+
+    group, peers = rank.group("tp"), dist.get_process_group_ranks(rank.group("tp"))
+    rows, half = torch.ones(ROWS, 5), torch.ones(ROWS // 2, 5)
+    dist.all_reduce(rows, group=group)
+    dist.all_gather_into_tensor(rows, half, group=group)
+    dist.reduce_scatter_tensor(half, rows, group=group)
+    received, sent = _splits(rank)
+    dist.all_to_all_single(torch.empty(sum(received), 5), rows, received, sent, group=group)
+    dist.broadcast(rows.bfloat16(), peers[1], group=group)
+    other = next(peer for peer in peers if peer != rank.rank)
+    operations = [
+        dist.P2POp(dist.isend, rows, other, group),
+        dist.P2POp(dist.irecv, torch.empty(ROWS, 5), other, group),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def _functional(rank):
+    import torch
+    import torch.distributed._functional_collectives as functional
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    group, mesh, rows = rank.group("tp"), rank.mesh["tp"], torch.ones(ROWS, 5)
+    partial = DTensor.from_local(rows, mesh, [Partial()], run_check=False)
+    partial.redistribute(placements=[Replicate()]).to_local().sum()
+    scattered = partial.redistribute(placements=[Shard(0)])
+    scattered.redistribute(placements=[Replicate()]).to_local().sum()
+    received, sent = _splits(rank)
+    functional.wait_tensor(functional.all_to_all_single(rows, received, sent, group))
+    functional.wait_tensor(functional.broadcast(rows.bfloat16(), 1, group))
+
+
+def _elsewhere(rank):
+    """Outside of any part: along dp, which is data parallelism, along both axes, and on a group that sends nothing."""
+    import torch
+    import torch.distributed as dist
+    import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
+
+    dist.all_reduce(torch.ones(3), group=rank.group("dp"))
+    dist.all_reduce(torch.ones(3, dtype=torch.float64), group=rank.group())
+    dist.all_reduce(torch.ones(3), group=dist.new_group(backend="cpu:fake"))
+    dist.barrier(group=rank.group("tp"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misjudged(Ddp):
+    """DDP whose closed form says one call too many."""
+
+    name: ClassVar[str] = "misjudged"
+
+    def traffic(self, plan, shape, rank):
+        return tuple(dataclasses.replace(call, calls=call.calls + 1) for call in super().traffic(plan, shape, rank))

@@ -1,0 +1,194 @@
+"""Traffic of real ranks: known collectives are counted exactly, and steps post what their closed forms say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfsuite.errors import WrongResult
+from perfsuite.mesh import MeshShape
+from perfsuite.platforms import families
+from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.workload import Budget, FunctionWorkload
+from perfsuite.workloads.training.train_step import TrainStep
+from test_correctness.helpers import traffic_steps
+
+ROOT = Path(__file__).parent.parent
+ONCE = Budget(smoke=True, timeout_s=300.0)
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    transport = LocalTransport(
+        start_method="fork",
+        preload=(
+            "torch",
+            "torch.distributed.fsdp",
+            "torch.distributed.pipelining",
+            "torch.distributed.tensor.parallel",
+            "torch._dynamo",
+            "perfsuite.runtime.ranks.worker",
+        ),
+        log_directory=tmp_path_factory.mktemp("logs"),
+    )
+    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
+    yield driver
+    driver.close()
+
+
+def run(driver, workload, ranks, *, shape=None, purpose="traffic"):
+    return driver.run(Job(workload=workload, world_size=ranks, shape=shape, budget=ONCE, purpose=purpose))
+
+
+def told(measurement):
+    return {(each.axis, each.collective, each.part): (each.calls, each.message_bytes) for each in measurement.traffic}
+
+
+def step(mesh="", **case):
+    case = {"model": "llama2-tiny", "strategy": "hybrid", "mesh": mesh, "builds": ("traffic",), **case}
+    return TrainStep(**case)
+
+
+def posted(driver, workload, ranks=2):
+    shape = MeshShape.parse(workload.mesh) if workload.mesh else MeshShape.of(dp=ranks)
+    return told(run(driver, workload, shape.world_size, shape=shape))
+
+
+# -- counting ----------------------------------------------------------------------------------------------------
+
+
+def test_known_collectives_are_counted_exactly(driver):
+    workload = FunctionWorkload(function=traffic_steps.known_collectives)
+    found = run(driver, workload, 4, shape=MeshShape.parse("dp2-tp2"), purpose="time")
+    rows = 12 * 5 * 4  # bytes of 12 rows of 5 fp32 numbers
+    assert {
+        ("tp", "all_reduce", "attention"): (2, 2 * rows),
+        # torch.distributed gathers 12 rows of two halves, DTensor the scattered 12 rows.
+        ("tp", "all_gather", "attention"): (2, 2 * rows),
+        ("tp", "reduce_scatter", "attention"): (2, 2 * rows),
+        ("tp", "all_to_all", "attention"): (2, 2 * rows),
+        ("tp", "broadcast", "attention"): (2, 2 * rows // 2),
+        ("tp", "send", "attention"): (1, rows),
+        ("tp", "receive", "attention"): (1, rows),
+        ("dp", "all_reduce", "data"): (1, 12),
+        ("dp-tp", "all_reduce", "other"): (1, 24),
+    } == told(found)
+    assert all(each.ranks == (4 if each.axis == "dp-tp" else 2) for each in found.traffic)
+    assert {("all_to_all", True)} == {(each.collective, each.uneven) for each in found.traffic if each.uneven}
+    assert all(each.time_s > 0 for each in found.traffic if each.collective != "receive")
+
+
+# -- closed forms ------------------------------------------------------------------------------------------------
+# Every build compares what each rank posts with its closed form; here are the numbers that both should be.
+
+WHOLE = 64 * 128 * 4
+"""Bytes of the features of one sample of llama2-tiny and gpt2-tiny."""
+BLOCK = 4 * (128 * (2 * 128 + 2 * 64 + 3 * 344) + 2 * 128)
+"""Bytes of a layer of llama2-tiny."""
+REST = 4 * (2 * 512 + 1) * 128
+
+
+def test_ddp_sends_every_gradient_once_in_buckets(driver):
+    whole = 4 * step(strategy="ddp").find_model().parameters
+    found = posted(driver, step(strategy="ddp", accumulation=2))
+    assert {("dp", "all_reduce", "data"): (1, whole)} == found
+    small = posted(driver, step(strategy="ddp", model="gpt2-tiny", options={"bucket_mib": 0.1}, checkpointing="full"))
+    (calls, size) = small["dp", "all_reduce", "data"]
+    assert (7, 4 * step(strategy="ddp", model="gpt2-tiny").find_model().parameters) == (calls, size)
+
+
+def test_the_optimizer_that_is_spread_sends_every_value(driver):
+    found = posted(driver, step(strategy="zero_redundancy"))
+    assert found["dp", "all_reduce", "data"][1] == found["dp", "broadcast", "data"][1] == 2 * BLOCK + REST
+    assert 2 * 9 + 3 == found["dp", "broadcast", "data"][0]
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_fsdp_gathers_what_it_freed(driver, reshard):
+    found = posted(driver, step(strategy="fsdp", options={"reshard": reshard}))
+    times = 2 if reshard else 1
+    assert (2 * times + 1, 2 * times * BLOCK + REST) == found["dp", "all_gather", "data"]
+    assert (3, 2 * BLOCK + REST) == found["dp", "reduce_scatter", "data"]
+
+
+def test_copies_of_what_is_spread_are_summed(driver):
+    found = posted(driver, step("dp_replicate2-dp_shard2", strategy="fsdp"))
+    assert (3, (2 * BLOCK + REST) // 2) == found["dp_replicate", "all_reduce", "data"]
+
+
+def test_tensor_parallel_steps(driver):
+    found = posted(driver, step("tp2", checkpointing="full"))
+    assert (6, 6 * WHOLE) == found["tp", "all_gather", "attention"] == found["tp", "reduce_scatter", "attention"]
+    assert (6, 6 * WHOLE) == found["tp", "all_gather", "mlp"]
+    assert (4, 4 * WHOLE) == found["tp", "reduce_scatter", "mlp"]
+    found = posted(driver, step("tp2", model="gpt2-tiny", options={"sequence_parallel": False}))
+    assert (4, 4 * WHOLE) == found["tp", "all_reduce", "attention"] == found["tp", "all_reduce", "mlp"]
+
+
+def test_a_pipeline_of_tensor_parallel_stages(driver):
+    found = posted(driver, step("pp2-tp2", accumulation=2, model="gpt2-tiny"), 4)
+    assert (2 + 1, 2 * WHOLE // 2 + 4 * 512 * 128 // 2) == found["pp", "send", "pipeline"]
+
+
+def test_a_closed_form_that_is_not_what_is_posted_fails(driver):
+    workload = step(strategy="test_correctness.helpers.traffic_steps:Misjudged")
+    with pytest.raises(
+        WrongResult, match=r"dp / all_reduce / data 1 calls of \d+ bytes and not 2 of .* \(found by rank 0\)"
+    ):
+        run(driver, workload, 2)
+
+
+MESHES = (
+    *("tp2", "tp4", "cp2", "cp4", "dp2", "dp3", "dp2-tp2", "cp2-tp2", "dp2-cp2", "pp2-tp2", "pp2-cp2", "pp2-dp2"),
+    *("dp2-cp2-tp2", "pp2-dp2-tp2", "pp2-cp2-tp2", "pp4-tp2", "dp_replicate2-dp_shard2-tp2", "dp4-tp2"),
+)
+
+
+@st.composite
+def steps(draw):
+    """Training steps of language models on meshes of up to eight ranks."""
+    shape = MeshShape.parse(draw(st.sampled_from(MESHES)))
+    names = {name for name, size in shape.axes if size > 1}
+    options = {}
+    if "tp" in names:
+        options["sequence_parallel"] = draw(st.sampled_from([True, True, False]))
+        options["loss_parallel"] = draw(st.sampled_from([True, True, False]))
+    if "cp" in names:
+        options["context"] = draw(st.sampled_from(["zigzag", "ring", "ulysses"]))
+    if names - {"pp", "tp"}:
+        options["data"] = draw(st.sampled_from(["shard", "shard", "replicate"]))
+    count, layers = 1, 2
+    if "pp" in names:
+        count, layers = draw(st.sampled_from([2, 4])), 5
+        options["schedule"] = draw(st.sampled_from(["1f1b", "gpipe", "interleaved_1f1b"]))
+    else:
+        count = draw(st.sampled_from([1, 2]))
+    model = draw(st.sampled_from(["llama2-tiny", "gpt2-tiny"]))
+    heads = {"width": 128, "heads": 16} | ({"kv_heads": draw(st.sampled_from([8, 16]))} if model[0] == "l" else {})
+    return TrainStep(
+        model=model,
+        strategy="hybrid",
+        mesh=str(shape),
+        overrides={"layers": layers, **heads},
+        options=options,
+        accumulation=count,
+        micro_batch_size=draw(st.sampled_from([1, 2])),
+        dtype=draw(st.sampled_from(["fp32", "fp32", "bf16"])),
+        checkpointing=draw(st.sampled_from(["none", "none", "full"])),
+        builds=("traffic",),
+    )
+
+
+@SLOW
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps())
+def test_every_rank_of_a_random_mesh_posts_its_closed_form(driver, workload):
+    shape = MeshShape.parse(workload.mesh)
+    measurement = run(driver, workload, shape.world_size, shape=shape)
+    assert measurement.traffic
+    assert {each.name for each in measurement.components} >= {"attention", "mlp", "other"}
