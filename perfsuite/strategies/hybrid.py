@@ -67,7 +67,6 @@ class Hybrid(Strategy):
         "torch.distributed.tensor.parallel",
     )
     axes: ClassVar[tuple[str, ...]] = AXES
-    ignorable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         find_schedule(self.order)

@@ -1,0 +1,111 @@
+"""Traffic on simulated devices: times of collectives and parts are what the cost model says, to the nanosecond."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsuite.collectives import busbw_factor
+from perfsuite.mesh import MeshShape
+from perfsuite.session import Case
+from perfsuite.workloads.training.train_step import TrainStep
+from simmusa.costs import Costs
+from test_correctness.helpers.simmusa_ranks import QUICK, TRAINING, opened, require_built
+
+MESSAGES = Costs(alpha_ns=1_000_000, link_bytes_per_s=1e9)
+"""Only messages take time: a byte a nanosecond."""
+PRODUCTS = Costs(flops_per_s={"fp32": 1e9}, alpha_ns=1_000_000, link_bytes_per_s=1e9)
+"""And an operation as long as a byte."""
+PRELOAD = (*TRAINING, "torch.distributed.tensor.parallel", "torch.distributed.pipelining")
+EXACT = 1e-9
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A step of llama2-tiny on a mesh at some prices, its traffic build included."""
+    require_built()
+
+    def measure(mesh, costs, **case):
+        case = {"model": "llama2-tiny", "strategy": "hybrid", "mesh": mesh, "builds": ("traffic",), **case}
+        case["overrides"] = {"kv_heads": 4}
+        workload, shape = TrainStep(**case), MeshShape.parse(mesh)
+        with opened(costs, tmp_path_factory.mktemp("ranks"), PRELOAD) as session:
+            name = f"test_it[s4000-{mesh}]"
+            return session.run(
+                Case(id=name, workload=workload, world_size=shape.world_size, budget=QUICK, platform="s4000")
+            )
+
+    return measure
+
+
+def closed_form(result):
+    """What one rank posts, and its (calls, bytes, seconds) by axis at the prices of MESSAGES."""
+    parameters = {name: value for name, value in result.parameters.items() if name != "builds"}
+    workload, shape = TrainStep(**parameters), MeshShape.parse(result.parameters["mesh"])
+    return workload.find_strategy().traffic(workload.plan(shape), shape, 0)
+
+
+def seconds(calls):
+    """A byte takes a nanosecond, a call a millisecond more."""
+    return sum(call.calls * 1e-3 + call.message_bytes * 1e-9 for call in calls)
+
+
+def metric(result, name):
+    return result.metric(name).value
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ("tp2", {}),
+        pytest.param("tp4", {}, marks=pytest.mark.slow),
+        ("dp2", {"reshard": False}),
+        pytest.param("tp2", {"sequence_parallel": False}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_of_messages_takes_its_closed_form(measured, mesh, options):
+    result = measured(mesh, MESSAGES, options=options)
+    form = closed_form(result)
+    assert pytest.approx(seconds(form), rel=EXACT) == result.median_s
+    assert pytest.approx(seconds(form), rel=EXACT) == metric(result, "communication_time_s")
+    assert sum(call.message_bytes for call in form) == metric(result, "communication_bytes")
+    axis, ranks = mesh[:2], int(mesh[2])
+    moved = sum(call.message_bytes * busbw_factor(call.collective, ranks) for call in form)
+    assert pytest.approx(moved / seconds(form) / 1e9, rel=EXACT) == metric(result, f"{axis}_busbw_gb_per_s")
+    assert pytest.approx(0.0, abs=1e-12) == metric(result, "compute_time_s")
+    assert pytest.approx(100.0) == metric(result, "communication_percent")
+
+
+def test_products_are_the_time_of_the_part_that_computes_them(measured):
+    result = measured("tp2", PRODUCTS)
+    model = TrainStep(model="llama2-tiny", overrides=result.parameters["overrides"]).find_model()
+    tokens, layers = model.tokens_per_sample, model.layers
+    attention = 2 * tokens * model.width * (2 * model.width + 2 * model.key_width) + 4 * tokens**2 * model.width
+    mlp = 2 * tokens * 3 * model.width * model.hidden
+    components = {each.name: each for each in result.measurement.components}
+    # Each rank has half of both; a backward has twice the products of a forward.
+    assert pytest.approx(3 * layers * mlp / 2 * 1e-9, rel=EXACT) == components["mlp"].compute_s
+    assert pytest.approx(3 * layers * attention / 2 * 1e-9, rel=EXACT) == components["attention"].compute_s
+    form = closed_form(result)
+    for name in ("attention", "mlp"):
+        sent = seconds([call for call in form if call.part == name])
+        assert pytest.approx(sent, rel=EXACT) == components[name].communication_s
+
+
+def times(result):
+    return {(each.axis, each.collective, each.part): each.time_s for each in result.measurement.traffic}
+
+
+@pytest.mark.slow
+def test_a_slowed_collective_shows_in_its_axis_and_part_alone(measured):
+    options = {"sequence_parallel": False}
+    plain = times(measured("dp2-tp2", MESSAGES, options=options))
+    slowed = times(
+        measured(
+            "dp2-tp2", Costs(alpha_ns=1_000_000, link_bytes_per_s=1e9, slow={"mccl::allgather": 3.0}), options=options
+        )
+    )
+    gathers = {key for key in plain if key[1] == "all_gather"}
+    assert {("dp", "all_gather", "data")} == gathers
+    assert {
+        key: pytest.approx(time_s * (3 if key in gathers else 1), rel=EXACT) for key, time_s in plain.items()
+    } == slowed
