@@ -76,10 +76,6 @@ from test_correctness.helpers.pipelines import staged
             {"mesh": "pp2", "schedule": "zbv", "builds": ("flops",)},
             "builds: torch counts no operations of backwards in two parts, as schedule zbv has them; leave out 'flops'",
         ),
-        (
-            {"mesh": "pp2", "builds": ("exposed",)},
-            "builds: the communication of strategy hybrid cannot be made to do nothing; leave out 'exposed'",
-        ),
     ],
 )
 def test_what_cannot_be_is_named_with_the_legal_choices(case, message):

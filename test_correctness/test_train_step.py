@@ -213,6 +213,15 @@ def test_operations_are_counted_as_they_run(driver):
     assert counted == workload.work(MeshShape.of()).flops[EXACT] + 2 * fifth
 
 
+@pytest.mark.parametrize(
+    ("strategy", "mesh"), [("zero2", ""), ("fsdp", "dp_replicate2-dp_shard2"), ("hybrid", "pp2-dp2")]
+)
+def test_what_cannot_be_silent_exposes_nothing_on_a_cpu(driver, strategy, mesh):
+    workload = TrainStep(model="gpt2-tiny", strategy=strategy, mesh=mesh, builds=("exposed",))
+    found = records(run(driver, workload, 4 if mesh else 2, budget=ONCE, purpose="exposed"))
+    assert {"exposed_without_silent": 1.0} == found
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero_redundancy"])
 def test_exposed_communication_comes_with_its_interval(driver, strategy):
     workload = TrainStep(model="gpt2-tiny", strategy=strategy)
