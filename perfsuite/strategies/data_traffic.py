@@ -64,7 +64,7 @@ def fsdp_traffic(plan: Plan, shape: MeshShape, *, reshard: bool, mixed_precision
     ranks = shape.size(shard)
     gathered = _HALF if mixed_precision else _FP32
     root = list(shapes.root(first=True, last=True).values())
-    units = [(list(shapes.block.values()), 2 if reshard else 1)] * plan.model.layers + [(root, 1)]
+    units = [(list(shapes.layer.values()), 2 if reshard else 1)] * plan.model.layers + [(root, 1)]
     for unit, gathers in units:
         tally.add(_axis(shape, shard), "all_gather", DATA, times * gathers, padded_bytes(unit, ranks, gathered))
         tally.add(_axis(shape, shard), "reduce_scatter", DATA, 1, padded_bytes(unit, ranks, _FP32))
@@ -75,7 +75,7 @@ def fsdp_traffic(plan: Plan, shape: MeshShape, *, reshard: bool, mixed_precision
 def _all(shapes: ParameterShapes, layers: int) -> Sequence[tuple[int, ...]]:
     """Every parameter of the model once, in the order of a forward."""
     last = {name: each for name, each in shapes.last.items() if name != shapes.tied}
-    return [*shapes.first.values(), *list(shapes.block.values()) * layers, *last.values()]
+    return [*shapes.first.values(), *list(shapes.layer.values()) * layers, *last.values()]
 
 
 def _axis(shape: MeshShape, name: str) -> str:

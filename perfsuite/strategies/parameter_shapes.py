@@ -30,6 +30,11 @@ class ParameterShapes:
     tied: str = ""
     """Name of the parameter that ``first`` and ``last`` both have."""
 
+    @property
+    def layer(self) -> Shapes:
+        """All of a layer."""
+        return {**self.block, **self.experts}
+
     def root(self, *, first: bool, last: bool) -> Shapes:
         """What a stage holds beside its layers, a tied parameter once."""
         return {**(self.first if first else {}), **(self.last if last else {})}
@@ -74,7 +79,10 @@ def _gpt(model: Gpt) -> ParameterShapes:
 
 
 def _llama(model: Llama) -> ParameterShapes:
-    width, keys, hidden = model.width, model.key_width, model.hidden
+    """With experts a layer has a router, and instead of its MLP as many of them, their matrices (in, out)."""
+    width, keys, hidden, experts = model.width, model.key_width, model.hidden, model.experts
+    mlp = {"gate": (hidden, width), "expand": (hidden, width), "contract": (width, hidden)}
+    dense = {f"mlp.{name}.weight": shape for name, shape in mlp.items()}
     return ParameterShapes(
         first={"tokens.weight": (model.words, width)},
         block={
@@ -84,10 +92,9 @@ def _llama(model: Llama) -> ParameterShapes:
             "attention.value.weight": (keys, width),
             "attention.project.weight": (width, width),
             "norm2.weight": (width,),
-            "mlp.gate.weight": (hidden, width),
-            "mlp.expand.weight": (hidden, width),
-            "mlp.contract.weight": (width, hidden),
+            **({"mlp.router.weight": (experts, width)} if experts else dense),
         },
+        experts={f"mlp.experts.{name}": (experts, into, out) for name, (out, into) in mlp.items()} if experts else {},
         last={"norm.weight": (width,), "output.weight": (model.words, width)},
     )
 
