@@ -38,21 +38,27 @@ class DataParallel:
             plan.half or any(shape.size(axis) > 1 for axis in ("dp_replicate", *axes)) for axes in (shared, own)
         )
         self._kept: set[nn.Parameter] = set()
+        self._reshard = reshard
         if self.active:
-            self._spread = _spreader(rank, plan, replicate=replicate, reshard=reshard)
+            self._spread = _spreader(rank, plan, replicate=replicate)
             self._mesh = _mesh(rank, shared, replicate=replicate)
             self._own_mesh = _mesh(rank, own, replicate=replicate)
 
-    def spread(self, part: nn.Module, experts: Iterable[nn.Module] = ()) -> None:
-        """Spread a layer with its experts, or what the module has beside its layers."""
+    def spread(self, layer: nn.Module, experts: Iterable[nn.Module] = ()) -> None:
+        """Spread a layer with its experts."""
         if not self.active:
             return
         for owned in experts:
             if self._spreads_experts:
-                self._spread(owned, self._own_mesh, set())
+                self._spread(owned, self._own_mesh, set(), self._reshard)
             else:
                 self._kept.update(owned.parameters())
-        self._spread(part, self._mesh, self._kept)
+        self._spread(layer, self._mesh, self._kept, self._reshard)
+
+    def spread_rest(self, module: nn.Module) -> None:
+        """Spread what the module has beside its layers: its backward comes right after its forward, so it stays."""
+        if self.active:
+            self._spread(module, self._mesh, self._kept, False)
 
 
 def _mesh(rank: Rank, axes: tuple[str, ...], *, replicate: bool) -> DeviceMesh:
@@ -69,7 +75,7 @@ def _mesh(rank: Rank, axes: tuple[str, ...], *, replicate: bool) -> DeviceMesh:
     return sliced
 
 
-def _spreader(rank: Rank, plan: Plan, *, replicate: bool, reshard: bool) -> Any:
+def _spreader(rank: Rank, plan: Plan, *, replicate: bool) -> Any:
     api = fsdp_api(rank)
     options: dict[str, Any] = {}
     if plan.half:
@@ -80,7 +86,7 @@ def _spreader(rank: Rank, plan: Plan, *, replicate: bool, reshard: bool) -> Any:
         )
     copies = _replicate() if replicate else None
 
-    def spread(part: nn.Module, mesh: DeviceMesh, kept: set[nn.Parameter]) -> None:
+    def spread(part: nn.Module, mesh: DeviceMesh, kept: set[nn.Parameter], reshard: bool) -> None:
         ignored = kept & set(part.parameters())
         extra = {**options, **({"ignored_params": ignored} if ignored else {})}
         if copies is not None:

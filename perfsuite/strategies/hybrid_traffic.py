@@ -175,10 +175,11 @@ class HybridTraffic:
         """What FSDP2 gathers and reduces, and the gradients of what tensor parallelism leaves whole."""
         root = self.shapes.root(first=first, last=last)
         blocks = {f"blocks.*.{name}": shape for name, shape in self.shapes.block.items()}
-        gathers = self.plan.accumulation * (2 if self.reshard else 1) if self.schedule is None else 1
-        for unit, count in ((blocks, len(layers)), (root, 1)):
+        once = 1 if self.schedule else self.plan.accumulation
+        gathers = once * (2 if self.reshard else 1)
+        for unit, count, times in ((blocks, len(layers), gathers), (root, 1, once)):
             for _ in range(count):
-                self._add_unit(tally, self._split(unit), ("ep", "cp"), gathers)
+                self._add_unit(tally, self._split(unit), ("ep", "cp"), times)
                 for name, shape in unit.items():
                     if self.sequence_parallel and self._is_summed(name):
                         tally.add(self._axis("tp"), "all_reduce", OTHER, 1, math.prod(shape) * self._item)

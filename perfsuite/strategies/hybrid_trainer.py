@@ -234,7 +234,7 @@ def _build(rank: Rank, plan: Plan, options: Hybrid, layers: range) -> LanguageMo
     materialize(module, rank.device, seed=plan.seed)
     if parallel:
         parallel.split_ends(module)
-    spreader.spread(module)
+    spreader.spread_rest(module)
     return module
 
 
