@@ -22,11 +22,11 @@ from perfsuite.runtime.driver import Job
 from perfsuite.runtime.traffic import join_components, join_traffic
 from perfsuite.strategies import Plan, find
 from perfsuite.strategies.parameter_shapes import find_shapes
+from perfsuite.strategies.traffic_count import Posted
+from perfsuite.strategies.traffic_parts import Parts, mark
 from perfsuite.workload import Budget
 from perfsuite.workloads.training.names import BUILDS
 from perfsuite.workloads.training.traffic import components_of, difference, traffic_of
-from perfsuite.workloads.training.traffic_count import Posted
-from perfsuite.workloads.training.traffic_parts import Parts, mark
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.scripted_driver import measurement
 
@@ -36,10 +36,11 @@ from test_correctness.helpers.scripted_driver import measurement
     [
         "strategies.traffic",
         "strategies.data_traffic",
+        "strategies.hybrid_traffic",
         "strategies.parameter_shapes",
         "metrics.traffic",
         "workloads.training.exposed",
-        "workloads.training.traffic_count",
+        "strategies.traffic_count",
     ],
 )
 def test_worked_numbers(name):

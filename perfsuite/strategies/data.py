@@ -17,10 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from perfsuite.errors import UnsupportedCase
 from perfsuite.strategies.base import Plan
 from perfsuite.strategies.fsdp import fsdp_api
+from perfsuite.strategies.hybrid_sizes import SHARDED
 from perfsuite.workload import DTYPES, Rank
-
-SHARDED = ("dp", "dp_shard")
-"""Axes of data parallelism along which parameters are spread; dp_replicate keeps copies."""
 
 
 class DataParallel:

@@ -15,10 +15,10 @@ ROWS = 12
 def known_collectives(rank):
     """Every kind of collective along tp of dp2-tp2, once as torch.distributed has it, once as DTensor uses it."""
     from perfsuite.platforms.clocks import PerfCounterClock
+    from perfsuite.strategies.traffic_count import Counting
+    from perfsuite.strategies.traffic_parts import Parts
+    from perfsuite.strategies.traffic_replay import Replay
     from perfsuite.workloads.training.traffic import traffic_of
-    from perfsuite.workloads.training.traffic_count import Counting
-    from perfsuite.workloads.training.traffic_parts import Parts
-    from perfsuite.workloads.training.traffic_replay import Replay, key_of
 
     parts = Parts(PerfCounterClock())
 
@@ -28,7 +28,7 @@ def known_collectives(rank):
                 for post in (_plain, _functional):
                     post(rank)
             _elsewhere(rank)
-        uneven = frozenset(key_of(each) for each in counting.posted if each.collective == "all_to_all")
+        uneven = frozenset(each.key for each in counting.posted if each.collective == "all_to_all")
         seconds = Replay(rank.device, PerfCounterClock(), uneven).seconds(counting.posted)
         rank.keep_traffic(traffic_of(counting.posted, seconds, uneven), [], place=str(rank.rank))
 

@@ -17,6 +17,7 @@ from perfsuite.strategies import Strategy
 from perfsuite.strategies.traffic import OTHER
 from perfsuite.workload import Rank
 from perfsuite.workloads.training.agreement import raise_alike
+from perfsuite.workloads.training.clock import clock_of
 from perfsuite.workloads.training.memory import Observed
 from perfsuite.workloads.training.on_rank import TrainingStep
 from perfsuite.workloads.training.overlap import record_kernels, uncovered_share
@@ -80,7 +81,7 @@ class ExposedStep(Observed):
 
     def _require_silence(self, quiet: TrainingStep) -> None:
         """Raise WrongResult on all ranks where a step that should be silent posts on a real group; one more step."""
-        from perfsuite.workloads.training.traffic_count import Counting
+        from perfsuite.strategies.traffic_count import Counting
 
         with Counting(self.rank.shape, self.rank.rank, _Unmarked()) as counting:
             quiet.run()
@@ -91,8 +92,6 @@ class ExposedStep(Observed):
 
     def _look_at_kernels(self, real: TrainingStep) -> None:
         import torch.distributed as dist
-
-        from perfsuite.workloads.training.clock import clock_of
 
         clock = clock_of(self.rank.device)
         kernels = record_kernels(real.run, lambda: clock.wait(clock.stamp()))
@@ -109,8 +108,6 @@ class ExposedStep(Observed):
 
     def _seconds(self, run: Callable[[], None]) -> float:
         import torch.distributed as dist
-
-        from perfsuite.workloads.training.clock import clock_of
 
         dist.barrier(group=self.rank.group())
         clock = clock_of(self.rank.device)

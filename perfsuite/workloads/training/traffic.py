@@ -1,8 +1,8 @@
 """The traffic of a training step, in a build of its own that is never timed: what is sent and how long it takes.
 
-One step after warm ones is counted (:mod:`.traffic_count`) and held against the strategy's closed form; a few more are
-stamped part by part (:mod:`.traffic_parts`); then what was counted is posted again with nothing else to do
-(:mod:`.traffic_replay`).
+One step after warm ones is counted (:mod:`perfsuite.strategies.traffic_count`) and held against the strategy's closed
+form; a few more are stamped part by part (:mod:`perfsuite.strategies.traffic_parts`); then what was counted is posted
+again with nothing else to do (:mod:`perfsuite.strategies.traffic_replay`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfsuite.records import Component, Traffic
 from perfsuite.strategies.traffic import PARTS, PIPELINE, Call
 from perfsuite.workloads.training.agreement import raise_alike, texts_of_all
 from perfsuite.workloads.training.clock import clock_of
 from perfsuite.workloads.training.memory import Observed
-from perfsuite.workloads.training.traffic_count import Counting, Posted
-from perfsuite.workloads.training.traffic_parts import MarkedRank, Parts, mark
-from perfsuite.workloads.training.traffic_replay import Key, Replay, key_of
+
+if TYPE_CHECKING:
+    from perfsuite.strategies.traffic_count import Key, Posted
 
 _WARM_STEPS = 2
 """The first makes the optimizer's state, after it DDP makes its buckets anew."""
@@ -32,6 +32,10 @@ class TrafficStep(Observed):
 
     def run(self) -> None:
         """Build, count, compare, stamp, replay, and the records."""
+        from perfsuite.strategies.traffic_count import Counting
+        from perfsuite.strategies.traffic_parts import MarkedRank, Parts, mark
+        from perfsuite.strategies.traffic_replay import Replay
+
         clock = clock_of(self.rank.device)
         parts = Parts(clock)
         marked: Any = MarkedRank(self.rank, parts)
@@ -76,7 +80,7 @@ def _tally(posted: Sequence[Posted]) -> dict[str, list[Any]]:
     """Calls, bytes and whether all splits are even, by axis, collective and part."""
     tally: dict[str, list[Any]] = {}
     for each in posted:
-        entry = tally.setdefault(_name(key_of(each)), [0, 0, True])
+        entry = tally.setdefault(_name(each.key), [0, 0, True])
         entry[:] = entry[0] + 1, entry[1] + each.message_bytes, entry[2] and each.even
     return tally
 
@@ -115,7 +119,7 @@ def traffic_of(posted: Sequence[Posted], seconds: Mapping[Posted, float], uneven
     """One entry for each axis, collective and part."""
     entries: dict[Key, list[Posted]] = {}
     for each in posted:
-        entries.setdefault(key_of(each), []).append(each)
+        entries.setdefault(each.key, []).append(each)
     return [
         Traffic(
             axis=key[0],

@@ -64,6 +64,10 @@ _SPREADS_PARAMETERS = ("torch.distributed.fsdp.", "torch.distributed._composable
 """Modules of torch that gather parameters and reduce gradients, whichever axes they do it along."""
 
 
+Key = tuple[str, str, str]
+"""Axis, collective and part."""
+
+
 class Marks(Protocol):
     """Tells which part of the step runs."""
 
@@ -94,6 +98,11 @@ class Posted:
     """Elements received from and sent to each rank of an all_to_all."""
     peer: int = -1
     """Rank in the group: the other end of a message, the root of a broadcast or reduce."""
+
+    @property
+    def key(self) -> Key:
+        """What a record of traffic is kept by."""
+        return self.axis, self.collective, self.part
 
     @property
     def message_bytes(self) -> int:

@@ -15,21 +15,13 @@ import torch.distributed as dist
 
 from perfsuite.collectives import receives_first
 from perfsuite.platforms.base import Clock
-from perfsuite.workloads.training.traffic_count import Posted, find_group
+from perfsuite.strategies.traffic_count import Key, Posted, find_group
 
 _BACK_TO_BACK = 5
 """Calls between two readings of the clock."""
 _ROUNDS = 3
 """Of which the median is taken."""
 MESSAGES = ("send", "receive")
-
-Key = tuple[str, str, str]
-"""Axis, collective and part."""
-
-
-def key_of(posted: Posted) -> Key:
-    """What a record of traffic is kept by."""
-    return posted.axis, posted.collective, posted.part
 
 
 class Replay:
@@ -57,10 +49,10 @@ class Replay:
     def _collectives(self, posted: Sequence[Posted]) -> Mapping[Posted, float]:
         samples: dict[Posted, list[float]] = {}
         for each in posted:
-            if each in samples and key_of(each) not in self._uneven:
+            if each in samples and each.key not in self._uneven:
                 continue
             call = self._call(each)
-            if key_of(each) in self._uneven:
+            if each.key in self._uneven:
                 call()
                 samples.setdefault(each, []).append(self._round(call))
             else:
