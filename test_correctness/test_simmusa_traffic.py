@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from perfsuite.collectives import busbw_factor
@@ -21,20 +23,23 @@ EXACT = 1e-9
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A step of llama2-tiny on a mesh at some prices, its traffic build included."""
+    """Measures a step of llama2-tiny on a mesh, its traffic build included; one session for all cases of a price."""
     require_built()
+    with contextlib.ExitStack() as stack:
+        sessions = {}
 
-    def measure(mesh, costs, **case):
-        case = {"model": "llama2-tiny", "strategy": "hybrid", "mesh": mesh, "builds": ("traffic",), **case}
-        case["overrides"] = {"kv_heads": 4}
-        workload, shape = TrainStep(**case), MeshShape.parse(mesh)
-        with opened(costs, tmp_path_factory.mktemp("ranks"), PRELOAD) as session:
+        def measure(mesh, costs, **case):
+            given = {"model": "llama2-tiny", "strategy": "hybrid", "builds": ("traffic",), "overrides": {"kv_heads": 4}}
+            workload, ranks = TrainStep(mesh=mesh, **{**given, **case}), MeshShape.parse(mesh).world_size
+            prices = str(costs.as_dict())
+            if prices not in sessions:
+                folder = tmp_path_factory.mktemp("ranks")
+                sessions[prices] = stack.enter_context(opened(costs, folder, PRELOAD))
             name = f"test_it[s4000-{mesh}]"
-            return session.run(
-                Case(id=name, workload=workload, world_size=shape.world_size, budget=QUICK, platform="s4000")
-            )
+            case = Case(id=name, workload=workload, world_size=ranks, budget=QUICK, platform="s4000")
+            return sessions[prices].run(case)
 
-    return measure
+        yield measure
 
 
 def closed_form(result):
@@ -75,8 +80,9 @@ def test_a_step_of_messages_takes_its_closed_form(measured, mesh, options):
     assert pytest.approx(100.0) == metric(result, "communication_percent")
 
 
+@pytest.mark.slow
 def test_products_are_the_time_of_the_part_that_computes_them(measured):
-    result = measured("tp2", PRODUCTS)
+    result = measured("tp2", PRODUCTS, builds=("traffic", "exposed"))
     model = TrainStep(model="llama2-tiny", overrides=result.parameters["overrides"]).find_model()
     tokens, layers = model.tokens_per_sample, model.layers
     attention = 2 * tokens * model.width * (2 * model.width + 2 * model.key_width) + 4 * tokens**2 * model.width
@@ -89,6 +95,10 @@ def test_products_are_the_time_of_the_part_that_computes_them(measured):
     for name in ("attention", "mlp"):
         sent = seconds([call for call in form if call.part == name])
         assert pytest.approx(sent, rel=EXACT) == components[name].communication_s
+    # Nothing overlaps: what the messages take is what a silent step saves.
+    share = 100 * seconds(form) / result.median_s
+    assert pytest.approx(share, rel=EXACT) == metric(result, "communication_percent")
+    assert pytest.approx(share, rel=EXACT) == metric(result, "exposed_communication_percent")
 
 
 def times(result):

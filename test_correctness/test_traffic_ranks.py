@@ -135,6 +135,17 @@ def test_a_pipeline_of_tensor_parallel_stages(driver):
     assert (2 + 1, 2 * WHOLE // 2 + 4 * 512 * 128 // 2) == found["pp", "send", "pipeline"]
 
 
+@SLOW
+def test_uneven_rows_are_exact_over_all_ranks(driver):
+    workload = step("dp2-ep2", model="moe-tiny")
+    found = run(driver, workload, 4, shape=MeshShape.parse("dp2-ep2"))
+    (rows,) = (each for each in found.traffic if each.collective == "all_to_all")
+    # Of each of two layers the rows to the experts and back, in the forward and in the backward, and their counts.
+    assert (2 * (4 + 1), True, "ep", "mlp") == (rows.calls, rows.uneven, rows.axis, rows.part)
+    even = 4 * 2 * 64 * 128 * 4 + 8 * 8
+    assert rows.message_bytes >= 2 * even  # the rank that has most
+
+
 def test_a_closed_form_that_is_not_what_is_posted_fails(driver):
     workload = step(strategy="test_correctness.helpers.traffic_steps:Misjudged")
     with pytest.raises(
@@ -143,40 +154,68 @@ def test_a_closed_form_that_is_not_what_is_posted_fails(driver):
         run(driver, workload, 2)
 
 
-MESHES = (
+# -- silence -----------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_step_that_posts_fails(driver):
+    workload = step(strategy="test_correctness.helpers.traffic_steps:Loud", builds=("exposed",))
+    with pytest.raises(WrongResult, match="a silent step posts 1 calls of 8 bytes on real groups: all_reduce along dp"):
+        run(driver, workload, 2, purpose="exposed")
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("mesh", "case"),
+    [
+        ("tp2", {}),
+        ("tp2", {"dtype": "bf16", "model": "gpt2-tiny"}),
+        ("cp2", {}),
+        ("cp2", {"options": {"context": "ulysses"}}),
+        ("dp2", {}),
+    ],
+)
+def test_along_one_axis_a_step_can_be_silent(driver, mesh, case):
+    workload = step(mesh, **{**case, "builds": ("exposed",)})
+    found = run(driver, workload, 2, shape=MeshShape.parse(mesh), purpose="exposed")
+    told = {record.name: record.value for record in found.records}
+    assert told["exposed_share_low"] <= told["exposed_share"] <= told["exposed_share_high"] < 1
+
+
+# -- any mesh ----------------------------------------------------------------------------------------------------
+
+DENSE = (
     *("tp2", "tp4", "cp2", "cp4", "dp2", "dp3", "dp2-tp2", "cp2-tp2", "dp2-cp2", "pp2-tp2", "pp2-cp2", "pp2-dp2"),
     *("dp2-cp2-tp2", "pp2-dp2-tp2", "pp2-cp2-tp2", "pp4-tp2", "dp_replicate2-dp_shard2-tp2", "dp4-tp2"),
+)
+EXPERTS = (
+    "ep2",
+    "tp2",
+    "cp2",
+    "dp2-ep2",
+    "ep2-tp2",
+    "ep2-cp2",
+    "ep4",
+    "pp2-ep2",
+    "pp2-ep2-tp2",
+    "dp2-ep2-tp2",
+    "ep2-cp2-tp2",
 )
 
 
 @st.composite
 def steps(draw):
     """Training steps of language models on meshes of up to eight ranks."""
-    shape = MeshShape.parse(draw(st.sampled_from(MESHES)))
+    model = draw(st.sampled_from(["llama2-tiny", "gpt2-tiny", "moe-tiny"]))
+    shape = MeshShape.parse(draw(st.sampled_from(EXPERTS if model == "moe-tiny" else DENSE)))
     names = {name for name, size in shape.axes if size > 1}
-    options = {}
-    if "tp" in names:
-        options["sequence_parallel"] = draw(st.sampled_from([True, True, False]))
-        options["loss_parallel"] = draw(st.sampled_from([True, True, False]))
-    if "cp" in names:
-        options["context"] = draw(st.sampled_from(["zigzag", "ring", "ulysses"]))
-    if names - {"pp", "tp"}:
-        options["data"] = draw(st.sampled_from(["shard", "shard", "replicate"]))
-    count, layers = 1, 2
-    if "pp" in names:
-        count, layers = draw(st.sampled_from([2, 4])), 5
-        options["schedule"] = draw(st.sampled_from(["1f1b", "gpipe", "interleaved_1f1b"]))
-    else:
-        count = draw(st.sampled_from([1, 2]))
-    model = draw(st.sampled_from(["llama2-tiny", "gpt2-tiny"]))
-    heads = {"width": 128, "heads": 16} | ({"kv_heads": draw(st.sampled_from([8, 16]))} if model[0] == "l" else {})
+    overrides = {"layers": 5 if "pp" in names else 2, **draw(sizes(model))}
     return TrainStep(
         model=model,
         strategy="hybrid",
         mesh=str(shape),
-        overrides={"layers": layers, **heads},
-        options=options,
-        accumulation=count,
+        overrides=overrides,
+        options=draw(options(names, model)),
+        accumulation=draw(st.sampled_from([2, 4] if "pp" in names else [1, 2])),
         micro_batch_size=draw(st.sampled_from([1, 2])),
         dtype=draw(st.sampled_from(["fp32", "fp32", "bf16"])),
         checkpointing=draw(st.sampled_from(["none", "none", "full"])),
@@ -184,8 +223,37 @@ def steps(draw):
     )
 
 
+@st.composite
+def sizes(draw, model):
+    """Heads that every mesh divides; fewer key heads; experts that drop and experts that do not."""
+    chosen = {"width": 128, "heads": 16}
+    if model != "gpt2-tiny":
+        chosen["kv_heads"] = draw(st.sampled_from([8, 16]))
+    if model == "moe-tiny":
+        chosen["capacity_factor"] = draw(st.sampled_from([None, None, 1.25]))
+        chosen["group_tokens"] = 16
+        chosen["balance_weight"] = draw(st.sampled_from([0.01, 0.0]))
+    return chosen
+
+
+@st.composite
+def options(draw, names, model):
+    """Those of the axes that the mesh has."""
+    chosen = {}
+    if "tp" in names:
+        chosen["sequence_parallel"] = model == "moe-tiny" or draw(st.sampled_from([True, True, False]))
+        chosen["loss_parallel"] = draw(st.sampled_from([True, True, False]))
+    if "cp" in names:
+        chosen["context"] = draw(st.sampled_from(["zigzag", "ring", "ulysses"]))
+    if names - {"pp", "tp"}:
+        chosen["data"] = draw(st.sampled_from(["shard", "shard", "replicate"]))
+    if "pp" in names:
+        chosen["schedule"] = draw(st.sampled_from(["1f1b", "gpipe", "interleaved_1f1b"]))
+    return chosen
+
+
 @SLOW
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps())
 def test_every_rank_of_a_random_mesh_posts_its_closed_form(driver, workload):
     shape = MeshShape.parse(workload.mesh)

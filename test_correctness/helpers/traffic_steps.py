@@ -98,3 +98,24 @@ class Misjudged(Ddp):
 
     def traffic(self, plan, shape, rank):
         return tuple(dataclasses.replace(call, calls=call.calls + 1) for call in super().traffic(plan, shape, rank))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loud(Ddp):
+    """DDP that sums a number over all ranks on a group of its own making."""
+
+    name: ClassVar[str] = "loud"
+
+    def build(self, rank, plan):
+        import torch
+        import torch.distributed as dist
+
+        trainer = super().build(rank, plan)
+        steps = trainer.step
+
+        def step():
+            dist.all_reduce(torch.ones(2))
+            steps()
+
+        trainer.step = step
+        return trainer
