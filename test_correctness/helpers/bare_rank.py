@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from perfsuite.mesh import MeshShape
+from perfsuite.records import Component, Traffic
 from perfsuite.workload import DTYPES, Purpose, Rank
 
 
@@ -42,6 +44,9 @@ class BareRank:
 
     def keep_timeline(self, schedule: str, *, axis: str = "pp") -> None:
         return
+
+    def keep_traffic(self, traffic: Sequence[Traffic], components: Sequence[Component], *, place: str = "") -> None:
+        self.traffic = tuple(traffic)
 
     def record(self, name: str, value: Any, *, unit: str = "", reduce: str = "max") -> None:
         self.records[name] = value
