@@ -99,8 +99,11 @@ def test_a_rank_lost_in_attention_is_named_and_the_next_case_runs(driver, method
     assert max(errors(driver, 4, method=method).values()) <= 1e-5
 
 
-def test_what_torch_cannot_spread_is_unsupported(driver):
-    with pytest.raises(
-        UnsupportedCase, match=r"context='torch': torch \S+ cannot spread attention on cpu \(.*\); choose"
-    ):
-        errors(driver, 2, method="torch")
+@pytest.mark.parametrize(
+    ("attention", "why"),
+    [("auto", "Operator .*"), ("flash", "Operator .*"), ("math", "by attention='math' there is no .*")],
+)
+def test_what_torch_cannot_spread_is_unsupported(driver, attention, why):
+    message = rf"context='torch': torch \S+ cannot spread attention on cpu \({why}\); choose zigzag or ring"
+    with pytest.raises(UnsupportedCase, match=message):
+        errors(driver, 2, method="torch", attention=attention)

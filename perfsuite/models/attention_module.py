@@ -13,7 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from perfsuite.errors import UnsupportedCase
 from perfsuite.models.attention import AttentionMethod
 
-_BACKENDS = {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
+BACKENDS = {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
+"""torch's kernels by method; auto leaves it to torch."""
 
 
 class Core(nn.Module):
@@ -32,22 +33,26 @@ class Core(nn.Module):
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
         if self.method == "auto":
             return F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
-        with sdpa_kernel(_BACKENDS[self.method]):
+        with sdpa_kernel(BACKENDS[self.method]):
             if not torch.compiler.is_compiling():
                 self._require_kernel(query, key, value)
             return F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
 
     def _require_kernel(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """A device that torch knows no kernels of computes with math whatever was chosen, and does not say so."""
-        try:
-            chosen = torch._fused_sdp_choice(query, key, value, is_causal=self.causal)
-        except RuntimeError:  # torch has kernels for the device, none of them for these tensors
-            chosen = SDPBackend.ERROR.value
-        if chosen != _BACKENDS[self.method].value:
+        if chosen_backend(query, key, value, causal=self.causal) != BACKENDS[self.method].value:
             raise UnsupportedCase(
                 f"attention={self.method!r}: torch {torch.__version__} has no such kernel on {query.device.type} for "
                 f"{query.dtype} heads of {query.shape[-1]} features; choose auto or math"
             )
+
+
+def chosen_backend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool) -> int:
+    """Which kernel torch computes these tensors with, among those that it may: a value of SDPBackend."""
+    try:
+        return int(torch._fused_sdp_choice(query, key, value, is_causal=causal))
+    except RuntimeError:  # torch has kernels for the device, none of them for these tensors
+        return int(SDPBackend.ERROR.value)
 
 
 def repeat_heads(x: torch.Tensor, heads: int) -> torch.Tensor:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from perfsuite.errors import UnsupportedCase, first_line
 from perfsuite.models.attention import AttentionMethod
-from perfsuite.models.attention_module import Core, repeat_heads
+from perfsuite.models.attention_module import BACKENDS, chosen_backend, repeat_heads
+
+
+class _Attention(nn.Module):
+    """What is spread: torch's attention and nothing else."""
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 class TorchCore(nn.Module):
@@ -19,8 +28,9 @@ class TorchCore(nn.Module):
 
     def __init__(self, mesh: DeviceMesh, *, method: AttentionMethod) -> None:
         super().__init__()
-        self.core = Core(method)
-        _spread(self.core, mesh)
+        self.method = method
+        self.spread = _Attention()
+        _spread(self.spread, mesh)
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """(B, H, S, E) queries, (B, K, S, E) keys and values of this rank's places to (B, H, S, E).
@@ -28,21 +38,29 @@ class TorchCore(nn.Module):
         Raises UnsupportedCase where torch cannot spread the kernel of this device.
         """
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-        try:
-            out = self.core(query, key, value)
-        except NotImplementedError as error:
-            raise UnsupportedCase(
-                f"context='torch': torch {torch.__version__} cannot spread attention on {query.device.type} "
-                f"({first_line(error)}); choose zigzag or ring"
-            ) from error
+        with nullcontext() if self.method == "auto" else sdpa_kernel(BACKENDS[self.method]):
+            # Plain products would run too, over tokens whose order they do not know.
+            if chosen_backend(query, key, value, causal=True) in (SDPBackend.MATH.value, SDPBackend.ERROR.value):
+                raise _unsupported(query, f"by attention={self.method!r} there is no fused kernel to spread")
+            try:
+                out = self.spread(query, key, value)
+            except NotImplementedError as error:
+                raise _unsupported(query, first_line(error)) from error
         assert isinstance(out, torch.Tensor)
         return out
+
+
+def _unsupported(query: torch.Tensor, why: str) -> UnsupportedCase:
+    return UnsupportedCase(
+        f"context='torch': torch {torch.__version__} cannot spread attention on {query.device.type} ({why}); "
+        "choose zigzag or ring"
+    )
 
 
 def _spread(core: nn.Module, mesh: DeviceMesh) -> None:
     """What torch's ``context_parallel`` does, for one module: forward and backward need no context round them."""
     attention: Any = None
-    with contextlib.suppress(ImportError):
+    with suppress(ImportError):
         from torch.distributed.tensor.experimental import _attention as attention
     if not hasattr(attention, "_ContextParallel"):
         raise UnsupportedCase(
