@@ -15,6 +15,7 @@ from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.strategies.hybrid import Hybrid
 from perfsuite.workload import Budget
 from perfsuite.workloads.training.parity import TrainParity
+from perfsuite.workloads.training.train_step import TrainStep
 
 ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=300.0)
@@ -76,10 +77,31 @@ def test_spread_sequences_train_alike_in_half_precision(driver, context, dtype):
     assert parity(driver, "cp2", dtype=dtype, options={"context": context}) <= 2e-2
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
+def needs_deepspeed(test):
+    return pytest.mark.slow(
+        pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")(test)
+    )
+
+
+@needs_deepspeed
 def test_sequences_that_deepspeed_spreads_train_alike(driver):
     assert parity(driver, "cp2", options={"context": "deepspeed"}) <= 1e-5
+
+
+@needs_deepspeed
+def test_deepspeed_sends_what_ulysses_sends(driver):
+    own, peers = (sent(driver, context) for context in ("ulysses", "deepspeed"))
+    assert own == peers
+    assert {"cp"} == {axis for axis, collective, _ in own if collective == "all_to_all"}
+
+
+def sent(driver, context):
+    options = {"context": context}
+    case = TrainStep(model="llama2-tiny", strategy="hybrid", mesh="cp2", options=options, builds=("traffic",))
+    job = Job(workload=case, world_size=2, shape=MeshShape.of(cp=2), budget=ONCE, fresh=True, purpose="traffic")
+    return {
+        (each.axis, each.collective, each.part): (each.calls, each.message_bytes) for each in driver.run(job).traffic
+    }
 
 
 def test_what_torch_cannot_spread_is_a_skip_that_says_so(driver):

@@ -31,7 +31,7 @@ class HybridSizes:
     sequence_parallel: bool
     loss_parallel: bool
     context: str
-    """zigzag, ring or ulysses."""
+    """zigzag, ring, ulysses or deepspeed."""
     replicate: bool
     """Parameters are copied along the data axes and not spread."""
     reshard: bool

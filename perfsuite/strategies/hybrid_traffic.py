@@ -15,6 +15,7 @@ from perfsuite.mesh import MeshShape
 from perfsuite.models.language import LanguageModel
 from perfsuite.schedules import Schedule
 from perfsuite.strategies.base import Plan
+from perfsuite.strategies.context.places import SPREADS_HEADS
 from perfsuite.strategies.hybrid_sizes import SHARDED, HybridSizes
 from perfsuite.strategies.parameter_shapes import Shapes, find_shapes
 from perfsuite.strategies.traffic import ATTENTION, DATA, MLP, OTHER, PIPELINE, Call, Tally, padded_bytes
@@ -65,7 +66,7 @@ class HybridTraffic(HybridSizes):
 
     def _add_context(self, tally: Tally, times: int, again: int) -> None:
         axis, key_features = self.axis("cp"), self.model.key_width // self.tp
-        if self.context == "ulysses":
+        if self.context in SPREADS_HEADS:
             for features in (self.model.width // self.tp, key_features):  # query and output, key and value
                 tally.add(
                     axis, "all_to_all", ATTENTION, 2 * times * (2 + again), self.tokens * features * self.item_bytes
