@@ -71,7 +71,10 @@ def test_known_collectives_are_counted_exactly(driver):
         # torch.distributed gathers 12 rows of two halves, DTensor the scattered 12 rows.
         ("tp", "all_gather", "attention"): (2, 2 * rows),
         ("tp", "reduce_scatter", "attention"): (2, 2 * rows),
-        ("tp", "all_to_all", "attention"): (2, 2 * rows),
+        ("tp", "all_to_all", "attention"): (3, 3 * rows),
+        ("tp", "scatter", "attention"): (1, rows),
+        ("tp", "gather", "attention"): (1, rows),
+        ("tp", "reduce", "attention"): (1, rows),
         ("tp", "broadcast", "attention"): (2, 2 * rows // 2),
         ("tp", "send", "attention"): (1, rows),
         ("tp", "receive", "attention"): (1, rows),

@@ -7,6 +7,7 @@ reducer, FSDP2.  Sizes are nccl-tests' S; the group's ranks tell the axes of the
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,42 +23,21 @@ from perfsuite.errors import UnsupportedCase
 from perfsuite.mesh import MeshShape
 from perfsuite.strategies.traffic import DATA, OTHER, PIPELINE
 
-_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "allreduce_": "all_reduce",
-        "allreduce_coalesced_": "all_reduce",
-        "all_reduce": "all_reduce",
-        "all_reduce_": "all_reduce",
-        "all_reduce_coalesced": "all_reduce",
-        "all_reduce_coalesced_": "all_reduce",
-        "allgather_": "all_gather",
-        "_allgather_base_": "all_gather",
-        "allgather_coalesced_": "all_gather",
-        "allgather_into_tensor_coalesced_": "all_gather",
-        "all_gather_into_tensor": "all_gather",
-        "all_gather_into_tensor_out": "all_gather",
-        "all_gather_into_tensor_coalesced": "all_gather",
-        "reduce_scatter_": "reduce_scatter",
-        "_reduce_scatter_base_": "reduce_scatter",
-        "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-        "reduce_scatter_tensor": "reduce_scatter",
-        "reduce_scatter_tensor_out": "reduce_scatter",
-        "reduce_scatter_tensor_coalesced": "reduce_scatter",
-        "alltoall_": "all_to_all",
-        "alltoall_base_": "all_to_all",
-        "all_to_all_single": "all_to_all",
-        "broadcast_": "broadcast",
-        "broadcast": "broadcast",
-        "reduce_": "reduce",
-        "gather_": "gather",
-        "scatter_": "scatter",
-        "send": "send",
-        "isend": "send",
-        "recv_": "receive",
-        "recv_any_source_": "receive",
-        "irecv": "receive",
-    }
-)
+_OPERATORS: Mapping[str, str] = {
+    "all_reduce": "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_",
+    "all_gather": "allgather_ _allgather_base_ allgather_coalesced_ allgather_into_tensor_coalesced_ "
+    "all_gather_into_tensor all_gather_into_tensor_out all_gather_into_tensor_coalesced",
+    "reduce_scatter": "reduce_scatter_ _reduce_scatter_base_ reduce_scatter_tensor_coalesced_ reduce_scatter_tensor "
+    "reduce_scatter_tensor_out reduce_scatter_tensor_coalesced",
+    "all_to_all": "alltoall_ alltoall_base_ all_to_all_single",
+    "broadcast": "broadcast_ broadcast",
+    "reduce": "reduce_",
+    "gather": "gather_",
+    "scatter": "scatter_",
+    "send": "send isend",
+    "receive": "recv_ recv_any_source_ irecv",
+}
+_NAMES: Mapping[str, str] = MappingProxyType({each: name for name, all_ in _OPERATORS.items() for each in all_.split()})
 """nccl-tests' names of torch's operators in ``c10d`` and ``_c10d_functional``."""
 _WITHOUT_MESSAGE = ("barrier", "monitored_barrier_")
 _SPREADS_PARAMETERS = ("torch.distributed.fsdp.", "torch.distributed._composable.")
@@ -153,8 +133,8 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         axis = self._axes.get(ranks) or f"ranks {','.join(map(str, ranks))}"
         part, place = self._part(axis)
-        buffers = _tensors(given)
         name, count = _NAMES[operator], len(ranks)
+        elements, dtype = _elements(name, given, count)
         self.posted.append(
             Posted(
                 axis=axis,
@@ -163,9 +143,9 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 place=place,
                 group=group.group_name,
                 ranks=count,
-                dtype=buffers[0].dtype,
-                elements=_elements(name, operator, buffers, count),
-                splits=_splits(given, buffers[0], count) if name == "all_to_all" else ((), ()),
+                dtype=dtype,
+                elements=elements,
+                splits=_splits(given, count) if name == "all_to_all" else ((), ()),
                 peer=next((int(given[key]) for key in ("dst", "src", "root_rank") if key in given), -1),
             )
         )
@@ -219,29 +199,42 @@ def _group_of(given: Any) -> dist.ProcessGroup:
     return group
 
 
-def _tensors(given: Mapping[str, Any]) -> list[torch.Tensor]:
-    """What is sent, or received into: the input where an operator has both."""
-    for key in ("input_tensor", "input_tensors", "input_list", "inputs", "input", "tensors", "tensor"):
-        value = given.get(key)
+_INPUTS = ("input_tensor", "input_tensors", "input_list", "inputs", "input", "tensors", "tensor")
+_OUTPUTS = ("output_tensor", "output_tensors", "outputs", "output", "out")
+_SPLIT_SIZES = (("output_split_sizes", _OUTPUTS), ("input_split_sizes", _INPUTS))
+
+
+def _tensors(given: Mapping[str, Any], names: Sequence[str]) -> list[torch.Tensor]:
+    """Those of the first argument among ``names`` that has any."""
+    for value in (given.get(name) for name in names):
         if isinstance(value, torch.Tensor):
             return [value]
         if value:
             return [each for item in value for each in ([item] if isinstance(item, torch.Tensor) else item)]
-    raise AssertionError(f"no tensor among {', '.join(given)}")
+    return []
 
 
-def _elements(name: str, operator: str, buffers: Sequence[torch.Tensor], ranks: int) -> int:
-    """Elements of S: what all ranks gather, everything else is on this rank."""
-    mine = sum(buffer.numel() for buffer in buffers)
-    return mine * ranks if name in ("all_gather", "gather") else mine
+def _elements(name: str, given: Mapping[str, Any], ranks: int) -> tuple[int, torch.dtype]:
+    """Elements of S, and what they are: what all ranks gather or the root scatters, else what this rank gives."""
+    inputs = _tensors(given, _INPUTS)
+    if name == "scatter":  # only the root has the whole
+        mine = _tensors(given, _OUTPUTS)
+        return ranks * sum(each.numel() for each in mine), mine[0].dtype
+    count = sum(each.numel() for each in inputs)
+    return count * ranks if name in ("all_gather", "gather") else count, inputs[0].dtype
 
 
-def _splits(given: Mapping[str, Any], buffer: torch.Tensor, ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Elements of an all_to_all by rank; rows are split, the last sizes are a row's."""
-    row = buffer.numel() // buffer.shape[0] if buffer.dim() and buffer.shape[0] else 1
-    both = [tuple(int(count) * row for count in given.get(key) or ()) for key in _SPLIT_SIZES]
-    even = (buffer.numel() // ranks,) * ranks
-    return both[0] or even, both[1] or even
-
-
-_SPLIT_SIZES = ("output_split_sizes", "input_split_sizes")
+def _splits(given: Mapping[str, Any], ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Elements of an all_to_all received from and sent to each rank; rows are split, the other sizes are a row's."""
+    both = []
+    for sizes, names in _SPLIT_SIZES:
+        rows, buffers = given.get(sizes) or (), _tensors(given, names) or _tensors(given, _INPUTS)
+        if len(buffers) == ranks:  # a tensor for each rank
+            both.append(tuple(buffer.numel() for buffer in buffers))
+        elif rows:
+            row = math.prod(buffers[0].shape[1:])
+            both.append(tuple(int(count) * row for count in rows))
+        else:
+            both.append((buffers[0].numel() // ranks,) * ranks)
+    received, sent = both
+    return received, sent

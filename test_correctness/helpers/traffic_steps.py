@@ -54,6 +54,11 @@ def _plain(rank):
     received, sent = _splits(rank)
     dist.all_to_all_single(torch.empty(sum(received), 5), rows, received, sent, group=group)
     dist.broadcast(rows.bfloat16(), peers[1], group=group)
+    dist.all_to_all([torch.empty(ROWS // 2, 5) for _ in peers], list(rows.chunk(2)), group=group)
+    pieces = list(rows.chunk(2)) if peers[0] == rank.rank else None
+    dist.scatter(half, pieces, peers[0], group=group)
+    dist.gather(half, pieces, peers[0], group=group)
+    dist.reduce(rows, peers[1], group=group)
     other = next(peer for peer in peers if peer != rank.rank)
     operations = [
         dist.P2POp(dist.isend, rows, other, group),
