@@ -46,6 +46,22 @@ def test_ids_name_platform_ranks_size_and_dtype(pytester, monkeypatch):
     ]
 
 
+NAMED = """
+@sizes(full=["2D_2x4x1_16_1536x16"], small=["2D_1x2x1_2_64x2", "DP_1x1x1_2_64x2", "7b"], param="name")
+def test_named(perf, name):
+    assert name in ("2D_1x2x1_2_64x2", "DP_1x1x1_2_64x2", "7b")
+"""
+
+
+def test_names_may_begin_with_a_digit(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, NAMED)
+    small = [f"test_named[cpu-{name}]" for name in ("2D_1x2x1_2_64x2", "DP_1x1x1_2_64x2", "7b")]
+    assert ids(repo.run("--collect-only", "-q")) == small
+    assert ids(repo.run("--collect-only", "-q", "-k", "2D_1x2x1_2_64x2")) == small[:1]
+    assert ids(repo.run("--collect-only", "-q", "-k", "s4000")) == ["test_named[s4000-2D_2x4x1_16_1536x16]"]
+    repo.run().assert_outcomes(failed=3)  # for they measured nothing: each got its name
+
+
 def test_the_cases_get_the_values_that_their_ids_name(pytester, monkeypatch):
     repo = repository(pytester, monkeypatch, SWEPT)
     repo.run("-k", "test_sum").assert_outcomes(passed=6, deselected=2)
@@ -68,18 +84,28 @@ def test_long(perf):
 @pytest.mark.extended
 def test_of_others():
     pass
+
+@sizes(full=["2D_1x1"], small=["1D", "2D", "3D"], param="name", extended=["2D", "3D"])
+def test_named(perf, name):
+    perf(step)
 """
 
 
 @pytest.mark.parametrize(
     ("arguments", "selected"),
     [
-        ([], ["test_sum[cpu-ws1]", "test_of_others"]),
-        (["-m", "extended"], ["test_sum[cpu-ws2]", "test_long[cpu]", "test_of_others"]),
+        ([], ["test_sum[cpu-ws1]", "test_of_others", "test_named[cpu-1D]"]),
+        (
+            ["-m", "extended"],
+            ["test_sum[cpu-ws2]", "test_long[cpu]", "test_of_others", "test_named[cpu-2D]", "test_named[cpu-3D]"],
+        ),
         (["-k", "test_sum"], ["test_sum[cpu-ws1]", "test_sum[cpu-ws2]"]),
         (["test_it.py::test_long"], ["test_long[cpu]"]),
         (["test_it.py::test_sum[cpu-ws2]", "test_it.py::test_long[cpu]"], ["test_sum[cpu-ws2]", "test_long[cpu]"]),
-        (["--perf-scale=full"], ["test_sum[cpu-ws1]", "test_sum[cpu-ws2]", "test_long[cpu]", "test_of_others"]),
+        (
+            ["--perf-scale=full"],
+            ["test_sum[cpu-ws1]", "test_sum[cpu-ws2]", "test_long[cpu]", "test_of_others", "test_named[cpu-2D_1x1]"],
+        ),
     ],
 )
 def test_extended_cases_of_the_small_scale_run_where_they_are_selected(pytester, monkeypatch, arguments, selected):
@@ -89,8 +115,8 @@ def test_extended_cases_of_the_small_scale_run_where_they_are_selected(pytester,
 
 def test_a_run_says_how_many_extended_cases_it_leaves_out(pytester, monkeypatch):
     done = repository(pytester, monkeypatch, EXTENDED).run()
-    done.assert_outcomes(passed=2, deselected=2)
-    done.stdout.fnmatch_lines(["perfsuite: 2 extended cases left out; -m extended runs them"])
+    done.assert_outcomes(passed=3, deselected=4)
+    done.stdout.fnmatch_lines(["perfsuite: 4 extended cases left out; -m extended runs them"])
 
 
 def test_extended_world_sizes_are_among_the_world_sizes(pytester, monkeypatch):
@@ -201,7 +227,15 @@ MALFORMED = [
     ("@sizes(full=[], small=[1])", "message_bytes", "@sizes: full=* is not a list of sizes*"),
     ("@sizes(full=[-1], small=[1])", "message_bytes", "@sizes: -1 is no size for message_bytes*"),
     ('@sizes(full=["8x"], small=["8x8"], param="shape")', "shape", "@sizes: '8x' is no size for shape*"),
+    ('@sizes(full=["8x8.x8"], small=["8x8"], param="shape")', "shape", "@sizes: '8x8.x8' is no size for shape*"),
+    ('@sizes(full=["1024"], small=[8], param="count")', "count", "@sizes: '1024' is no size for count*"),
+    ('@sizes(full=["64MiB"], small=[8], param="buffer")', "buffer", "@sizes: '64MiB' is no size for buffer*"),
     ("@sizes(full=[1], small=[1024, '1KiB'])", "message_bytes", "@sizes has 1KiB twice*"),
+    (
+        "@sizes(full=[8], small=[1, 2], extended=[8])",
+        "message_bytes",
+        "@sizes: extended=(8,) is not among the sizes of @sizes; choose from 1B, 2B",
+    ),
     ("@sizes(full=[1], small=[1], param='no name')", "message_bytes", "@sizes: param='no name' is not the name*"),
     ("@sizes(full=[1], small=[1])", "", "@sizes gives values to 'message_bytes', which is no argument*"),
     ("@sizes(full=[1], small=[1])\n" * 2, "message_bytes", "is decorated with @sizes 2 times*"),

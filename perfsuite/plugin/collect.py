@@ -77,15 +77,15 @@ def _generate(metafunc: pytest.Metafunc, suite: Suite) -> None:
 def _cases(sweep: Sweep, model: DeviceModel, suite: Suite, with_platform: bool) -> Iterable[Any]:
     platform_mark = pytest.mark.platform(name=model.name)
     platform = (model.name,) if with_platform else ()
-    marks: dict[int | None, Sequence[pytest.MarkDecorator]] = {}
+    marks: dict[tuple[int | None, bool], Sequence[pytest.MarkDecorator]] = {}
     for point in sweep.points(scale_of(model, suite)):
-        count = point.world_size
-        if count not in marks:  # the same for all sizes and dtypes: 10,000 cases share a few marks
+        count, key = point.world_size, (point.world_size, point.extended)
+        if key not in marks:  # the same for all sizes and dtypes: 10,000 cases share a few marks
             why_not = suite.why_not(model, count or 1)
-            marks[count] = [
+            marks[key] = [
                 platform_mark,
                 pytest.mark.world_size(n=count or 1),
-                *([pytest.mark.extended] if count in sweep.extended else []),
+                *([pytest.mark.extended] if point.extended else []),
                 *([pytest.mark.skip(reason=why_not)] if why_not else []),
             ]
             if not why_not:
@@ -95,7 +95,7 @@ def _cases(sweep: Sweep, model: DeviceModel, suite: Suite, with_platform: bool) 
             *(() if count is None else (count,)),
             *point.values,
             id="-".join(token for token in (*platform, point.id) if token),
-            marks=marks[count],
+            marks=marks[key],
         )
 
 

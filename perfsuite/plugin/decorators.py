@@ -22,16 +22,19 @@ Size = str | int | tuple[int, ...]
 """As an author writes it: ``"64MiB"``, ``"1024x1024x512"``, ``(1024, 1024, 512)``, ``4096``, a name (``gpt_345m``)."""
 
 
-def sizes(*, full: Sequence[Size], small: Sequence[Size], param: str = "message_bytes") -> pytest.MarkDecorator:
+def sizes(
+    *, full: Sequence[Size], small: Sequence[Size], param: str = "message_bytes", extended: Sequence[Size] = ()
+) -> pytest.MarkDecorator:
     """Sizes of a test at both scales, handed to its argument ``param``.
 
     ``full`` are the sizes as published, ``small`` those that take minutes on two CPU cores; the platform or
     ``--perf-scale`` chooses.  A parameter whose name ends in ``_bytes`` takes sizes in bytes (``"64MiB"`` arrives as
     67108864); otherwise ``"AxBxC"`` arrives as a tuple of integers, an integer as it is, and any other word that begins
-    with a letter as that word.
+    with a letter or a digit (``2D_8x1x1``) as that word.
+    Cases of the ``extended`` ones among the small sizes carry the marker of that name, see :func:`world_sizes`.
     """
     mark: pytest.MarkDecorator = getattr(pytest.mark, SIZES)
-    return mark(full=full, small=small, param=param)
+    return mark(full=full, small=small, param=param, extended=tuple(extended))
 
 
 def world_sizes(*counts: int, extended: Sequence[int] = ()) -> pytest.MarkDecorator:

@@ -22,6 +22,11 @@ Scale = Literal["full", "small"]
 DEFAULT_DTYPE = "fp32"
 """The one dtype of a test that takes ``dtype`` and has no ``@dtypes``."""
 
+_SHAPE = re.compile(r"\d+(x\d+)+")
+_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
+_MISWRITTEN = re.compile(r"[\dx.+-]+|\d+(\.\d+)?[KMGT]i?B")
+"""No names, though they have the letters of one: a shape with a slip in it, bytes where the parameter takes none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
@@ -43,6 +48,8 @@ class SweepPoint:
     """Values of the arguments after platform and ranks, in the order of :attr:`Sweep.arguments`."""
     id: str
     """Tokens after the platform, joined by ``-``; empty when there are none."""
+    extended: bool = False
+    """Whether the case carries the marker of that name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +64,8 @@ class Sweep:
     """Name of the argument that takes the size; empty without ``@sizes``."""
     full: tuple[Size, ...] = ()
     small: tuple[Size, ...] = ()
+    extended_sizes: tuple[Size, ...] = ()
+    """Small sizes whose cases carry the marker ``extended``."""
     dtypes: tuple[str, ...] = ()
     only_at: Size | None = None
     """The one size at which dtypes after the first run."""
@@ -80,6 +89,7 @@ class Sweep:
                         world_size=world_size,
                         values=(*values, dtype) if dtype else values,
                         id="-".join(token for token in tokens if token),
+                        extended=world_size in self.extended or size in self.extended_sizes,
                     )
 
 
@@ -92,7 +102,7 @@ def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized
     size_mark = _only_mark(definition, SIZES, "sizes")
     rank_mark = _only_mark(definition, WORLD_SIZES, "world_sizes")
     dtype_mark = _only_mark(definition, DTYPES, "dtypes")
-    param, full, small = _read_sizes(size_mark)
+    param, full, small, extended_sizes = _read_sizes(size_mark)
     world_sizes, extended = _read_world_sizes(rank_mark)
     names: tuple[str, ...] = ()
     only_at = None
@@ -124,6 +134,7 @@ def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized
         size_param=param,
         full=full,
         small=small,
+        extended_sizes=extended_sizes,
         dtypes=names,
         only_at=only_at,
     )
@@ -141,9 +152,10 @@ def _only_mark(definition: pytest.Item, name: str, decorator: str) -> pytest.Mar
     return marks[0][1] if marks else None
 
 
-def _read_sizes(mark: pytest.Mark | None) -> tuple[str, tuple[Size, ...], tuple[Size, ...]]:
+def _read_sizes(mark: pytest.Mark | None) -> tuple[str, tuple[Size, ...], tuple[Size, ...], tuple[Size, ...]]:
+    """(argument, full sizes, small sizes, those of the small ones whose cases are extended)."""
     if mark is None:
-        return "", (), ()
+        return "", (), (), ()
     param = mark.kwargs["param"]
     if not isinstance(param, str) or not param.isidentifier():
         raise ConfigurationError(f"@sizes: param={param!r} is not the name of an argument of the test")
@@ -155,7 +167,18 @@ def _read_sizes(mark: pytest.Mark | None) -> tuple[str, tuple[Size, ...], tuple[
         read = tuple(_read_size(size, param) for size in written)
         _refuse_repetition("sizes", [size.id for size in read])
         scales.append(read)
-    return param, scales[0], scales[1]
+    extended = tuple(_read_size(size, param) for size in mark.kwargs["extended"])
+    _require_among("sizes", "extended", mark.kwargs["extended"], extended, scales[1])
+    return param, scales[0], scales[1], extended
+
+
+def _require_among(decorator: str, name: str, written: object, chosen: Sequence[Size], choices: Sequence[Size]) -> None:
+    """Raise ConfigurationError unless all of ``chosen`` are among ``choices``."""
+    if not set(chosen) <= set(choices):
+        raise ConfigurationError(
+            f"@{decorator}: {name}={written!r} is not among the sizes of @sizes; "
+            f"choose from {', '.join(dict.fromkeys(size.id for size in choices))}"
+        )
 
 
 def _read_size(written: object, param: str) -> Size:
@@ -170,9 +193,9 @@ def _read_size(written: object, param: str) -> Size:
         pass
     elif isinstance(written, int):
         return Size(value=written, id=str(written))
-    elif isinstance(written, str) and re.fullmatch(r"\d+(x\d+)+", written):
+    elif isinstance(written, str) and _SHAPE.fullmatch(written):
         return Size(value=tuple(int(part) for part in written.split("x")), id=written)
-    elif isinstance(written, str) and re.fullmatch(r"[A-Za-z][\w.+-]*", written):
+    elif isinstance(written, str) and _NAME.fullmatch(written) and not _MISWRITTEN.fullmatch(written):
         return Size(value=written, id=written)
     elif isinstance(written, tuple) and written and all(type(part) is int for part in written):
         return Size(value=written, id="x".join(str(part) for part in written))
@@ -216,11 +239,7 @@ def _read_dtypes(mark: pytest.Mark, param: str, sizes: tuple[Size, ...]) -> tupl
     if not param:
         raise ConfigurationError(f"@dtypes: only_at={written!r} needs @sizes, of which it names one")
     only_at = _read_size(written, param)
-    if only_at not in sizes:
-        raise ConfigurationError(
-            f"@dtypes: only_at={written!r} is not among the sizes of @sizes; "
-            f"choose from {', '.join(dict.fromkeys(size.id for size in sizes))}"
-        )
+    _require_among("dtypes", "only_at", written, [only_at], sizes)
     return names, only_at
 
 
