@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
@@ -105,6 +107,8 @@ def test_the_work_model_is_what_torch_counts(name, twin):
     module = build(model)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     mapping = {kernel: lambda q, k, v, *rest, **named: sdpa_flop_count(q, k, v)}
+    if hasattr(torch.ops.aten, "_grouped_mm"):
+        mapping[torch.ops.aten._grouped_mm] = lambda rows, weights, *rest, **named: 2 * math.prod(rows) * weights[-1]
     with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
         module(**synthetic_batch(model, [0, 1, 2]))
     assert counter.get_total_flops() == 3 * model.forward_flops

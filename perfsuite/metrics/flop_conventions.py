@@ -25,7 +25,7 @@ class Transformer:
     """What the conventions ask of a model."""
 
     parameters: int
-    """N: all of them."""
+    """N: those that a token meets, all of them but for a mixture of experts."""
     layers: int
     """L."""
     width: int

@@ -14,13 +14,13 @@ from types import MappingProxyType
 from typing import Any
 
 from perfsuite.errors import InvalidParameter, PerfsuiteError, did_you_mean
-from perfsuite.models import dit, gpt, llama
+from perfsuite.models import dit, gpt, llama, moe
 from perfsuite.models.base import Model, Part
 
 __all__ = ["MODELS", "Model", "Part", "find", "stated"]
 
 MODELS: Mapping[str, Model] = MappingProxyType(
-    {model.name: model for model in (*gpt.MODELS, *llama.MODELS, *dit.MODELS)}
+    {model.name: model for model in (*gpt.MODELS, *llama.MODELS, *moe.MODELS, *dit.MODELS)}
 )
 """Every model by name, in its published or small size."""
 

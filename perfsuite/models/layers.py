@@ -44,7 +44,7 @@ class Block(nn.Module):
         return output
 
 
-_PRODUCTS = ("mm", "addmm", "bmm")
+_PRODUCTS = ("mm", "addmm", "bmm", "_grouped_mm")
 
 
 def _keep_products(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:

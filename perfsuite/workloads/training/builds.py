@@ -36,7 +36,7 @@ class FlopsStep(Observed):
         import torch.distributed as dist
         from torch.utils.flop_counter import FlopCounterMode
 
-        counter = FlopCounterMode(display=False, custom_mapping=_cpu_attention())
+        counter = FlopCounterMode(display=False, custom_mapping=_uncounted())
         with self.training() as step, counter:
             step.run()
         total = torch.tensor([float(counter.get_total_flops())], dtype=torch.float64, device=self.rank.device)
@@ -44,8 +44,8 @@ class FlopsStep(Observed):
         self.rank.record("counted_flops", float(total), reduce="equal")
 
 
-def _cpu_attention() -> dict[Any, Any]:
-    """torch's counter knows every attention kernel but the CPU's."""
+def _uncounted() -> dict[Any, Any]:
+    """Of attention kernels torch's counter does not know the CPU's, and no grouped product."""
     import torch
     from torch.utils import flop_counter
 
@@ -57,8 +57,12 @@ def _cpu_attention() -> dict[Any, Any]:
     def backward(gradient: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> int:
         return int(counts.sdpa_backward_flop_count(gradient, query, key, value))
 
+    def grouped(left: Any, right: Any, *rest: Any, **named: Any) -> int:
+        return 2 * int(left[0] * left[1] * right[-1])  # a product per group, of rows or of sums over them
+
     kernel = "_scaled_dot_product_flash_attention_for_cpu"
-    return {getattr(torch.ops.aten, kernel): forward, getattr(torch.ops.aten, f"{kernel}_backward"): backward}
+    counts_of = {kernel: forward, f"{kernel}_backward": backward, "_grouped_mm": grouped}
+    return {getattr(torch.ops.aten, name): count for name, count in counts_of.items() if hasattr(torch.ops.aten, name)}
 
 
 # -- loss --------------------------------------------------------------------------------------------------------

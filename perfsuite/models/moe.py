@@ -1,0 +1,184 @@
+"""Mixtures of experts: a LLaMA whose MLPs are many, of which a router chooses a few for every token.
+
+Source: Jiang et al. 2024 (Mixtral 8x7B).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.mesh import MeshShape
+from perfsuite.models.attention import AttentionMethod
+from perfsuite.models.base import Checkpointing, require_sizes
+from perfsuite.models.language import Split, multiple
+from perfsuite.models.llama import Llama
+from perfsuite.models.routing import Routing, hot_tokens, nearest_skew
+
+if TYPE_CHECKING:
+    from perfsuite.models.moe_module import MoeModule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moe(Llama):
+    """A LLaMA with a router and experts in every block.
+
+    >>> MODELS[0].name, MODELS[0].parameters, MODELS[0].active_parameters
+    ('mixtral-8x7b', 46702792704, 12879925248)
+    """
+
+    experts: int = 8
+    """MLPs of a block (E)."""
+    top_k: int = 2
+    """Experts that compute a token (k)."""
+    capacity_factor: float | None = None
+    """None: dropless, as Mixtral; else an expert takes at most this times its even share and drops the others."""
+    group_tokens: int = 0
+    """Neighbouring tokens of a sample that share an expert's capacity; divides ``sequence_length``; 0: all of it."""
+    balance_weight: float = 0.01
+    """Weight of the balance loss E x sum of f_e P_e, the mean over samples, of each block; 0: none."""
+    skew: float | None = None
+    """Rows of the fullest expert over the mean, 1 to E / k, imposed on the router's choice; None: as it chooses."""
+
+    parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType(
+        {
+            **{part: how for part, how in Llama.parallelize.items() if not part.startswith("blocks.*.mlp")},
+            "blocks.*.mlp": "experts",
+        }
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sizes(self.name, experts=self.experts, top_k=self.top_k)
+        if self.top_k > self.experts:
+            raise InvalidParameter(
+                f"top_k={self.top_k} of model {self.name} is more than its experts={self.experts}; "
+                f"choose 1 to {self.experts}"
+            )
+        if self.capacity_factor is not None and not self.capacity_factor > 0:
+            raise InvalidParameter(
+                f"capacity_factor={self.capacity_factor!r} of model {self.name} leaves no room; choose for example "
+                "1.25, or None to drop nothing"
+            )
+        if not self.balance_weight >= 0:
+            raise InvalidParameter(
+                f"balance_weight={self.balance_weight!r} of model {self.name} rewards imbalance; choose 0 or more"
+            )
+        self._require_groups()
+        if self.skew is not None:
+            hot_tokens(self.name, self.sequence_length, self.experts, self.top_k, self.skew)
+
+    def _require_groups(self) -> None:
+        tokens, group = self.sequence_length, self.group_tokens
+        if not isinstance(group, int) or group < 0 or (group and tokens % group):
+            legal = [size for size in range(1, tokens + 1) if tokens % size == 0]
+            near = sorted(sorted(legal, key=lambda size: abs(size - group))[:4]) if isinstance(group, int) else legal
+            raise InvalidParameter(
+                f"group_tokens={group!r} does not divide sequence_length={tokens} of model {self.name}; "
+                f"choose {', '.join(map(str, near))}, or 0 for all of it"
+            )
+
+    @property
+    def routing(self) -> Routing:
+        """What the torch module is told."""
+        hot = None
+        if self.skew is not None:
+            hot = hot_tokens(self.name, self.sequence_length, self.experts, self.top_k, self.skew)
+        return Routing(
+            experts=self.experts,
+            top_k=self.top_k,
+            capacity_factor=self.capacity_factor,
+            sequence_length=self.sequence_length,
+            group_tokens=self.group_tokens or self.sequence_length,
+            balance_weight=self.balance_weight,
+            hot_tokens=hot,
+        )
+
+    @property
+    def _expert_weights(self) -> int:
+        """Numbers in one expert: 3 D F."""
+        return 3 * self.width * self.hidden
+
+    @property
+    def _block_weights(self) -> int:
+        """Numbers in the matrices that one token meets in a block: 2 D^2 + 2 D K, E D of the router, k experts."""
+        attention = self.width * (2 * self.width + 2 * self.key_width)
+        return attention + self.width * self.experts + self.top_k * self._expert_weights
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token meets: all but E - k experts of every block.  What FLOPs are counted by."""
+        return super().parameters
+
+    @property
+    def parameters(self) -> int:
+        """All."""
+        return self.active_parameters + self.layers * (self.experts - self.top_k) * self._expert_weights
+
+    def dense(self) -> Llama:
+        """A LLaMA with one MLP as wide as k experts: its parameters are this one's active ones less the routers'."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Llama)}
+        return Llama(**{**fields, "name": f"{self.name}-dense", "hidden": self.top_k * self.hidden})
+
+    def twin(self, shape: MeshShape | None = None) -> Moe:
+        """Two blocks with a few experts, as many for every rank of ep, and a capacity for the tokens of each rank."""
+        dense = self.dense().twin(shape)
+        ep, cp, tp = (shape.size(axis) if shape else 1 for axis in ("ep", "cp", "tp"))
+        top_k = min(self.top_k, 2)
+        experts, tokens = multiple(ep, max(4, 2 * top_k)), dense.sequence_length
+        sizes = {field.name: getattr(dense, field.name) for field in dataclasses.fields(Llama)}
+        return dataclasses.replace(
+            self,
+            **{**sizes, "name": self.name},
+            experts=experts,
+            top_k=top_k,
+            group_tokens=tokens // (2 * cp * tp) if cp * tp > 1 else 0,
+            skew=None if self.skew is None else nearest_skew(self.skew, tokens=tokens, experts=experts, top_k=top_k),
+        )
+
+    def build(
+        self,
+        checkpointing: Checkpointing = "none",
+        attention: AttentionMethod = "auto",
+        *,
+        layers: range | None = None,
+    ) -> MoeModule:
+        """The torch module."""
+        from perfsuite.models.moe_module import MoeModule
+
+        return MoeModule(self, checkpointing, attention, layers)
+
+
+_MIXTRAL = Moe(
+    name="mixtral-8x7b", layers=32, width=4096, heads=32, kv_heads=8, hidden=14336, sequence_length=4096, experts=8
+)
+_TINY = Moe(
+    name="moe-tiny", layers=2, width=128, heads=8, kv_heads=4, hidden=256, words=512, sequence_length=64, experts=8
+)
+
+MODELS = (
+    _MIXTRAL,
+    # 64 experts of a quarter, of which a token meets 8: as many active parameters (and 1.9 times as many in all).
+    dataclasses.replace(_MIXTRAL, name="mixtral-64", experts=64, top_k=8, hidden=3584),
+    # Report 004 says 1.3T and 175B active of 64 experts, top 2, and 1.6T of 64; every other size is ours.
+    Moe(
+        name="moe-1.3t",
+        layers=96,
+        width=18944,
+        heads=148,
+        kv_heads=148,
+        hidden=3328,
+        sequence_length=2048,
+        experts=64,
+    ),
+    Moe(name="moe-1.6t", layers=64, width=10240, heads=80, kv_heads=8, hidden=12544, sequence_length=2048, experts=64),
+    _TINY,
+    dataclasses.replace(_TINY, name="moe-tiny-64", experts=64, top_k=8, hidden=64),
+    _MIXTRAL.dense(),
+    _TINY.dense(),
+)
+"""Dense siblings of equal active parameters among them."""
