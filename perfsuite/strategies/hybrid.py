@@ -12,6 +12,7 @@ from perfsuite.mesh import AXES, MeshShape
 from perfsuite.models.base import Model
 from perfsuite.models.language import LanguageModel
 from perfsuite.schedules import Schedule, check_layers, find_schedule, make_schedule
+from perfsuite.strategies import expert
 from perfsuite.strategies.base import Plan, Strategy, require_choice, require_hsdp
 from perfsuite.strategies.context.places import ContextMethod, require_context
 from perfsuite.strategies.hybrid_traffic import hybrid_traffic
@@ -120,6 +121,7 @@ class Hybrid(Strategy):
                 "async_tensor overlaps messages with products when blocks are compiled; set compiled=True"
             )
         model.check_tensor_parallel(shape.size("tp"))
+        expert.require(model, shape, sequence_parallel=self.splits_tokens, zigzag=self.attends in ("zigzag", "torch"))
         self._check_tokens(model, shape)
         if "pp" in shape.names:
             self._check_stages(plan, shape)

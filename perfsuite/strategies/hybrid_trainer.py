@@ -94,6 +94,7 @@ class HybridTrainer(Trainer):
 
     def _pipelined(self, pipeline: Pipeline, batches: Iterator[Batch]) -> torch.Tensor | None:
         tokens = self._nothing
+        self.weigh_beside()
         with self.rank.span("data"):
             if self.needs_data:
                 tokens = torch.cat([batch["tokens"] for batch in islice(batches, self.plan.accumulation)])
@@ -227,7 +228,7 @@ def _build(rank: Rank, plan: Plan, options: Hybrid, layers: range) -> LanguageMo
         if plan.model.experts:
             from perfsuite.strategies.expert import apply as split_experts
 
-            split_experts(block, rank)
+            split_experts(block, rank, module.places)
         if parallel:
             parallel.split_block(module, block)
         spreader.spread(block, _experts(block) if plan.model.experts else ())

@@ -98,6 +98,7 @@ class Trainer:
         ``first_forward`` is entered round the forward of the first one, where a rank runs one after the other.
         """
         rank, count, losses = self.rank, self.plan.accumulation, []
+        self.weigh_beside()
         for micro in range(count):
             with rank.span("data", micro_batch=micro):
                 batch = next(batches)
@@ -108,6 +109,14 @@ class Trainer:
                     self.backward(loss)
             losses.append(loss.detach())
         return losses[0] if count == 1 else torch.stack(losses).mean()
+
+    def weigh_beside(self) -> None:
+        """Losses that experts add inside of the model are scaled as a micro-batch's own is before its backward."""
+        if self.plan.model.experts:
+            from perfsuite.models.moe_module import set_loss_factor
+
+            whole = torch.ones((), device=self.rank.device)
+            set_loss_factor(self.module, self.scaler.scale(whole) / self.plan.accumulation)
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         """Round the forward and backward of one micro-batch; only the last one of a step communicates gradients."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import DATA_AXES, MeshShape
+from perfsuite.mesh import DATA_AXES, DATA_PARALLEL, MeshShape
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.records import Component, Traffic, to_json
 from perfsuite.runtime.ranks.spans import SpanRecorder
@@ -70,9 +70,9 @@ class WorkerRank:
 
     @property
     def _root(self) -> DeviceMesh:
-        """The mesh that all others are slices of: without a data axis in the shape it has one of one rank beside."""
+        """The mesh that all others are slices of: without data parallelism in the shape it has an axis of one rank."""
         if self._mesh is None:
-            alone = () if self.shape.data_axes else (_ALONE,)
+            alone = () if set(DATA_PARALLEL) & set(self.shape.names) else (_ALONE,)
             sizes, names = (*(1 for _ in alone), *self.shape.sizes), (*alone, *self.shape.names)
             self._mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
         return self._mesh

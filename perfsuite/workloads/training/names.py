@@ -53,6 +53,8 @@ MEMORY = (
     "final_host_gib",
     "whole_device_gib",
 )
+EXPERTS = ("expert_imbalance", "dropped_percent", "balance_loss")
+"""Of models that have experts."""
 BUILDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "memory": MEMORY,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from perfsuite.errors import WrongResult
+from perfsuite.strategies import expert
 from perfsuite.workload import Rank, Step
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class TrainingStep(Step):
                 expected="a finite number",
                 got=loss,
             )
+        if self.trainer.plan.model.experts:
+            expert.record(self._rank, [self.trainer.module])
         for copies in self.trainer.copies():
             self._check_copies(copies)
 

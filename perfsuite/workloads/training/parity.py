@@ -185,6 +185,7 @@ def one_process(rank: Rank, plan: Plan, batch: Mapping[str, torch.Tensor], *, na
     """
     import torch
 
+    from perfsuite.models.moe_module import set_loss_factor
     from perfsuite.strategies.trainer import make_optimizer, new_whole_module
 
     plain = dataclasses.replace(plan, checkpointing="none", compiled=False)
@@ -201,6 +202,8 @@ def one_process(rank: Rank, plan: Plan, batch: Mapping[str, torch.Tensor], *, na
             module.load_state_dict(wide.state_dict())
             module.to(dtype)
             inputs = {name: x.to(dtype) if x.is_floating_point() else x for name, x in batch.items()}
+        if plan.model.experts:
+            set_loss_factor(module, scale)
         with casts:
             loss: Any = module(**inputs)
         (loss * scale).backward()

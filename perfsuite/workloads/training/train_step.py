@@ -114,7 +114,8 @@ class TrainStep(Workload):
         parts = (*names.STAGES, "optimizer_ms") if self.staged else names.PARTS
         data = () if self.data == "synthetic" else ("steps_per_epoch",)
         builds = (name for build in self.builds for name in names.BUILDS[build] if name not in self.absent())
-        return (*names.TIMED, *parts, "device_utilisation_percent", *data, *builds)
+        experts = names.EXPERTS if self.find_model().experts else ()
+        return (*names.TIMED, *parts, "device_utilisation_percent", *experts, *data, *builds)
 
     def absent(self) -> tuple[str, ...]:
         """Metrics of the builds that this case cannot have."""
@@ -249,7 +250,7 @@ class TrainStep(Workload):
             read(Path(self.data), model)
         samples = float(plan.batch_size * shape.replicas)
         counted = Transformer(
-            parameters=model.parameters,
+            parameters=model.active_parameters,
             layers=model.layers,
             width=model.width,
             tokens=model.tokens_per_sample,

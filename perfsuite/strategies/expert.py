@@ -1,0 +1,173 @@
+"""Expert parallelism: each rank along ``ep`` has some of the experts, and rows travel to theirs and back.
+
+``ep`` is a data axis: its ranks see different samples, and what is no expert they hold all of.  Along ``tp`` the
+experts' hidden features are split, and tokens as well, as sequence parallelism leaves them.
+Torch is imported on ranks only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.mesh import MeshShape
+from perfsuite.models.base import Model
+from perfsuite.models.moe import Moe
+from perfsuite.workload import Rank
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    from perfsuite.models.experts_module import Experts
+    from perfsuite.models.moe_module import MoeMlp
+
+
+def require(model: Model, shape: MeshShape, *, sequence_parallel: bool = True, zigzag: bool = True) -> None:
+    """Raise InvalidParameter unless the model's experts can be spread over a mesh of this shape.
+
+    ``zigzag``: along cp a rank holds two chunks of a sequence, from its beginning and from its end.
+    """
+    ep, tp = shape.size("ep"), shape.size("tp")
+    if not isinstance(model, Moe):
+        if ep > 1:
+            raise InvalidParameter(
+                f"mesh {shape} has ep={ep}, but model {model.name} has no experts; leave ep out, or choose a model "
+                "with experts such as moe-tiny or mixtral-8x7b"
+            )
+        return
+    if model.experts % ep:
+        raise InvalidParameter(
+            f"ep={ep} does not divide experts={model.experts} of model {model.name}; choose {_divisors(model.experts)}"
+        )
+    if tp > 1 and not sequence_parallel:
+        raise InvalidParameter(
+            f"tp={tp} without sequence parallelism would send every row of model {model.name} {tp} times; "
+            "set sequence_parallel=True, or leave tp out"
+        )
+    if model.hidden % tp:
+        raise InvalidParameter(
+            f"tp={tp} does not divide hidden={model.hidden} of the experts of model {model.name}; "
+            f"choose {_divisors(math.gcd(model.hidden, model.heads))}"
+        )
+    _require_groups(model, shape, zigzag=zigzag)
+
+
+def _require_groups(model: Moe, shape: MeshShape, *, zigzag: bool) -> None:
+    """Tokens that share a capacity must be on one rank, or another mesh would drop others."""
+    cp, tp, tokens = shape.size("cp"), shape.size("tp"), model.sequence_length
+    if model.capacity_factor is None or cp * tp == 1:
+        return
+    held = math.gcd(tokens // (2 * cp if zigzag and cp > 1 else cp), tokens // (cp * tp))
+    group = model.routing.group_tokens
+    if held % group:
+        raise InvalidParameter(
+            f"group_tokens={group} of model {model.name} share a capacity, but mesh {shape} gives a rank {held} "
+            f"neighbouring tokens; choose group_tokens={_divisors(held)}, or capacity_factor=None"
+        )
+
+
+def _divisors(number: int) -> str:
+    *most, last = [str(each) for each in range(1, number + 1) if number % each == 0]
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+# -- on the ranks ------------------------------------------------------------------------------------------------
+
+
+def apply(module: nn.Module, rank: Rank, places: torch.Tensor | None = None) -> None:
+    """Slice the experts of ``module``, which has their values, over ep and tp, and let their rows travel.
+
+    ``places``: (S / cp,) positions of this rank's tokens in a sample where cp splits it, before tp does; None: all.
+    """
+    from perfsuite.models.moe_module import moe_layers
+
+    for layer in moe_layers(module):
+        _slice_over_ep(layer.experts, rank)
+        _split_over_tp(layer, rank)
+        _connect(layer, rank, places)
+
+
+def expert_modules(module: nn.Module) -> Iterator[Experts]:
+    """Parts of ``module`` whose parameters differ along ep, so that their gradients are added up without it."""
+    from perfsuite.models.moe_module import moe_layers
+
+    return (layer.experts for layer in moe_layers(module))
+
+
+def record(rank: Rank, modules: Sequence[nn.Module]) -> None:
+    """Record what routing was like in the latest forward of the rank's modules; nothing where there are no experts."""
+    from perfsuite.models.moe_module import router_figures
+
+    found = [figures for figures in map(router_figures, modules) if figures is not None]
+    if not found:
+        return
+    import torch
+
+    for field in dataclasses.fields(found[0]):
+        values = torch.stack([getattr(figures, field.name) for figures in found])
+        if field.name == "imbalance":
+            rank.record("expert_imbalance", values.max(), reduce="max")
+        else:
+            rank.record(field.name, values.mean(), reduce="mean")
+
+
+def _slice_over_ep(experts: Experts, rank: Rank) -> None:
+    from torch import nn
+
+    ranks = rank.shape.size("ep")
+    if ranks == 1:
+        return
+    mine = rank.shape.coordinates(rank.rank)["ep"]
+    for name, parameter in list(experts.named_parameters()):
+        # A copy: a view would keep the whole alive.
+        setattr(experts, name, nn.Parameter(parameter.detach().chunk(ranks)[mine].clone()))
+
+
+def _split_over_tp(layer: MoeMlp, rank: Rank) -> None:
+    ranks = rank.shape.size("tp")
+    if ranks == 1:
+        return
+    from torch import nn
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh, mine = rank.mesh["tp"], rank.shape.coordinates(rank.rank)["tp"]
+    weight = layer.router.weight.detach()
+    layer.router.weight = nn.Parameter(DTensor.from_local(weight, mesh, [Replicate()], run_check=False))
+    for name, dim in (("gate", 2), ("expand", 2), ("contract", 1)):
+        part = getattr(layer.experts, name).detach().chunk(ranks, dim=dim)[mine].contiguous()
+        setattr(layer.experts, name, nn.Parameter(DTensor.from_local(part, mesh, [Shard(dim)], run_check=False)))
+
+
+def _connect(layer: MoeMlp, rank: Rank, places: torch.Tensor | None) -> None:
+    import torch
+
+    from perfsuite.models.moe_module import Split
+    from perfsuite.strategies.expert_dispatch import Dispatcher
+
+    shape, at = rank.shape, rank.shape.coordinates(rank.rank)
+    groups = {axis: rank.group(axis) for axis in ("ep", "cp", "tp") if shape.size(axis) > 1}
+    if groups.keys() & {"ep", "tp"}:
+        even = layer.routing.capacity is not None
+        layer.dispatch = Dispatcher(groups.get("ep"), groups.get("tp"), even=even)
+    if groups.keys() & {"cp", "tp"}:
+        length = layer.routing.sequence_length
+        held = torch.arange(length) if places is None else places.cpu()
+        layer.split = Split(
+            places=held.chunk(shape.size("tp"))[at.get("tp", 0)],
+            length=length,
+            add_up=functools.partial(_add_up, [groups[axis] for axis in ("cp", "tp") if axis in groups]),
+            averaged=shape.size("cp"),
+        )
+
+
+def _add_up(groups: Sequence[dist.ProcessGroup], values: torch.Tensor) -> None:
+    import torch.distributed as dist
+
+    for group in groups:
+        dist.all_reduce(values, group=group)

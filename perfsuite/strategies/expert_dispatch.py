@@ -1,0 +1,159 @@
+"""Rows of tokens to the ranks that have their experts, and back.  Imported on ranks only.
+
+Shapes: R rows of D features on this rank, E experts, W ranks along ep, T along tp.
+
+Over ep a row goes to the rank of its expert: an all-to-all whose parts are as uneven as the routing.  Over tp every
+rank needs all rows of its tp group, of which each computes with its slice of the features: an uneven all-gather, for
+which stands an all-to-all of the rows repeated T times; the partial sums come back the same way and are added.
+Routing with a capacity makes all parts equal and known beforehand, so that no counts have to be exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+from perfsuite.models.experts_module import Experts
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """Rows by the rank they come from or go to."""
+
+    sent: list[int]
+    """Of this rank, to each rank along ep."""
+    received: list[int]
+    """From each rank along ep."""
+    gathered: list[int]
+    """From each rank along tp, after ep."""
+    counts: torch.Tensor
+    """(T W, E / W): rows of each of this rank's experts by where they come from, in the order of arrival."""
+
+
+class Dispatcher:
+    """One layer's way to its experts."""
+
+    def __init__(self, ep: dist.ProcessGroup | None, tp: dist.ProcessGroup | None, *, even: bool) -> None:
+        """``even``: every rank sends every expert as many rows."""
+        self._ep, self._tp, self._even = ep, tp, even
+        self._ep_ranks = 1 if ep is None else ep.size()
+        self._tp_ranks = 1 if tp is None else tp.size()
+        self.sources = self._ep_ranks * self._tp_ranks
+        """Ranks whose rows meet at an expert."""
+
+    def __call__(self, rows: torch.Tensor, counts: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
+        """(R, D) rows sorted by expert, (E,) rows of each, to (R, D) computed rows and the (E / W,) computed here."""
+        parts = self._parts(rows, counts)
+        if self._ep is not None:
+            rows = self.move(rows, parts.received, parts.sent, self._ep)
+        here = rows.shape[0]
+        if self._tp is not None:
+            rows = self.move(rows.repeat(self._tp_ranks, 1), parts.gathered, [here] * self._tp_ranks, self._tp)
+        order, load = _by_expert(parts.counts, rows.shape[0])
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=order.device)
+        rows = experts(rows[order], load)[back]
+        if self._tp is not None:
+            rows = self.move(rows, [here] * self._tp_ranks, parts.gathered, self._tp)
+            rows = rows.view(self._tp_ranks, here, rows.shape[-1]).sum(dim=0)
+        if self._ep is not None:
+            rows = self.move(rows, parts.sent, parts.received, self._ep)
+        return rows, load
+
+    def move(self, rows: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+        """One all-to-all of rows; its backward is the one the other way."""
+        moved = functional.all_to_all_single_autograd(rows.contiguous(), received, sent, group)
+        arrived: torch.Tensor = functional.wait_tensor(moved)  # type: ignore[no-untyped-call] # torch does not type it
+        return arrived
+
+    def exchanging(self) -> AbstractContextManager[None]:
+        """Entered round the exchange of counts."""
+        return nullcontext()
+
+    def _parts(self, rows: torch.Tensor, counts: torch.Tensor) -> _Parts:
+        ranks, tp_ranks = self._ep_ranks, self._tp_ranks
+        if self._even:
+            part = rows.shape[0] // ranks
+            return _Parts(
+                sent=[part] * ranks,
+                received=[part] * ranks,
+                gathered=[rows.shape[0]] * tp_ranks,
+                counts=counts.view(ranks, -1).repeat(tp_ranks, 1),
+            )
+        with self.exchanging():
+            received = counts
+            if self._ep is not None:
+                received = torch.empty_like(counts)
+                dist.all_to_all_single(received, counts, group=self._ep)
+            gathered = received
+            if self._tp is not None:
+                gathered = counts.new_empty(tp_ranks * len(counts))
+                gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+                gather(gathered, received, group=self._tp)
+            sums = [each.view(parts, -1).sum(dim=1) for each, parts in ((counts, ranks), (received, ranks))]
+            # One wait for the device.
+            numbers = torch.cat((*sums, gathered.view(tp_ranks, -1).sum(dim=1))).tolist()
+        return _Parts(
+            sent=numbers[:ranks],
+            received=numbers[ranks : 2 * ranks],
+            gathered=numbers[2 * ranks :],
+            counts=gathered.view(tp_ranks * ranks, -1),
+        )
+
+
+def _by_expert(counts: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The order in which rows that came source by source, each sorted by expert, are sorted by expert; rows of each."""
+    sources, experts = counts.shape
+    numbers = torch.arange(experts, device=counts.device).repeat(sources)
+    expert = torch.repeat_interleave(numbers, counts.flatten(), output_size=rows)
+    return expert.argsort(stable=True), counts.sum(dim=0)
+
+
+class WatchedDispatcher(Dispatcher):
+    """Tells ``watch`` when rows begin (True) and end (False) to travel, in the forward and in the backward."""
+
+    def __init__(
+        self,
+        ep: dist.ProcessGroup | None,
+        tp: dist.ProcessGroup | None,
+        *,
+        even: bool,
+        watch: Callable[[bool], None],
+    ) -> None:
+        super().__init__(ep, tp, even=even)
+        self._watch = watch
+
+    def move(self, rows: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+        """The same between two edges; their backwards run in the other order."""
+        begun: torch.Tensor = _Edge.apply(rows, self._watch, True)  # type: ignore[no-untyped-call] # torch does not
+        moved = super().move(begun, received, sent, group)
+        ended: torch.Tensor = _Edge.apply(moved, self._watch, False)  # type: ignore[no-untyped-call] # torch does not
+        return ended
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Counts travel as well."""
+        self._watch(True)
+        yield
+        self._watch(False)
+
+
+class _Edge(torch.autograd.Function):
+    """Passes rows through and says that they begin or end to travel."""
+
+    @staticmethod
+    def forward(context: Any, rows: torch.Tensor, watch: Callable[[bool], None], begins: bool) -> torch.Tensor:
+        context.watch, context.begins = watch, begins
+        watch(begins)
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        context.watch(not context.begins)
+        return gradients[0], None, None
