@@ -1,0 +1,84 @@
+"""DeepSpeed's layer of experts, as a peer of perfsuite's own; imported once DeepSpeed is known to be there.
+
+Its groups are its own, made from all ranks: neighbouring ranks share the experts.  Without a capacity it pads every
+expert's rows to those of the fullest one; with one, an expert takes so many of a rank's tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from deepspeed.moe.layer import MoE  # type: ignore[import-untyped] # DeepSpeed has no types
+from torch import nn
+
+from perfsuite.strategies.deepspeed.engine import start
+from perfsuite.workload import Rank
+
+if TYPE_CHECKING:
+    from perfsuite.models.moe import Moe
+
+
+class _Expert(nn.Module):
+    """SwiGLU of one expert, D to F to D."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, hidden, bias=False)
+        self.expand = nn.Linear(width, hidden, bias=False)
+        self.contract = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.contract(F.silu(self.gate(rows)) * self.expand(rows))
+        return result
+
+
+class DeepSpeedLayer:
+    """``deepspeed.moe.layer.MoE`` without noise, random choices or a least capacity."""
+
+    normalizes_kept = True
+    per_sample = False
+
+    def __init__(self, config: Moe, dtype: torch.dtype, rank: Rank) -> None:
+        start(rank)
+        with torch.device(rank.device):
+            layer: Any = MoE(
+                config.width,
+                _Expert(config.width, config.hidden),
+                num_experts=config.experts,
+                ep_size=rank.shape.size("ep"),
+                k=config.top_k,
+                capacity_factor=config.capacity_factor or 1.0,
+                min_capacity=0,
+                drop_tokens=config.capacity_factor is not None,
+                use_rts=False,
+                top2_2nd_expert_sampling=False,
+            )
+        layer.set_deepspeed_parallelism()
+        self._layer = layer.to(dtype)
+        self._experts = layer.deepspeed_moe.experts.deepspeed_experts
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, S, D) to the same."""
+        output: torch.Tensor = self._layer(x)[0]
+        return output
+
+    def router(self) -> torch.Tensor:
+        """(E, D) parameter."""
+        weight: torch.Tensor = self._layer.deepspeed_moe.gate.wg.weight
+        return weight
+
+    def weight(self, name: str, index: int) -> torch.Tensor:
+        """One matrix of this rank's expert ``index``, in x out: a view of a parameter."""
+        weight: torch.Tensor = getattr(self._experts[index], name).weight
+        return weight.T
+
+    def gradient(self, name: str, index: int) -> torch.Tensor | None:
+        """Its gradient."""
+        gradient = getattr(self._experts[index], name).weight.grad
+        return None if gradient is None else gradient.T
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        self._layer.zero_grad(set_to_none=True)

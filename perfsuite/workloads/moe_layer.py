@@ -1,0 +1,180 @@
+"""One layer of experts over the axis ``ep``, forward and backward: what routing costs, the all-to-alls told apart.
+
+Shapes: B samples of S tokens on all ranks, D width, F features of an expert, E experts, k of a token.
+Checked against a plain loop over the experts: all of it where one process can hold that, else some tokens' output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.mesh import MeshShape
+from perfsuite.models.moe import Moe
+from perfsuite.models.routing import nearest_skew
+from perfsuite.records import Work
+from perfsuite.strategies import expert
+from perfsuite.workload import Process, Rank, Step, Workload, Yardstick
+
+if TYPE_CHECKING:
+    from perfsuite.workloads.moe_layer_ranks import LayerStep
+
+_DTYPES = ("fp32", "tf32", "bf16")
+_IMPLEMENTATIONS = ("perfsuite", "deepspeed")
+_AXES = ("dp", "ep")
+_WHOLE = 2**22
+"""Numbers in all experts up to which every rank computes the whole layer for the check."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeLayer(Workload):
+    """Forward and backward of a router and its experts, whose ranks along ``ep`` have as many each."""
+
+    mesh: str
+    """Shape of the mesh, such as ep8, or dp2-ep4 for two groups beside each other."""
+    batch_size: int
+    """Samples on all ranks together (B)."""
+    sequence_length: int
+    """Tokens of a sample (S)."""
+    width: int
+    """Features of a token (D)."""
+    hidden: int
+    """Features of an expert (F)."""
+    experts: int
+    """On all ranks along ep together (E)."""
+    top_k: int = 2
+    """Experts of one token."""
+    capacity_factor: float | None = None
+    """An expert takes at most this times its even share of a sample's rows; None: all."""
+    skew: float | None = None
+    """Rows of the fullest expert over the mean, imposed; None: as the router chooses."""
+    dtype: str = "fp32"
+    """fp32, tf32 or bf16."""
+    implementation: str = "perfsuite"
+    """perfsuite, or deepspeed for ``deepspeed.moe.layer.MoE``, whose capacity is of a rank's tokens, not a sample's."""
+
+    aligned: ClassVar[bool] = True
+    yardstick: ClassVar[Yardstick] = "compute"
+
+    def __post_init__(self) -> None:
+        for name, choices in (("dtype", _DTYPES), ("implementation", _IMPLEMENTATIONS)):
+            if getattr(self, name) not in choices:
+                raise InvalidParameter(f"{name}={getattr(self, name)!r} is unknown; choose from {', '.join(choices)}")
+        if self.implementation == "deepspeed":
+            self._require_deepspeed()
+        self._require_mesh(MeshShape.parse(self.mesh))
+
+    def _require_deepspeed(self) -> None:
+        if self.skew is not None:
+            raise InvalidParameter(
+                f"skew={self.skew!r}: DeepSpeed's router cannot be told what to choose; leave it out"
+            )
+        if self.capacity_factor is not None and self.top_k != 2:
+            raise InvalidParameter(
+                f"top_k={self.top_k} with capacity_factor={self.capacity_factor}: which tokens DeepSpeed drops is "
+                "known for top_k=2 alone; choose 2, or capacity_factor=None"
+            )
+
+    def _require_mesh(self, shape: MeshShape) -> None:
+        others = [axis for axis in shape.names if axis not in _AXES]
+        if others:
+            raise InvalidParameter(
+                f"mesh {shape} has axis {', '.join(others)}, along which a layer alone is not spread; "
+                f"give it {' and '.join(_AXES)}"
+            )
+        expert.require(self.config, shape)
+        if type(self.batch_size) is not int or self.batch_size < 1 or self.batch_size % shape.world_size:
+            below = max(shape.world_size, int(self.batch_size) // shape.world_size * shape.world_size)
+            raise InvalidParameter(
+                f"batch_size={self.batch_size!r} does not divide by the {shape.world_size} ranks of mesh {shape}; "
+                f"choose {below} or {below + shape.world_size}"
+            )
+
+    @property
+    def config(self) -> Moe:
+        """A model of this one layer; raises InvalidParameter for sizes that do not fit each other."""
+        return Moe(
+            name="moe_layer",
+            layers=1,
+            width=self.width,
+            heads=1,
+            kv_heads=1,
+            hidden=self.hidden,
+            sequence_length=self.sequence_length,
+            experts=self.experts,
+            top_k=self.top_k,
+            capacity_factor=self.capacity_factor,
+            balance_weight=0.0,
+            skew=self.skew,
+        )
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The layer's time, and what routing was like."""
+        return ("step_time_s", "expert_imbalance", "dropped_percent", "tflops_per_device")
+
+    @property
+    def process(self) -> Process | None:
+        """DeepSpeed keeps groups in its modules: whoever ran it can run nothing else."""
+        return Process() if self.implementation == "deepspeed" else None
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """DeepSpeed takes long to import."""
+        return ("deepspeed",) if self.implementation == "deepspeed" else ()
+
+    @property
+    def checked_whole(self) -> bool:
+        """Whether one process can hold the layer."""
+        return 3 * self.experts * self.width * self.hidden <= _WHOLE
+
+    def layout(self) -> str:
+        """The mesh."""
+        return self.mesh
+
+    def native_dtype(self) -> str:
+        """Emulated products say nothing about a device."""
+        return self.dtype
+
+    def work(self, shape: MeshShape) -> Work:
+        """6 operations for every number in the router and in k experts, for every token; what is dropped counts."""
+        self._require_mesh(shape)
+        tokens = float(self.batch_size * self.sequence_length)
+        active = self.width * self.experts + self.top_k * 3 * self.width * self.hidden
+        return Work(
+            flops={"exact": 6.0 * tokens * active}, dtype=self.dtype, samples=float(self.batch_size), tokens=tokens
+        )
+
+    def twin(self) -> MoeLayer | None:
+        """The same routing on a small layer, checked whole; None where this one is."""
+        if self.checked_whole:
+            return None
+        shape, tokens = MeshShape.parse(self.mesh), 16
+        experts = shape.size("ep") * -(-max(4, 2 * self.top_k) // shape.size("ep"))
+        skew = self.skew
+        if skew is not None:
+            skew = nearest_skew(skew, tokens=tokens, experts=experts, top_k=self.top_k)
+        return dataclasses.replace(
+            self,
+            batch_size=2 * shape.world_size,
+            sequence_length=tokens,
+            width=32,
+            hidden=48,
+            experts=experts,
+            skew=skew,
+        )
+
+    def build(self, rank: Rank) -> LayerStep:
+        """Router, this rank's experts and its samples.  Raises UnsupportedCase where DeepSpeed is not installed."""
+        from perfsuite.workloads.moe_layer_ranks import LayerStep
+
+        return LayerStep(self, rank)
+
+    def check(self, rank: Rank, step: Step) -> None:
+        """Raise WrongResult unless output and gradients are those of a plain loop over the experts."""
+        from perfsuite.workloads.moe_layer_ranks import LayerStep
+
+        assert isinstance(step, LayerStep)
+        step.check()

@@ -1,0 +1,129 @@
+"""The layer of experts as a workload: its check on real ranks, what it records, its twin, DeepSpeed's, bad input."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import InvalidParameter, WrongResult
+from perfsuite.mesh import MeshShape
+from perfsuite.metrics import derive
+from perfsuite.platforms import families
+from perfsuite.records import Peaks
+from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.workload import Budget
+from perfsuite.workloads.moe_layer import MoeLayer
+from test_correctness.helpers import broken_experts
+
+ROOT = Path(__file__).parent.parent
+ONCE = Budget(smoke=True, timeout_s=90.0)
+QUICK = Budget(min_rounds=3, max_time_s=0.02, warmup_time_s=0.01, timeout_s=90.0)
+SIZES = {"batch_size": 4, "sequence_length": 16, "width": 16, "hidden": 24, "experts": 4}
+DEEPSPEED = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    transport = LocalTransport(
+        start_method="fork",
+        preload=("torch", "torch._dynamo", "perfsuite.runtime.ranks.worker"),
+        log_directory=tmp_path_factory.mktemp("logs"),
+    )
+    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
+    yield driver
+    driver.close()
+
+
+def layer(kind=MoeLayer, **case):
+    return kind(**{"mesh": "ep2", **SIZES, **case})
+
+
+def run(driver, workload, budget=ONCE):
+    shape = MeshShape.parse(workload.mesh)
+    return driver.run(Job(workload=workload, world_size=shape.world_size, shape=shape, budget=budget))
+
+
+def records(measurement):
+    return {record.name: record.value for record in measurement.records}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"top_k": 1, "skew": 3.0},
+        {"capacity_factor": 0.75},
+        {"mesh": "dp2-ep2", "dtype": "bf16"},
+        {"mesh": "1"},
+        # Above what one process checks whole: its twin is, and of itself some tokens.
+        {"width": 512, "hidden": 1024, "sequence_length": 8, "skew": 1.5},
+    ],
+    ids=["top2", "skew", "capacity", "bf16", "alone", "sampled"],
+)
+def test_a_layer_is_checked_against_a_loop(driver, case):
+    workload = layer(**case)
+    found = records(run(driver, workload))
+    assert (found["dropped_share"] > 0) == ("capacity_factor" in case)
+    if "skew" in case:
+        assert found["expert_imbalance"] == pytest.approx(case["skew"], rel=0.01)
+    assert workload.checked_whole == (workload.width < 512)
+    assert (workload.twin() is None) == workload.checked_whole
+
+
+@DEEPSPEED
+@pytest.mark.parametrize("capacity_factor", [None, 0.75], ids=["dropless", "capacity"])
+@pytest.mark.parametrize("mesh", ["dp2-ep2", "ep4"])
+def test_deepspeed_s_layer_is_checked_against_a_loop(driver, mesh, capacity_factor):
+    measurement = run(driver, layer(mesh=mesh, implementation="deepspeed", capacity_factor=capacity_factor))
+    assert measurement.process == "fresh"
+    assert (records(measurement)["dropped_share"] > 0) == (capacity_factor is not None)
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (broken_experts.Doubled, "output of"),
+        (broken_experts.OtherExpert, "output of"),
+        (broken_experts.NoGradient, "gradient of the input of"),
+        (broken_experts.HalfGradient, "gradient of gate of"),
+        (broken_experts.LargeOther, "output of 8 tokens of"),
+    ],
+)
+def test_a_wrong_layer_is_found(driver, broken, said):
+    large = {"width": 512, "hidden": 1024, "sequence_length": 8} if broken is broken_experts.LargeOther else {}
+    with pytest.raises(WrongResult, match=f"{said} .*against a plain loop"):
+        run(driver, layer(broken, **large))
+
+
+def test_all_to_alls_and_computation_make_up_the_step(driver):
+    workload = layer()
+    measurement = run(driver, workload, QUICK)
+    spans = {span.name: span for span in measurement.spans}
+    # Counts, rows there and back, and both ways again in the backward.
+    assert spans["communication"].count == 5
+    assert sum(span.time_s for span in spans.values()) == pytest.approx(measurement.median_s, rel=1e-9)
+    work = workload.work(MeshShape.parse(workload.mesh))
+    assert work.flops["exact"] == 6.0 * 4 * 16 * (16 * 4 + 2 * 3 * 16 * 24)
+    metrics = derive(workload.metrics, work=work, measurement=measurement, peaks=Peaks())
+    assert all(metric.value is not None for metric in metrics)
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ({"mesh": "tp2"}, "mesh tp2 has axis tp, along which a layer alone is not spread; give it dp and ep"),
+        ({"mesh": "ep3", "batch_size": 3}, "ep=3 does not divide experts=4"),
+        ({"batch_size": 5}, "batch_size=5 does not divide by the 2 ranks of mesh ep2; choose 4 or 6"),
+        ({"dtype": "int8"}, "dtype='int8' is unknown; choose from fp32, tf32, bf16"),
+        ({"implementation": "megatron"}, "implementation='megatron' is unknown; choose from perfsuite, deepspeed"),
+        ({"implementation": "deepspeed", "skew": 1.5}, "DeepSpeed's router cannot be told what to choose"),
+        ({"implementation": "deepspeed", "capacity_factor": 1.0, "top_k": 1}, "known for top_k=2 alone"),
+        ({"top_k": 5}, "top_k=5 .* more than its experts=4"),
+    ],
+)
+def test_layers_that_cannot_be(case, said):
+    with pytest.raises(InvalidParameter, match=said):
+        layer(**case)
