@@ -20,10 +20,7 @@ def _by_name(families: Iterable[tuple[MetricSpec, ...]]) -> Mapping[str, MetricS
 
 
 REGISTRY: Mapping[str, MetricSpec] = _by_name(
-    (
-        *(compute.METRICS, memory.METRICS, collective.METRICS, pipeline.METRICS),
-        *(training.METRICS, traffic.METRICS, experts.METRICS),
-    )
+    family.METRICS for family in (compute, memory, collective, pipeline, training, traffic, experts)
 )
 """Immutable; a new metric is one entry in its family's METRICS."""
 
