@@ -24,7 +24,7 @@ from perfsuite.models.language import LanguageModel
 from perfsuite.models.language_module import LanguageModule
 from perfsuite.models.layers import cross_entropy, materialize
 from perfsuite.schedules import Schedule
-from perfsuite.strategies import data
+from perfsuite.strategies import data, expert
 from perfsuite.strategies.base import Plan
 from perfsuite.strategies.context.apply import apply as apply_context
 from perfsuite.strategies.fsdp import reduce_in_last
@@ -60,7 +60,7 @@ class HybridTrainer(Trainer):
         super().__init__(rank, plan, module=everything, optimizer=make_optimizer(everything, plan), hold=hold)
         if plan.dtype == "fp16":
             self.scaler = MeshScaler(rank.device, rank.group(), init_scale=_FIRST_SCALE)
-        experts = _experts(everything) if plan.model.experts else ()
+        experts = expert.expert_modules(everything)
         self._experts = {id(parameter) for part in experts for parameter in part.parameters()}
         self._nothing = torch.empty(plan.batch_size, 2, dtype=torch.int64, device=rank.device)
 
@@ -226,23 +226,15 @@ def _build(rank: Rank, plan: Plan, options: Hybrid, layers: range) -> LanguageMo
     for number, block in module.blocks.named_children():
         materialize(block, rank.device, seed=plan.seed, prefix=f"blocks.{number}.")
         if plan.model.experts:
-            from perfsuite.strategies.expert import apply as split_experts
-
-            split_experts(block, rank, module.places)
+            expert.apply(block, rank, module.places)
         if parallel:
             parallel.split_block(module, block)
-        spreader.spread(block, _experts(block) if plan.model.experts else ())
+        spreader.spread(block, tuple(expert.expert_modules(block)))
     materialize(module, rank.device, seed=plan.seed)
     if parallel:
         parallel.split_ends(module)
     spreader.spread_rest(module)
     return module
-
-
-def _experts(module: nn.Module) -> list[nn.Module]:
-    from perfsuite.strategies.expert import expert_modules
-
-    return list(expert_modules(module))
 
 
 def _tensor_parallel(rank: Rank, options: Hybrid) -> TensorParallel | None:
