@@ -1,6 +1,6 @@
 """What a ring of one rank costs over torch's plain flash attention: forward and backward, in turn, ratio with interval.
 
-    python benchmarks/ring_attention.py [--device cpu] [--pairs 20] [--lengths 512 2048]
+    python benchmarks/ring_attention.py [--device cpu] [--threads 1] [--pairs 20] [--lengths 512 2048]
 
 One rank sends nothing: what is left is the ring's own work around the device's kernel.  The aim is 1.25.
 """
@@ -72,9 +72,11 @@ def main() -> None:
     """One line per length and number of key heads."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu", help="a family: cpu, cuda, musa")
+    parser.add_argument("--threads", type=int, default=1, help="of the CPU; several wait for each other on a busy one")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048])
     arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     code = device_code(arguments.device)
     device = code.open(0)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
