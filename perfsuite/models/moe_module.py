@@ -54,13 +54,30 @@ class Figures:
     """E x sum of f_e P_e without its weight; 1 where routing is even."""
 
 
+class Router(nn.Module):
+    """How much of every token each expert should have; called as a module, so that who gathers weights knows when."""
+
+    def __init__(self, width: int, experts: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, S, D) to (B, S, E) probabilities, in fp32."""
+        weight: torch.Tensor = self.weight
+        if hasattr(weight, "to_local"):  # the same on all ranks of tp, whose tokens differ: gradients add up
+            from torch.distributed.tensor import Partial
+
+            weight = weight.to_local(grad_placements=[Partial()])
+        return F.linear(x, weight).float().softmax(dim=-1)
+
+
 class MoeMlp(nn.Module):
     """Every token goes through the k experts that the router gives most to; their outputs are added by its weights."""
 
     def __init__(self, width: int, hidden: int, routing: Routing) -> None:
         super().__init__()
         self.routing = routing
-        self.router = nn.Linear(width, routing.experts, bias=False)
+        self.router = Router(width, routing.experts)
         self.experts = Experts(routing.experts, width, hidden)
         self.dispatch: Dispatch = alone
         self.split: Split | None = None
@@ -73,7 +90,7 @@ class MoeMlp(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, S, D) to the same."""
         shape, routing = x.shape, self.routing
-        probabilities = self._probabilities(x)
+        probabilities = self.router(x)
         weights, chosen = self._choose(probabilities)
         balance = self._balance_loss(probabilities, chosen)
         if routing.balance_weight:
@@ -89,15 +106,6 @@ class MoeMlp(nn.Module):
         self._note(load, chosen, route, balance)
         mixed: torch.Tensor = (chosen_rows * weights.to(x.dtype)[..., None]).sum(dim=-2)
         return mixed.view(shape).type_as(x)
-
-    def _probabilities(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, S, D) to (B, S, E), in fp32."""
-        weight = self.router.weight
-        if hasattr(weight, "to_local"):  # the same on all ranks of tp, whose tokens differ: gradients add up
-            from torch.distributed.tensor import Partial
-
-            weight = weight.to_local(grad_placements=[Partial()])
-        return F.linear(x, weight).float().softmax(dim=-1)
 
     def _choose(self, probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights and experts of every token, (B, S, k); the k weights sum to 1, a single one is its probability."""

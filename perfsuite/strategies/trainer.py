@@ -115,8 +115,12 @@ class Trainer:
         if self.plan.model.experts:
             from perfsuite.models.moe_module import set_loss_factor
 
-            whole = torch.ones((), device=self.rank.device)
-            set_loss_factor(self.module, self.scaler.scale(whole) / self.plan.accumulation)
+            set_loss_factor(self.module, self.loss_scale() / self.plan.accumulation)
+
+    def loss_scale(self) -> float | torch.Tensor:
+        """What a loss is multiplied by in fp16, without waiting for the device; 1 elsewhere."""
+        scale: torch.Tensor = self.scaler.scale(torch.ones((), device=self.rank.device))
+        return scale
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         """Round the forward and backward of one micro-batch; only the last one of a step communicates gradients."""

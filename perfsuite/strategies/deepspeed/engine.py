@@ -95,9 +95,13 @@ class ZeroTrainer(Trainer):
         """The step of the last micro-batch: the optimizer's."""
         self.unit.step()
 
+    def loss_scale(self) -> float:
+        """The engine's."""
+        return float(getattr(self.unit.optimizer, "loss_scale", None) or 1.0)
+
     def gradients(self) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Whole gradients, gathered by DeepSpeed."""
-        scale = float(getattr(self.unit.optimizer, "loss_scale", None) or 1.0)
+        scale = self.loss_scale()
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad:
                 gradient = safe_get_full_grad(parameter)
