@@ -107,8 +107,15 @@ def test_all_to_alls_and_computation_make_up_the_step(driver):
     assert sum(span.time_s for span in spans.values()) == pytest.approx(measurement.median_s, rel=1e-9)
     work = workload.work(MeshShape.parse(workload.mesh))
     assert work.flops["exact"] == 6.0 * 4 * 16 * (16 * 4 + 2 * 3 * 16 * 24)
-    metrics = derive(workload.metrics, work=work, measurement=measurement, peaks=Peaks())
-    assert all(metric.value is not None for metric in metrics)
+    metrics = {
+        metric.name: metric.value
+        for metric in derive(workload.metrics, work=work, measurement=measurement, peaks=Peaks())
+    }
+    assert metrics["step_time_s"] == measurement.median_s
+    assert metrics["expert_imbalance"] >= 1
+    assert metrics["dropped_percent"] == 0
+    # Two samples of 16 tokens on each rank, two rows of 16 numbers for each token, four times; four counts.
+    assert records(measurement)["communication_bytes"] == 4 * (2 * 16 * 2 * 16 * 4) + 4 * 8
 
 
 @pytest.mark.parametrize(

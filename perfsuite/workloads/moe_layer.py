@@ -16,7 +16,7 @@ from perfsuite.models.moe import Moe
 from perfsuite.models.routing import nearest_skew
 from perfsuite.records import Work
 from perfsuite.strategies import expert
-from perfsuite.workload import Process, Rank, Step, Workload, Yardstick
+from perfsuite.workload import ITEM_BYTES, Process, Rank, Step, Workload, Yardstick
 
 if TYPE_CHECKING:
     from perfsuite.workloads.moe_layer_ranks import LayerStep
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _DTYPES = ("fp32", "tf32", "bf16")
 _IMPLEMENTATIONS = ("perfsuite", "deepspeed")
 _AXES = ("dp", "ep")
+_COUNT_BYTES = 8
 _WHOLE = 2**22
 """Numbers in all experts up to which every rank computes the whole layer for the check."""
 
@@ -112,8 +113,16 @@ class MoeLayer(Workload):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The layer's time, and what routing was like."""
-        return ("step_time_s", "expert_imbalance", "dropped_percent", "tflops_per_device")
+        """The layer's time, its parts where they are told apart, and what routing was like."""
+        parts = (
+            "compute_time_s",
+            "communication_time_s",
+            "communication_percent",
+            "communication_bytes",
+            "ep_busbw_gb_per_s",
+        )
+        own = parts if self.implementation == "perfsuite" else ()
+        return ("step_time_s", *own, "expert_imbalance", "dropped_percent", "tflops_per_device")
 
     @property
     def process(self) -> Process | None:
@@ -137,6 +146,25 @@ class MoeLayer(Workload):
     def native_dtype(self) -> str:
         """Emulated products say nothing about a device."""
         return self.dtype
+
+    def message_bytes(self, shape: MeshShape) -> int:
+        """Bytes that one rank sends along ep in a forward and backward, the mean over ranks where routing is uneven.
+
+        Rows go there and back, and their gradients as well: four all-to-alls of k rows for each of a rank's tokens, or
+        of all places with a capacity; without one, rows of each expert are told before, 8 bytes each.
+
+        >>> layer = MoeLayer(mesh="ep2", batch_size=2, sequence_length=8, width=4, hidden=8, experts=4)
+        >>> layer.message_bytes(MeshShape.parse("ep2")) == 4 * (8 * 2 * 4 * 4) + 4 * 8
+        True
+        """
+        if shape.size("ep") == 1:
+            return 0
+        samples, routing = self.batch_size // shape.world_size, self.config.routing
+        if routing.capacity is None:
+            rows, counts = samples * self.sequence_length * self.top_k, self.experts * _COUNT_BYTES
+        else:
+            rows, counts = samples * self.experts * routing.capacity, 0
+        return 4 * rows * self.width * ITEM_BYTES[self.dtype] + counts
 
     def work(self, shape: MeshShape) -> Work:
         """6 operations for every number in the router and in k experts, for every token; what is dropped counts."""

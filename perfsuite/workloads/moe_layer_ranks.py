@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
+from perfsuite.collectives import busbw_factor
 from perfsuite.workload import Rank, Step
 
 if TYPE_CHECKING:
@@ -115,6 +116,11 @@ class LayerStep(Step):
         self.x = self.samples("x", rank.rank).requires_grad_()
         self.upstream = self.samples("upstream", rank.rank)
         self.output = self.x.detach()
+        if workload.implementation == "perfsuite":
+            sent = workload.message_bytes(rank.shape)
+            rank.record("communication_bytes", sent, unit="bytes", reduce="equal")
+            factor = busbw_factor("all_to_all", len(self.group))
+            rank.record("ep_bus_bytes", sent * factor, unit="bytes", reduce="equal")
 
     def _watch(self, moving: bool) -> None:
         """What runs from now on."""
