@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from perfsuite.errors import InvalidParameter, UnsupportedCase, WrongResult
+from perfsuite.errors import InvalidParameter, UnsupportedCase
 from perfsuite.mesh import MeshShape
 from perfsuite.records import Work
 from perfsuite.workload import Rank, Step, Workload, Yardstick
+from perfsuite.workloads.product import ROUNDING, require_product
 
 if TYPE_CHECKING:
     import torch
-
-# Half the distance between neighbouring numbers at 1: the relative error of one rounding.  tf32 keeps 10 bits of each
-# factor, and hardware may cut them off instead of rounding, which doubles the error.
-_ROUNDING = {"fp64": 2.0**-53, "fp32": 2.0**-24, "tf32": 2.0**-10, "bf16": 2.0**-8, "fp16": 2.0**-11}
-_CHECKED_ROWS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +35,7 @@ class Matmul(Workload):
         for name, value in (("m", self.m), ("k", self.k), ("n", self.n)):
             if not isinstance(value, int) or value < 1:
                 raise InvalidParameter(f"{name}={value!r} is not a matrix dimension; choose a whole number from 1 on")
-        choices = (*_ROUNDING, "int8")
+        choices = (*ROUNDING, "int8")
         if self.dtype not in choices:
             raise InvalidParameter(f"dtype={self.dtype!r} has no matrix product here; choose from {', '.join(choices)}")
         if self.dtype == "int8" and (self.m <= 16 or self.k % 8 or self.n % 8):
@@ -64,43 +59,9 @@ class Matmul(Workload):
         return MatmulStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
-        """Raise WrongResult unless C is A B.
-
-        16 whole rows are compared element by element with a product in fp64, and all rows through C x = A (B x) with a
-        random x of +-1.  int8 must be equal.  Otherwise A and B are standard normal, so an element of C is of the order
-        of sqrt(k), and the error allowed is 4 u (|c| + sqrt(k)) with u = rounding of the dtype + sqrt(k) x rounding of
-        the accumulator (when each of k partial sums is rounded, one standard deviation is u k / sqrt(6)).  That is
-        about ten standard deviations of a right kernel.  A kernel of the next lower precision errs by at least 4 times
-        more and a skipped product by about 1: of the thousands of elements that are looked at, many show it.
-        """
-        import torch
-
+        """Raise WrongResult unless C is A B."""
         assert isinstance(step, MatmulStep)
-        a, b, out = (matrix.cpu().double() for matrix in (step.a, step.b, step.out))
-        rows = torch.linspace(0, self.m - 1, min(self.m, _CHECKED_ROWS)).long()
-        self._compare("C", rows, a[rows] @ b, out[rows], scale=math.sqrt(self.k))
-        signs = torch.randint(0, 2, (self.n, 1), generator=torch.Generator().manual_seed(7)).double() * 2 - 1
-        every = torch.arange(self.m)
-        self._compare("C x", every, a @ (b @ signs), out @ signs, scale=math.sqrt(self.k * self.n))
-
-    def _unit(self) -> float:
-        """Relative error of one standard deviation, at most, of an element of C and of the reference."""
-        if self.dtype == "int8":
-            return 0.0  # integers up to 2**53 are exact in fp64, and so are all sums here
-        accumulator = _ROUNDING["fp64" if self.dtype == "fp64" else "fp32"]
-        reference = (math.sqrt(self.k) + math.sqrt(self.n)) * _ROUNDING["fp64"]
-        return _ROUNDING[self.dtype] + math.sqrt(self.k) * accumulator + reference
-
-    def _compare(self, what: str, rows: torch.Tensor, exact: torch.Tensor, got: torch.Tensor, *, scale: float) -> None:
-        excess = (got - exact).abs() - 4 * self._unit() * (exact.abs() + scale)
-        wrong = ~(excess <= 0)  # written so that a NaN is wrong
-        if bool(wrong.any()):
-            row, column = wrong.nonzero()[0].tolist()
-            raise WrongResult(
-                f"{what}[{int(rows[row])}, {column}] of {self} ({int(wrong.sum())} elements beyond rounding)",
-                expected=float(exact[row, column]),
-                got=float(got[row, column]),
-            )
+        require_product("C", self, step.a, step.b, step.out, dtype=self.dtype)
 
 
 class MatmulStep(Step):

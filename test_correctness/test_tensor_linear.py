@@ -1,0 +1,108 @@
+"""One linear layer split over ranks: every split against one process, its messages, its parts, what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from perfsuite.errors import InvalidParameter, WrongResult
+from perfsuite.mesh import MeshShape
+from perfsuite.platforms import families
+from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.workload import Budget
+from perfsuite.workloads.tensor_linear import SPLITS, TensorLinear
+from test_correctness.helpers.bare_rank import BareRank
+from test_correctness.helpers.broken_linear import ForgetfulLinear
+
+ROOT = Path(__file__).parent.parent
+QUICK = Budget(min_rounds=3, max_time_s=0.0, warmup_time_s=0.0, timeout_s=120.0)
+SPLIT = [name for name in SPLITS if name != "none"]
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    transport = LocalTransport(
+        start_method="fork",
+        preload=("torch", "perfsuite.runtime.ranks.worker"),
+        log_directory=tmp_path_factory.mktemp("logs"),
+    )
+    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
+    yield driver
+    driver.close()
+
+
+def linear(split, ranks, kind=TensorLinear, **changes):
+    sizes = {"features_in": 24, "features_out": 40, "rows": 16}
+    return kind(**{"split": split, "mesh": f"tp{ranks}" if ranks > 1 else "1", **sizes, **changes})
+
+
+def measured(driver, workload):
+    shape = MeshShape.parse(workload.mesh)
+    return driver.run(Job(workload=workload, world_size=shape.world_size, shape=shape, budget=QUICK))
+
+
+def test_one_rank_computes_what_autograd_does():
+    workload, rank = linear("none", 1), BareRank()
+    rank.shape = MeshShape.parse("1")
+    step = workload.build(rank)
+    step.run()
+    workload.check(rank, step)
+    x, weight, gradient = step._whole()
+    x.requires_grad_()
+    weight.requires_grad_()
+    output = torch.nn.functional.linear(x, weight)
+    output.backward(gradient)
+    for mine, theirs in ((step.output, output), (step.input_gradient, x.grad), (step.weight_gradient, weight.grad)):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("split", SPLIT)
+def test_every_split_gives_what_one_process_computes(driver, split, ranks):
+    found = measured(driver, linear(split, ranks))
+    assert {"compute", "communication", "remainder"} == {span.name for span in found.spans}
+    assert pytest.approx(found.median_s) == sum(span.time_s for span in found.spans)
+
+
+@pytest.mark.parametrize("split", SPLIT)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_forgotten_message_is_found(driver, split, dtype):
+    with pytest.raises(WrongResult, match=r"(Y|dX)( x)?\[.*elements beyond rounding"):
+        measured(driver, linear(split, 2, ForgetfulLinear, dtype=dtype, rows=64))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp64"])
+def test_other_dtypes_pass_their_check(driver, dtype):
+    assert measured(driver, linear("column_gather", 4, dtype=dtype)).median_s > 0
+
+
+def test_messages_of_report_004s_layer():
+    """X of 8192 x 8192 in 16 bits is 128 MiB: the all-gather that makes column and row comparable is as large as one
+    all-reduce, and costs half as much on every link."""
+    whole = {"features_in": 8192, "features_out": 8192, "rows": 8192, "dtype": "bf16"}
+    sizes = {split: linear(split, 4, **whole).message_bytes() / 2**27 for split in SPLIT}
+    assert {"column": 1, "column_gather": 2, "row": 1, "row_scatter": 2} == sizes
+    assert linear("none", 1, **whole).message_bytes() == 0
+    assert linear("row", 4, **whole).work(MeshShape.parse("tp4")).flops == {"exact": 6.0 * 8192**3}
+
+
+@pytest.mark.parametrize(
+    ("split", "ranks", "changes", "message"),
+    [
+        ("columns", 2, {}, "split='columns' is unknown; choose from none, column, column_gather, row, row_scatter"),
+        ("row", 2, {"dtype": "int8"}, "dtype='int8' is unknown; choose from fp64, fp32, tf32, bf16, fp16"),
+        ("none", 2, {}, "split='none' on mesh tp2 has 2 ranks; choose mesh '1'"),
+        ("row", 1, {}, "split='row' on mesh 1 has 1 ranks; choose a mesh such as tp2"),
+        ("row", 2, {"mesh": "dp2-tp2"}, "mesh dp2-tp2 has axes beside tp, along which no layer is split"),
+        ("row", 2, {"rows": 0}, "rows=0 is no size; choose a whole number from 1 on"),
+        ("column", 3, {}, "features_out=40 does not divide by tp=3, .* choose 39 or 42"),
+        ("row", 5, {}, "features_in=24 does not divide by tp=5, .* choose 20 or 25"),
+        ("row_scatter", 3, {}, "rows=16 does not divide by tp=3, .* choose 15 or 18"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_with_legal_choices(split, ranks, changes, message):
+    with pytest.raises(InvalidParameter, match=message):
+        linear(split, ranks, **changes)
