@@ -9,7 +9,9 @@ import torch
 
 from perfsuite.errors import InvalidParameter, WrongResult
 from perfsuite.mesh import MeshShape
+from perfsuite.metrics import derive
 from perfsuite.platforms import families
+from perfsuite.records import Peaks, Work
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workload import Budget
@@ -65,6 +67,16 @@ def test_every_split_gives_what_one_process_computes(driver, split, ranks):
     found = measured(driver, linear(split, ranks))
     assert {"compute", "communication", "remainder"} == {span.name for span in found.spans}
     assert pytest.approx(found.median_s) == sum(span.time_s for span in found.spans)
+    values = {
+        each.name: each.value for each in derive(TensorLinear.metrics, work=Work(), measurement=found, peaks=Peaks())
+    }
+    times = {span.name: span.time_s for span in found.spans}
+    assert values["communication_time_s"] == times["communication"]
+    assert values["compute_time_s"] == times["compute"]
+    moved = {"column": 24, "column_gather": 24 + 40 / 2, "row": 40, "row_scatter": 40}[split] * 16 * 4
+    factor = 2 * (ranks - 1) / ranks  # of an all-reduce; an all-gather or a reduce-scatter has half of it
+    assert pytest.approx(moved * factor / times["communication"] / 1e9) == values["tp_busbw_gb_per_s"]
+    assert values["communication_bytes"] == sum(size for _, size in linear(split, ranks).messages())
 
 
 @pytest.mark.parametrize("split", SPLIT)
@@ -83,9 +95,15 @@ def test_messages_of_report_004s_layer():
     """X of 8192 x 8192 in 16 bits is 128 MiB: the all-gather that makes column and row comparable is as large as one
     all-reduce, and costs half as much on every link."""
     whole = {"features_in": 8192, "features_out": 8192, "rows": 8192, "dtype": "bf16"}
-    sizes = {split: linear(split, 4, **whole).message_bytes() / 2**27 for split in SPLIT}
-    assert {"column": 1, "column_gather": 2, "row": 1, "row_scatter": 2} == sizes
-    assert linear("none", 1, **whole).message_bytes() == 0
+    sent = {split: linear(split, 4, **whole).messages() for split in SPLIT}
+    size = 2**27
+    assert sent == {
+        "column": (("all_reduce", size),),
+        "column_gather": (("all_gather", size), ("all_reduce", size)),
+        "row": (("all_reduce", size),),
+        "row_scatter": (("reduce_scatter", size), ("all_gather", size)),
+    }
+    assert linear("none", 1, **whole).messages() == ()
     assert linear("row", 4, **whole).work(MeshShape.parse("tp4")).flops == {"exact": 6.0 * 8192**3}
 
 

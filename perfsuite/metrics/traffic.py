@@ -1,7 +1,9 @@
 """What a training step sends, and how long that takes when nothing is overlapped, from the build ``traffic``.
 
 The build counts what one step posts and posts it again by itself; so a step's communication and computation are told
-apart, whatever the step itself hides.
+apart, whatever the step itself hides.  A single layer that computes and sends in turns has no such build: it marks the
+two by spans ``compute`` and ``communication``, and records ``communication_bytes`` and, for its axis, ``tp_bus_bytes``:
+the bytes S of its messages, each times its collective's factor.
 """
 
 from __future__ import annotations
@@ -14,22 +16,40 @@ from perfsuite.records import Measurement, Peaks, Traffic, Work
 from perfsuite.units import gb_per_s
 
 REPLAYED = "replayed, nothing overlapped"
+IN_TURNS = "of the median step, which computes and sends in turns"
 _NOT_RUN = "not available: no traffic build was run"
 
 
+def _of_layer(measurement: Measurement, part: str) -> MetricValue | None:
+    """Seconds in a part of a layer that computes and sends in turns; None for what is no such layer."""
+    times = {span.name: span.time_s for span in measurement.spans}
+    return MetricValue(value=times.get(part, 0.0), convention=IN_TURNS) if "compute" in times else None
+
+
+def _time(part: str) -> Callable[[Work, Measurement, Peaks], MetricValue]:
+    replayed = recorded({"compute": "compute_s", "communication": "communication_s"}[part], _NOT_RUN)
+
+    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
+        return _of_layer(measurement, part) or replayed(work, measurement, peaks)
+
+    return compute
+
+
 def _percent(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    times = {record.name: record.value for record in measurement.records}
-    if not {"communication_s", "compute_s"} <= set(times):
+    sent, computed = (_time(part)(work, measurement, peaks) for part in ("communication", "compute"))
+    if sent.value is None or computed.value is None:
         return MetricValue(value=None, note=_NOT_RUN)
-    whole = times["communication_s"] + times["compute_s"]
+    whole = sent.value + computed.value
     if whole <= 0:
         return MetricValue(value=None, note="not available: the step takes no time that the clock can tell")
-    return MetricValue(value=100 * times["communication_s"] / whole, note=REPLAYED)
+    return MetricValue(
+        value=100 * sent.value / whole, note="" if sent.convention else REPLAYED, convention=sent.convention
+    )
 
 
 def _bytes(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     if not measurement.components:
-        return MetricValue(value=None, note=_NOT_RUN)
+        return recorded("communication_bytes", _NOT_RUN)(work, measurement, peaks)
     return MetricValue(value=float(sum(_sent(entry) for entry in measurement.traffic)))
 
 
@@ -56,6 +76,9 @@ def _is_of(entry: Traffic, axis: str) -> bool:
 
 def _busbw(axis: str) -> Callable[[Work, Measurement, Peaks], MetricValue]:
     def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
+        layer = _of_layer(measurement, "communication")
+        if layer is not None:
+            return _layer_busbw(measurement, axis, layer)
         if not measurement.components:
             return MetricValue(value=None, note=_NOT_RUN)
         entries = along(measurement.traffic, axis)
@@ -66,6 +89,13 @@ def _busbw(axis: str) -> Callable[[Work, Measurement, Peaks], MetricValue]:
         return MetricValue(value=gb_per_s(moved, time_s), note=REPLAYED)
 
     return compute
+
+
+def _layer_busbw(measurement: Measurement, axis: str, sent: MetricValue) -> MetricValue:
+    moved = sum(record.value for record in measurement.records if record.name == f"{axis}_bus_bytes")
+    if not moved or not sent.value:
+        return MetricValue(value=None, note=f"not available: the layer sends nothing along {axis}")
+    return MetricValue(value=gb_per_s(moved, sent.value), convention=sent.convention)
 
 
 def _factor(entry: Traffic) -> float:
@@ -80,7 +110,7 @@ METRICS = (
         better="lower",
         convention=REPLAYED,
         doc="Time of all that a step sends, posted again by itself, on the rank that has most.",
-        compute=recorded("communication_s", _NOT_RUN),
+        compute=_time("communication"),
         observed=True,
         headline=False,
     ),
@@ -90,7 +120,7 @@ METRICS = (
         better="lower",
         convention="parts of the step without what they send",
         doc="Time of a step's parts without the communication that they wait for, on the rank that has most.",
-        compute=recorded("compute_s", _NOT_RUN),
+        compute=_time("compute"),
         observed=True,
         headline=False,
     ),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from perfsuite.collectives import busbw_factor
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import MeshShape
 from perfsuite.records import Work
@@ -20,8 +21,6 @@ from perfsuite.workloads.product import ROUNDING, require_product
 
 if TYPE_CHECKING:
     import torch
-
-Sum = Literal["", "all_reduce", "reduce_scatter"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +80,14 @@ class TensorLinear(Workload):
     dtype: str = "fp32"
     """fp64, fp32, tf32, bf16 or fp16."""
 
-    metrics: ClassVar[tuple[str, ...]] = ("step_time_s",)
+    metrics: ClassVar[tuple[str, ...]] = (
+        "step_time_s",
+        "compute_time_s",
+        "communication_time_s",
+        "communication_percent",
+        "communication_bytes",
+        "tp_busbw_gb_per_s",
+    )
     yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
@@ -126,10 +132,10 @@ class TensorLinear(Workload):
         """Emulated products say nothing about a device."""
         return self.dtype
 
-    def message_bytes(self) -> int:
-        """Bytes of all messages of one rank, forward and backward, sizes as nccl-tests counts them."""
+    def messages(self) -> tuple[tuple[str, int], ...]:
+        """(collective, bytes of nccl-tests' S) of one rank's forward and backward, in order."""
         sizes = self.how.messages(rows=self.rows, features_in=self.features_in, features_out=self.features_out)
-        return ITEM_BYTES[self.dtype] * sum(elements for _, elements in sizes)
+        return tuple((collective, ITEM_BYTES[self.dtype] * elements) for collective, elements in sizes)
 
     def work(self, shape: MeshShape) -> Work:
         """2 R I O operations for the output and as many for each gradient, over all ranks, however they are split."""
@@ -154,6 +160,10 @@ class TensorLinearStep(Step):
         self._ranks = rank.shape.size("tp")
         self._group = rank.group("tp") if self._ranks > 1 else None
         self._dtype = rank.dtype(workload.dtype)
+        messages = workload.messages()
+        moved = sum(size * busbw_factor(collective, self._ranks) for collective, size in messages)
+        rank.record("communication_bytes", sum(size for _, size in messages), unit="bytes", reduce="equal")
+        rank.record("tp_bus_bytes", moved, unit="bytes", reduce="equal")
         self.refill()
 
     def _whole(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
