@@ -223,7 +223,7 @@ def test_report_003_pairs_by_layout_and_batch():
     heads, measured, *published = table(style("oneflow", run(case)), "Results")
     assert dict(zip(heads, measured, strict=True))["latency ms"] == "418"
     assert [dict(zip(heads, row, strict=True))["latency ms"] for row in published] == ["418 [M]", "417.9 [M]"]
-    assert [dict(zip(heads, row, strict=True))["memory GiB (whole device)"] for row in published] == [
-        "12.11 [M]",
-        "12.11 [M]",
+    assert [dict(zip(heads, row, strict=True))["memory MiB (whole card)"] for row in published] == [
+        "12404 [M]",
+        "12396 [M]",
     ]

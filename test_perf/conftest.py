@@ -1,6 +1,11 @@
-"""Options of the suite that ships, beside those of the plugin."""
+"""Options and fixtures of the suite that ships, beside those of the plugin."""
 
 from __future__ import annotations
+
+import pytest
+
+from perfsuite.plugin.collect import scale_of
+from perfsuite.plugin.state import suite_of
 
 
 def pytest_addoption(parser):
@@ -13,3 +18,9 @@ def pytest_addoption(parser):
         metavar="SIZE",
         help="what a rank may allocate in test_largest_batch, e.g. 2GiB; default: 16MiB on a CPU, else the device",
     )
+
+
+@pytest.fixture
+def scale(request, platform):
+    """``full`` or ``small``: where a size alone does not say which of two models it is for."""
+    return scale_of(platform, suite_of(request.config))

@@ -150,6 +150,8 @@ MODELS = (
     Gpt(name="gpt-2304x24", layers=24, width=2304, heads=24, **_ONEFLOW),
     Gpt(name="gpt-3072x16", layers=16, width=3072, heads=32, **_ONEFLOW),
     Gpt(name="gpt-3072x32", layers=32, width=3072, heads=32, **_ONEFLOW),
+    # Called as OneFlow's are: sizes that eight ranks along tp and four stages divide.
+    Gpt(name="gpt-64x4", layers=4, width=64, heads=8, words=250, words_multiple=8, context=32),
     Gpt(name="gpt2-tiny", layers=2, width=128, heads=4, words=512, context=64),
     # As small as its own twin, so that a compiler has one thing to compile.
     Gpt(name="gpt2-micro", layers=2, width=48, heads=4, words=64, context=16),

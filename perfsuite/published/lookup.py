@@ -16,15 +16,15 @@ from typing import Any
 
 from perfsuite import models
 from perfsuite.mesh import MeshShape
-from perfsuite.published.numbers import printed
+from perfsuite.published.numbers import Number, printed
 from perfsuite.published.read import directory, read_all
 from perfsuite.published.records import Label, PublishedColumn, PublishedReport, PublishedRow, PublishedTable
 from perfsuite.published.roles import ROLES
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedFigure:
-    """One published figure with everything that is needed to show it beside a measurement."""
+class PublishedRun:
+    """One row of a published table: the run that it is of, and where it stands."""
 
     report: str
     table: str
@@ -38,6 +38,16 @@ class PublishedFigure:
     parameters: Mapping[str, Any]
     """Configuration of its run."""
     world_size: int | None
+    name: str
+    """What the report calls the row; empty where it has no name."""
+    out_of_memory: Mapping[str, Label]
+    """Metrics in whose place the report says that the run did not fit, with their labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedFigure(PublishedRun):
+    """One published figure with everything that is needed to show it beside a measurement."""
+
     metric: str
     column: str
     text: str
@@ -71,26 +81,33 @@ def _shipped_figures() -> tuple[PublishedFigure, ...]:
 
 def figures(reports: tuple[PublishedReport, ...]) -> Iterator[PublishedFigure]:
     """Every measured figure that has a metric, in report order."""
+    for table, row, run in _rows(reports):
+        for column in table.columns:
+            figure = _figure(table, row, column, run) if column.metric else None
+            if figure:
+                yield figure
+
+
+def runs(reports: tuple[PublishedReport, ...]) -> Iterator[PublishedRun]:
+    """Every row with a result, in report order: measured, or out of memory."""
+    for table, row, run in _rows(reports):
+        if run.out_of_memory or any(column.metric and _number(table, row, column) for column in table.columns):
+            yield run
+
+
+def _rows(reports: tuple[PublishedReport, ...]) -> Iterator[tuple[PublishedTable, PublishedRow, PublishedRun]]:
     for report in reports:
         for table in report.tables:
             for row in table.rows if table.kind == "result" else ():
-                for column in table.columns:
-                    figure = _figure(report, table, row, column) if column.metric else None
-                    if figure:
-                        yield figure
+                yield table, row, _run(report, table, row)
 
 
-def _figure(
-    report: PublishedReport, table: PublishedTable, row: PublishedRow, column: PublishedColumn
-) -> PublishedFigure | None:
-    cell = table.cell(row, column)
-    number = cell.number(column.index) if cell else None
-    if cell is None or number is None:
-        return None
+def _run(report: PublishedReport, table: PublishedTable, row: PublishedRow) -> PublishedRun:
     parameters = _parameters(table, row)
-    judgement = table.judge(row, column)
     world_size, platform = parameters.pop("devices", None), parameters.pop("platform", None)
-    return PublishedFigure(
+    cells = {column.name: cell for column in table.columns if (cell := table.cell(row, column)) and not cell.blank}
+    names = [cells[column.name].text for column in table.columns if column.role == "case" and column.name in cells]
+    return PublishedRun(
         report=report.report,
         table=table.id,
         line=row.line,
@@ -101,6 +118,29 @@ def _figure(
         workload=table.workload,
         parameters=parameters,
         world_size=world_size,
+        name=names[-1] if names else "",
+        out_of_memory={
+            column.metric: table.judge(row, column).label
+            for column in table.columns
+            if column.metric and column.name in cells and cells[column.name].out_of_memory
+        },
+    )
+
+
+def _number(table: PublishedTable, row: PublishedRow, column: PublishedColumn) -> Number | None:
+    cell = table.cell(row, column)
+    return cell.number(column.index) if cell else None
+
+
+def _figure(
+    table: PublishedTable, row: PublishedRow, column: PublishedColumn, run: PublishedRun
+) -> PublishedFigure | None:
+    cell, number = table.cell(row, column), _number(table, row, column)
+    if cell is None or number is None:
+        return None
+    judgement = table.judge(row, column)
+    return PublishedFigure(
+        **vars(run),
         metric=column.metric,
         column=column.name,
         text=cell.text,
@@ -158,7 +198,7 @@ def lookup(
         for figure in (_shipped_figures() if reports is None else figures(reports))
         if platform in figure.platforms
         and figure.world_size == world_size
-        and figure.workload == _snake(workload)
+        and figure.workload == snake(workload)
         and metric in ("", figure.metric)
         and _agrees(figure, settings)
     ]
@@ -184,14 +224,14 @@ _SHAPE = ("hidden_size", "num_layers", "num_heads")
 def _agrees(figure: PublishedFigure, settings: Mapping[str, Any]) -> bool:
     stated = {**figure.parameters, "model": figure.model}
     shaped = all(name in settings and name in stated for name in _SHAPE)
-    if "model" not in settings and not shaped:
+    if figure.model and "model" not in settings and not shaped:
         return False
     names = [name for name in stated if name in settings and not (shaped and name == "model")]
     return all(_plain(stated[name]) == _plain(settings[name]) for name in names)
 
 
-def differences(figure: PublishedFigure, platform: str, parameters: Mapping[str, Any]) -> tuple[str, ...]:
-    """How a case differs from the run that a figure was published of, one phrase each; empty when nothing is known to.
+def differences(figure: PublishedRun, platform: str, parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """How a case differs from a published run, one phrase each; empty when nothing is known to differ.
 
     Names of the case's ``parameters`` that the report does not state are left out, and so are those the case lacks.
 
@@ -227,7 +267,8 @@ def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {**models.stated(settings, settings.get("tp", 1)), **settings}
 
 
-def _snake(workload: str) -> str:
+def snake(workload: str) -> str:
+    """A workload as the reports' tables name it: ``train_step`` of ``perfsuite.workloads.training:TrainStep``."""
     name = workload.rpartition(":")[2].rpartition(".")[2]
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
 

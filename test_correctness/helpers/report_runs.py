@@ -70,14 +70,30 @@ def measurement(ranks, time_s, *, hosts=1, records=(), shared=False):
 
 
 def trained(
-    name, ranks, time_s, *, platform="s4000", fingerprint="", hosts=1, records=(), shared=False, oom="", **workload
+    name,
+    ranks,
+    time_s,
+    *,
+    platform="s4000",
+    fingerprint="",
+    hosts=1,
+    records=(),
+    shared=False,
+    oom="",
+    measured=None,
+    **workload,
 ):
-    """The result of one training case; with ``oom`` it ran out of memory, which is what it says."""
+    """The result of one training case; with ``oom`` it ran out of memory, which is what it says.
+
+    A ``name`` with brackets is the whole case; ``measured`` are further fields of its measurement.
+    """
     step = TrainStep(**workload)
-    work = step.work(MeshShape.of(dp=ranks))
-    measured = None if oom else measurement(ranks, time_s, hosts=hosts, records=records, shared=shared)
+    work = step.work(MeshShape.parse(step.mesh) if step.mesh else MeshShape.of(dp=ranks))
+    told = measurement(ranks, time_s, hosts=hosts, records=records, shared=shared)
+    measured = None if oom else dataclasses.replace(told, **(measured or {}))
+    case = name if "[" in name else f"{name}[{platform}-ws{ranks}-{step.model}]"
     return Result(
-        case=f"test_perf/test_it.py::{name}[{platform}-ws{ranks}-{step.model}]",
+        case=f"test_perf/test_it.py::{case}",
         workload="perfsuite.workloads.training.train_step:TrainStep",
         parameters=to_json(step.parameters()),
         platform=platform,

@@ -15,8 +15,9 @@ from typing import Any
 from perfsuite.baselines.baseline import Entry
 from perfsuite.metrics.memory import residence
 from perfsuite.metrics.spec import devices_used
-from perfsuite.records import Result
+from perfsuite.records import Component, Result, Traffic
 from perfsuite.reports.scaling import Point, Scaling, scale, series_of, without_ranks
+from perfsuite.reports.tables.case_names import name_in
 from perfsuite.reports.tables.settings import class_of, kernel_of, settings_of, sizes_of, whole
 from perfsuite.units import seconds_to_us
 
@@ -53,6 +54,10 @@ class TableCase:
     """Why nothing was measured: skipped, failed, OOM at X GiB of Y; empty when something was."""
     fingerprint: str = ""
     simulated: bool = False
+    traffic: tuple[Traffic, ...] = ()
+    """What a step sends, where a build looked."""
+    components: tuple[Component, ...] = ()
+    """Parts of that step."""
 
     @property
     def model(self) -> str:
@@ -87,6 +92,7 @@ def from_result(result: Result) -> TableCase:
             stages=1 + max((event.stage for event in timeline.events), default=0),
             num_micro_batches=1 + max((event.micro_batch for event in timeline.events), default=0),
         )
+    settings.update(_named(result.case))
     return TableCase(
         case=result.case,
         platform=result.platform,
@@ -99,6 +105,8 @@ def from_result(result: Result) -> TableCase:
         missing=missing,
         fingerprint=result.fingerprint,
         simulated=result.simulated,
+        traffic=measurement.traffic if measurement is not None else (),
+        components=measurement.components if measurement is not None else (),
     )
 
 
@@ -114,6 +122,7 @@ def from_entry(entry: Entry, *, platform: str, fingerprint: str, simulated: bool
         samples = round(values.get("samples_per_s", 0.0) * run.median_s)
         tokens = round(values.get("tokens_per_s", 0.0) * run.median_s)
         settings.update(sizes_of(settings, samples, tokens))
+    settings.update(_named(case.node))
     return TableCase(
         case=case.node,
         platform=platform,
@@ -126,6 +135,14 @@ def from_entry(entry: Entry, *, platform: str, fingerprint: str, simulated: bool
         fingerprint=fingerprint,
         simulated=simulated,
     )
+
+
+def _named(node: str) -> dict[str, str]:
+    """Group, name and place of a case that is called as report 003 calls its own."""
+    name = name_in(node)
+    if name is None:
+        return {}
+    return {"group": name.group, "group_order": name.place, "case_name": name.text, "case_name_order": name.place}
 
 
 def unmeasured(known: Sequence[TableCase], reasons: Mapping[str, str]) -> tuple[list[TableCase], dict[str, str]]:
@@ -230,6 +247,8 @@ def _derived(values: Mapping[str, float]) -> dict[str, float]:
     for end in ("", "_low", "_high"):
         if f"exposed_communication{end}_percent" in derived:
             derived[f"communication_share{end}"] = derived[f"exposed_communication{end}_percent"] / 100
+    if 0 <= derived.get("communication_share", 1.0) < 1:
+        derived["communication_overhead"] = derived["communication_share"] / (1 - derived["communication_share"])
     if "mfu_percent" in derived and derived.get("tflops_per_device") and "palm_tflops_per_device" in derived:
         derived["mfu_palm_percent"] = (
             derived["mfu_percent"] * derived["palm_tflops_per_device"] / derived["tflops_per_device"]
@@ -239,19 +258,31 @@ def _derived(values: Mapping[str, float]) -> dict[str, float]:
     return derived
 
 
-_BUILD_OF: Mapping[str, str] = {"final_loss": "loss", "time_to_target_s": "loss", "communication_share": "exposed"}
+_BUILD_OF: Mapping[str, str] = {
+    "final_loss": "loss",
+    "time_to_target_s": "loss",
+    "communication_share": "exposed",
+    "communication_overhead": "exposed",
+}
+_SOURCES: Mapping[str, str] = {
+    "communication_share": "exposed_communication_percent",
+    "communication_overhead": "exposed_communication_percent",
+    "mfu_palm_percent": "mfu_percent",
+}
+"""Metrics that values of tables follow from."""
 
 
 def why_empty(case: TableCase, key: str) -> str:
     """Why a measured case has no value for a column; empty when it has, or when nothing of it was measured."""
     if key in case.values or case.missing or (key == "over_base" and key not in case.reasons):
         return ""
-    source = {"communication_share": "exposed_communication_percent", "mfu_palm_percent": "mfu_percent"}.get(key, key)
+    told = case.reasons.get(_SOURCES.get(key, key), "")
     build = _BUILD_OF.get(key, "memory" if key.endswith("_gib") else "")
-    if build and build in case.parameters.get("builds", ()) and key != "time_to_target_s":
+    ran = bool(build) and build in case.parameters.get("builds", ()) and key != "time_to_target_s"
+    if told and not (ran and told == f"no {build} build was run"):
+        return told
+    if ran:
         return f"the {build} build does not tell it here"
-    if source in case.reasons:
-        return case.reasons[source]
     if key == "steps_per_epoch":
         return "synthetic data have no end"
     return f"the case has no {build} build" if build else "not measured by this case"

@@ -23,7 +23,7 @@ def grids_of(style: Style, material: Material) -> Iterator[Grid]:
         if not any(case.values for case in selected):
             continue
         groups: dict[str, list[TableCase]] = {}
-        for case in selected:
+        for case in spec.rows(selected):
             group = case.settings.get(spec.per) or case.settings.get("kernel", "") if spec.per else ""
             groups.setdefault(str(group), []).append(case)
         for group, members in sorted(groups.items()):
@@ -44,7 +44,7 @@ def _grid(title: str, spec: TableSpec, cases: Sequence[TableCase], material: Mat
     for index, case in enumerate(ordered):
         rows.append((*(_cell(case, column) for column in columns), case.missing))
         for line in beside.get(index, []):
-            rows.append((*(_published_cell(line, column) for column in columns), ""))
+            rows.append((*(_published_cell(line, column) for column in columns), line.missing))
             blocks.append((case, line))
     remarks = any(row[-1] for row in rows)
     shown = {column.key: column.title for column in columns if column.value}
@@ -52,7 +52,13 @@ def _grid(title: str, spec: TableSpec, cases: Sequence[TableCase], material: Mat
         title=title,
         columns=(*(column.title for column in columns), *(["not measured because"] if remarks else [])),
         rows=tuple(row if remarks else row[:-1] for row in rows),
-        notes=(*spec.notes, *_doubts(ordered, shown), *_empty(ordered, columns), *notes_of(blocks, shown)),
+        notes=(
+            *spec.notes,
+            *spec.remarks(ordered),
+            *_doubts(ordered, shown),
+            *_empty(ordered, columns),
+            *notes_of(blocks, shown),
+        ),
     )
 
 
@@ -92,8 +98,7 @@ def _sortable(case: TableCase, key: str) -> tuple[int, float, str]:
 
 def _cell(case: TableCase, column: ColumnSpec) -> str:
     if not column.value:
-        value = case.settings.get(column.key)
-        return "" if value is None else str(value)
+        return _setting(case.settings.get(column.key), column)
     number = case.values.get(column.key)
     if number is None:
         return ""
@@ -103,6 +108,12 @@ def _cell(case: TableCase, column: ColumnSpec) -> str:
     if case.ranks == case.base_ranks:
         return f"{significant(number * column.scale, 3)} (base)"
     return f"{significant(number * column.scale, 3)} vs {base}"
+
+
+def _setting(value: object, column: ColumnSpec) -> str:
+    if column.scale != 1 and isinstance(value, (int, float)):
+        return significant(value * column.scale)
+    return "" if value is None else str(value)
 
 
 def _interval(case: TableCase, column: ColumnSpec) -> str:
@@ -116,10 +127,12 @@ def _published_cell(line: PublishedLine, column: ColumnSpec) -> str:
     if column.key == "layout":
         return line.name
     if not column.value:
-        value = line.setting(column.key)
-        return "" if value is None else str(value)
+        return _setting(line.setting(column.key), column)
     figure = line.figures.get(column.key)
-    return f"{significant(figure.metric_value * column.scale)} [{figure.label}]" if figure else ""
+    if figure is None:
+        label = line.run.out_of_memory.get(column.key)
+        return f"OOM [{label}]" if label else ""
+    return f"{significant(figure.metric_value * column.scale)} [{figure.label}]"
 
 
 def _empty(cases: Sequence[TableCase], columns: Sequence[ColumnSpec]) -> Iterator[str]:

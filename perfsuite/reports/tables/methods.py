@@ -1,4 +1,4 @@
-"""Tables of report 004: data parallelism, memory, scaling, pipelines, tensor, sequence, expert parallelism."""
+"""Tables of report 004: data parallelism, memory, scaling, pipelines; model parallelism has :mod:`.parallel`."""
 
 from __future__ import annotations
 
@@ -6,31 +6,27 @@ from collections.abc import Callable
 
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.kernels import KERNELS
+from perfsuite.reports.tables.parallel import PARALLEL
 from perfsuite.reports.tables.spec import (
     COMMUNICATION,
-    CP,
-    DP,
     EFFICIENCY,
-    EP,
     EXPOSED,
     GLOBAL,
     LAYOUT,
-    LENGTH,
     LOCAL,
+    MESH,
     MFU,
     MFU_NOTE,
     MODEL,
     NAMED_BASE,
     OPTIONS,
     PEAK,
-    PP,
     SAMPLES,
     SCHEDULE,
     SPEED_UP,
     STAGES,
     STEP_S,
     STRATEGY,
-    TP,
     ColumnSpec,
     Style,
     TableSpec,
@@ -41,6 +37,7 @@ from perfsuite.reports.tables.spec import (
 _PIPELINE = (
     setting("micro-batches", "num_micro_batches"),
     LAYOUT,
+    MESH,
     setting("micro-batch", "micro_batch_size"),
     SAMPLES,
     ColumnSpec(title="bubble %", key="bubble_ratio", scale=100),
@@ -52,21 +49,9 @@ _PIPELINE = (
 # -- which cases -------------------------------------------------------------------------------------------------
 
 
-def _axes(case: TableCase) -> int:
-    """Axes of the mesh with more than one rank."""
-    return sum(int(case.settings.get(axis, 1)) > 1 for axis in ("dp", "pp", "tp", "cp", "ep"))
-
-
 def _strategy(*names: str) -> Callable[[TableCase], bool]:
     def select(case: TableCase) -> bool:
         return is_gpt(case) and case.settings.get("strategy") in names and case.workload != _LARGEST
-
-    return select
-
-
-def _split_along(axis: str) -> Callable[[TableCase], bool]:
-    def select(case: TableCase) -> bool:
-        return bool(case.model) and int(case.settings.get(axis, 1)) > 1
 
     return select
 
@@ -100,7 +85,7 @@ METHODS = Style(
     report="004",
     title="Methods",
     needs="pytest test_perf",
-    applies=lambda case: not case.model or is_gpt(case),
+    applies=lambda case: not case.model or is_gpt(case) or "experts" in case.settings,
     environment=True,
     tables=(
         *KERNELS,
@@ -133,6 +118,7 @@ METHODS = Style(
                 MODEL,
                 STRATEGY,
                 LAYOUT,
+                MESH,
                 LOCAL,
                 OPTIONS,
                 ColumnSpec(title="weights GiB", key="weights_gib"),
@@ -190,33 +176,6 @@ METHODS = Style(
             pair_by=("stages", "schedule"),
             columns=(STAGES, SCHEDULE, *_PIPELINE),
         ),
-        TableSpec(
-            title="Tensor parallel",
-            select=_split_along("tp"),
-            published=("004/tensor",),
-            pair_by=("tp",),
-            columns=(TP, MODEL, LAYOUT, SAMPLES, PEAK, EXPOSED, MFU),
-            notes=(COMMUNICATION,),
-        ),
-        TableSpec(
-            title="Long sequences",
-            select=_split_along("cp"),
-            published=("004/long-sequences",),
-            pair_by=("sequence_length",),
-            columns=(LENGTH, CP, MODEL, LAYOUT, PEAK, SAMPLES),
-        ),
-        TableSpec(
-            title="Experts",
-            select=_split_along("ep"),
-            published=("004/moe",),
-            columns=(MODEL, EP, LAYOUT, SAMPLES, PEAK, MFU),
-        ),
-        TableSpec(
-            title="Several axes",
-            select=lambda case: bool(case.model) and _axes(case) > 1,
-            published=("004/3d",),
-            pair_by=("dp", "pp", "tp"),
-            columns=(MODEL, DP, PP, TP, CP, EP, LAYOUT, SAMPLES, PEAK, MFU),
-        ),
+        *PARALLEL,
     ),
 )

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from perfsuite.published.lookup import PublishedFigure, differences, select
+from perfsuite.published.lookup import PublishedFigure, PublishedRun, differences, runs, select, shipped, snake
 from perfsuite.reports.tables.case import TableCase
+from perfsuite.reports.tables.case_names import case_name
 
 T = TypeVar("T")
 
@@ -26,76 +27,99 @@ class PublishedLine:
 
     table: str
     """``000/overview``."""
-    line: int
-    """Line of the report."""
+    run: PublishedRun
     figures: Mapping[str, PublishedFigure]
-    """By name of the metric."""
+    """By name of the metric; none where the run did not fit."""
 
     @property
-    def any(self) -> PublishedFigure:
-        """One of them: what they have in common."""
-        return next(iter(self.figures.values()))
+    def line(self) -> int:
+        """Line of the report."""
+        return self.run.line
 
     @property
     def file(self) -> str:
         """The report's file."""
-        return self.any.source.partition(",")[0]
+        return self.run.source.partition(",")[0]
 
     def setting(self, name: str) -> object:
         """What the report states of a setting, under perfsuite's name for it; None when it says nothing."""
-        figure = self.any
-        if name == "ranks":
-            return figure.world_size
-        if name == "model":
-            return figure.model
-        return figure.parameters.get(name, figure.parameters.get(_ALSO.get(name, "")))
+        run = self.run
+        told = run.parameters.get(name, run.parameters.get(_ALSO.get(name, "")))
+        return told if told is not None else self._derived().get(name)
+
+    def _derived(self) -> dict[str, object]:
+        """What has no column of its own, or follows from others."""
+        run = self.run
+        known: dict[str, object] = {"ranks": run.world_size, "model": run.model, "case_name": run.name or None}
+        name = case_name(run.name)
+        known["group"] = name.group if name else None
+        nodes, micro, dp = (run.parameters.get(name) for name in ("nodes", "micro_batch_size", "dp"))
+        if isinstance(nodes, int) and run.world_size:
+            known["devices_per_node"] = run.world_size // nodes
+        if isinstance(micro, int) and isinstance(dp, int):
+            known["micro_times_dp"] = micro * dp
+        return known
 
     @property
     def name(self) -> str:
         """``published: 8 s4000 opensora``."""
-        figure = self.any
-        count = "" if figure.world_size is None else f"{figure.world_size} "
-        nodes = figure.parameters.get("nodes")
-        if isinstance(nodes, int) and figure.world_size:
-            count = f"{nodes} x {figure.world_size // nodes} "
-        return f"published: {count}{' or '.join(figure.platforms)} {figure.model}".strip()
+        run = self.run
+        count = "" if run.world_size is None else f"{run.world_size} "
+        nodes = run.parameters.get("nodes")
+        if isinstance(nodes, int) and run.world_size:
+            count = f"{nodes} x {run.world_size // nodes} "
+        return f"published: {count}{' or '.join(run.platforms)} {run.model}".strip()
+
+    @property
+    def missing(self) -> str:
+        """Why the report has no figure in the row."""
+        return "" if self.figures else "out of memory, as published"
 
 
 @functools.cache
 def published_of(tables: tuple[str, ...]) -> tuple[PublishedLine, ...]:
-    """The rows of these tables that have figures, in the reports' order; a table is ``report/id``."""
-    rows: dict[tuple[str, int], dict[str, PublishedFigure]] = {}
+    """The rows of these tables that have results, in the reports' order; a table is ``report/id``."""
+    figures: dict[tuple[str, int], dict[str, PublishedFigure]] = {}
     for figure in select():
-        table = f"{figure.report}/{figure.table}"
-        if table in tables:
-            rows.setdefault((table, figure.line), {})[figure.metric] = figure
-    return tuple(PublishedLine(table=table, line=line, figures=by) for (table, line), by in rows.items())
+        figures.setdefault((f"{figure.report}/{figure.table}", figure.line), {})[figure.metric] = figure
+    every = ((f"{run.report}/{run.table}", run) for run in runs(shipped()))
+    return tuple(
+        PublishedLine(table=table, run=run, figures=figures.get((table, run.line), {}))
+        for table, run in every
+        if table in tables
+    )
 
 
 def paired(
     lines: Iterable[PublishedLine], cases: Sequence[TableCase], pair_by: Sequence[str]
 ) -> dict[int, list[PublishedLine]]:
     """Published rows by the index of the case they stand below: of those that have all their settings named in
-    ``pair_by`` the one that differs least, the last of equals.
+    ``pair_by`` the one that differs least, one of the same name before others, the last of equals.
 
     Where any case is of a model that the reports have, rows of other models stay out.
     """
     lines = tuple(lines)
-    models = {case.model for case in cases} & {line.any.model for line in lines}
+    models = {case.model for case in cases} & {line.run.model for line in lines}
     below: dict[int, list[PublishedLine]] = {}
     for line in lines:
-        if models and line.any.model not in models:
+        if models and line.run.model not in models:
             continue
         at = [index for index, case in enumerate(cases) if _alike(line, case, pair_by)]
         if at:
-            nearest = min(reversed(at), key=lambda index: len(_differences(cases[index], line)))
+            nearest = min(reversed(at), key=lambda index: _distance(cases[index], line))
             below.setdefault(nearest, []).append(line)
     return below
 
 
+def _distance(case: TableCase, line: PublishedLine) -> tuple[int, bool]:
+    mine, theirs = case_name(str(case.settings.get("case_name", ""))), case_name(line.run.name)
+    same_group = mine is not None and theirs is not None and mine.prefix == theirs.prefix
+    return len(_differences(case, line)), not same_group
+
+
 def _alike(line: PublishedLine, case: TableCase, pair_by: Sequence[str]) -> bool:
     """Whether a case can have the row beside it; one that emulates a model by sleeping has none."""
-    return bool(case.model) and all(
+    return line.run.workload == snake(case.workload) and all(
         line.setting(name) is not None and _plain(line.setting(name)) == _plain(case.settings.get(name))
         for name in pair_by
     )
@@ -135,12 +159,12 @@ def notes_of(blocks: Sequence[tuple[TableCase, PublishedLine]], shown: Mapping[s
 
 
 def _differences(case: TableCase, line: PublishedLine) -> tuple[str, ...]:
-    return differences(line.any, case.platform, {**case.settings, **case.parameters})
+    return differences(line.run, case.platform, {**case.settings, **case.parameters})
 
 
 def _comparable(case: TableCase, line: PublishedLine) -> str:
     differing = list(_differences(case, line))
-    if _plain(line.any.model) != _plain(case.model):  # of another model nothing else needs to be told apart
+    if _plain(line.run.model) != _plain(case.model):  # of another model nothing else needs to be told apart
         differing = [difference for difference in differing if difference.startswith(("platform ", "model "))]
     if case.simulated:
         differing.insert(0, "the devices here are simulated")

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfsuite import models
-from perfsuite.errors import InvalidParameter
+from perfsuite.errors import InvalidParameter, PerfsuiteError
 from perfsuite.mesh import AXES, DATA_PARALLEL, MeshShape
 from perfsuite.metrics.spec import significant
 from perfsuite.units import format_bytes
+from perfsuite.workloads.tensor_linear import SPLITS
 
 _OF_STAGES = ("schedule", "stages_per_rank")
 """Options of a strategy that have columns of their own."""
@@ -23,6 +24,10 @@ def settings_of(parameters: Mapping[str, Any], platform: str, ranks: int, hosts:
     settings.update(_mesh(parameters, ranks))
     settings.update({name: value for name, value in _mapping(parameters, "options").items() if name in _OF_STAGES})
     settings.update(models.stated(parameters, settings.get("tp", 1)))
+    settings.update(_experts(parameters))
+    settings.update(
+        axes=_axes(settings), sequence_split=_sequence_split(settings), method=_method(settings, parameters)
+    )
     if "accumulation" in parameters:
         settings["num_micro_batches"] = parameters["accumulation"]
     settings.update(_size(parameters))
@@ -30,6 +35,12 @@ def settings_of(parameters: Mapping[str, Any], platform: str, ranks: int, hosts:
         settings["stages"] = settings["pp"] * settings["stages_per_rank"]
     if "schedule" in settings:
         settings["strategy"] = f"pipeline, {settings['schedule']}"
+    if "mesh" in settings:
+        settings["mesh_order"] = f"{ranks:06} {settings['mesh']}"
+    if "split" in settings:
+        settings["split_order"] = list(SPLITS).index(settings["split"]) if settings["split"] in SPLITS else len(SPLITS)
+    if hosts and ranks % hosts == 0:
+        settings["devices_per_node"] = ranks // hosts
     settings["fix_hp"] = _told(parameters.get("overrides")) or "/"
     settings["variant"] = _told(parameters.get("overrides"))
     settings["options"] = _options(parameters)
@@ -41,6 +52,9 @@ def _size(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if {"m", "k", "n"} <= set(parameters):
         sides = [parameters[name] for name in "mkn"]
         return {"size": "x".join(map(str, sides)), "size_order": sides[0] * sides[1] * sides[2]}
+    if {"features_in", "features_out"} <= set(parameters):
+        sides = [parameters[name] for name in ("features_in", "features_out")]
+        return {"features": "x".join(map(str, sides)), "features_order": sides[0] * sides[1]}
     for name in ("message_bytes", "buffer_bytes"):
         if name in parameters:
             return {"size": format_bytes(int(parameters[name])), "size_order": int(parameters[name])}
@@ -89,6 +103,40 @@ def _mesh(parameters: Mapping[str, Any], ranks: int) -> dict[str, int]:
     return {"dp": shape.replicas // shape.size("ep"), **others}
 
 
+def _axes(settings: Mapping[str, Any]) -> str:
+    """``TP-only``, ``2D (PP+TP)``: the axes along which there is more than one rank, as report 004 calls them."""
+    spread = [axis.upper() for axis in ("dp", "pp", "tp", "cp", "ep") if int(settings.get(axis, 1)) > 1]
+    return f"{len(spread)}D ({'+'.join(spread)})" if len(spread) > 1 else "".join(f"{axis}-only" for axis in spread)
+
+
+def _sequence_split(settings: Mapping[str, Any]) -> str:
+    """``cp2-tp4``: the axes along which sequences are split."""
+    return "-".join(f"{axis}{settings[axis]}" for axis in ("cp", "tp") if int(settings.get(axis, 1)) > 1)
+
+
+def _method(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
+    """How attention is computed: ``standard`` keeps the scores of all pairs."""
+    if int(settings.get("cp", 1)) > 1:
+        return str(_mapping(parameters, "options").get("context", "zigzag"))
+    attention = str(parameters.get("attention", "auto"))
+    return {"math": "standard"}.get(attention, attention)
+
+
+def _experts(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters in all and those that a token meets; experts of each block, 0 for the dense sibling of a model."""
+    overrides = _mapping(parameters, "overrides")
+    try:
+        model = models.find(str(parameters.get("model")), overrides)
+    except (PerfsuiteError, TypeError):
+        return {}
+    facts = {"parameters": model.parameters, "active_parameters": model.active_parameters}
+    if model.experts or model.name.endswith("-dense"):
+        facts["experts"] = model.experts
+    if model.experts:
+        facts["top_k"] = getattr(model, "top_k", 0)
+    return facts
+
+
 def sizes_of(settings: Mapping[str, Any], samples: float, tokens: float) -> dict[str, Any]:
     """Batches and length as the work of one step has them: GBS = LBS x GAS x DP x EP."""
     if not samples:
@@ -97,6 +145,7 @@ def sizes_of(settings: Mapping[str, Any], samples: float, tokens: float) -> dict
     spread = shares * settings.get("accumulation", 1)
     sizes: dict[str, Any] = {"global_batch_size": whole(samples), "local_batch_size": whole(samples / spread)}
     steps = settings.get("num_micro_batches", 1)
+    sizes["micro_times_dp"] = whole(samples / steps)
     sizes["micro_batch_size"] = whole(samples / shares / steps)
     if tokens:
         sizes["sequence_length"] = whole(tokens / samples)

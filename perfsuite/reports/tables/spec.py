@@ -6,7 +6,7 @@ says per device or all devices where a report was not clear.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from perfsuite.reports.tables.case import TableCase
@@ -20,7 +20,7 @@ class ColumnSpec:
     """With its unit."""
     key: str
     """Name of a setting, or of a value: then a metric, under the name that published figures have too.  One in GiB is
-    shown in the unit that the column reads best in, and has GiB in its title."""
+    shown in the unit that the column reads best in, and has GiB in its title, or in MiB where the title says that."""
     scale: float = 1.0
     """Value x scale is what the title says."""
     value: bool = True
@@ -29,12 +29,13 @@ class ColumnSpec:
     """Left out where no case of the table has it."""
 
     def __post_init__(self) -> None:
-        assert "iB" in self.title or not self.in_gib, f"column {self.title} of {self.key} does not name its unit"
+        of_size = self.value and self.key.endswith("_gib")
+        assert "iB" in self.title or not of_size, f"column {self.title} of {self.key} does not name its unit"
 
     @property
     def in_gib(self) -> bool:
-        """Whether its values are sizes in GiB."""
-        return self.value and self.key.endswith("_gib")
+        """Whether its values are sizes, shown in the unit that they read best in."""
+        return self.value and self.key.endswith("_gib") and "GiB" in self.title
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,10 @@ class TableSpec:
     """What a reader must know whatever was measured."""
     per: str = ""
     """A table for each value of this setting."""
+    rows: Callable[[Sequence[TableCase]], Sequence[TableCase]] = tuple
+    """From the selected cases to the rows, where a row is not a case: parts of a case, or a case and its sibling."""
+    remarks: Callable[[Sequence[TableCase]], Iterable[str]] = lambda rows: ()
+    """What is to be said of the rows that were measured, below the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +103,7 @@ def is_gpt(case: TableCase) -> bool:
 OPTIONS = ColumnSpec(title="options", key="options", value=False, optional=True)
 VARIANT = ColumnSpec(title="variant", key="variant", value=False, optional=True)
 LAYOUT = setting("nodes x ranks", "layout")
+MESH = ColumnSpec(title="mesh", key="mesh", value=False, optional=True)
 MODEL = setting("model", "model")
 LOCAL = setting("local batch", "local_batch_size")
 GLOBAL = setting("global batch", "global_batch_size")

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from perfsuite.reports.tables.methods import METHODS
+from perfsuite.reports.tables.oneflow import ONEFLOW
 from perfsuite.reports.tables.spec import Style
-from perfsuite.reports.tables.training import FLAGPERF, LATTE, ONEFLOW, OPENSORA
+from perfsuite.reports.tables.training import FLAGPERF, LATTE, OPENSORA
 
 STYLES: Mapping[str, Style] = MappingProxyType(
     {style.name: style for style in (OPENSORA, LATTE, FLAGPERF, ONEFLOW, METHODS)}

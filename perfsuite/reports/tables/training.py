@@ -1,11 +1,9 @@
-"""Tables of reports 000 to 003: Open-Sora, Latte, FlagPerf's LLaMA 2, OneFlow's GPT."""
+"""Tables of reports 000 to 002: Open-Sora, Latte, FlagPerf's LLaMA 2."""
 
 from __future__ import annotations
 
-from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.kernels import KERNELS
 from perfsuite.reports.tables.spec import (
-    DP,
     DTYPE,
     GLOBAL,
     LAYOUT,
@@ -14,26 +12,17 @@ from perfsuite.reports.tables.spec import (
     MODEL,
     NAMED_BASE,
     PEAK,
-    PP,
     SAMPLES,
     SPEED_UP,
     STEP_S,
     STRATEGY,
-    TP,
     VARIANT,
     ColumnSpec,
     Style,
     TableSpec,
-    is_gpt,
     setting,
     trains,
 )
-
-
-def is_of_grid(case: TableCase) -> bool:
-    """Models of report 003 are named by width and layers: gpt-1536x16."""
-    return case.model.startswith("gpt-") and "x" in case.model
-
 
 # -- 000 Open-Sora -----------------------------------------------------------------------------------------------
 
@@ -194,53 +183,5 @@ FLAGPERF = Style(
             ),
         ),
         *KERNELS,
-    ),
-)
-
-# -- 003 OneFlow -------------------------------------------------------------------------------------------------
-
-ONEFLOW = Style(
-    name="oneflow",
-    report="003",
-    title="OneFlow GPT",
-    needs="training cases of GPT models such as gpt-1536x16",
-    applies=is_of_grid,
-    environment=True,
-    tables=(
-        TableSpec(
-            title="Cases",
-            select=is_gpt,
-            columns=(
-                LAYOUT,
-                MODEL,
-                DP,
-                TP,
-                PP,
-                setting("micro-batch", "micro_batch_size"),
-                setting("accumulation", "num_micro_batches"),
-                GLOBAL,
-                setting("hidden size", "hidden_size"),
-                setting("heads", "num_heads"),
-                setting("layers", "num_layers"),
-            ),
-        ),
-        TableSpec(
-            title="Results",
-            select=is_gpt,
-            published=("003/results",),
-            pair_by=("dp", "tp", "pp", "global_batch_size"),
-            columns=(
-                LAYOUT,
-                MODEL,
-                DP,
-                TP,
-                PP,
-                GLOBAL,
-                ColumnSpec(title="latency ms", key="step_time_s", scale=1000),
-                ColumnSpec(title="memory GiB (whole device)", key="whole_device_gib"),
-                ColumnSpec(title="memory peak GiB (allocated)", key="peak_gib"),
-                SAMPLES,
-            ),
-        ),
     ),
 )

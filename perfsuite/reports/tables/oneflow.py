@@ -1,0 +1,98 @@
+"""Tables of report 003: OneFlow's GPT by groups of cases, in the report's order, its arithmetic checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from perfsuite.reports.tables.case import TableCase
+from perfsuite.reports.tables.case_names import case_name
+from perfsuite.reports.tables.spec import DP, GLOBAL, LAYOUT, PP, SAMPLES, TP, ColumnSpec, Style, TableSpec, setting
+
+
+def is_of_grid(case: TableCase) -> bool:
+    """Models of report 003 are named by width and layers: gpt-1536x16."""
+    return case.model.startswith("gpt-") and "x" in case.model
+
+
+def _contradictions(case: TableCase) -> Iterator[str]:
+    """What does not hold of a row's numbers."""
+    told = case.settings
+    ranks, dp, tp, pp = (int(told.get(name, 1)) for name in ("ranks", "dp", "tp", "pp"))
+    if dp * tp * pp != ranks:
+        yield f"dp {dp} is not ranks {ranks} / (tp {tp} x pp {pp})"
+    micro = case.parameters.get("micro_batch_size") or told.get("micro_batch_size", 1)
+    steps, batch = told.get("num_micro_batches", 1), told.get("global_batch_size")
+    if batch is not None and micro * dp * steps != batch:
+        yield f"accumulation {steps} is not batch {batch} / (micro {micro} x dp {dp})"
+    name = case_name(str(told.get("case_name", "")))
+    if name is None:
+        return
+    ran = {"dp": dp, "tp": tp, "pp": pp, "batch": batch, "width": told["hidden_size"], "layers": told["num_layers"]}
+    for what, value in ran.items():
+        if value is not None and getattr(name, what) != value:
+            yield f"its name says {what} {getattr(name, what)}, and it ran with {value}"
+
+
+def _checked(rows: Sequence[TableCase]) -> Iterator[str]:
+    rule = "dp = ranks / (tp x pp) and accumulation = global batch / (micro-batch x dp)"
+    wrong = {case.case: "; ".join(_contradictions(case)) for case in rows}
+    if not any(wrong.values()):
+        yield f"checked: {rule} in every row"
+    for case, said in wrong.items():
+        if said:
+            yield f"CONTRADICTION in `{case}`: {said}"
+
+
+_GROUP, _CASE = setting("group", "group"), setting("case", "case_name")
+_WHOLE_CARD = ColumnSpec(title="memory MiB (whole card)", key="whole_device_gib", scale=1024)
+_SAME_AXES = ("dp", "tp", "pp")
+
+ONEFLOW = Style(
+    name="oneflow",
+    report="003",
+    title="OneFlow GPT",
+    needs="pytest test_perf -k oneflow, or other training cases of GPT models such as gpt-1536x16",
+    applies=is_of_grid,
+    environment=True,
+    tables=(
+        TableSpec(
+            title="Cases",
+            select=is_of_grid,
+            published=("003/results",),
+            pair_by=_SAME_AXES,
+            columns=(
+                _GROUP,
+                _CASE,
+                LAYOUT,
+                setting("nodes", "nodes"),
+                setting("devices per node", "devices_per_node"),
+                DP,
+                TP,
+                PP,
+                setting("micro-batch", "micro_batch_size"),
+                setting("micro-batch x dp", "micro_times_dp"),
+                setting("accumulation", "num_micro_batches"),
+                GLOBAL,
+                setting("hidden size", "hidden_size"),
+                setting("heads", "num_heads"),
+                setting("layers", "num_layers"),
+            ),
+            remarks=_checked,
+        ),
+        TableSpec(
+            title="Results",
+            select=is_of_grid,
+            published=("003/results",),
+            pair_by=_SAME_AXES,
+            columns=(
+                _GROUP,
+                _CASE,
+                LAYOUT,
+                ColumnSpec(title="latency ms", key="step_time_s", scale=1000),
+                _WHOLE_CARD,
+                ColumnSpec(title="memory peak GiB (allocated)", key="peak_gib"),
+                SAMPLES,
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,133 @@
+"""The tables of report 003 out of fixed results: its order, its columns, its arithmetic, its rows beside."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite.published.lookup import lookup
+from perfsuite.reports.tables.case_names import GROUPS, case_name, name_in
+from test_correctness.helpers.report_runs import gpt, run, style, table
+from test_perf.test_oneflow import FULL, SMALL
+
+PIPELINED = 32
+"""Micro-batches of the report's pipelines."""
+
+
+def case(text, platform="v100", **changes):
+    """The result of a case of the report, or of one called by its rule."""
+    name = case_name(text)
+    ranks = name.dp * name.tp * name.pp
+    steps = changes.pop("accumulation", PIPELINED if name.pp > 1 else 1)
+    axes = [f"{axis}{size}" for axis, size in (("pp", name.pp), ("dp", name.dp), ("tp", name.tp)) if size > 1]
+    return gpt(
+        f"test_oneflow[{platform}-{text}]",
+        ranks,
+        1.0,
+        **{
+            "model": f"gpt-{name.width}x{name.layers}",
+            "platform": platform,
+            "hosts": max(1, ranks // 8),
+            "strategy": "hybrid",
+            "mesh": "-".join(axes) or "dp1",
+            "micro_batch_size": name.batch // (name.dp * steps),
+            "accumulation": steps,
+            "dtype": "fp16",
+            "builds": ("memory",),
+            "records": (("whole_device_bytes", 11066 * 2**20),),
+            **changes,
+        },
+    )
+
+
+def rows(text, title):
+    heads, *cells = table(text, title)
+    return [dict(zip(heads, row, strict=True)) for row in cells]
+
+
+def test_the_reports_cases_stand_in_its_order_each_with_its_own_row_below():
+    text = style("oneflow", run(*(case(name) for name in sorted(FULL))))
+    for title in ("Cases", "Results"):
+        told = rows(text, title)
+        assert [name for name in FULL for _ in range(2)] == [row["case"] for row in told]
+        assert [row["nodes x ranks"].startswith("published") for row in told] == [False, True] * 18
+        assert list(dict.fromkeys(row["group"] for row in told)) == list(GROUPS)
+
+
+def test_all_fourteen_columns_are_those_of_the_report():
+    told = rows(style("oneflow", run(*map(case, FULL))), "Cases")
+    columns = [title for title in told[0] if title != "nodes x ranks"]
+    assert columns == [
+        *("group", "case", "nodes", "devices per node", "dp", "tp", "pp", "micro-batch", "micro-batch x dp"),
+        *("accumulation", "global batch", "hidden size", "heads", "layers"),
+    ]
+    for mine, theirs in zip(told[::2], told[1::2], strict=True):
+        assert [mine[title] for title in columns] == [theirs[title] for title in columns]
+    last = [told[-2][title] for title in columns[2:]]
+    assert last == ["4", "8", "2", "8", "2", "8", "16", "32", "512", "2304", "24", "24"]
+
+
+def test_results_are_milliseconds_mebibytes_and_samples():
+    mine, theirs = rows(style("oneflow", run(case("DP_1x1x1_2_1536x16"))), "Results")
+    names = ("latency ms", "memory MiB (whole card)", "samples/s (all devices)")
+    assert ["1000", "11066", "2"] == [mine[name] for name in names]
+    assert ["406.2 [M]", "11066 [M]", "4.92 [M]"] == [theirs[name] for name in names]
+
+
+def test_the_arithmetic_is_checked_below_the_table():
+    rule = "dp = ranks / (tp x pp) and accumulation = global batch / (micro-batch x dp)"
+    good = case("2D_2x4x1_16_1536x16")
+    assert f"- checked: {rule} in every row" in style("oneflow", run(good))
+    other = {**good.parameters, "micro_batch_size": 4}
+    text = style("oneflow", run(dataclasses.replace(good, parameters=other)))
+    assert f"checked: {rule}" not in text
+    assert "accumulation 1 is not batch 16 / (micro 4 x dp 2)" in text
+
+
+def test_a_case_that_is_not_what_its_name_says_is_named():
+    wrong = dataclasses.replace(case("2D_2x4x1_16_1536x16"), case="t.py::test_oneflow[v100-2D_4x2x1_16_1536x16]")
+    text = style("oneflow", run(wrong))
+    assert "its name says dp 4, and it ran with 2; its name says tp 2, and it ran with 4" in text
+
+
+def test_small_cases_have_the_rows_of_the_same_mesh_below_and_are_not_compared():
+    small = [
+        case(name, platform="cpu", dtype="fp32", **({"accumulation": 4} if name.count("_PP_") else {}))
+        for name in SMALL
+    ]
+    text = style("oneflow", run(*small))
+    told = rows(text, "Results")
+    mine = [row["case"] for row in told if not row["nodes x ranks"].startswith("published")]
+    assert [name for group in GROUPS for name in SMALL if case_name(name).group == group] == sorted(
+        mine, key=lambda name: (GROUPS.index(case_name(name).group), SMALL.index(name))
+    )
+    below = {told[index - 1]["case"]: row["case"] for index, row in enumerate(told) if "[M]" in row["latency ms"]}
+    assert below["DP_8x1x1_16_64x4"] == "DP_8x1x1_16_1536x16"
+    assert below["2D_8x1x1_16_64x4"] == "2D_8x1x1_16_1536x16"
+    assert below["2D_4x2x1_4_64x4"] == "2D_4x2x1_16_1536x16"
+    assert "platform v100, not cpu; model gpt-1536x16, not gpt-64x4" in text
+
+
+@pytest.mark.parametrize("text", FULL)
+def test_every_published_row_is_found_by_the_case_of_its_name(text):
+    name, result = case_name(text), case(text)
+    found = lookup("v100", result.workload, result.parameters, result.world_size, metric="step_time_s")
+    assert text in [figure.name for figure in found]
+    assert {(name.dp, name.tp, name.pp)} == {
+        tuple(figure.parameters[axis] for axis in ("dp", "tp", "pp")) for figure in found
+    }
+
+
+@given(
+    prefix=st.sampled_from(["DP", "MP", "2D", "DP_PP", "MP_PP", "2D_PP"]), numbers=st.tuples(*[st.integers(1, 999)] * 6)
+)
+def test_a_name_is_found_in_an_id_and_says_what_it_says(prefix, numbers):
+    dp, tp, pp, batch, width, layers = numbers
+    text = f"{prefix}_{dp}x{tp}x{pp}_{batch}_{width}x{layers}"
+    name = name_in(f"t.py::test_x[s4000-{text}-fp16]")
+    assert (name.text, name.dp, name.tp, name.pp, name.batch, name.width, name.layers) == (text, *numbers)
+    assert name.group == ("PP" if prefix.endswith("PP") else prefix)
+    assert name_in(f"t.py::test_{text}[cpu-ws8]") is None

@@ -1,0 +1,384 @@
+"""The tables of report 004 about model parallelism out of fixed results."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from perfsuite.mesh import MeshShape
+from perfsuite.metrics import derive
+from perfsuite.published.lookup import lookup
+from perfsuite.records import Component, Peaks, Record, Result, SpanTotal, Traffic, to_json
+from perfsuite.workloads.moe_layer import MoeLayer
+from perfsuite.workloads.tensor_linear import SPLITS, TensorLinear
+from perfsuite.workloads.training.train_step import TrainStep
+from test_correctness.helpers.report_runs import gpt, measurement, run, style, table
+
+GIB = 2**30
+TINY = {"layers": 8, "width": 64, "heads": 8, "words": 128, "context": 32}
+
+
+def rows(text, title):
+    heads, *cells = table(text, title)
+    return [dict(zip(heads, row, strict=True)) for row in cells]
+
+
+def is_measured(row):
+    return not row["nodes x ranks"].startswith("published")
+
+
+def hybrid(name, mesh, time_s=1.0, **changes):
+    """A training case on this mesh, called ``test[platform-words]``."""
+    platform = changes.setdefault("platform", "a100")
+    test, _, words = name.partition(" ")
+    case = f"{test}[{platform}-{words or mesh}]"
+    ranks = MeshShape.parse(mesh).world_size
+    return gpt(case, ranks, time_s, **{"strategy": "hybrid", "mesh": mesh, **changes})
+
+
+# -- tensor ------------------------------------------------------------------------------------------------------
+
+
+def test_tensor_parallel_has_out_of_memory_on_one_card_measured_and_published():
+    model = {"model": "gpt3-175b", "overrides": {"words_multiple": 128}, "builds": ("memory",)}
+    cases = [
+        hybrid("test_tensor_parallel", f"tp{tp}", 1 / tp, records=(("peak_bytes", 80 / tp * GIB),), **model)
+        for tp in (2, 4, 8)
+    ]
+    alone = hybrid("test_tensor_parallel", "tp1", oom="OOM at 79.1 GiB of 79.2 GiB", **model)
+    told = rows(style("methods", run(*cases, alone)), "Tensor parallel")
+    assert ["1", "1", "2", "2", "4", "4", "8", "8"] == [row["tp"] for row in told]
+    mine, theirs = told[:2]
+    assert ("OOM at 79.1 GiB of 79.2 GiB", "") == (mine["not measured because"], mine["samples/s (all devices)"])
+    assert ("out of memory, as published", "OOM [X]") == (
+        theirs["not measured because"],
+        theirs["samples/s (all devices)"],
+    )
+    assert ["40", "42 [X]", "20", "22 [X]", "10", "12 [X]"] == [row["peak GiB per device"] for row in told[2:]]
+
+
+def layer(split, ranks, sides=8192, platform="a100"):
+    """A split layer whose products take 3 ms and whose messages 1 ms."""
+    workload = TensorLinear(
+        split=split,
+        mesh=f"tp{ranks}" if ranks > 1 else "1",
+        features_in=sides,
+        features_out=sides,
+        rows=sides,
+        dtype="bf16",
+    )
+    times = {"compute": 3e-3, **({"communication": 1e-3} if ranks > 1 else {})}
+    size = sum(size for _, size in workload.messages())
+    told = dataclasses.replace(
+        measurement(ranks, sum(times.values())),
+        spans=tuple(SpanTotal(name=name, time_s=time_s, count=1, slowest_rank=0) for name, time_s in times.items()),
+        records=(
+            Record(name="communication_bytes", value=float(size), unit="bytes", reduce="equal"),
+            Record(name="tp_bus_bytes", value=1.5 * size, unit="bytes", reduce="equal"),
+        ),
+    )
+    work = workload.work(MeshShape.parse(workload.mesh))
+    return Result(
+        case=f"test_perf/t.py::test_column_and_row[{platform}-{sides}x{sides}-{split}]",
+        workload="perfsuite.workloads.tensor_linear:TensorLinear",
+        parameters=to_json(workload.parameters()),
+        platform=platform,
+        world_size=ranks,
+        outcome="measured",
+        work=work,
+        metrics=derive(TensorLinear.metrics, work=work, measurement=told, peaks=Peaks()),
+        measurement=told,
+        fingerprint=f"{platform}-test",
+    )
+
+
+def test_column_and_row_stand_in_the_reports_order_with_parts_that_sum_to_the_total():
+    cases = [layer(split, 1 if split == "none" else 4) for split in sorted(SPLITS)]
+    text = style("methods", run(*cases))
+    told = rows(text, "Column and row parallel layer")
+    mine = [row for row in told if is_measured(row)]
+    assert list(SPLITS) == [row["split"] for row in mine]
+    assert [("3", "0", "3", "0", "")] + [("3", "1", "4")] * 4 == [
+        tuple(row[name] for name in ("compute ms", "communication ms", "total ms", "bytes", "busbw GB/s"))[
+            : 5 if row["split"] == "none" else 3
+        ]
+        for row in mine
+    ]
+    assert {"134217728", "268435456"} == {row["bytes"] for row in mine[1:]}
+    assert ["201.3", "402.7"] == [row["busbw GB/s"] for row in mine[1:3]]
+    theirs = [(row["split"], row["communication ms"], row["busbw GB/s"]) for row in told if not is_measured(row)]
+    assert [("none", "0 [X]", "0 [X]"), ("column", "0.1 [X]", "8 [X]"), ("row", "2.1 [X]", "45 [X]")] == theirs
+    assert "- published, lines 329, 330, 331 of 004_078bcf89b93f8696.txt: the same run, as far as is stated" in text
+    small = style("methods", run(layer("row", 4, sides=512, platform="cpu"), platform="cpu"))
+    assert "platform a100 or h100, not cpu; features_in 8192, not 512; features_out 8192, not 512" in small
+
+
+@pytest.mark.parametrize(("split", "total"), [("none", "12.3 ms"), ("column", "3.3 ms"), ("row", "5.3 ms")])
+def test_lookup_finds_the_rows_of_one_layer(split, total):
+    case = layer(split, 1 if split == "none" else 4)
+    found = lookup("a100", case.workload, case.parameters, case.world_size, metric="step_time_s")
+    assert [total] == [figure.text for figure in found]
+    assert lookup("a100", case.workload, {**case.parameters, "features_in": 512}, case.world_size) == []
+
+
+def test_lookup_finds_the_rows_of_routing_by_batch():
+    case = {"mesh": "ep8", "batch_size": 64, "top_k": 2, "experts": 64}
+    assert ["60.8 ms"] == [figure.text for figure in lookup("a100", "moe_layer", case, 8, metric="step_time_s")]
+    assert lookup("a100", "moe_layer", {**case, "top_k": 1}, 8) == []
+
+
+# -- sequences ---------------------------------------------------------------------------------------------------
+
+LONG = {"heads": 20, "words_multiple": 128}
+
+
+def long(length, way, time_s, **changes):
+    options = {"sequence_parallel": way == "sequence"}
+    overrides = {**LONG, "context": length, "sequence_length": length}
+    return hybrid(
+        f"test_long_sequences {length}-{way}",
+        "tp4",
+        time_s,
+        **{"overrides": overrides, "options": options, "micro_batch_size": 16, "builds": ("memory",), **changes},
+    )
+
+
+def test_a_length_is_compared_with_the_same_length_without():
+    cases = [
+        long(2048, "tensor", 2.0, records=(("peak_bytes", 40 * GIB),)),
+        long(2048, "sequence", 1.6, records=(("peak_bytes", 30 * GIB),)),
+        long(16384, "tensor", 1.0, oom="OOM at 79.1 GiB of 79.2 GiB"),
+        long(16384, "sequence", 16.0, records=(("peak_bytes", 60 * GIB),)),
+        long(65536, "tensor", 1.0, oom="OOM at 79.1 GiB of 79.2 GiB"),
+    ]
+    text = style("methods", run(*cases))
+    mine = [row for row in rows(text, "Long sequences") if is_measured(row)]
+    names = (
+        "sequence length",
+        "peak GiB without sequence parallelism",
+        "peak GiB per device",
+        "samples/s (all devices)",
+        "tokens/s (all devices)",
+        "times without, same length",
+    )
+    assert [
+        ("2048", "40", "30", "10", "20480", "1.25"),
+        ("16384", "", "60", "1", "16384", ""),
+        ("65536", "", "", "", "", ""),
+    ] == [tuple(row[name] for name in names) for row in mine]
+    assert (
+        "- empty in 1 row: peak GiB without sequence parallelism; times without, same length: "
+        "OOM at 79.1 GiB of 79.2 GiB"
+    ) in text
+    theirs = {row["sequence length"]: row for row in rows(text, "Long sequences") if not is_measured(row)}
+    assert ("45 [X]", "1 [X]") == tuple(theirs["2048"][name] for name in (names[1], names[-1]))
+    assert ("OOM [X]", "79 [X]") == tuple(theirs["16384"][name] for name in names[1:3])
+
+
+def test_one_way_at_one_length_is_no_table_of_lengths():
+    assert "### Long sequences" not in style("methods", run(long(2048, "sequence", 1.0)))
+    both = run(long(2048, "sequence", 1.0), long(2048, "tensor", 1.0))
+    assert "### Long sequences" in style("methods", both)
+
+
+def test_ways_of_attention_have_the_reports_rows_below():
+    def attention(method, mesh, **changes):
+        overrides = {**LONG, "context": 16384, "sequence_length": 16384}
+        return hybrid(f"test_attention 16384-{method}", mesh, overrides=overrides, **changes)
+
+    cases = [
+        attention("standard", "dp4", attention="math", oom="OOM at 79.1 GiB of 79.2 GiB"),
+        attention("flash", "dp4", attention="flash"),
+        attention("zigzag", "cp4", attention="flash", options={"context": "zigzag"}, micro_batch_size=4),
+        attention("ring", "cp4", attention="flash", options={"context": "ring"}, micro_batch_size=4),
+    ]
+    told = rows(style("methods", run(*cases)), "Ring attention")
+    assert {"standard", "flash", "zigzag", "ring"} == {row["attention"] for row in told if is_measured(row)}
+    theirs = {row["attention"]: row for row in told if not is_measured(row)}
+    names = ("peak GiB per device", "samples/s (all devices)", "communication overhead %")
+    assert ["OOM [R]", "", ""] == [theirs["standard"][name] for name in names]
+    assert ["72 [R]", "89 [R]", "0 [R]"] == [theirs["flash"][name] for name in names]
+    assert ["21 [R]", "76 [R]", "18.3 [R]"] == [theirs["ring"][name] for name in names]
+    assert "### Ring attention" not in style("methods", run(cases[1]))
+
+
+# -- meshes ------------------------------------------------------------------------------------------------------
+
+
+def test_meshes_are_named_by_their_axes_and_stand_beside_the_reports():
+    model = {"model": "gpt3-175b", "overrides": {"words_multiple": 128}}
+    cases = [
+        hybrid("test_meshes", mesh, accumulation=64 // MeshShape.parse(mesh).replicas, **model)
+        for mesh in ("pp64", "pp8-tp8", "pp8-dp2-tp4")
+    ]
+    alone = hybrid("test_meshes", "dp64", oom="OOM at 79.1 GiB of 79.2 GiB", **model)
+    told = rows(style("methods", run(alone, *cases)), "Meshes")
+    measured = {row["axes"]: row for row in told if is_measured(row)}
+    assert {"DP-only", "PP-only", "2D (PP+TP)", "3D (DP+PP+TP)"} == set(measured)
+    assert ["2", "8", "4"] == [measured["3D (DP+PP+TP)"][axis] for axis in ("dp", "pp", "tp")]
+    theirs = {(row["dp"], row["pp"], row["tp"]): row["samples/s (all devices)"] for row in told if not is_measured(row)}
+    assert {
+        ("64", "1", "1"): "OOM [X]",
+        ("1", "64", "1"): "234 [X]",
+        ("1", "8", "8"): "678 [X]",
+        ("2", "8", "4"): "823 [X]",
+    } == theirs
+
+
+def test_one_axis_alone_is_no_table_of_meshes():
+    case = hybrid("test_meshes", "tp8", model="gpt2-tiny", overrides=TINY)
+    assert "### Meshes" not in style("methods", run(case))
+
+
+COMPONENTS = (
+    Component(name="attention", compute_s=0.1, communication_s=0.05),
+    Component(name="other", compute_s=0.1, communication_s=0.0),
+    Component(name="mlp", compute_s=0.4, communication_s=0.1),
+    Component(name="data", compute_s=0.0, communication_s=0.2),
+    Component(name="pipeline", compute_s=0.0, communication_s=0.05),
+)
+
+
+def test_components_add_up_and_the_whole_step_is_told_below():
+    parts = {"components": COMPONENTS}
+    case = hybrid("test_components", "pp2-dp2-tp2", model="gpt2-tiny", overrides=TINY, accumulation=2, measured=parts)
+    text = style("methods", run(case))
+    told = rows(text, "Components of a step")
+    assert [
+        ("MLP or experts", "400", "100", "50"),
+        ("attention", "100", "50", "15"),
+        ("gradients and parameters over data axes", "0", "200", "20"),
+        ("between stages", "0", "50", "5"),
+        ("other", "100", "0", "10"),
+        ("total", "600", "400", "100"),
+    ] == [tuple(row[name] for name in ("component", "compute ms", "communication ms", "share %")) for row in told]
+    assert "- whole step of gpt2-tiny on pp2-dp2-tp2: 4 samples/s, MFU " in text
+    assert "- published, lines 453, 454: 2567 samples/s, MFU 48.3 % [X]" in text
+
+
+def test_traffic_stands_beside_its_closed_form():
+    step = TrainStep(model="gpt2-tiny", overrides=TINY, strategy="hybrid", mesh="pp2-tp2", accumulation=2)
+    shape = MeshShape.parse(step.mesh)
+    calls = step.find_strategy().traffic(step.plan(shape), shape, 0)
+    counted = tuple(
+        Traffic(
+            axis=call.axis,
+            collective=call.collective,
+            part=call.part,
+            calls=call.calls,
+            message_bytes=call.message_bytes,
+            time_s=1e-3,
+            ranks=2,
+        )
+        for call in calls
+    )
+    parameters = {"model": "gpt2-tiny", "overrides": TINY, "accumulation": 2}
+    case = hybrid("test_meshes", "pp2-tp2", **parameters, measured={"traffic": counted})
+    told = rows(style("methods", run(case)), "Traffic")
+    assert ["pp"] * 2 + ["tp"] * (len(counted) - 2) == [row["axis"] for row in told]
+    last = [
+        max(
+            call.message_bytes
+            for rank in range(4)
+            for call in step.find_strategy().traffic(step.plan(shape), shape, rank)
+            if (call.axis, call.collective, call.part) == (row["axis"], row["collective"], row["part"])
+        )
+        for row in told
+    ]
+    assert last == [int(row["bytes by closed form"]) for row in told]
+    gathers = next(row for row in told if (row["collective"], row["part"]) == ("all_gather", "attention"))
+    # Two micro-batches, four blocks, two gathers of X = 1 x 32 x 64 x 4 bytes; half of it crosses a link of two ranks.
+    size = 2 * 4 * 2 * 32 * 64 * 4
+    assert (str(2 * 4 * 2), str(size)) == (gathers["calls"], gathers["bytes"])
+    assert float(gathers["busbw GB/s"]) == pytest.approx(size / 2 / 1e-3 / 1e9, rel=1e-3)
+
+
+def test_what_one_rank_received_is_no_bandwidth_of_its_own():
+    received = Traffic(axis="pp", collective="receive", part="pipeline", calls=2, message_bytes=64, time_s=0.0, ranks=2)
+    case = hybrid("test_meshes", "pp2", model="gpt2-tiny", measured={"traffic": (received,)}, accumulation=2)
+    (row,) = rows(style("methods", run(case)), "Traffic")
+    assert ("64", "") == (row["bytes"], row["busbw GB/s"])
+
+
+# -- experts -----------------------------------------------------------------------------------------------------
+
+ROUTED = (("expert_imbalance", 1.5), ("dropped_share", 0.02))
+
+
+def test_experts_stand_beside_the_dense_model_of_equal_active_parameters():
+    cases = [
+        hybrid("test_experts_and_dense", mesh, time_s, model=model, builds=("memory",), records=records)
+        for model, mesh, time_s, records in (
+            ("mixtral-8x7b-dense", "dp32", 1.5, ()),
+            ("mixtral-8x7b", "dp4-ep8", 1.0, ROUTED),
+            ("mixtral-64", "dp8-ep8", 1.0, ROUTED),
+        )
+    ]
+    text = style("methods", run(*cases))
+    told = rows(text, "Experts and dense")
+    mine = [row for row in told if is_measured(row)]
+    names = ("experts", "nodes x ranks", "parameters 1e9", "active 1e9", "dropped %")
+    assert [
+        ("0", "1 x 32 a100", "12.88", "12.88", ""),
+        ("8", "1 x 32 a100", "46.7", "12.88", "2"),
+        ("64", "1 x 64 a100", "91.81", "12.89", "2"),
+    ] == [tuple(row[name] for name in names) for row in mine]
+    assert ["", "1.5", "1.5"] == [row["most over mean rows of an expert"] for row in mine]
+    assert ["312 [X]", "487 [X]", "892 [X]"] == [row["samples/s (all devices)"] for row in told if not is_measured(row)]
+    assert (
+        "- mixtral-8x7b over mixtral-8x7b-dense on 32 a100: 1.5 times the samples/s; report 004 claims 1.56 times [X: "
+        "from a table that contradicts itself]"
+    ) in text
+    assert "mixtral-64 over" not in text  # it ran on other ranks than the dense model
+
+
+def routing(batch_size, **changes):
+    """A layer of experts whose all-to-alls take 1 ms of 4."""
+    sizes = {"sequence_length": 16, "width": 64, "hidden": 128, "experts": 64}
+    workload = MoeLayer(mesh="ep8", batch_size=batch_size, **sizes, **changes)
+    told = dataclasses.replace(
+        measurement(8, 4e-3, records=ROUTED),
+        spans=tuple(
+            SpanTotal(name=name, time_s=time_s, count=1, slowest_rank=0)
+            for name, time_s in (("compute", 3e-3), ("communication", 1e-3))
+        ),
+    )
+    work = workload.work(MeshShape.parse("ep8"))
+    return Result(
+        case=f"test_perf/t.py::test_routing[a100-{batch_size}-{'-'.join(changes)}]",
+        workload="perfsuite.workloads.moe_layer:MoeLayer",
+        parameters=to_json(workload.parameters()),
+        platform="a100",
+        world_size=8,
+        outcome="measured",
+        work=work,
+        metrics=derive(workload.metrics, work=work, measurement=told, peaks=Peaks()),
+        measurement=told,
+        fingerprint="a100-test",
+    )
+
+
+def test_routing_is_told_by_batch_beside_the_report():
+    cases = [*(routing(batch) for batch in (256, 32, 64, 128)), routing(32, top_k=1)]
+    told = rows(style("methods", run(*cases)), "Routing")
+    mine = [row for row in told if is_measured(row)]
+    assert [("32", "1"), ("32", "2"), ("64", "2"), ("128", "2"), ("256", "2")] == [
+        (row["batch"], row["top-k"]) for row in mine
+    ]
+    names = ("all-to-all ms", "compute ms", "total ms", "all-to-all %")
+    assert {("1", "3", "4", "25")} == {tuple(row[name] for name in names) for row in mine}
+    theirs = [(row["batch"], *(row[name] for name in names[:3])) for row in told if not is_measured(row)]
+    assert theirs[0] == ("32", "8.2 [R]", "45.3 [R]", "53.5 [R]")
+    assert told.index(next(row for row in told if not is_measured(row))) == 2  # below top 2, which the report has
+    assert [batch for batch, *_ in theirs] == ["32", "64", "128", "256"]
+
+
+def test_components_of_experts_have_the_reports_rows_below():
+    case = hybrid("test_components", "ep4", model="moe-tiny", measured={"components": COMPONENTS})
+    told = rows(style("methods", run(case)), "Components of a step")
+    theirs = [tuple(row.values())[2:] for row in told if not is_measured(row)]
+    assert [("142 [X]", "38 [X]", "45.2 [X]"), ("268 [X]", "130 [X]", "100 [X]")] == [
+        each[2:] for each in (theirs[0], theirs[-1])
+    ]
+    assert [row["component"] for row in told[::2]] == [row["component"] for row in told[1::2]]

@@ -1,0 +1,69 @@
+"""Long sequences: what splitting them saves and costs, and the ways to attend over a split one (report 004)."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsuite import sizes
+from perfsuite.mesh import MeshShape
+from perfsuite.workloads.training.train_step import TrainStep
+
+TINY = {"model": "gpt2-tiny", "overrides": {"layers": 1, "width": 64, "heads": 4, "words": 128}, "global_batch_size": 4}
+# Twenty heads of its width instead of 25, which four ranks do not divide; so does the padded vocabulary.
+XL = {
+    "model": "gpt2-xl",
+    "overrides": {"heads": 20, "words_multiple": 128},
+    "global_batch_size": 16,
+    "dtype": "bf16",
+    "checkpointing": "full",
+}
+WAYS = {
+    "tensor": ("tp", {"sequence_parallel": False}),
+    "sequence": ("tp", {"sequence_parallel": True}),
+    "context": ("cp", {"context": "zigzag"}),
+}
+METHODS = {
+    "standard": ("dp", "math", {}),
+    "flash": ("dp", "flash", {}),
+    "ring": ("cp", "flash", {"context": "ring"}),
+    "zigzag": ("cp", "flash", {"context": "zigzag"}),
+    "ulysses": ("cp", "flash", {"context": "ulysses"}),
+    "torch": ("cp", "flash", {"context": "torch"}),
+}
+LONG = [256, 512, 1024, 2048, 4096]
+
+
+def extended(names, *plain):
+    """All of them, those that are not ``plain`` left out of a short run."""
+    return [name if name in plain else pytest.param(name, marks=pytest.mark.extended) for name in names]
+
+
+def step(scale, length, mesh, **case):
+    """One sample on a rank at a time, as many times as make up the batch."""
+    model = TINY if scale == "small" else XL
+    overrides = {**model["overrides"], "context": length, "sequence_length": length}
+    accumulation = model["global_batch_size"] // MeshShape.parse(mesh).replicas
+    return TrainStep(
+        **{**model, "overrides": overrides}, strategy="hybrid", mesh=mesh, accumulation=accumulation, **case
+    )
+
+
+@sizes(param="length", full=[2048, 4096, 8192, 16384, 32768, 65536, 131072], small=LONG, extended=LONG[1:])
+@pytest.mark.parametrize("way", extended(WAYS, "tensor", "sequence"))
+def test_long_sequences(perf, length, way, scale):
+    """Report 004: memory and throughput by length, with sequence parallelism and without; context parallelism beyond.
+
+    On as many cards each: tensor parallel alone, tokens split between its products too, tokens split everywhere.
+    """
+    axis, options = WAYS[way]
+    ranks = 2 if scale == "small" else 4
+    perf(step(scale, length, f"{axis}{ranks}", options=options, builds=("memory",)), on=ranks)
+
+
+@sizes(param="length", full=[16384], small=[1024])
+@pytest.mark.parametrize("method", extended(METHODS, "flash", "zigzag"))
+def test_attention(perf, length, method, scale):
+    """Report 004: one length on four cards, each with whole samples, or all with a part of every sample."""
+    axis, attention, options = METHODS[method]
+    builds = ("memory", "exposed", "traffic")
+    perf(step(scale, length, f"{axis}4", attention=attention, options=options, builds=builds), on=4)

@@ -1,0 +1,42 @@
+"""Meshes: the same model on the same ranks split in several ways, and what the parts of a step take (report 004)."""
+
+from __future__ import annotations
+
+from perfsuite import sizes
+from perfsuite.mesh import MeshShape
+from perfsuite.workloads.training.train_step import TrainStep
+
+TINY = {"layers": 8, "width": 64, "heads": 8, "words": 128, "context": 32}
+"""Of gpt2-tiny: what eight ranks along any axis divide."""
+PADDED = {"words_multiple": 128}
+"""Of GPT-3: its vocabulary divides by every tp."""
+ON_8 = ["dp8", "pp8", "tp8", "pp2-tp4", "pp2-dp2-tp2"]
+# Report 004's meshes of 64 cards, but its tp64, which does not divide 96 heads.
+ON_64 = ["dp64", "pp64", "dp2-tp32", "pp8-tp8", "pp8-dp2-tp4"]
+
+
+def full_case(ranks):
+    """A model of GPT-3 that fills so many cards, and the batch that all meshes of them have."""
+    model, batch = {8: ("gpt3-13b", 64), 64: ("gpt3-175b", 1024)}[ranks]
+    return {"model": model, "overrides": PADDED, "dtype": "bf16", "checkpointing": "full", "global_batch_size": batch}
+
+
+@sizes(param="mesh", full=[*ON_8, *ON_64], small=ON_8, extended=["dp8", "pp8", "tp8", "pp2-tp4"])
+def test_meshes(perf, mesh, scale):
+    """Report 004: data, pipeline and tensor parallelism alone, two and three of them at once; one batch."""
+    shape = MeshShape.parse(mesh)
+    small = {"model": "gpt2-tiny", "overrides": TINY, "global_batch_size": 8}
+    case = small if scale == "small" else full_case(shape.world_size)
+    share = case["global_batch_size"] // shape.replicas
+    accumulation = max(1, share // (2 if scale == "small" else 1))  # micro-batches of one sample, or of two
+    workload = TrainStep(strategy="hybrid", mesh=mesh, accumulation=accumulation, builds=("memory",), **case)
+    perf(workload, on=shape.world_size)
+
+
+@sizes(param="mesh", full=["pp8-dp2-ep2-cp2-tp4"], small=["pp2-ep2-cp2-tp2"], extended=["pp2-ep2-cp2-tp2"])
+def test_components(perf, mesh):
+    """Report 004: what experts, attention, gradients and messages between stages take, by computing and by sending."""
+    shape = MeshShape.parse(mesh)
+    full = {"model": "moe-1.6t", "dtype": "bf16", "checkpointing": "full", "accumulation": 32}
+    case = full if shape.size("dp") > 1 else {"model": "moe-tiny", "accumulation": 2}
+    perf(TrainStep(strategy="hybrid", mesh=mesh, builds=("traffic",), **case), on=shape.world_size)

@@ -1,0 +1,47 @@
+"""Tensor parallelism: a GPT split over more and more ranks, and one layer split by columns and by rows (report 004)."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsuite import sizes, world_sizes
+from perfsuite.workloads.tensor_linear import SPLITS, TensorLinear
+from perfsuite.workloads.training.train_step import TrainStep
+
+HEADS = {"layers": 2, "width": 128, "heads": 8, "words": 512, "context": 64}
+"""Of gpt2-tiny: as many heads as the most ranks of the small cases."""
+CASES = {
+    "gpt2-tiny": {"overrides": HEADS, "micro_batch_size": 2},
+    "gpt3-13b": {"overrides": {"words_multiple": 128}, "dtype": "bf16", "checkpointing": "full"},
+    # Eight of its 96 layers, which the id cannot say: all of them fit on no eight cards.
+    "gpt3-175b": {"overrides": {"words_multiple": 128, "layers": 8}, "dtype": "bf16", "checkpointing": "full"},
+}
+BUILDS = ("memory", "exposed", "traffic")
+
+
+@sizes(param="model", full=["gpt3-13b", "gpt3-175b"], small=["gpt2-tiny"])
+@world_sizes(1, 2, 4, 8, extended=[4, 8])
+def test_tensor_parallel(perf, ranks, model):
+    """Report 004: throughput, memory, communication and MFU; out of memory on one card is a result.
+
+    gpt3-175b has eight layers of its 96: each layer is as in the report, the model as a whole is not.
+    """
+    workload = TrainStep(model=model, strategy="hybrid", mesh=f"tp{ranks.world_size}", builds=BUILDS, **CASES[model])
+    perf(workload, on=ranks)
+
+
+@sizes(param="features", full=["8192x8192"], small=["512x512"])
+@pytest.mark.parametrize("split", SPLITS)
+def test_column_and_row(perf, features, split):
+    """Report 004: Y = X W on four cards, with the all-gather that makes a column-parallel product whole."""
+    features_in, features_out = features
+    ranks = 1 if split == "none" else 4
+    workload = TensorLinear(
+        split=split,
+        mesh="1" if ranks == 1 else f"tp{ranks}",
+        features_in=features_in,
+        features_out=features_out,
+        rows=features_in,
+        dtype="fp32" if features_in == 512 else "bf16",
+    )
+    perf(workload, on=ranks)
