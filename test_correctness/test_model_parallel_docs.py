@@ -1,0 +1,31 @@
+"""docs/model-parallel.md: every closed form that it derives has a worked number, and the numbers are right."""
+
+from __future__ import annotations
+
+import doctest
+import re
+
+from perfsuite.mesh import AXES
+from perfsuite.reports.tables.styles import STYLES
+from test_correctness.helpers.scripted_driver import ROOT
+
+PAGE = ROOT / "docs" / "model-parallel.md"
+
+
+def test_the_worked_numbers_are_those_of_the_closed_forms():
+    found = doctest.testfile(str(PAGE), module_relative=False)
+    assert (found.failed, found.attempted > 15) == (0, True)
+
+
+def test_every_axis_has_its_messages_derived():
+    derived = set(re.findall(r"^### (\w+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert {axis for axis in AXES if not axis.startswith("dp_")} == derived
+
+
+def test_the_tables_that_it_names_are_there():
+    titles = {spec.title for style in STYLES.values() for spec in style.tables}
+    rows = PAGE.read_text(encoding="utf-8").partition("| table | cases |")[2]
+    named = [name for row in rows.splitlines() if row.startswith("| ") for name in row.split("|")[1].split(",")]
+    for name in filter(None, map(str.strip, named)):
+        if name not in ("OneFlow cases", "results"):  # Cases and Results of style oneflow
+            assert any(title.startswith(name) for title in titles), name
