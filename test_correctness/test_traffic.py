@@ -51,14 +51,14 @@ def test_worked_numbers(name):
 # -- closed forms ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["gpt2-tiny", "llama2-tiny", "gpt-1536x16"])
+@pytest.mark.parametrize("model", ["gpt2-tiny", "llama2-tiny", "moe-tiny", "gpt-1536x16"])
 def test_shapes_are_those_of_the_modules(model):
     config = find_model(model)
     shapes = find_shapes(config)
     with torch.device("meta"):
         module = config.build()
     held = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    blocks = {f"blocks.{layer}.{name}": shape for layer in range(config.layers) for name, shape in shapes.block.items()}
+    blocks = {f"blocks.{layer}.{name}": shape for layer in range(config.layers) for name, shape in shapes.layer.items()}
     told = {**shapes.first, **blocks, **shapes.last}
     assert held == told
     assert config.parameters == sum(math.prod(shape) for shape in told.values())
@@ -104,6 +104,19 @@ def test_only_neighbours_on_other_ranks_send_and_the_ends_of_a_gpt_share_their_e
     assert (3 + 1, 3 * hidden + 4 * 512 * 128) == first["pp", "send", "pipeline"] == first["pp", "receive", "pipeline"]
     llama = calls("hybrid", "pp2", 1, accumulation=3)
     assert (3, 3 * hidden) == llama["pp", "send", "pipeline"]
+
+
+def test_experts_get_their_rows_and_give_them_back():
+    # Two layers; 2 samples of 64 tokens go to 2 of 8 experts each, 128 features wide; what a rank sends on the average.
+    rows, counts = 2 * 64 * 2 * 128 * 4, 8 * 8
+    assert (2 * (4 + 1), 2 * (4 * rows + counts)) == calls("hybrid", "ep2", model="moe-tiny")["ep", "all_to_all", "mlp"]
+    split = calls("hybrid", "ep2-tp2", model="moe-tiny")
+    assert (2 * (4 + 1), 2 * (4 * rows // 2 + counts)) == split["ep", "all_to_all", "mlp"]
+    assert (2 * 4, 2 * 4 * rows) == split["tp", "all_to_all", "mlp"]
+    assert (2, 2 * 2 * counts) == split["tp", "all_gather", "mlp"]
+    assert ("tp", "reduce_scatter", "mlp") not in split
+    again = calls("hybrid", "ep2", model="moe-tiny", checkpointing="full")
+    assert (2 * (6 + 2), 2 * (6 * rows + 2 * counts)) == again["ep", "all_to_all", "mlp"]
 
 
 def test_strategies_without_a_closed_form_say_so():

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from perfsuite.mesh import MeshShape
 from perfsuite.models.language import LanguageModel
+from perfsuite.models.moe import Moe
 from perfsuite.schedules import Schedule
 from perfsuite.strategies.base import Plan
 from perfsuite.strategies.context.places import SPREADS_HEADS
@@ -48,8 +48,8 @@ class HybridTraffic(HybridSizes):
     def _add_block(self, tally: Tally) -> None:
         times, again = self.plan.accumulation, self.repeats
         self._add_part(tally, ATTENTION, times, gathers=again, sums=again)
-        if self.model.experts:
-            self._add_experts(tally, times * (1 + again), backwards=times)
+        if isinstance(self.model, Moe):
+            self._add_experts(tally, self.model, times * (1 + again), backwards=times)
         else:
             self._add_part(tally, MLP, times, gathers=again, sums=0)
         if self.cp > 1:
@@ -77,9 +77,8 @@ class HybridTraffic(HybridSizes):
             tally.add(axis, way, ATTENTION, times * (self.cp - 1) * (2 + again), both * self.item_bytes)
             tally.add(axis, way, ATTENTION, times * self.cp, both * _FP32)
 
-    def _add_experts(self, tally: Tally, forwards: int, *, backwards: int) -> None:
+    def _add_experts(self, tally: Tally, model: Moe, forwards: int, *, backwards: int) -> None:
         """Rows to the experts and back, in the forward and in the backward; counts before them unless all are equal."""
-        model: Any = self.model
         ep, tp, tokens = self.axis("ep"), self.axis("tp"), self.tokens // self.tp
         routing = model.routing
         even = routing.capacity is not None
