@@ -55,10 +55,13 @@ def choose_kernel(
 ) -> AttentionKernel:
     """Of ``kernels``, those of the device, the first that the method allows and that takes blocks like this one.
 
-    Raises UnsupportedCase for flash where there is none; plain products stand in for auto.
+    ``block`` has as many keys as queries.  Raises UnsupportedCase for flash where there is none; plain products stand
+    in for auto.
     """
+    # Repeated keys have the queries' shape: the queries stand for them, and nothing is copied to ask.
+    repeated = dataclasses.replace(block, key=block.query, value=block.query)
     for name, kernel in kernels.items():
-        if method in ("auto", name) and kernel.takes(_as_taken(kernel, block)):
+        if method in ("auto", name) and kernel.takes(block if kernel.grouped else repeated):
             return kernel
     if method == "flash":
         raise UnsupportedCase(
