@@ -29,6 +29,7 @@ METHODS = {
     "zigzag": ("cp", "flash", {"context": "zigzag"}),
     "ulysses": ("cp", "flash", {"context": "ulysses"}),
     "torch": ("cp", "flash", {"context": "torch"}),
+    "deepspeed": ("cp", "flash", {"context": "deepspeed"}),
 }
 LONG = [256, 512, 1024, 2048, 4096]
 
