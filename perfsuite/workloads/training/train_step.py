@@ -103,7 +103,11 @@ class TrainStep(Workload):
             if not (name and isinstance(value, str)) or "=" in name:
                 raise InvalidParameter(f"environment: {name}={value!r} is no variable; give its name and a text")
         self.find_strategy()
-        self.find_model()
+        if self.find_model().experts and self.compiled:
+            raise InvalidParameter(
+                f"compiled blocks of model {self.model} would be traced with rows whose number follows from the data; "
+                "leave compiled out for models with experts"
+            )
         self._require_builds()
         if self.mesh:
             self._require_mesh(MeshShape.parse(self.mesh))
