@@ -17,7 +17,7 @@ ON_64 = ["dp64", "pp64", "dp2-tp32", "pp8-tp8", "pp8-dp2-tp4"]
 
 def full_case(ranks):
     """A model of GPT-3 that fills so many cards, and the batch that all meshes of them have."""
-    model, batch = {8: ("gpt3-13b", 64), 64: ("gpt3-175b", 1024)}[ranks]
+    model, batch = {8: ("gpt3-13b", 64), 64: ("gpt3-175b", 128)}[ranks]
     return {"model": model, "overrides": PADDED, "dtype": "bf16", "checkpointing": "full", "global_batch_size": batch}
 
 
