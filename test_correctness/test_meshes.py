@@ -25,6 +25,7 @@ MESHES = {
     "dp_replicate2-dp_shard2": {"strategy": "fsdp"},
     "pp2": staged(num_micro_batches=4),
     "pp2-dp2": staged(schedule="interleaved_1f1b", num_micro_batches=4),
+    "dp2-tp2": {"strategy": "hybrid"},
 }
 
 
@@ -51,7 +52,11 @@ def built(driver):
         job = Job(workload=case, world_size=shape.world_size, shape=shape, budget=ONCE, purpose=purpose)
         return {record.name: record.value for record in driver.run(job).records}
 
-    purposes = {"loss": MESHES, "flops": ("dp1", "pp2-dp2"), "memory": [mesh for mesh in MESHES if mesh != "dp2"]}
+    purposes = {
+        "loss": MESHES,
+        "flops": ("dp1", "pp2-dp2", "dp2-tp2"),
+        "memory": [mesh for mesh in MESHES if mesh != "dp2"],
+    }
     return {purpose: {mesh: records(mesh, purpose) for mesh in meshes} for purpose, meshes in purposes.items()}
 
 
@@ -61,8 +66,9 @@ def test_the_same_samples_give_the_same_losses(built, mesh):
         assert pytest.approx(built["loss"]["dp1"][name], rel=1e-5) == built["loss"][mesh][name]
 
 
-def test_stages_take_the_operations_of_the_whole(built):
-    assert built["flops"]["dp1"]["counted_flops"] == built["flops"]["pp2-dp2"]["counted_flops"]
+def test_parts_take_the_operations_of_the_whole(built):
+    counted = {mesh: records["counted_flops"] for mesh, records in built["flops"].items()}
+    assert dict.fromkeys(counted, counted["dp1"]) == counted
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -75,6 +81,7 @@ def test_what_is_spread_takes_its_share_of_the_memory(built):
     weights = {mesh: memory["weights_bytes"] for mesh, memory in built["memory"].items()}
     assert weights["dp_replicate2-dp_shard2"] == pytest.approx(weights["dp1"] / 2, rel=0.01)
     assert weights["pp2-dp2"] == pytest.approx(weights["pp2"] / 2, rel=0.01)
+    assert weights["dp2-tp2"] == pytest.approx(weights["dp1"] / 4, rel=0.05)
     for mesh, memory in built["memory"].items():
         assert 0 == max(0, memory["parts_beyond_peak_bytes"])
         assert ("peak_activations_bytes_rank1" in memory) == (MeshShape.parse(mesh).size("pp") == 2)

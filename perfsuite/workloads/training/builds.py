@@ -37,11 +37,25 @@ class FlopsStep(Observed):
         from torch.utils.flop_counter import FlopCounterMode
 
         counter = FlopCounterMode(display=False, custom_mapping=_uncounted())
-        with self.training() as step, counter:
+        with self.training() as step, counter, _of_this_rank():
             step.run()
         total = torch.tensor([float(counter.get_total_flops())], dtype=torch.float64, device=self.rank.device)
         dist.all_reduce(total, group=self.rank.group())
         self.rank.record("counted_flops", float(total), reduce="equal")
+
+
+def _of_this_rank() -> Any:
+    """Hides from the counter below what DTensor is asked for, of all its ranks, and leaves what this rank computes."""
+    from torch.distributed.tensor import DTensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class OfThisRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            # A tensor's own class goes on with what no mode takes, and comes back with operators of local tensors.
+            return NotImplemented if any(issubclass(kind, DTensor) for kind in types) else func(*args, **(kwargs or {}))
+
+    mode: Any = OfThisRank
+    return mode()
 
 
 def _uncounted() -> dict[Any, Any]:
