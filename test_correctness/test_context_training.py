@@ -41,7 +41,7 @@ def parity(driver, mesh, **case):
 
 
 FAST = [
-    ("cp2", {"options": {"context": "zigzag"}}),
+    ("cp2-tp2", {"options": {"context": "zigzag"}}),
     ("cp2", {"options": {"context": "ring"}, "model": "gpt2-tiny", "attention": "math"}),
     ("cp2", {"options": {"context": "ulysses"}, "accumulation": 2}),
 ]
@@ -60,7 +60,7 @@ SLOW = [
     ("cp2-tp2", {"options": {"context": "ulysses", "sequence_parallel": False}}),
     ("pp2-dp2-cp2", {"accumulation": 2}),
     ("cp8", {"model": "gpt2-tiny"}),
-    ("cp2-tp2", {"model": "gpt2-tiny"}),
+    ("cp2", {"options": {"context": "zigzag"}}),
 ]
 
 
