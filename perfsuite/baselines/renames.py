@@ -103,7 +103,7 @@ def names_of_today(
     """A stored workload and its parameters as they are called today.
 
     >>> names_of_today("perfsuite.workloads.train_step:TrainStep", {"model": "gpt2"})
-    ('perfsuite.workloads.training.train_step:TrainStep', {'model': 'gpt2'})
+    ('perfsuite.workloads.training.train_step:TrainStep', {'model': 'gpt2', 'attention': 'auto'})
     """
     for rename in renames:
         if rename.old == workload:

@@ -31,14 +31,16 @@ class FlopsStep(Observed):
     """
 
     def run(self) -> None:
-        """Build, one step under the counter, and the record."""
+        """Build, a step, another one under the counter, and the record."""
         import torch
         import torch.distributed as dist
         from torch.utils.flop_counter import FlopCounterMode
 
         counter = FlopCounterMode(display=False, custom_mapping=_uncounted())
-        with self.training() as step, counter, _of_this_rank():
-            step.run()
+        with self.training() as step:
+            step.run()  # DTensor tries an operator on tensors without values when it first meets it
+            with counter, _of_this_rank():
+                step.run()
         total = torch.tensor([float(counter.get_total_flops())], dtype=torch.float64, device=self.rank.device)
         dist.all_reduce(total, group=self.rank.group())
         self.rank.record("counted_flops", float(total), reduce="equal")
