@@ -1,4 +1,4 @@
-"""Plain JSON values back to the dataclasses that they were made of, by the types of their fields."""
+"""Records as plain JSON values, and back by the types of their fields; nothing is lost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import functools
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+R = TypeVar("R")
 
 
 @functools.cache
@@ -61,3 +63,32 @@ def _decode_dataclass(kind: type, plain: Any, where: str) -> Any:
         return kind(**values)
     except TypeError as missing:
         raise ValueError(f"{where}: {missing}") from None
+
+
+def to_json(record: Any) -> Any:
+    """Plain JSON values of a record: dataclasses become objects, tuples arrays; defaults stay out."""
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        plain = {}
+        for field in dataclasses.fields(record):
+            value = getattr(record, field.name)
+            if field.name == "schema" or not _is_default(field, value):
+                plain[field.name] = to_json(value)
+        return plain
+    if isinstance(record, Mapping):
+        return {str(key): to_json(value) for key, value in record.items()}
+    if isinstance(record, (list, tuple)):
+        return [to_json(value) for value in record]
+    return record
+
+
+def _is_default(field: dataclasses.Field[Any], value: object) -> bool:
+    if field.default is not dataclasses.MISSING:
+        return bool(value == field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return bool(value == field.default_factory())
+    return False
+
+
+def from_json(kind: type[R], plain: Any) -> R:
+    """The record of ``kind`` that :func:`to_json` made ``plain`` of; ValueError says what does not fit."""
+    return typing.cast(R, decode(kind, plain, kind.__name__))

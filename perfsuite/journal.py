@@ -30,9 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.baselines.renames import result_of_today
+from perfsuite.decoding import from_json, to_json
 from perfsuite.errors import JournalError
 from perfsuite.metrics import rederive
-from perfsuite.records import SCHEMA, Peaks, Result, from_json, to_json
+from perfsuite.records import SCHEMA, Peaks, Result
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,20 +1,16 @@
-"""What is known about a case once it has run: frozen records, their JSON form and its version.
+"""What is known about a case once it has run: frozen records and the version of their JSON form.
 
 ``Work`` is what one iteration must do, ``Sample`` what one timing was, ``Measurement`` all that the ranks reported,
-``Metric`` a number with its meaning, ``Result`` the whole; :func:`to_json` and :func:`from_json` lose nothing.
+``Metric`` a number with its meaning, ``Result`` the whole; :mod:`perfsuite.decoding` writes and reads them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import statistics
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
-
-from perfsuite.decoding import decode
+from typing import Any, Literal
 
 SCHEMA = 1
 """Version of the JSON form; a reader refuses a higher one."""
@@ -392,35 +388,3 @@ class Result:
             if metric.name == name:
                 return metric
         raise KeyError(f"{name} is not a metric of {self.case}; it has {', '.join(m.name for m in self.metrics)}")
-
-
-def to_json(record: Any) -> Any:
-    """Plain JSON values of a record: dataclasses become objects, tuples arrays; defaults stay out."""
-    if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        plain = {}
-        for field in dataclasses.fields(record):
-            value = getattr(record, field.name)
-            if field.name == "schema" or not _is_default(field, value):
-                plain[field.name] = to_json(value)
-        return plain
-    if isinstance(record, Mapping):
-        return {str(key): to_json(value) for key, value in record.items()}
-    if isinstance(record, (list, tuple)):
-        return [to_json(value) for value in record]
-    return record
-
-
-def _is_default(field: dataclasses.Field[Any], value: object) -> bool:
-    if field.default is not dataclasses.MISSING:
-        return bool(value == field.default)
-    if field.default_factory is not dataclasses.MISSING:
-        return bool(value == field.default_factory())
-    return False
-
-
-R = TypeVar("R")
-
-
-def from_json(kind: type[R], plain: Any) -> R:
-    """The record of ``kind`` that :func:`to_json` made ``plain`` of; ValueError says what does not fit."""
-    return typing.cast(R, decode(kind, plain, kind.__name__))

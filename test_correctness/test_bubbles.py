@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfsuite.decoding import from_json, to_json
 from perfsuite.errors import InvalidParameter
 from perfsuite.metrics.pipeline import (
     METRICS,
@@ -17,7 +18,7 @@ from perfsuite.metrics.pipeline import (
     phases,
     step_bounds_s,
 )
-from perfsuite.records import Record, Timeline, TimelineEvent, from_json, to_json
+from perfsuite.records import Record, Timeline, TimelineEvent
 from perfsuite.schedules import (
     SCHEDULES,
     StageTimes,

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfsuite.decoding import from_json, to_json
 from perfsuite.platforms import Fingerprint, detect_machine, fingerprint, load_catalog, read_environment
 from perfsuite.platforms.environment import Environment
 from perfsuite.platforms.host import Answer, Host
-from perfsuite.records import from_json, to_json
 from test_correctness.helpers import machines
 
 

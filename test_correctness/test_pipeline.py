@@ -11,13 +11,14 @@ import pytest
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 
+from perfsuite.decoding import from_json, to_json
 from perfsuite.errors import OutOfMemory, RanksFailed, UnsupportedCase, WrongResult
 from perfsuite.gate.physics import bubble_bound
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, impossible_bubble, in_flight_micro_batches
 from perfsuite.platforms import families
-from perfsuite.records import Measurement, Peaks, from_json, to_json
+from perfsuite.records import Measurement, Peaks
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.schedules import SCHEDULES, StageTimes, durations_of, simulate

@@ -15,19 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfsuite import records
-from perfsuite.records import (
-    ClockFacts,
-    Measurement,
-    Metric,
-    Peak,
-    Peaks,
-    RankFacts,
-    Result,
-    Sample,
-    Work,
-    from_json,
-    to_json,
-)
+from perfsuite.decoding import from_json, to_json
+from perfsuite.records import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Result, Sample, Work
 
 RECORDS = [kind for kind in vars(records).values() if dataclasses.is_dataclass(kind) and isinstance(kind, type)]
 QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])

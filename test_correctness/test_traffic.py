@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import nn
 
+from perfsuite.decoding import from_json, to_json
 from perfsuite.errors import CaseError, InvalidParameter
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.models import find as find_model
 from perfsuite.models.layers import materialize
 from perfsuite.platforms.base import Clock
-from perfsuite.records import Component, Measurement, Peaks, Record, Traffic, Work, from_json, to_json
+from perfsuite.records import Component, Measurement, Peaks, Record, Traffic, Work
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.traffic import join_components, join_traffic
 from perfsuite.strategies import Plan, find

@@ -17,8 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfsuite.decoding import to_json
 from perfsuite.errors import InvalidParameter
-from perfsuite.records import to_json
 from perfsuite.runtime.held import Holder
 from perfsuite.runtime.reference import refer, resolve
 from perfsuite.runtime.values import decode, encode, recorded, token

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Literal
 
+from perfsuite.decoding import to_json
 from perfsuite.errors import BaselineError
-from perfsuite.records import Better, Measurement, Result, Sample, to_json
+from perfsuite.records import Better, Measurement, Result, Sample
 from perfsuite.units import plural
 
 QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)

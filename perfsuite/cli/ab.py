@@ -20,8 +20,9 @@ from perfsuite.arms import Arm, arm_of, described_imports, run_arm
 from perfsuite.baselines.runs import summarise
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
 from perfsuite.comparison import Comparison, compare, progress, table
+from perfsuite.decoding import to_json
 from perfsuite.errors import ConfigurationError
-from perfsuite.records import Result, to_json
+from perfsuite.records import Result
 from perfsuite.statistics.paired import MIN_PAIRS
 from perfsuite.units import parse_duration
 

@@ -14,8 +14,8 @@ from perfsuite.baselines.baseline import Baseline, Entry
 from perfsuite.baselines.runs import RunSummary, moment
 from perfsuite.baselines.sessions import count_sessions
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
+from perfsuite.decoding import to_json
 from perfsuite.errors import BaselineError, ConfigurationError
-from perfsuite.records import to_json
 from perfsuite.units import format_seconds, plural
 
 _DAY_S = 86400.0

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json
+from perfsuite.decoding import to_json
 from perfsuite.errors import PerfsuiteError
 from perfsuite.platforms import Fingerprint, Host, Machine, detect_machine, fingerprint, load_catalog, read_environment
-from perfsuite.records import to_json
 
 _SHOWN_APART = ("declared", "topology", "worker")
 """Fields of an environment that need lines of their own, or ranks: no rank runs here."""

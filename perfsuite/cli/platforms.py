@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 
 from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json
+from perfsuite.decoding import to_json
 from perfsuite.platforms import (
     Catalog,
     DeviceModel,
@@ -17,7 +18,7 @@ from perfsuite.platforms import (
     load_catalog,
     why_absent,
 )
-from perfsuite.records import Peak, to_json
+from perfsuite.records import Peak
 
 
 def _platforms_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, fields
 from importlib.metadata import distributions
 from typing import Any
 
+from perfsuite.decoding import to_json
 from perfsuite.platforms.cpu import memory_bytes, read_processor
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.machine import Machine
-from perfsuite.records import to_json
 from perfsuite.units import gib
 
 UNKNOWN = "unknown"

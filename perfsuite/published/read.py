@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from perfsuite.decoding import from_json
 from perfsuite.errors import BaselineError
 from perfsuite.published.numbers import printed
 from perfsuite.published.records import SCHEMA, LabelJudgement, PublishedReport, PublishedRow, PublishedTable
 from perfsuite.published.roles import ROLES
-from perfsuite.records import from_json
 
 
 def digest(table: PublishedTable) -> str:

@@ -7,16 +7,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
+from perfsuite.decoding import from_json
 from perfsuite.errors import CaseError
-from perfsuite.records import (
-    ClockFacts,
-    Measurement,
-    RankFacts,
-    Record,
-    Sample,
-    SpanTotal,
-    from_json,
-)
+from perfsuite.records import ClockFacts, Measurement, RankFacts, Record, Sample, SpanTotal
 from perfsuite.runtime.lateness import judge_arrivals
 from perfsuite.runtime.ranks.spans import REMAINDER
 from perfsuite.runtime.timelines import join

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from perfsuite.decoding import from_json
 from perfsuite.errors import CaseError
-from perfsuite.records import Component, Traffic, from_json
+from perfsuite.records import Component, Traffic
 from perfsuite.runtime.transports.base import Message
 
 _Key = tuple[str, str, str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from perfsuite.decoding import to_json
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.platforms import load_catalog
@@ -20,7 +21,6 @@ from perfsuite.records import (
     SpanTotal,
     Timeline,
     TimelineEvent,
-    to_json,
 )
 from perfsuite.reports.tables.recording import recording_of
 from perfsuite.reports.tables.report import report

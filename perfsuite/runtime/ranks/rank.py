@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from perfsuite.decoding import to_json
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import DATA_AXES, DATA_PARALLEL, MeshShape
 from perfsuite.platforms.base import DeviceCode
-from perfsuite.records import Component, Traffic, to_json
+from perfsuite.records import Component, Traffic
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timeline import StepKeeper
 from perfsuite.workload import DTYPES, Purpose, require_dtype

@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported at run time
 
+from perfsuite.decoding import to_json
 from perfsuite.errors import CaseError
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import device_code
-from perfsuite.records import ClockFacts, Sample, to_json
+from perfsuite.records import ClockFacts, Sample
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.ranks import placement
 from perfsuite.runtime.ranks.arrival import arrival_times
