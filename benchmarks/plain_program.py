@@ -33,7 +33,7 @@ CASE = TrainStep(model="llama2-tiny", strategy="hybrid", mesh="tp2", micro_batch
 def plain(threads: int) -> float:
     """Seconds of the plain program's step."""
     program = ROOT / "benchmarks" / "plain" / "tensor_parallel.py"
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--master-port=0"]
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--standalone"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(
         [*command, str(program), f"--steps={STEPS}"], env=environment, capture_output=True, text=True, check=True
