@@ -100,7 +100,9 @@ class HybridTrainer(Trainer):
                 tokens = torch.cat([batch["tokens"] for batch in islice(batches, self.plan.accumulation)])
         with self._split_loss():
             loss = pipeline.step(*self._inputs_and_targets(tokens))
-        return None if loss is None else whole(loss) / self.scaler.get_scale()
+        if loss is None:
+            return None
+        return whole(loss) / self.loss_scale() if self.plan.dtype == "fp16" else whole(loss)
 
     def _inputs_and_targets(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's places of (B, S + 1) tokens; copies, as torch 2.5 and 2.7 compare even the stride of inputs."""
