@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfsuite.errors import InvalidParameter, UnsupportedCase
+from perfsuite.errors import InvalidParameter, UnsupportedCase, WrongResult
 from perfsuite.mesh import MeshShape
 from perfsuite.models import find
 from perfsuite.platforms import families
@@ -19,7 +20,7 @@ from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training.parity import TrainParity
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.conftest import OF_RANKS
-from test_correctness.helpers.hybrid_ranks import DrawnParity, overflow_on_one_rank
+from test_correctness.helpers.hybrid_ranks import Doubtful, DrawnParity, overflow_on_one_rank
 
 ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=300.0)
@@ -222,6 +223,18 @@ def test_overlapped_tensor_parallelism_says_what_it_needs(driver):
 def test_all_ranks_step_or_none(driver):
     found = records(driver, FunctionWorkload(function=overflow_on_one_rank), "pp2")
     assert {"parameter_after_0": 1.0, "parameter_after_1": -1.0, "scale": 4.0} == found
+
+
+def test_a_twin_that_passed_is_not_checked_again(driver):
+    case = TrainStep(model="gpt2-tiny", strategy="ddp")
+    cases = [case, dataclasses.replace(case, micro_batch_size=2), dataclasses.replace(case, dtype="bf16")]
+    assert [True, False, True] == ["parity_error" in records(driver, each, "dp2") for each in cases]
+
+
+def test_a_twin_that_failed_fails_every_time(driver):
+    for _ in range(2):
+        with pytest.raises(WrongResult, match="a twin that is never right"):
+            records(driver, Doubtful(model="gpt2-tiny", strategy="ddp"), "dp2")
 
 
 def test_a_twin_has_sizes_that_every_axis_divides():

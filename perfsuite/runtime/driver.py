@@ -134,7 +134,7 @@ class Driver:
         self._tails = {}
         process = job.workload.process
         twin = job.workload.twin() if job.purpose == "time" else None  # other builds come after the timed one
-        checked = f"{twin!r} on {shape} with {process}"
+        checked = f"{type(twin).__module__}.{twin!r} on {shape} with {process}"
         fresh = job.fresh or process is not None
         command = protocol.run(
             workload=refer(job.workload, self._rootpath, job.test_module),

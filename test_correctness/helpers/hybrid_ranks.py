@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfsuite import models
+from perfsuite.errors import WrongResult
 from perfsuite.mesh import MeshShape
 from perfsuite.strategies import Plan
-from perfsuite.workload import Rank
+from perfsuite.workload import Rank, Step, Workload
 from perfsuite.workloads.training.parity import TrainParity
+from perfsuite.workloads.training.train_step import TrainStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,24 @@ class DrawnParity(TrainParity):
         )
         self.find_strategy().check_plan(plan, shape)
         return plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeverRight(TrainParity):
+    """A twin that fails its check."""
+
+    def check(self, rank: Rank, step: Step) -> None:
+        """Raise on all ranks."""
+        raise WrongResult("a twin that is never right", expected=1, got=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubtful(TrainStep):
+    """A training step whose twin fails."""
+
+    def twin(self) -> Workload:
+        """See the class."""
+        return NeverRight(model=self.model, strategy=self.strategy)
 
 
 def overflow_on_one_rank(rank: Rank) -> Any:
