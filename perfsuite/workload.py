@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Purpose = Literal["time", "memory", "exposed", "flops", "loss", "traffic"]
 Yardstick = Literal["compute", "memory"]
+Pin = Literal["none", "cores", "numa"]
+"""Where ranks run: as a plain program's, each on its share of the cores, or on that of its device's memory node."""
 
 DTYPES: Mapping[str, str] = {
     "fp64": "float64",

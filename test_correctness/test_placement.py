@@ -11,9 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfsuite.errors import CaseError, UnsupportedCase
 from perfsuite.platforms import families
+from perfsuite.platforms.host import Host
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.ranks.placement import allowed_cores, divide_cores
+from perfsuite.runtime.ranks import placement
+from perfsuite.runtime.ranks.host_cores import read_cores
+from perfsuite.runtime.ranks.placement import allowed_cores, divide_cores, nodes_of_devices, place_by_node
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers import steps
@@ -95,8 +99,96 @@ def test_cores_of_a_launchers_own_for_each_rank_are_not_divided(driver, monkeypa
 
 @pytest.mark.skipif(len(HERE) < 2, reason="one core cannot be divided")
 def test_pinned_ranks_have_cores_of_their_own(driver, monkeypatch):
-    monkeypatch.setattr(driver, "_pin", True)
+    monkeypatch.setattr(driver, "_pin", "cores")
     ranks, allowed = run(driver, 2)
     share = len(HERE) // 2
     assert [share] * 2 == allowed
     assert [HERE[:share], HERE[share : 2 * share]] == [rank.cores for rank in ranks]
+
+
+@pytest.mark.skipif(len(HERE) < 2, reason="one core cannot be divided")
+def test_ranks_without_a_device_divide_the_physical_cores(driver, monkeypatch):
+    monkeypatch.setattr(driver, "_pin", "numa")
+    ranks, allowed = run(driver, 2)
+    cores = read_cores(Host(), HERE)
+    if len(cores) > 1:
+        assert not set(ranks[0].cores) & set(ranks[1].cores)
+    assert [len(rank.cores) for rank in ranks] == allowed
+
+
+def sysfs(root, *, nodes=2, cores=56, siblings=True, devices=8):
+    """Two sockets of 56 cores with hyper-threading: siblings are ``cores x nodes`` apart; half of the devices each."""
+    total = nodes * cores
+    for index in range(total * 2):
+        write(root / f"sys/devices/system/cpu/cpu{index}/topology", core_id=index)
+        if siblings:
+            pair = f"{index % total},{index % total + total}"
+            write(root / f"sys/devices/system/cpu/cpu{index}/topology", thread_siblings_list=pair)
+    for node in range(nodes):
+        first = node * cores
+        text = f"{first}-{first + cores - 1},{first + total}-{first + total + cores - 1}"
+        write(root / f"sys/devices/system/node/node{node}", cpulist=text)
+    for device in range(devices):
+        write(root / f"sys/bus/pci/devices/{address(device)}", numa_node=device * nodes // devices)
+    return Host(root=root)
+
+
+def write(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in files.items():
+        (folder / name).write_text(f"{value}\n")
+
+
+def address(device):
+    return f"0000:{0x1A + device:02x}:00.0"
+
+
+def test_ranks_are_on_their_devices_sockets_and_share_no_core(tmp_path):
+    host = sysfs(tmp_path)
+    cores = read_cores(host, range(224))
+    devices = list(range(8))
+    places = [place_by_node(cores, nodes_of_devices(host, cores, devices, address), share) for share in devices]
+    assert [(0, 13, 112, 125), (56, 69, 168, 181)] == [
+        (places[rank].cores[0], places[rank].cores[13], places[rank].cores[14], places[rank].cores[-1])
+        for rank in (0, 4)
+    ]
+    used = [core for place in places for core in place.cores]
+    assert len(used) == len(set(used)) == 224
+    assert {place.threads for place in places} == {28}
+
+
+def test_without_siblings_and_nodes_every_core_is_its_own_of_one_node(tmp_path):
+    cores = read_cores(Host(root=tmp_path), range(8))
+    assert {(core.node, len(core.logical)) for core in cores} == {(0, 1)}
+    assert (4, 5) == place_by_node(cores, nodes_of_devices(Host(root=tmp_path), cores, [0] * 4, address), 2).cores
+
+
+def test_cores_of_a_launcher_are_not_widened(tmp_path):
+    cores = read_cores(sysfs(tmp_path), (0, 1, 112))
+    assert [(0, 112), (1,)] == [core.logical for core in cores]
+
+
+def test_ranks_beyond_the_cores_of_their_node_use_all_of_it(tmp_path):
+    cores = read_cores(sysfs(tmp_path, cores=1), range(4))
+    assert [((0, 2), 1)] * 3 == [
+        (place.cores, place.threads) for place in (place_by_node(cores, [0, 0, 0], share) for share in range(3))
+    ]
+
+
+@pytest.mark.parametrize("told", ["", "0000:99:00.0"])
+def test_a_device_of_an_unknown_node_is_refused_where_there_are_several(tmp_path, told):
+    host = sysfs(tmp_path)
+    with pytest.raises(UnsupportedCase, match=r"2 memory nodes device 3 is on.*run without --perf-pin=numa"):
+        nodes_of_devices(host, read_cores(host, range(224)), [3], lambda device: told)
+
+
+def test_the_firmwares_minus_one_is_unknown(tmp_path):
+    host = sysfs(tmp_path)
+    write(tmp_path / f"sys/bus/pci/devices/{address(0)}", numa_node=-1)
+    with pytest.raises(UnsupportedCase, match="device 0"):
+        nodes_of_devices(host, read_cores(host, range(224)), [0], address)
+
+
+def test_a_kernel_that_refuses_is_quoted(monkeypatch):
+    with pytest.raises(CaseError, match=r"the kernel refuses to pin this rank to cores 4000.*run without --perf-pin"):
+        placement.pin((4000,))

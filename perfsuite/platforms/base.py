@@ -218,6 +218,10 @@ class DeviceCode(ABC):
         """Share of its last moments in which the device ran any kernel; None where no library tells."""
         return None
 
+    def pci_address(self, index: int) -> str | None:
+        """Where device ``index`` is, as ``0000:1b:00.0``; empty where nothing tells, None where it is on no bus."""
+        return None
+
     def release(self) -> None:  # noqa: B027  an optional hook, not a forgotten abstract method
         """Return cached memory to the device between cases."""
 

@@ -77,6 +77,8 @@ class Environment:
     """What one must know to read a result of this machine: remarks, then the quirks of its stack."""
     worker: Mapping[str, Any] = field(default_factory=dict)
     """What a rank worker reported about torch and its libraries."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the run that change what is timed, those that were given: ``{"perf-pin": "numa"}``."""
     declared: Mapping[str, Any] = field(default_factory=dict)
     """The user's ``[environment]`` section."""
     topology: str = ""
@@ -92,6 +94,7 @@ def read_environment(
     host: Host | None = None,
     *,
     declared: Mapping[str, Any] | None = None,
+    options: Mapping[str, str] | None = None,
     worker: Mapping[str, Any] | None = None,
 ) -> Environment:
     """The environment of a run on ``machine``; ``worker`` is what a rank worker said about torch and its libraries."""
@@ -121,6 +124,7 @@ def read_environment(
         },
         notes=(*machine.remarks(), *machine.family.quirks(machine.model)),
         worker=worker or {},
+        options=options or {},
         declared=declared or {},
         topology=machine.family.topology(),
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import pytest
 
 from perfsuite.errors import ConfigurationError
 from perfsuite.plugin.sweep import Scale
 from perfsuite.units import parse_duration
-from perfsuite.workload import Budget
+from perfsuite.workload import Budget, Pin
 
 MARKERS = (
     "platform(name): the case belongs to this platform; select with -m 'platform(name=\"s4000\")'",
@@ -49,8 +49,8 @@ class Settings:
     """Ranks may share devices on platforms where that is not always allowed."""
     fresh: bool
     """Every case in rank processes of its own."""
-    pin: bool
-    """Ranks are pinned to cores."""
+    pin: Pin
+    """What ranks are pinned to."""
     resume: Path | None
     """Journal whose finished cases are reported instead of run."""
     time_budget_s: float | None
@@ -79,9 +79,10 @@ def declare(parser: pytest.Parser) -> None:
     add("--perf-fresh", action="store_true", help="start new rank processes for every case")
     add(
         "--perf-pin",
-        metavar="none|cores",
+        metavar="none|cores|numa",
         default="none",
-        help="where ranks run: as a plain program's (none, default), or each pinned to its share of the cores",
+        help="where ranks run: as a plain program's (none, default), each pinned to its share of the cores, "
+        "or to whole physical cores of the memory node of its device",
     )
     add("--perf-cache-flush", action="store_true", help="flush the last-level cache before every sample")
     add(
@@ -111,8 +112,8 @@ def read_settings(config: pytest.Config) -> Settings:
     if scale not in (None, "full", "small"):
         raise pytest.UsageError(f"--perf-scale: {scale!r} is no scale; choose full or small")
     pin = option("perf_pin")
-    if pin not in ("none", "cores"):
-        raise pytest.UsageError(f"--perf-pin: {pin!r} is no way to pin ranks; choose none or cores")
+    if pin not in get_args(Pin):
+        raise pytest.UsageError(f"--perf-pin: {pin!r} is no way to pin ranks; choose none, cores or numa")
     directory = config.invocation_params.dir
     resume = _path(option("perf_resume"), directory)
     if resume and not resume.is_file():
@@ -132,7 +133,7 @@ def read_settings(config: pytest.Config) -> Settings:
         scale=scale,
         oversubscribe=option("perf_oversubscribe"),
         fresh=option("perf_fresh"),
-        pin=pin == "cores",
+        pin=pin,
         resume=resume,
         time_budget_s=positive_duration(budget_text, "--perf-time-budget") if budget_text is not None else None,
         journal=journal,
@@ -140,6 +141,12 @@ def read_settings(config: pytest.Config) -> Settings:
         platform_files=tuple(Path(path) for path in config.getini("perf_platforms")),
         budget=_read_budget(config),
     )
+
+
+def timed_options(settings: Settings) -> dict[str, str]:
+    """The options given that change what is timed on the same cases: recorded, and told when the gate compares."""
+    options = {"perf-pin": settings.pin} if settings.pin != "none" else {}
+    return options | ({"perf-cache-flush": "yes"} if settings.budget.cache_flush else {})
 
 
 def runs_tests(config: pytest.Config) -> bool:

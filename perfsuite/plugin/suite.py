@@ -31,7 +31,7 @@ from perfsuite.platforms import (
 )
 from perfsuite.platforms.quiet import HostLoad, read_host_load
 from perfsuite.plugin import launch
-from perfsuite.plugin.options import Settings, runs_tests, settings_key
+from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
 from perfsuite.runtime.driver import Driver
 from perfsuite.runtime.scratch import make_directory
 from perfsuite.runtime.transports.base import Transport
@@ -139,7 +139,7 @@ class Suite:
             fingerprint=fingerprint(machine).key,
             open_driver=self._open_driver,
             read_environment=lambda worker: read_environment(
-                machine, declared=self.catalog.declared, worker=worker
+                machine, declared=self.catalog.declared, options=timed_options(self.settings), worker=worker
             ).to_json(),
         )
 

@@ -23,7 +23,7 @@ from perfsuite.runtime.reference import refer
 from perfsuite.runtime.stacks import judge
 from perfsuite.runtime.transports.base import Message, Place, Transport
 from perfsuite.units import format_seconds
-from perfsuite.workload import Budget, Purpose, Workload
+from perfsuite.workload import Budget, Pin, Purpose, Workload
 
 START_TIMEOUT_S = 120.0
 """For workers to come up: the first import of torch from a cold disk can take most of a minute."""
@@ -79,9 +79,9 @@ class Driver:
     """Runs jobs one at a time on a transport's slots."""
 
     def __init__(
-        self, *, transport: Transport, family: Family, rootpath: Path, device_count: int, pin: bool = False
+        self, *, transport: Transport, family: Family, rootpath: Path, device_count: int, pin: Pin = "none"
     ) -> None:
-        """``device_count``: devices on each host; ranks beyond it share devices.  ``pin``: ranks to cores."""
+        """``device_count``: devices on each host; ranks beyond it share devices."""
         self._pin = pin
         self._transport = transport
         self._family = family
@@ -182,6 +182,7 @@ class Driver:
         store = self._transport.open_store(START_TIMEOUT_S)
         places = [self._transport.place(rank) for rank in range(world_size)]
         on_host = {place.host: sum(other.host == place.host for other in places) for place in places}
+        beside = {place.slot: [other for other in places if _same_cores(other, place)] for place in places}
         commands = {
             place.slot: protocol.form(
                 rank=place.slot,
@@ -190,19 +191,22 @@ class Driver:
                 local_world_size=on_host[place.host],
                 family=self._family.name,
                 backend=self._family.backend,
-                device=place.local_rank % self._device_count,
+                device=self._device(place),
                 store=store,
                 generation=self._generation,
                 timeout_s=limit_s,
                 cores=place.cores,
-                share=[other.slot for other in places if _same_cores(other, place)].index(place.slot),
-                shares=sum(_same_cores(other, place) for other in places),
+                share=beside[place.slot].index(place),
+                devices=[self._device(other) for other in beside[place.slot]],
                 pin=self._pin,
             )
             for place in places
         }
         self._command(commands, limit_s, start_s=START_TIMEOUT_S)
         self._formed = world_size
+
+    def _device(self, place: Place) -> int:
+        return place.local_rank % self._device_count
 
     def _command(
         self, commands: Mapping[int, Message], timeout_s: float, *, start_s: float = 0.0

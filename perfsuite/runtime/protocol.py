@@ -5,7 +5,7 @@ verb    fields                                      final answer (a worker may s
 ======  ==========================================  ==================================================================
 form    rank, local_rank, world_size,               ``{"done": {}}`` once the rank is in its process group
         local_world_size, family, backend, device,
-        cores, share, shares, pin,
+        cores, share, devices, pin,
         store_host, store_port, generation,
         timeout_s
 run     workload (see runtime.reference), shape,    ``{"done": report}`` with the rank's timings
@@ -24,9 +24,11 @@ Any verb may answer ``{"error": {"kind", "message", "traceback", "phase"}}``; ``
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from perfsuite.runtime.transports.base import Message
+from perfsuite.workload import Pin
 
 CLEAN_ERRORS = ("wrong_result", "invalid_parameter", "unsupported", "skipped", "expected_failure")
 """Every rank raises alike before or between collectives, and its worker can go on.
@@ -63,10 +65,13 @@ def form(
     timeout_s: float,
     cores: tuple[int, ...],
     share: int,
-    shares: int,
-    pin: bool,
+    devices: Sequence[int],
+    pin: Pin,
 ) -> Message:
-    """Join the process group of one generation; the rank has one of ``shares`` equal shares of ``cores``."""
+    """Join the process group of one generation.
+
+    ``devices`` are those of the ranks that may use the same ``cores``; the rank is the one at ``share`` among them.
+    """
     return {
         "verb": "form",
         "rank": rank,
@@ -82,7 +87,7 @@ def form(
         "timeout_s": timeout_s,
         "cores": list(cores),
         "share": share,
-        "shares": shares,
+        "devices": list(devices),
         "pin": pin,
     }
 

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from perfsuite.errors import CaseError, UnsupportedCase
+from perfsuite.platforms.host import Host
+from perfsuite.runtime.ranks.host_cores import Core, node_of_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +23,7 @@ class Placement:
     threads: int
     """Intra-op threads."""
     cores: tuple[int, ...] | None
-    """Cores the rank is pinned to; None when it is not."""
+    """Logical cores the rank is pinned to; None when it is not."""
 
 
 def allowed_cores() -> tuple[int, ...]:
@@ -44,8 +49,73 @@ def divide_cores(cores: tuple[int, ...], share: int, shares: int, *, pin: bool =
     return Placement(threads=width, cores=cores[share * width : (share + 1) * width] if pin else None)
 
 
-def pin(cores: tuple[int, ...]) -> None:
-    """Pin every thread of this process: thread pools made for an earlier case keep their own affinity otherwise."""
+def place_by_node(cores: Sequence[Core], nodes: Sequence[int | None], share: int) -> Placement:
+    """Whole physical cores of the memory node of the rank's device, shared equally by the ranks of that node.
+
+    ``nodes``: by share, the node of each rank's device; None: of no device, then ranks go over the nodes in order.
+    All ranks have as many threads as the smallest share has logical cores.  Ranks that are more than the cores of
+    their node may use all of it, with one thread each.
+
+    >>> cores = [Core(node=0, logical=(0, 4)), Core(node=0, logical=(1, 5)), Core(node=1, logical=(2, 6))]
+    >>> [place_by_node(cores, nodes=[0, 1], share=share) for share in range(2)]  # doctest: +NORMALIZE_WHITESPACE
+    [Placement(threads=2, cores=(0, 1, 4, 5)),
+     Placement(threads=2, cores=(2, 6))]
+    """
+    of_node: dict[int, list[Core]] = {}
+    for core in cores:
+        of_node.setdefault(core.node, []).append(core)
+    order = sorted(of_node)
+    homes = [node if node in of_node else order[index * len(order) // len(nodes)] for index, node in enumerate(nodes)]
+    shares = [_share(of_node[home], homes[:index].count(home), homes.count(home)) for index, home in enumerate(homes)]
+    own = shares[share]
+    if own is None:
+        return Placement(threads=1, cores=_logical(of_node[homes[share]]))
+    return Placement(threads=min(len(_logical(part or ())) or 1 for part in shares), cores=_logical(own))
+
+
+def _share(cores: Sequence[Core], share: int, shares: int) -> Sequence[Core] | None:
+    """Physical cores of one of several ranks of a node; None where there are fewer cores than ranks."""
+    width = len(cores) // shares
+    return cores[share * width : (share + 1) * width] if width else None
+
+
+def _logical(cores: Sequence[Core]) -> tuple[int, ...]:
+    return tuple(sorted(index for core in cores for index in core.logical))
+
+
+def nodes_of_devices(
+    host: Host, cores: Sequence[Core], devices: Sequence[int], address: Callable[[int], str | None]
+) -> list[int | None]:
+    """The memory node of each of ``devices``, None on a platform whose devices are on none.
+
+    ``address``: PCI address of a device, empty where nothing tells it, None where it has none.  Raises UnsupportedCase
+    where the host has several nodes and nothing tells which one a device is on: a guess would be a slow placement.
+    """
+    here = {core.node for core in cores}
+    addresses = [address(device) for device in devices]
+    if len(here) == 1 or None in addresses:
+        return [None] * len(devices)
+    nodes = [node_of_device(host, told or "") for told in addresses]
+    if None in nodes:
+        unknown = devices[nodes.index(None)]
+        raise UnsupportedCase(
+            f"nothing tells which of the {len(here)} memory nodes device {unknown} is on (torch before 2.8 and some "
+            "virtual machines do not); run without --perf-pin=numa"
+        )
+    return list(nodes)
+
+
+def pin(cores: Sequence[int]) -> None:
+    """Pin every thread of this process: thread pools made for an earlier case keep their own affinity otherwise.
+
+    Raises CaseError when the kernel refuses.
+    """
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError):  # a thread may have ended since
-            os.sched_setaffinity(int(thread), cores)
+        try:
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.sched_setaffinity(int(thread), cores)
+        except OSError as error:
+            raise CaseError(
+                f"the kernel refuses to pin this rank to cores {', '.join(map(str, cores))} ({error.strerror}); "
+                "run without --perf-pin"
+            ) from error

@@ -18,11 +18,14 @@ from perfsuite.decoding import to_json
 from perfsuite.errors import CaseError
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import device_code
+from perfsuite.platforms.base import DeviceCode
+from perfsuite.platforms.host import Host
 from perfsuite.records import ClockFacts, Sample
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.ranks import placement
 from perfsuite.runtime.ranks.arrival import arrival_times
 from perfsuite.runtime.ranks.clock_offset import offset_to_rank0_s
+from perfsuite.runtime.ranks.host_cores import read_cores
 from perfsuite.runtime.ranks.raised import DESTROYED, describe
 from perfsuite.runtime.ranks.rank import Membership, WorkerRank
 from perfsuite.runtime.ranks.rendezvous import (
@@ -83,7 +86,8 @@ class Worker:
         self._leave({})
         rank, world_size = command["rank"], command["world_size"]
         local_rank = command["local_rank"]
-        self._place(command)
+        code = device_code(command["family"])
+        self._place(command, code)
         self._several_hosts = command["local_world_size"] < world_size
         os.environ.update(
             RANK=str(rank),
@@ -93,7 +97,6 @@ class Worker:
             MASTER_ADDR=command["store_host"],
             MASTER_PORT=str(command["store_port"]),
         )
-        code = device_code(command["family"])
         device = code.open(command["device"])
         address = (command["store_host"], command["store_port"])
         if self._store is None or self._store_address != address:
@@ -127,11 +130,17 @@ class Worker:
         if self._has_lost_group():
             raise CaseError(DESTROYED)
 
-    def _place(self, command: Message) -> None:
-        cores = tuple(command["cores"])
-        self._placement = placement.divide_cores(cores, command["share"], command["shares"], pin=command["pin"])
-        if command["pin"]:
-            placement.pin(self._placement.cores or cores)
+    def _place(self, command: Message, code: DeviceCode) -> None:
+        allowed, share, devices, pin = tuple(command["cores"]), command["share"], command["devices"], command["pin"]
+        if pin == "numa":
+            host = Host()
+            cores = read_cores(host, allowed)
+            nodes = placement.nodes_of_devices(host, cores, devices, code.pci_address)
+            self._placement = placement.place_by_node(cores, nodes, share)
+        else:
+            self._placement = placement.divide_cores(allowed, share, len(devices), pin=pin == "cores")
+        if pin != "none":
+            placement.pin(self._placement.cores or allowed)
         torch.set_num_threads(self._placement.threads)
 
     def _leave(self, _: Message) -> Message:
