@@ -5,6 +5,7 @@ Never imports torch, never enters a collective, and knows nothing of how the wor
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfsuite.errors import AgentLost, InvalidParameter
+from perfsuite.errors import AgentLost, InvalidParameter, RanksFailed
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms.base import Family
 from perfsuite.records import Measurement
@@ -34,6 +35,8 @@ GRACE_S = 2.0
 DUMP_S = 2.0
 BETWEEN_LOOKS_S = 0.2
 """A rank that is at work has moved on by then, one that hangs or waits has not."""
+LEAVE_S = 30.0
+"""That the ranks of a group may take to leave it."""
 _POLL_S = 0.5
 
 
@@ -89,7 +92,9 @@ class Driver:
         self._device_count = max(1, device_count)
         self._generation = 0
         self._formed = 0
-        """World size of the group that now exists; 0 when there is none to reuse."""
+        """World size of the group that the next case may use; 0 when there is none."""
+        self._members = 0
+        """Ranks that are in a process group, whether or not it can be used again: 0 to this number - 1."""
         self._tainted = False
         """Workers ran something that forbids their reuse."""
         self._tails: dict[int, str] = {}
@@ -146,6 +151,8 @@ class Driver:
         env = process.env if process else {}
         if self._family.preloads and not env:
             self._transport.preload(job.workload.preload)
+        if fresh or self._tainted or self._formed != job.world_size:
+            self._disband(replaced=job.world_size if fresh else 0)
         self._acquire(job.world_size, fresh=fresh, env=env)
         self._form(job.world_size, job.budget.timeout_s)
         reports = self._command(dict.fromkeys(range(job.world_size), command), job.budget.timeout_s)
@@ -166,17 +173,15 @@ class Driver:
     # -- the steps of a run --------------------------------------------------------------------------------------
 
     def _acquire(self, count: int, *, fresh: bool, env: Mapping[str, str]) -> None:
-        fresh = fresh or self._tainted
         replaced = self._transport.acquire(count, fresh=fresh, env=env, deadline_s=START_TIMEOUT_S)
-        self._tainted = False
-        if replaced:
-            self._formed = 0
+        if replaced and self._members:  # one of a group had died: the others can neither use it nor leave it
+            self._discard(list(range(self._members)))
+            self._transport.acquire(count, fresh=fresh, env=env, deadline_s=START_TIMEOUT_S)
 
     def _form(self, world_size: int, timeout_s: float) -> None:
         """Put ranks 0 to ``world_size`` - 1 into a process group of their own, unless they are in it already."""
         if self._formed == world_size:
             return
-        self._formed = 0
         self._generation += 1
         limit_s = max(timeout_s, JOIN_S)
         store = self._transport.open_store(START_TIMEOUT_S)
@@ -202,8 +207,24 @@ class Driver:
             )
             for place in places
         }
+        self._members = world_size
         self._command(commands, limit_s, start_s=START_TIMEOUT_S)
         self._formed = world_size
+
+    def _disband(self, *, replaced: int) -> None:
+        """Have all ranks leave their process group together; end those that cannot or that may not be used again.
+
+        Communicators of devices are destroyed by all of their ranks: one that leaves while another stays, or is
+        replaced, waits for ever.  Ranks 0 to ``replaced`` - 1 are about to be replaced: all of them need not leave.
+        """
+        count, tainted = self._members, self._tainted
+        self._members, self._formed, self._tainted = 0, 0, False
+        if tainted:
+            self._discard(list(range(count)))
+        elif count > replaced:
+            with contextlib.suppress(RanksFailed):  # one died since, or waits for one that did: all were ended
+                self._command({rank: {"verb": "leave"} for rank in range(count)}, LEAVE_S)
+            self._tails = {}
 
     def _device(self, place: Place) -> int:
         return place.local_rank % self._device_count
@@ -260,7 +281,7 @@ class Driver:
 
     def _discard(self, slots: Mapping[int, Any] | list[int]) -> None:
         self._transport.kill(list(slots))
-        self._formed = 0
+        self._members = self._formed = 0
 
     def _fail(self, wait: _Wait, slots: list[int], limit_s: float) -> None:
         """Name what went wrong, make the driver usable again, raise."""

@@ -268,6 +268,10 @@ class Mccl final : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return gloo_->getSequenceNumberForGroup(); }
   void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
   void eagerConnectSingleDevice(at::Device) override {}
+  // Communicators are destroyed by all of their ranks together: one that leaves by itself waits for the others.
+  void shutdown() override {
+    if (getSize() > 1) gloo_->barrier(c10d::BarrierOptions())->wait();
+  }
 
   // What begins between the two is queued as ever and waited for together.
   bool supportsCoalescing() const override { return true; }

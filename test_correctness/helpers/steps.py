@@ -22,6 +22,26 @@ def add_up(rank, elements=1024):
     return lambda: dist.all_reduce(buffer)
 
 
+def held(rank, axes="", groups=0):
+    """A sum over all ranks; what each rank's process holds: descriptors, process groups, its own number.
+
+    ``axes``: uses its mesh.  ``groups``: makes so many groups of its own and leaves them there.
+    """
+    import torch
+    import torch.distributed as dist
+
+    kept = [dist.new_group() for _ in range(groups)]
+    buffer = torch.ones(16, device=rank.device)
+    dist.all_reduce(buffer, group=rank.mesh.get_group(axes) if axes else None)
+
+    def run():
+        dist.all_reduce(buffer, group=kept[0] if kept else None)
+        rank.record(f"descriptors{rank.rank}", float(len(os.listdir("/proc/self/fd"))), reduce="only")
+        rank.record(f"process{rank.rank}", float(os.getpid()), reduce="only")
+
+    return run
+
+
 def allowed(rank):
     """Nothing, and how many cores each rank may use."""
     rank.record(f"cores{rank.rank}", float(len(os.sched_getaffinity(0))), unit="cores", reduce="only")

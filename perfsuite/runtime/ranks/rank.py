@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from perfsuite.decoding import to_json
@@ -60,8 +61,8 @@ class WorkerRank:
 
     @property
     def made_groups(self) -> bool:
-        """Whether the build made groups besides the world: the process group is then re-formed for the next case."""
-        return self._mesh is not None or bool(self._subgroups)
+        """Whether there are groups besides the world: the process group is then re-formed for the next case."""
+        return len(distributed_c10d._world.pg_map) > 1
 
     @property
     def mesh(self) -> DeviceMesh:

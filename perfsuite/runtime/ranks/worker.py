@@ -105,7 +105,12 @@ class Worker:
         store = PrefixStore(f"generation{command['generation']}", self._store)
         wait_as_long_in_every_group()
         dist.init_process_group(
-            command["backend"], store=store, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT
+            command["backend"],
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=GROUP_TIMEOUT,
+            device_id=device if device.type != "cpu" else None,  # else a barrier guesses the device from the rank
         )
         self._group = dist.group.WORLD
         self._member = Membership(
