@@ -88,6 +88,13 @@ def figures(reports: tuple[PublishedReport, ...]) -> Iterator[PublishedFigure]:
                 yield figure
 
 
+def rows(reports: tuple[PublishedReport, ...]) -> Iterator[PublishedRun]:
+    """Every row that is of a run, in report order, also where its figures are blank; headings of groups are none."""
+    for table, row, run in _rows(reports):
+        if any(table.cell(row, column) for column in table.columns if column.role != "case"):
+            yield run
+
+
 def runs(reports: tuple[PublishedReport, ...]) -> Iterator[PublishedRun]:
     """Every row with a result, in report order: measured, or out of memory."""
     for table, row, run in _rows(reports):
@@ -212,7 +219,7 @@ def select(
         figure
         for figure in _shipped_figures()
         if (not platform or platform in figure.platforms)
-        and (not model or _plain(figure.model) == _plain(model))
+        and (not model or plain(figure.model) == plain(model))
         and metric in ("", figure.metric)
         and world_size in (None, figure.world_size)
     ]
@@ -227,7 +234,7 @@ def _agrees(figure: PublishedFigure, settings: Mapping[str, Any]) -> bool:
     if figure.model and "model" not in settings and not shaped:
         return False
     names = [name for name in stated if name in settings and not (shaped and name == "model")]
-    return all(_plain(stated[name]) == _plain(settings[name]) for name in names)
+    return all(plain(stated[name]) == plain(settings[name]) for name in names)
 
 
 def differences(figure: PublishedRun, platform: str, parameters: Mapping[str, Any]) -> tuple[str, ...]:
@@ -244,7 +251,7 @@ def differences(figure: PublishedRun, platform: str, parameters: Mapping[str, An
     phrases += [
         f"{name} {stated[name]}, not {settings[name]}"
         for name in stated
-        if stated[name] and name in settings and _plain(stated[name]) != _plain(settings[name])
+        if stated[name] and name in settings and plain(stated[name]) != plain(settings[name])
     ]
     return tuple(phrases)
 
@@ -273,7 +280,7 @@ def snake(workload: str) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
     """Names compare without case and punctuation, numbers as numbers: llama2_7b is Llama2-7B, 8 is 8.0."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{float(value):g}"

@@ -1,0 +1,79 @@
+"""The published runs as recipes: which case of the suite each row is, and what that case sets up.
+
+``recipes()`` has all of them in the reports' order, without torch and without reading a file; ``find(name)`` one.
+``recipe_of("000/time", 26)`` is the one of a published row; where there is none, ``why_none`` has the reason.
+``recipe.case("s4000")`` is the node id of its case on a platform, ``recipe.small`` that of its small sibling on a CPU.
+What a case or a recipe has otherwise than a row: :func:`perfsuite.published.differences.differences`.
+
+>>> recipe_of("002/performance", 50).case("s4000")
+'test_perf/test_published.py::test_published[s4000-002-llama2_7b-bf16-1x8]'
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from perfsuite.errors import InvalidParameter, did_you_mean
+from perfsuite.published.recipes import gpt, language, long_and_wide, video
+from perfsuite.published.recipes.recipe import Recipe
+
+__all__ = ["WITHOUT_RECIPE", "Recipe", "find", "recipe_of", "recipes", "why_none"]
+
+WITHOUT_RECIPE: Mapping[tuple[str, int], str] = MappingProxyType(
+    {
+        (
+            "004/3d",
+            428,
+        ): "tp 64 does not divide the 96 heads of GPT-3 175B; perfsuite has dp2-tp32 beside the other meshes",
+        ("004/moe", 389): "of eight experts two are a quarter: 1.3T with eight experts has at least 325B active "
+        "parameters, not 175B",
+    }
+)
+"""(table, line) of the rows that nobody can run -> why."""
+
+
+@functools.cache
+def recipes() -> tuple[Recipe, ...]:
+    """All recipes, in the reports' order."""
+    return (
+        *video.opensora(),
+        *video.latte(),
+        *language.llama2(),
+        *language.oneflow(),
+        *gpt.data_parallel(),
+        *gpt.pipelines(),
+        *gpt.tensor(),
+        *long_and_wide.split_layer(),
+        *long_and_wide.sequences(),
+        *long_and_wide.experts(),
+        *long_and_wide.routing(),
+    )
+
+
+@functools.cache
+def _by_row() -> Mapping[tuple[str, int], Recipe]:
+    return {row: recipe for recipe in recipes() for row in recipe.rows}
+
+
+@functools.cache
+def _by_name() -> Mapping[str, Recipe]:
+    return {recipe.name: recipe for recipe in recipes()}
+
+
+def find(name: str) -> Recipe:
+    """The recipe of this name; InvalidParameter where there is none."""
+    if name not in _by_name():
+        raise InvalidParameter(f"recipe {name!r} is unknown; {did_you_mean(name, sorted(_by_name()))}")
+    return _by_name()[name]
+
+
+def recipe_of(table: str, line: int) -> Recipe | None:
+    """The recipe of a published row, by its table (``000/time``) and its line in the report; None without one."""
+    return _by_row().get((table, line))
+
+
+def why_none(table: str, line: int) -> str:
+    """Why a row has no recipe; empty where it has one, or is unknown."""
+    return WITHOUT_RECIPE.get((table, line), "")

@@ -1,0 +1,83 @@
+"""A recipe: what a case must set up to be a published run, as data, and what of it no report says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+TEST = "test_perf/test_published.py::test_published"
+"""The test that runs every recipe which no other test runs."""
+DEVICES_PER_NODE = 8
+"""Of every machine in the reports."""
+OURS: Mapping[str, str] = MappingProxyType(
+    {
+        "attention": "no report names a kernel beside report 004's ring attention: torch chooses",
+        "compiled": "no report compiles its model",
+        "data": "no report's data set comes with it: samples of its shapes instead",
+        "dataset_samples": "of the data set that is generated",
+        "learning_rate": "no time depends on it, and no report says it",
+        "nodes": "hosts of eight devices, as in the reports' hardware",
+        "num_workers": "samples are in memory",
+        "seed": "of the initial values, which no report says",
+    }
+)
+"""Settings that the reports leave unsaid -> why they are what they are; a recipe has more (:attr:`Recipe.own`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A published run, or several that are set up alike on several platforms or stand in several tables."""
+
+    name: str
+    """Report, model, what tells it from its siblings, nodes x devices: ``002-llama2_7b-bf16-1x8``."""
+    rows: tuple[tuple[str, int], ...]
+    """(table, line of the report) of every row that is this run: ``("002/performance", 50)``; none where a report has a
+    heading and no figures."""
+    parameters: Mapping[str, Any]
+    """Keyword arguments of the workload."""
+    world_size: int
+    workload: str = "train_step"
+    """In snake case: train_step, tensor_linear, moe_layer."""
+    own: Mapping[str, str] = field(default_factory=dict)
+    """Settings of this recipe that a row of it leaves unsaid, by name -> why they are what they are."""
+    test: str = TEST
+    """The test function that runs it."""
+    words: str = ""
+    """The id of its case behind the platform; empty: the name."""
+    small: str = ""
+    """Id of the case that runs the same way at the small scale on a CPU."""
+
+    @property
+    def nodes(self) -> int:
+        """Hosts."""
+        return max(1, self.world_size // DEVICES_PER_NODE)
+
+    @property
+    def ours(self) -> Mapping[str, str]:
+        """Settings that the report leaves unsaid, by name -> why they are what they are; of all recipes and its own."""
+        return {**OURS, **self.own}
+
+    def case(self, platform: str) -> str:
+        """Node id of its case on a platform."""
+        return f"{self.test}[{platform}-{self.words or self.name}]"
+
+
+def layout(world_size: int) -> str:
+    """Nodes x devices of each, as names of recipes end.
+
+    >>> layout(4), layout(24)
+    ('1x4', '3x8')
+    """
+    nodes = max(1, world_size // DEVICES_PER_NODE)
+    return f"{nodes}x{world_size // nodes}"
+
+
+def lines(table: str, *numbers: int) -> tuple[tuple[str, int], ...]:
+    """Rows of one table.
+
+    >>> lines("000/time", 26, 27)
+    (('000/time', 26), ('000/time', 27))
+    """
+    return tuple((table, number) for number in numbers)

@@ -1,0 +1,137 @@
+"""Recipes are the published runs: every row has one or a reason, and nothing differs that nobody gave a reason for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.platforms import load_catalog
+from perfsuite.published.differences import Ran, differences
+from perfsuite.published.lookup import rows, shipped
+from perfsuite.published.recipes import WITHOUT_RECIPE, find, recipe_of, recipes, why_none
+from perfsuite.published.recipes.recipe import OURS
+from perfsuite.published.settings import DEFAULTS
+from perfsuite.workloads.moe_layer import MoeLayer
+from perfsuite.workloads.tensor_linear import TensorLinear
+from perfsuite.workloads.training.train_step import TrainStep
+
+WORKLOADS = {"train_step": TrainStep, "tensor_linear": TensorLinear, "moe_layer": MoeLayer}
+PLATFORMS = load_catalog(()).models
+ROWS = [row for row in rows(shipped()) if set(row.platforms) & set(PLATFORMS)]
+LEAST_SHARE = 0.95
+"""Of the published rows that name hardware of ours, that a recipe runs."""
+
+
+def key(row):
+    return f"{row.report}/{row.table}", row.line
+
+
+ROW_AT = {key(row): row for row in ROWS}
+
+
+def test_nearly_every_published_row_has_a_recipe_and_the_others_a_reason():
+    having = [row for row in ROWS if recipe_of(*key(row))]
+    assert len(having) / len(ROWS) >= LEAST_SHARE, f"{len(having)} of {len(ROWS)}"
+    assert set(WITHOUT_RECIPE) == {key(row) for row in ROWS if not recipe_of(*key(row))}
+    assert all(why_none(*without) for without in WITHOUT_RECIPE)
+
+
+def test_a_recipe_names_rows_that_there_are_once():
+    named = [row for recipe in recipes() for row in recipe.rows]
+    assert len(named) == len(set(named))
+    assert set(named) <= {key(row) for row in ROWS}
+    assert len({recipe.name for recipe in recipes()}) == len(recipes())
+    assert len({recipe.case("a100") for recipe in recipes()}) == len(recipes())
+
+
+def test_nothing_differs_between_a_recipe_and_its_rows():
+    told = {key(row): differences(recipe, row) for row in ROWS if (recipe := recipe_of(*key(row)))}
+    assert {} == {row: phrases for row, phrases in told.items() if phrases}
+
+
+def test_a_recipe_is_a_workload_that_its_ranks_can_be_given_and_differs_in_no_default():
+    """A journal has every field of a workload, defaults too."""
+    for recipe in recipes():
+        workload = WORKLOADS[recipe.workload](**recipe.parameters)
+        ran = dataclasses.replace(Ran.of(recipe), parameters=workload.parameters())
+        for row in (ROW_AT[place] for place in recipe.rows):
+            assert () == differences(dataclasses.replace(ran, platform=row.platforms[0]), row)
+
+
+def test_a_reason_fills_silence_only():
+    """What the report says and a recipe has otherwise is a difference, whatever reason the recipe gives."""
+    row, recipe = ROW_AT["002/performance", 50], find("002-llama2_7b-bf16-1x8")
+    other = dataclasses.replace(
+        recipe, parameters={**recipe.parameters, "micro_batch_size": 1}, own={**recipe.own, "micro_batch_size": "ours"}
+    )
+    assert ("micro_batch_size 3, not 1",) == differences(other, row)
+
+
+@pytest.mark.parametrize(
+    ("table", "line", "changes", "told"),
+    [
+        ("002/performance", 50, {"dtype": "fp32"}, "dtype amp, not fp32"),
+        ("002/performance", 50, {"dtype": "fp16"}, "dtype bf16 (ours: "),
+        ("002/performance", 50, {"overrides": {"sequence_length": 2048}}, "sequence_length 4096, not 2048"),
+        ("002/performance", 50, {"micro_batch_size": 1}, "micro_batch_size 3, not 1"),
+        ("002/performance", 50, {"compiled": True}, "compiled None (ours: "),
+        ("000/compute", 19, {"overrides": {}}, "sequence_length 512, not 4096"),
+        ("001/latte-l", 30, {"num_workers": 1}, "num_workers 16, not 1"),
+        ("001/latte-l", 24, {"num_workers": 1}, "num_workers 16 (ours: "),
+        ("001/latte-l", 24, {"strategy": "zero2"}, "strategy ddp, not zero2"),
+        ("003/results", 111, {"overrides": {"words_multiple": 1}}, "vocabulary 50304, not 50257"),
+        ("003/results", 111, {"overrides": {"layers": 8}}, "num_layers 16, not 8"),
+        ("003/results", 111, {"checkpointing": "none"}, "checkpointing full (ours: "),
+        ("004/ddp", 221, {"overrides": {}}, "sequence_length 2048, not 1024"),
+        ("004/ddp", 221, {"micro_batch_size": 1}, "global_batch_size 256 (ours: "),
+        ("004/ddp", 221, {"micro_batch_size": 2}, "global_batch_size a batch of 32, not 64"),
+        (
+            "004/multi-node",
+            254,
+            {"global_batch_size": 32, "accumulation": 1, "micro_batch_size": 1},
+            "global_batch_size 1024, not 32",
+        ),
+        ("004/schedules", 274, {"mesh": "pp2-dp4"}, "mesh pp4 and more, not pp2-dp4"),
+        ("004/tensor", 314, {"overrides": {"words_multiple": 128, "layers": 8}}, "num_layers 96, not 8"),
+    ],
+)
+def test_another_setting_is_a_difference(table, line, changes, told):
+    """Of a case that is its recipe but for one thing, whether the report says that thing or not."""
+    recipe, row = recipe_of(table, line), ROW_AT[table, line]
+    same = dict(recipe.parameters)
+    ran = dataclasses.replace(Ran.of(recipe), parameters={**same, **changes})
+    assert any(phrase.startswith(told) for phrase in differences(ran, row)), differences(ran, row)
+
+
+def test_another_platform_another_count_and_other_hosts_are_differences():
+    recipe, row = find("002-llama2_7b-bf16-1x8"), ROW_AT["002/performance", 50]
+    ran = dataclasses.replace(Ran.of(recipe), platform="h200", world_size=16, nodes=2)
+    phrases = differences(ran, row)
+    assert phrases[0] == "platform s4000, not h200"
+    assert {"devices 8, not 16", "nodes 1, not 2"} <= set(phrases)
+    assert "nodes 1, unsaid here" in differences(dataclasses.replace(Ran.of(recipe), nodes=None), row)
+
+
+def test_what_neither_side_gave_a_reason_for_is_a_difference():
+    row, recipe = ROW_AT["002/performance", 50], find("002-llama2_7b-bf16-1x8")
+    assert differences(dataclasses.replace(recipe, own={}), row) == (
+        "checkpointing full, not said by the report",
+        "dtype bf16, only partly said by the report",
+        "global_batch_size 24, not said by the report",
+        "mesh dp8, not said by the report",
+        "mixed_precision True, not said by the report",
+        "strategy fsdp, not said by the report",
+    )
+
+
+def test_settings_that_a_recipe_leaves_out_are_those_of_the_workload():
+    fields = {field.name: field.default for field in dataclasses.fields(TrainStep)}
+    assert {name: fields[name] for name in DEFAULTS} == dict(DEFAULTS)
+    assert set(OURS) <= {*fields, "nodes"}
+
+
+def test_an_unknown_recipe_names_the_nearest():
+    with pytest.raises(InvalidParameter, match="002-llama2_7b-bf16-1x8"):
+        find("002-llama2_7b-bf16")
