@@ -310,8 +310,10 @@ def test_ranks_beyond_the_devices_are_skipped_unless_they_may_share(pytester, mo
     found.assert_outcomes(passed=1, skipped=2, deselected=3)
     found.stdout.fnmatch_lines(
         [
-            "SKIPPED *: 4 ranks on a host with 2 devices; --perf-oversubscribe lets ranks share them",
-            "SKIPPED * test_it.py:*: 3 ranks on a host with 2 devices; --perf-oversubscribe lets ranks share them",
+            "SKIPPED *: 4 ranks on a host with 2 devices; it takes 2 such hosts (torchrun --nnodes=2 "
+            "--nproc-per-node=2 -m pytest ...), or --perf-oversubscribe, which lets ranks share them",
+            "SKIPPED * test_it.py:*: 3 ranks on a host with 2 devices; it takes --perf-oversubscribe, which lets "
+            "ranks share them",
         ]
     )
     repo.run("--perf-oversubscribe", "-k", "not dtype").assert_outcomes(passed=3, deselected=3)
@@ -340,5 +342,8 @@ def test_more_ranks_than_the_launcher_gave_are_skipped(pytester, monkeypatch):
     found = pytester.inline_run("-rs", "-k", "ranks", plugins=[Launching()])
     passed, skipped, failed = found.listoutcomes()
     assert (len(passed), len(failed)) == (1, 0)
-    assert skipped[0].longrepr[2] == "Skipped: 4 ranks, but torchrun gave 3; start at least 4"
+    assert (
+        skipped[0].longrepr[2]
+        == "Skipped: 4 ranks, but torchrun gave 3; start at least 4, or name fewer by --perf-world-sizes"
+    )
     assert [job.world_size for job in repo.driver.jobs] == [2]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.util
+from inspect import signature
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +15,7 @@ from perfsuite.platforms import load_catalog
 from perfsuite.published.differences import Ran, differences
 from perfsuite.published.lookup import rows, shipped
 from perfsuite.published.recipes import WITHOUT_RECIPE, find, recipe_of, recipes, why_none
-from perfsuite.published.recipes.recipe import OURS
+from perfsuite.published.recipes.recipe import OURS, TEST
 from perfsuite.published.settings import DEFAULTS
 from perfsuite.workloads.moe_layer import MoeLayer
 from perfsuite.workloads.tensor_linear import TensorLinear
@@ -135,3 +139,50 @@ def test_settings_that_a_recipe_leaves_out_are_those_of_the_workload():
 def test_an_unknown_recipe_names_the_nearest():
     with pytest.raises(InvalidParameter, match="002-llama2_7b-bf16-1x8"):
         find("002-llama2_7b-bf16")
+
+
+# -- the cases of the suite --------------------------------------------------------------------------------------------
+
+SUITE = Path(__file__).parent.parent / "test_perf"
+STORED = Path(__file__).parent / "ids"
+
+
+def arguments(recipe):
+    """What the test of a recipe gets of its case at the full scale."""
+    words = recipe.words.split("-")
+    return {
+        "test_oneflow": lambda: {"case": recipe.words, "scale": "full"},
+        "test_schedules": lambda: {"mesh": "pp4-dp2", "schedule": words[2], "num_micro_batches": int(words[3][1:])},
+        "test_stage_counts": lambda: {"mesh": recipe.words},
+        "test_meshes": lambda: {"mesh": recipe.words, "scale": "full"},
+        "test_components": lambda: {"mesh": recipe.words},
+        "test_column_and_row": lambda: {"features": (8192, 8192), "split": words[1]},
+        "test_long_sequences": lambda: {"length": int(words[0]), "way": words[1], "scale": "full"},
+        "test_attention": lambda: {"length": int(words[0]), "method": words[1], "scale": "full"},
+        "test_routing": lambda: {"shape": tuple(map(int, words[0].split("x"))), "routing": words[1]},
+    }[recipe.test.partition("::")[2]]()
+
+
+@functools.cache
+def module(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.mark.parametrize("name", [recipe.name for recipe in recipes() if recipe.test != TEST])
+def test_where_another_test_runs_a_row_that_case_is_the_recipe(name):
+    """To the last field, so that what a report shows beside the row is the row's run."""
+    recipe, ran = find(name), []
+    file, _, function = recipe.test.partition("::")
+    test = getattr(module(SUITE.parent / file), function)
+    fixtures = {"require_fit": lambda step, world_size: None} if "require_fit" in signature(test).parameters else {}
+    test(lambda workload, on=1: ran.append((workload, on)), **arguments(recipe), **fixtures)
+    assert [(WORKLOADS[recipe.workload](**recipe.parameters), recipe.world_size)] == ran
+
+
+def test_every_recipe_is_a_case_of_the_suite_and_has_a_small_one_on_a_cpu():
+    full, small = ((STORED / f"{name}.txt").read_text().splitlines() for name in ("s4000", "cpu"))
+    assert {recipe.case("s4000") for recipe in recipes()} <= set(full)
+    assert {recipe.small for recipe in recipes()} <= set(small)

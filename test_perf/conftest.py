@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from perfsuite.plugin.collect import scale_of
 from perfsuite.plugin.state import suite_of
+from perfsuite.published.recipes import find
 
 
 def pytest_addoption(parser):
@@ -18,6 +21,47 @@ def pytest_addoption(parser):
         metavar="SIZE",
         help="what a rank may allocate in test_largest_batch, e.g. 2GiB; default: 16MiB on a CPU, else the device",
     )
+
+
+@pytest.fixture
+def data_for(request):
+    """Where the samples of a model come from: the user's folder for it, else files that perfsuite generates."""
+    directory = request.config.getoption("perf_data")
+
+    def find(model, otherwise="generated"):
+        own = Path(directory).resolve() / model if directory else None
+        return str(own) if own is not None and own.exists() else otherwise
+
+    return find
+
+
+@pytest.fixture
+def as_published(data_for):
+    """The training step of a recipe, by its name; with the user's own data for its model, where there are some."""
+
+    def step(name):
+        from perfsuite.workloads.training.train_step import TrainStep
+
+        parameters = find(name).parameters
+        data = data_for(parameters["model"], parameters.get("data", "synthetic"))
+        return TrainStep(**{**parameters, "data": data})
+
+    return step
+
+
+@pytest.fixture
+def require_fit(platform):
+    """Skip a training step that cannot fit on the devices of this case, whatever is spread over its ranks."""
+
+    def require(step, world_size):
+        from perfsuite.workloads.training.fits import why_not_fit
+
+        memory_gib = platform.memory.value if platform.memory else None
+        why_not = why_not_fit(step, world_size, platform.title, memory_gib)
+        if why_not:
+            pytest.skip(why_not)
+
+    return require
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from perfsuite.workloads.collective import (
     SendRecv,
 )
 
-pytestmark = world_sizes(2, 4, 8)
+pytestmark = world_sizes(2, 4, 8, more=True)
 FULL = ["1KiB", "64KiB", "1MiB", "16MiB", "64MiB", "256MiB", "1GiB"]
 over_sizes = sizes(full=FULL, small=["1KiB", "1MiB", "16MiB"])
 in_one_small_size = sizes(full=FULL, small=["1MiB"])
@@ -90,13 +90,13 @@ def test_send_recv(perf, ranks, message_bytes, dtype):
 
 
 @in_one_small_size
-@world_sizes(4, 8)  # a ring of two ranks is a pair
+@world_sizes(4, 8, more=True)  # a ring of two ranks is a pair
 def test_ring_shift(perf, ranks, message_bytes, dtype):
     perf(RingShift(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
 @in_one_small_size
-@world_sizes(2, 8)
+@world_sizes(2, 8, more=True)
 def test_one_direction(perf, ranks, message_bytes, dtype):
     perf(OneDirection(message_bytes=message_bytes, dtype=dtype), on=ranks)
 

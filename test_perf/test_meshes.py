@@ -15,14 +15,19 @@ ON_8 = ["dp8", "pp8", "tp8", "pp2-tp4", "pp2-dp2-tp2"]
 ON_64 = ["dp64", "pp64", "dp2-tp32", "pp8-tp8", "pp8-dp2-tp4"]
 
 
-def full_case(ranks):
+def ranks(mesh):
+    """Of a mesh."""
+    return MeshShape.parse(mesh).world_size
+
+
+def full_case(world_size):
     """A model of GPT-3 that fills so many cards, and the batch that all meshes of them have."""
-    model, batch = {8: ("gpt3-13b", 64), 64: ("gpt3-175b", 128)}[ranks]
+    model, batch = {8: ("gpt3-13b", 64), 64: ("gpt3-175b", 128)}[world_size]
     return {"model": model, "overrides": PADDED, "dtype": "bf16", "checkpointing": "full", "global_batch_size": batch}
 
 
-@sizes(param="mesh", full=[*ON_8, *ON_64], small=ON_8, extended=["dp8", "pp8", "tp8", "pp2-tp4"])
-def test_meshes(perf, mesh, scale):
+@sizes(param="mesh", full=[*ON_8, *ON_64], small=ON_8, extended=["dp8", "pp8", "tp8", "pp2-tp4"], ranks=ranks)
+def test_meshes(perf, mesh, scale, require_fit):
     """Report 004: data, pipeline and tensor parallelism alone, two and three of them at once; one batch."""
     shape = MeshShape.parse(mesh)
     small = {"model": "gpt2-tiny", "overrides": TINY, "global_batch_size": 8}
@@ -30,13 +35,16 @@ def test_meshes(perf, mesh, scale):
     share = case["global_batch_size"] // shape.replicas
     accumulation = max(1, share // (2 if scale == "small" else 1))  # micro-batches of one sample, or of two
     workload = TrainStep(strategy="hybrid", mesh=mesh, accumulation=accumulation, builds=("memory",), **case)
+    require_fit(workload, shape.world_size)
     perf(workload, on=shape.world_size)
 
 
-@sizes(param="mesh", full=["pp8-dp2-ep2-cp2-tp4"], small=["pp2-ep2-cp2-tp2"], extended=["pp2-ep2-cp2-tp2"])
-def test_components(perf, mesh):
+@sizes(param="mesh", full=["pp8-dp2-ep2-cp2-tp4"], small=["pp2-ep2-cp2-tp2"], extended=["pp2-ep2-cp2-tp2"], ranks=ranks)
+def test_components(perf, mesh, require_fit):
     """Report 004: what experts, attention, gradients and messages between stages take, by computing and by sending."""
     shape = MeshShape.parse(mesh)
     full = {"model": "moe-1.6t", "dtype": "bf16", "checkpointing": "full", "accumulation": 32}
     case = full if shape.size("dp") > 1 else {"model": "moe-tiny", "accumulation": 2}
-    perf(TrainStep(strategy="hybrid", mesh=mesh, builds=("traffic",), **case), on=shape.world_size)
+    workload = TrainStep(strategy="hybrid", mesh=mesh, builds=("traffic",), **case)
+    require_fit(workload, shape.world_size)
+    perf(workload, on=shape.world_size)

@@ -8,29 +8,12 @@ from __future__ import annotations
 
 from perfsuite import sizes
 from perfsuite.mesh import MeshShape
+from perfsuite.published.recipes import find, recipes
+from perfsuite.published.recipes.language import ONEFLOW_TEST
 from perfsuite.reports.tables.case_names import case_name
 from perfsuite.workloads.training.train_step import TrainStep
 
-FULL = [
-    "DP_1x1x1_2_1536x16",
-    "DP_8x1x1_16_1536x16",
-    "DP_16x1x1_32_1536x16",
-    "DP_32x1x1_64_1536x16",
-    "MP_1x1x1_8_768x12",
-    "MP_1x8x1_16_1536x16",
-    "MP_1x16x1_16_3072x16",
-    "MP_1x32x1_16_3072x32",
-    "2D_8x1x1_16_1536x16",
-    "2D_1x8x1_16_1536x16",
-    "2D_2x4x1_16_1536x16",
-    "2D_4x2x1_16_1536x16",
-    "2D_2x8x1_16_2304x24",
-    "2D_4x8x1_32_2304x24",
-    "DP_PP_8x1x4_512_1536x16",
-    "MP_PP_1x8x4_512_2304x24",
-    "2D_PP_2x4x4_512_2304x24",
-    "2D_PP_2x8x2_512_2304x24",
-]
+FULL = [recipe.words for recipe in recipes() if recipe.test == ONEFLOW_TEST]
 SMALL = [
     "DP_1x1x1_2_64x4",
     "MP_1x1x1_8_64x4",
@@ -46,15 +29,25 @@ SMALL = [
     "2D_PP_1x4x2_4_64x4",
 ]
 """The report's cases of at most eight ranks, and its pipelines on eight; a plain run has those of one rank."""
-ACCUMULATION = {"full": 32, "small": 4}
-"""Micro-batches of a pipeline; without stages there is one."""
+ACCUMULATION = 4
+"""Micro-batches of a small pipeline; without stages there is one."""
 
 
-@sizes(param="case", full=FULL, small=SMALL, extended=SMALL[2:])
+def ranks(case):
+    """Of a case."""
+    name = case_name(case)
+    return name.dp * name.tp * name.pp
+
+
+@sizes(param="case", full=FULL, small=SMALL, extended=SMALL[2:], ranks=ranks)
 def test_oneflow(perf, case, scale):
     """One case of the report, or a small one called by its rule."""
+    if scale == "full":
+        recipe = find(f"003-{case}")
+        perf(TrainStep(**recipe.parameters), on=recipe.world_size)
+        return
     name = case_name(case)
-    accumulation = ACCUMULATION[scale] if name.pp > 1 else 1
+    accumulation = ACCUMULATION if name.pp > 1 else 1
     shape = MeshShape.of(pp=name.pp, dp=name.dp, tp=name.tp)
     workload = TrainStep(
         model=f"gpt-{name.width}x{name.layers}",
@@ -63,7 +56,6 @@ def test_oneflow(perf, case, scale):
         micro_batch_size=name.batch // (name.dp * accumulation),
         accumulation=accumulation,
         global_batch_size=name.batch,
-        dtype="fp16" if scale == "full" else "fp32",
         checkpointing="full",
         builds=("memory",),
     )

@@ -10,6 +10,7 @@ import pytest
 
 from perfsuite import sizes
 from perfsuite.mesh import MeshShape
+from perfsuite.published.recipes.gpt import XL
 from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
 from perfsuite.workloads.training.train_step import TrainStep
 
@@ -17,17 +18,22 @@ TINY = {"layers": 8, "width": 64, "words": 128, "context": 32}
 """Of gpt2-tiny: as many layers as the most stages of the small cases."""
 
 
+def count_ranks(mesh):
+    """Of a mesh."""
+    return MeshShape.parse(mesh).world_size
+
+
 def pipeline(mesh, *, schedule, num_micro_batches, stages_per_rank=None, **case):
     """A case on this mesh and its number of ranks; models that fill the mesh's devices, a tiny one on few ranks."""
-    ranks = MeshShape.parse(mesh).world_size
-    full = {8: {"model": "gpt2-xl"}, 16: {"model": "gpt3-13b"}}
+    ranks = count_ranks(mesh)
+    full = {8: {**XL, "micro_batch_size": 4}, 16: {"model": "gpt3-13b", "dtype": "bf16"}}
     model = full.get(ranks, {"model": "gpt2-tiny", "overrides": TINY})
     options = {"schedule": schedule, **({"stages_per_rank": stages_per_rank} if stages_per_rank else {})}
     case = {"strategy": "hybrid", "options": options, "accumulation": num_micro_batches, **model, **case}
     return TrainStep(mesh=mesh, **case), ranks
 
 
-@sizes(param="mesh", full=["pp4-dp2"], small=["pp4"])
+@sizes(param="mesh", full=["pp4-dp2"], small=["pp4"], ranks=count_ranks)
 @pytest.mark.parametrize("num_micro_batches", [4, 8, pytest.param(16, marks=pytest.mark.extended)], ids="m{}".format)
 @pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "interleaved_1f1b"])
 def test_schedules(perf, mesh, schedule, num_micro_batches):
@@ -38,7 +44,7 @@ def test_schedules(perf, mesh, schedule, num_micro_batches):
     perf(workload, on=ranks)
 
 
-@sizes(param="mesh", full=["pp4-dp2"], small=["pp2"])
+@sizes(param="mesh", full=["pp4-dp2"], small=["pp2"], ranks=count_ranks)
 @pytest.mark.parametrize("schedule", ["looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"])
 def test_newer_schedules(perf, mesh, schedule):
     """What breadth first, split backwards and placement in a V change."""
@@ -46,14 +52,14 @@ def test_newer_schedules(perf, mesh, schedule):
     perf(workload, on=ranks)
 
 
-@sizes(param="mesh", full=["pp2-dp8", "pp4-dp4", "pp8-dp2", "pp16"], small=["pp2", "pp4"])
+@sizes(param="mesh", full=["pp2-dp8", "pp4-dp4", "pp8-dp2", "pp16"], small=["pp2", "pp4"], ranks=count_ranks)
 def test_stage_counts(perf, mesh):
     """Report 004: 1F1B on the same devices with more and more stages."""
     workload, ranks = pipeline(mesh, schedule="1f1b", num_micro_batches=8, micro_batch_size=2, builds=("memory",))
     perf(workload, on=ranks)
 
 
-@sizes(param="mesh", full=["pp4-dp2"], small=["pp2"])
+@sizes(param="mesh", full=["pp4-dp2"], small=["pp2"], ranks=count_ranks)
 @pytest.mark.parametrize("stages_per_rank", [2, 4], ids="v{}".format)
 def test_interleaving(perf, mesh, stages_per_rank):
     """More stages on each rank: a smaller bubble and more messages."""

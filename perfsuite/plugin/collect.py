@@ -71,20 +71,23 @@ def _generate(metafunc: pytest.Metafunc, suite: Suite) -> None:
     if not arguments:
         return
     cases = [case for model in suite.platforms for case in _cases(sweep, model, suite, bool(platforms))]
+    if not cases:
+        # pytest makes an item of an empty list, whose one trace would be a skip.
+        cases = [pytest.param(*[None] * len(arguments), marks=pytest.mark.perf_nothing)]
     metafunc.parametrize(arguments, cases, indirect=[*platforms, *ranks])
 
 
 def _cases(sweep: Sweep, model: DeviceModel, suite: Suite, with_platform: bool) -> Iterable[Any]:
     platform_mark = pytest.mark.platform(name=model.name)
     platform = (model.name,) if with_platform else ()
-    marks: dict[tuple[int | None, bool], Sequence[pytest.MarkDecorator]] = {}
-    for point in sweep.points(scale_of(model, suite)):
-        count, key = point.world_size, (point.world_size, point.extended)
+    marks: dict[tuple[int, bool], Sequence[pytest.MarkDecorator]] = {}
+    for point in sweep.points(scale_of(model, suite), suite.launch_sizes(model)):
+        count, key = point.world_size, (point.needs, point.extended)
         if key not in marks:  # the same for all sizes and dtypes: 10,000 cases share a few marks
-            why_not = suite.why_not(model, count or 1)
+            why_not = suite.why_not(model, point.needs)
             marks[key] = [
                 platform_mark,
-                pytest.mark.world_size(n=count or 1),
+                pytest.mark.world_size(n=point.needs),
                 *([pytest.mark.extended] if point.extended else []),
                 *([pytest.mark.skip(reason=why_not)] if why_not else []),
             ]
@@ -135,7 +138,10 @@ def refuse_wrong_cases(config: pytest.Config, items: Sequence[pytest.Item]) -> N
 def leave_out_extended(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the extended cases of the small scale, unless the command line selects cases itself."""
     suite = config.stash.get(suite_key, None)
-    if suite is None or config.getoption("keyword") or config.getoption("markexpr"):
+    if suite is None:
+        return
+    items[:] = [item for item in items if item.get_closest_marker("perf_nothing") is None]
+    if config.getoption("keyword") or config.getoption("markexpr"):
         return
     named = tuple(arg.partition("::")[2] for arg in config.args if "::" in arg)
     left_out = [item for item in items if _is_extended(item, suite) and not _is_named(item, named)]

@@ -7,7 +7,7 @@ of any repository.  The data is checked at collection, where the error can name 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -23,7 +23,12 @@ Size = str | int | tuple[int, ...]
 
 
 def sizes(
-    *, full: Sequence[Size], small: Sequence[Size], param: str = "message_bytes", extended: Sequence[Size] = ()
+    *,
+    full: Sequence[Size],
+    small: Sequence[Size],
+    param: str = "message_bytes",
+    extended: Sequence[Size] = (),
+    ranks: Callable[[Any], int] | None = None,
 ) -> pytest.MarkDecorator:
     """Sizes of a test at both scales, handed to its argument ``param``.
 
@@ -32,20 +37,26 @@ def sizes(
     67108864); otherwise ``"AxBxC"`` arrives as a tuple of integers, an integer as it is, and any other word that begins
     with a letter or a digit (``2D_8x1x1``) as that word.
     Cases of the ``extended`` ones among the small sizes carry the marker of that name, see :func:`world_sizes`.
+    Where the size says the number of ranks, as a mesh does, ``ranks`` tells it of the argument's value: the case is
+    selected and skipped by it.
     """
     mark: pytest.MarkDecorator = getattr(pytest.mark, SIZES)
-    return mark(full=full, small=small, param=param, extended=tuple(extended))
+    return mark(full=full, small=small, param=param, extended=tuple(extended), ranks=ranks)
 
 
-def world_sizes(*counts: int, extended: Sequence[int] = ()) -> pytest.MarkDecorator:
+def world_sizes(
+    *counts: int, extended: Sequence[int] = (), more: bool = False, full: Sequence[int] | None = None
+) -> pytest.MarkDecorator:
     """Numbers of ranks that a test runs on; the test takes ``ranks`` and passes it to ``perf`` as ``on=ranks``.
 
     Cases of the ``extended`` ones among them carry the marker of that name: at the small scale they are left out unless
-    -k, -m or a node id selects them.
+    -k, -m or a node id selects them.  With ``more`` further numbers follow what there is: doubled up to the ranks of
+    the launch or the devices of the host, these included, at most 256; ``--perf-world-sizes`` names others instead.
+    ``full`` are the numbers at the full scale where they are others; none where other tests have them.
     """
     _require_call("world_sizes", "2, 4, 8", counts)
     mark: pytest.MarkDecorator = getattr(pytest.mark, WORLD_SIZES)
-    return mark(counts=counts, extended=tuple(extended))
+    return mark(counts=counts, extended=tuple(extended), more=more, full=None if full is None else tuple(full))
 
 
 def dtypes(*names: str, only_at: Size | None = None) -> pytest.MarkDecorator:

@@ -21,6 +21,7 @@ MARKERS = (
     "perf_timeout(seconds): deadline of a perf case, instead of --perf-timeout",
     "perf_sizes: set by the decorator perfsuite.sizes",
     "perf_world_sizes: set by the decorator perfsuite.world_sizes",
+    "perf_nothing: set where a test has no case at the scale in use; it is not collected",
     "perf_dtypes: set by the decorator perfsuite.dtypes",
 )
 DEFAULT_TIMEOUT = "120s"
@@ -45,6 +46,8 @@ class Settings:
     """Platform to generate cases for; None: the accelerator found, else cpu."""
     scale: Scale | None
     """None: the platform decides."""
+    world_sizes: tuple[int, ...]
+    """In place of those of sweeps that follow the launch; none: as the launch has room."""
     oversubscribe: bool
     """Ranks may share devices on platforms where that is not always allowed."""
     fresh: bool
@@ -74,6 +77,12 @@ def declare(parser: pytest.Parser) -> None:
     add = group.addoption
     add("--perf-platform", metavar="NAME", help="generate the cases of this platform instead of the one found here")
     add("--perf-scale", metavar="full|small", help="sizes as published, or small ones; default: the platform decides")
+    add(
+        "--perf-world-sizes",
+        metavar="LIST",
+        help="numbers of ranks for tests that sweep them, e.g. 8,16,32; default: those of the test, doubled up to the "
+        "ranks of the launch or the devices of the host, at most 256",
+    )
     add("--perf-timeout", metavar="DURATION", help="deadline of a case's build, e.g. 90s or 2min (ini: perf_timeout)")
     add("--perf-oversubscribe", action="store_true", help="let ranks share devices when there are fewer than ranks")
     add("--perf-fresh", action="store_true", help="start new rank processes for every case")
@@ -131,6 +140,7 @@ def read_settings(config: pytest.Config) -> Settings:
     return Settings(
         platform=option("perf_platform"),
         scale=scale,
+        world_sizes=_read_world_sizes(option("perf_world_sizes")),
         oversubscribe=option("perf_oversubscribe"),
         fresh=option("perf_fresh"),
         pin=pin,
@@ -147,6 +157,20 @@ def timed_options(settings: Settings) -> dict[str, str]:
     """The options given that change what is timed on the same cases: recorded, and told when the gate compares."""
     options = {"perf-pin": settings.pin} if settings.pin != "none" else {}
     return options | ({"perf-cache-flush": "yes"} if settings.budget.cache_flush else {})
+
+
+def _read_world_sizes(written: str | None) -> tuple[int, ...]:
+    """Whole numbers from 1, smallest first; UsageError that names what is none."""
+    if written is None:
+        return ()
+    words = [word.strip() for word in written.split(",")]
+    wrong = [word for word in words if not (word.isdecimal() and int(word))]
+    if wrong:
+        raise pytest.UsageError(
+            f"--perf-world-sizes: {wrong[0]!r} in {written!r} is no number of ranks; "
+            "write whole numbers of at least 1 such as 8,16,32"
+        )
+    return tuple(sorted({int(word) for word in words}))
 
 
 def runs_tests(config: pytest.Config) -> bool:

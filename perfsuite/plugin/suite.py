@@ -32,6 +32,7 @@ from perfsuite.platforms import (
 from perfsuite.platforms.quiet import HostLoad, read_host_load
 from perfsuite.plugin import launch
 from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
+from perfsuite.plugin.world_sizes import LaunchSizes
 from perfsuite.runtime.driver import Driver
 from perfsuite.runtime.scratch import make_directory
 from perfsuite.runtime.transports.base import Transport
@@ -103,6 +104,15 @@ class Suite:
     def _families(self) -> Mapping[str, Family]:
         return families()
 
+    def launch_sizes(self, model: DeviceModel) -> LaunchSizes:
+        """World sizes that sweeps over them follow on a platform: asked for, or what the launch or this host has."""
+        if self.settings.world_sizes or model.name != self.machine.name:
+            return LaunchSizes(asked=self.settings.world_sizes)
+        cluster = self.config.stash.get(launch.transport_key, None)
+        if cluster is not None:
+            return LaunchSizes(capacity=cluster.capacity or 0)
+        return LaunchSizes(capacity=0 if self.machine.family.shareable else self.machine.device_count)
+
     def why_not(self, model: DeviceModel, world_size: int) -> str:
         """Why a case for this platform and number of ranks is skipped here; empty when it can run."""
         absent = why_absent(model.name, machine=self.machine, catalog=self.catalog, families=self._families)
@@ -110,14 +120,27 @@ class Suite:
             return absent
         cluster = self.config.stash.get(launch.transport_key, None)
         if cluster is not None and cluster.capacity is not None and world_size > cluster.capacity:
-            return f"{world_size} ranks, but {cluster.name} gave {cluster.capacity}; start at least {world_size}"
+            return (
+                f"{world_size} ranks, but {cluster.name} gave {cluster.capacity}; start at least {world_size}, "
+                "or name fewer by --perf-world-sizes"
+            )
         if self.machine.family.shareable or self.settings.oversubscribe:
             return ""
         on_host = min(world_size, cluster.place(0).local_world_size if cluster else world_size)
         if on_host > self.machine.device_count:
-            devices = plural(self.machine.device_count, "device")
-            return f"{on_host} ranks on a host with {devices}; --perf-oversubscribe lets ranks share them"
+            return self._too_few_devices(on_host)
         return ""
+
+    def _too_few_devices(self, ranks: int) -> str:
+        """What it takes to run so many ranks, when this host alone has fewer devices."""
+        count = self.machine.device_count
+        hosts = -(-ranks // count)
+        launcher = f"torchrun --nnodes={hosts} --nproc-per-node={ranks // hosts} -m pytest ..."
+        several = f"{hosts} such hosts ({launcher}), or " if ranks % hosts == 0 and hosts > 1 else ""
+        return (
+            f"{ranks} ranks on a host with {plural(count, 'device')}; it takes {several}--perf-oversubscribe, which "
+            "lets ranks share them"
+        )
 
     # -- the way of a run ----------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Nothing here knows the machine: which platform and scale to generate for, and wh
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ import pytest
 
 from perfsuite.errors import ConfigurationError
 from perfsuite.plugin.decorators import DTYPES, SIZES, WORLD_SIZES
+from perfsuite.plugin.world_sizes import ANY_HOST, LaunchSizes
 from perfsuite.units import format_bytes, parse_bytes
 from perfsuite.workload import DTYPES as KNOWN_DTYPES
 
@@ -50,6 +51,8 @@ class SweepPoint:
     """Tokens after the platform, joined by ``-``; empty when there are none."""
     extended: bool = False
     """Whether the case carries the marker of that name."""
+    needs: int = 1
+    """Ranks that the case runs on, whether ``ranks`` or its size says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,10 @@ class Sweep:
 
     world_sizes: tuple[int, ...] = ()
     """Empty for a test without ``ranks``."""
+    full_world_sizes: tuple[int, ...] = ()
+    """Those of the full scale."""
+    more: bool = False
+    """Whether further world sizes follow what there is."""
     extended: tuple[int, ...] = ()
     """World sizes whose cases carry the marker ``extended``."""
     size_param: str = ""
@@ -66,6 +73,8 @@ class Sweep:
     small: tuple[Size, ...] = ()
     extended_sizes: tuple[Size, ...] = ()
     """Small sizes whose cases carry the marker ``extended``."""
+    ranks_of: Callable[[Any], int] | None = None
+    """Ranks by size, for a test without ``ranks``."""
     dtypes: tuple[str, ...] = ()
     only_at: Size | None = None
     """The one size at which dtypes after the first run."""
@@ -75,10 +84,10 @@ class Sweep:
         """Names of the arguments after platform and ranks."""
         return tuple(name for name, there in ((self.size_param, self.size_param), ("dtype", self.dtypes)) if there)
 
-    def points(self, scale: Scale) -> Iterator[SweepPoint]:
+    def points(self, scale: Scale, there: LaunchSizes = ANY_HOST) -> Iterator[SweepPoint]:
         """Every combination at this scale: world sizes outermost, so that equal groups follow each other."""
         sizes: Sequence[Size | None] = (self.full if scale == "full" else self.small) or (None,)
-        for world_size in self.world_sizes or (None,):
+        for world_size in self._world_sizes(scale, there) if self.world_sizes else (None,):
             for size in sizes:
                 for index, dtype in enumerate(self.dtypes or (None,)):
                     if index and self.only_at is not None and size != self.only_at:
@@ -89,8 +98,18 @@ class Sweep:
                         world_size=world_size,
                         values=(*values, dtype) if dtype else values,
                         id="-".join(token for token in tokens if token),
-                        extended=world_size in self.extended or size in self.extended_sizes,
+                        extended=self._is_extended(world_size) or size in self.extended_sizes,
+                        needs=world_size or (self.ranks_of(size.value) if size and self.ranks_of else 1),
                     )
+
+    def _world_sizes(self, scale: Scale, there: LaunchSizes) -> tuple[int, ...]:
+        """Those of the decorator, and where it asks for more those that this run has beside or instead."""
+        counts = self.full_world_sizes if scale == "full" else self.world_sizes
+        return there.instead_of(counts, max(self.world_sizes)) if self.more else counts
+
+    def _is_extended(self, world_size: int | None) -> bool:
+        further = world_size is not None and world_size > max(self.world_sizes)
+        return world_size in self.extended or (further and bool(self.extended))
 
 
 def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized: Collection[str]) -> Sweep:
@@ -104,6 +123,7 @@ def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized
     dtype_mark = _only_mark(definition, DTYPES, "dtypes")
     param, full, small, extended_sizes = _read_sizes(size_mark)
     world_sizes, extended = _read_world_sizes(rank_mark)
+    options = rank_mark.kwargs if rank_mark else {}
     names: tuple[str, ...] = ()
     only_at = None
     if dtype_mark:
@@ -130,11 +150,14 @@ def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized
         )
     return Sweep(
         world_sizes=world_sizes,
+        full_world_sizes=world_sizes if options.get("full") is None else options["full"],
+        more=options.get("more", False),
         extended=extended,
         size_param=param,
         full=full,
         small=small,
         extended_sizes=extended_sizes,
+        ranks_of=size_mark.kwargs["ranks"] if size_mark else None,
         dtypes=names,
         only_at=only_at,
     )
@@ -222,6 +245,9 @@ def _read_world_sizes(mark: pytest.Mark | None) -> tuple[tuple[int, ...], tuple[
         raise ConfigurationError(
             f"@world_sizes{counts!r}: extended={extended!r} has what is no world size of it; choose among the former"
         )
+    full = mark.kwargs["full"]
+    if full and any(type(count) is not int or count < 1 for count in full):
+        raise ConfigurationError(f"@world_sizes: full={full!r}: every world size is a whole number of at least 1")
     return counts, extended
 
 

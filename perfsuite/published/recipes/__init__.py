@@ -1,6 +1,7 @@
 """The published runs as recipes: which case of the suite each row is, and what that case sets up.
 
-``recipes()`` has all of them in the reports' order, without torch and without reading a file; ``find(name)`` one.
+``recipes()`` has all of them in the reports' order, without torch and without reading a file; ``find(name)`` one, or
+one of the small siblings in :mod:`.small`.
 ``recipe_of("000/time", 26)`` is the one of a published row; where there is none, ``why_none`` has the reason.
 ``recipe.case("s4000")`` is the node id of its case on a platform, ``recipe.small`` that of its small sibling on a CPU.
 What a case or a recipe has otherwise than a row: :func:`perfsuite.published.differences.differences`.
@@ -18,6 +19,7 @@ from types import MappingProxyType
 from perfsuite.errors import InvalidParameter, did_you_mean
 from perfsuite.published.recipes import gpt, language, long_and_wide, video
 from perfsuite.published.recipes.recipe import Recipe
+from perfsuite.published.recipes.small import SMALL
 
 __all__ = ["WITHOUT_RECIPE", "Recipe", "find", "recipe_of", "recipes", "why_none"]
 
@@ -59,7 +61,7 @@ def _by_row() -> Mapping[tuple[str, int], Recipe]:
 
 @functools.cache
 def _by_name() -> Mapping[str, Recipe]:
-    return {recipe.name: recipe for recipe in recipes()}
+    return {recipe.name: recipe for recipe in (*recipes(), *SMALL)}
 
 
 def find(name: str) -> Recipe:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from perfsuite.published.recipes.recipe import Recipe, layout, lines
+from perfsuite.published.recipes.recipe import TEST, Recipe, layout, lines
 
 _OPENSORA = {
     "strategy": "not named: 8.575 of the optimizer's GiB fall as 1/N and are 12 bytes for each of 760 million "
@@ -79,6 +79,7 @@ def opensora() -> Iterator[Recipe]:
 
 def latte() -> Iterator[Recipe]:
     """Report 001: every local batch and number of cards, rows without figures too; DeepSpeed's empty section."""
+    siblings = {batch: f"{TEST}[cpu-001-latte-tiny-ddp-b{batch}-w1-1x2]" for batch in (1, 2, 4)}
     for model, table, runs in (("latte-l", "001/latte-l", _LATTE_L), ("latte-xl", "001/latte-xl", _LATTE_XL)):
         for batch, workers, ranks, numbers in runs:
             parameters = {"model": model, "strategy": "ddp", "micro_batch_size": batch, "num_workers": workers}
@@ -88,6 +89,7 @@ def latte() -> Iterator[Recipe]:
                 parameters={**parameters, **_LEARNS},
                 world_size=ranks,
                 own=_LATTE,
+                small=siblings[batch],
             )
     for strategy in ("zero1", "zero2", "zero3"):
         parameters = {"model": "latte-l", "strategy": strategy, "micro_batch_size": 1, "num_workers": 16}
@@ -97,4 +99,5 @@ def latte() -> Iterator[Recipe]:
             parameters={**parameters, **_LEARNS},
             world_size=8,
             own=_LATTE,
+            small=f"{TEST}[cpu-001d-latte-tiny-{strategy}-b1-w1-1x2]",
         )

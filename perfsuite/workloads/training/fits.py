@@ -1,0 +1,102 @@
+"""Whether a training step can fit at all: the least that a rank holds, by closed form and without torch.
+
+A lower bound, so that nothing is refused that might run: weights, gradients and Adam's two moments are 16 bytes a
+parameter, in fp32 as in 16 bits with a wide copy (Rajbhandari et al. 2020, ZeRO, section 3.1), spread as the strategy
+spreads them; the input of every block of one micro-batch, which is all that full checkpointing keeps (Chen et al. 2016,
+section 3), in 2 bytes.  What a step needs beside them (logits, a block's insides, buffers) is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from perfsuite.mesh import MeshShape
+from perfsuite.units import GIB
+from perfsuite.workloads.training.train_step import TrainStep
+
+STATE_BYTES = 16
+"""Of a parameter: weight, gradient and two moments in fp32, or in 16 bits with a wide copy."""
+_SPREAD: dict[str, int] = {"zero_redundancy": 8, "zero1": 12, "zero2": 14, "zero3": STATE_BYTES, "fsdp": STATE_BYTES}
+"""Of them, those that are spread over the data axes; a strategy that is not here spreads none."""
+_GATHERED_BYTES = 2
+"""Of a parameter that stays whole where ``reshard`` is off."""
+_ACTIVATION_BYTES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeastMemory:
+    """The least that the fullest rank holds."""
+
+    state_bytes: float
+    inputs_bytes: float
+    rule: str
+    """How the state is counted."""
+
+    @property
+    def total_gib(self) -> float:
+        """Both."""
+        return (self.state_bytes + self.inputs_bytes) / GIB
+
+
+def least_memory(step: TrainStep, world_size: int) -> LeastMemory:
+    """The lower bound of one rank.
+
+    >>> step = TrainStep(model="llama2-7b", strategy="fsdp", checkpointing="full", micro_batch_size=3)
+    >>> least = least_memory(step, 8)
+    >>> round(least.state_bytes / 1e9, 2), least.rule
+    (13.48, '16 bytes x 6.738e9 parameters / 8')
+    """
+    shape = MeshShape.parse(step.mesh) if step.mesh else MeshShape.of(dp=world_size)
+    model = step.find_model()
+    spread, whole = _state(step)
+    stages = shape.size("pp") * shape.size("tp")
+    data = shape.replicas * shape.size("cp")
+    copies = shape.size("ep")  # experts are never copied to all ranks of ep, whatever is
+    per_parameter = spread / (stages * data) + whole / (stages * copies)
+    parts = [
+        f"{bytes_} bytes x {model.parameters / 1e9:.4g}e9 parameters{f' / {ranks}' if ranks > 1 else ''}"
+        for bytes_, ranks in ((spread, stages * data), (whole, stages * copies))
+        if bytes_
+    ]
+    tokens = step.plan(shape).micro_batch_size * model.tokens_per_sample
+    inputs = model.layers * tokens * model.width * _ACTIVATION_BYTES / (stages * shape.size("cp"))
+    return LeastMemory(state_bytes=per_parameter * model.parameters, inputs_bytes=inputs, rule=" + ".join(parts))
+
+
+def _state(step: TrainStep) -> tuple[int, int]:
+    """(bytes of a parameter that are spread over the data axes, those that every rank of them has)."""
+    options = step.options
+    if options.get("offload") or options.get("offload_optimizer") or options.get("offload_parameters"):
+        return 0, 0
+    if step.strategy == "hybrid":
+        spread = 0 if options.get("data") == "replicate" else STATE_BYTES
+    else:
+        spread = _SPREAD.get(step.strategy, 0)
+    gathered = _GATHERED_BYTES if step.strategy == "fsdp" and options.get("reshard") is False else 0
+    return spread, STATE_BYTES - spread + gathered
+
+
+def why_not_fit(step: TrainStep, world_size: int, device: str, memory_gib: float | None) -> str:
+    """Why a step cannot fit on devices of so much memory, with the figures and the rule; empty where it may.
+
+    >>> step = TrainStep(model="gpt3-175b", strategy="fsdp", checkpointing="full", micro_batch_size=1)
+    >>> text = why_not_fit(step, 8, "A100", 80.0)
+    >>> text.partition(" (")[0], text.partition("; ")[2]
+    ('gpt3-175b under fsdp on 8 ranks needs at least 330 GiB on each', 'it takes devices of 330 GiB, or 64 ranks')
+    """
+    least = least_memory(step, world_size)
+    if memory_gib is None or least.total_gib <= memory_gib:
+        return ""
+    state, inputs = least.state_bytes / GIB, least.inputs_bytes / GIB
+    advice = f"it takes devices of {math.ceil(least.total_gib)} GiB"
+    if world_size > 1 and _state(step)[1] == 0 and inputs < memory_gib:
+        ranks = world_size
+        while state * world_size / ranks + inputs > memory_gib:
+            ranks *= 2
+        advice += f", or {ranks} ranks"
+    return (
+        f"{step.model} under {step.strategy} on {world_size} ranks needs at least {least.total_gib:.0f} GiB on each "
+        f"({state:.0f} of state: {least.rule}, {inputs:.0f} of blocks' inputs), and {device} has {memory_gib:g} GiB; "
+        f"{advice}"
+    )

@@ -1,0 +1,101 @@
+"""Sweeps over ranks follow the launch or --perf-world-sizes; a size may say the ranks of its case."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsuite.plugin import launch
+from test_correctness.helpers.scripted_driver import repository
+
+TESTS = """
+@world_sizes(2, 4, more=True, extended=[4])
+def test_all(perf, ranks):
+    perf(step, on=ranks)
+
+@world_sizes(1, 2, more=True, full=[])
+def test_beyond(perf, ranks):
+    perf(step, on=ranks)
+
+@world_sizes(2)
+def test_pair(perf, ranks):
+    perf(step, on=ranks)
+
+@sizes(param="mesh", full=["dp8"], small=["dp3"], ranks=lambda mesh: int(mesh[2:]))
+def test_meshes(perf, mesh):
+    perf(step, on=int(mesh[2:]))
+"""
+
+
+def collected(pytester, monkeypatch, *options, capacity=None):
+    """Names of the cases of a launch with so many ranks, extended ones too."""
+
+    class Launched:
+        name = "torchrun"
+
+    class Watching:
+        def pytest_configure(self, config):
+            if capacity:
+                Launched.capacity = capacity
+                config.stash[launch.transport_key] = Launched()
+
+        def pytest_collection_finish(self, session):
+            self.names = [item.name for item in session.items]
+
+    repository(pytester, monkeypatch, TESTS)
+    watching = Watching()
+    pytester.inline_run("--collect-only", *options, plugins=[watching])
+    return watching.names
+
+
+@pytest.mark.parametrize(
+    ("capacity", "options", "found"),
+    [
+        (None, [], ["ws2", "ws4", "beyond ws1", "beyond ws2"]),
+        (16, [], ["ws2", "ws4", "ws8", "ws16", "beyond ws1", "beyond ws2", "beyond ws4", "beyond ws8", "beyond ws16"]),
+        (6, ["--perf-scale=full"], ["ws2", "ws4", "ws6", "beyond ws4", "beyond ws6"]),
+        (16, ["--perf-world-sizes=8, 1,3"], ["ws3", "ws8", "beyond ws1", "beyond ws3", "beyond ws8"]),
+        (None, ["--perf-world-sizes=3,2", "--perf-scale=full"], ["ws2", "ws3", "beyond ws3"]),
+    ],
+)
+def test_world_sizes_follow_the_launch_or_the_option(pytester, monkeypatch, capacity, options, found):
+    names = collected(pytester, monkeypatch, "-m", "extended or not extended", *options, capacity=capacity)
+    swept = [name.replace("test_all[cpu-", "").replace("test_beyond[cpu-", "beyond ")[:-1] for name in names]
+    mesh = "dp8" if "--perf-scale=full" in options else "dp3"
+    assert [*found, "test_pair[cpu-ws2", f"test_meshes[cpu-{mesh}"] == swept
+
+
+def test_further_ones_are_extended_where_any_is(pytester, monkeypatch):
+    plain = collected(pytester, monkeypatch, "-k", "all and not extended", capacity=16)
+    assert ["test_all[cpu-ws2]"] == plain
+
+
+def test_ranks_that_the_size_says_select_a_case(pytester, monkeypatch):
+    assert ["test_meshes[cpu-dp3]"] == collected(pytester, monkeypatch, "-m", "world_size(n=3)")
+
+
+def test_a_world_size_beyond_the_launch_is_skipped_with_both_figures(pytester, monkeypatch):
+    repository(pytester, monkeypatch, TESTS)
+
+    class Launched:
+        name, capacity = "torchrun", 2
+
+    class Launching:
+        def pytest_configure(self, config):
+            config.stash[launch.transport_key] = Launched()
+
+    found = pytester.inline_run("--perf-world-sizes=4", "-k", "test_all", plugins=[Launching()])
+    _, skipped, failed = found.listoutcomes()
+    told = "Skipped: 4 ranks, but torchrun gave 2; start at least 4, or name fewer by --perf-world-sizes"
+    assert (not failed, [report.longrepr[2] for report in skipped]) == (True, [told])
+
+
+@pytest.mark.parametrize("written", ["0", "8,", "two", "-2", "2.5"])
+def test_a_world_size_that_is_none_ends_the_run(pytester, monkeypatch, written):
+    done = repository(pytester, monkeypatch, TESTS).run(f"--perf-world-sizes={written}")
+    done.stderr.fnmatch_lines(["*--perf-world-sizes: '*' in * is no number of ranks; write whole numbers*"])
+
+
+def test_a_full_world_size_that_is_none_is_refused(pytester, monkeypatch):
+    tests = "@world_sizes(2, full=[0])\ndef test_it(perf, ranks):\n    perf(step, on=ranks)\n"
+    done = repository(pytester, monkeypatch, tests).run()
+    done.stdout.fnmatch_lines(["*@world_sizes: full=(0,): every world size is a whole number of at least 1*"])
