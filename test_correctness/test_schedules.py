@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite.errors import InvalidParameter
+from perfsuite.mesh import MeshShape
 from perfsuite.schedules import (
     SCHEDULES,
     Action,
@@ -28,6 +29,7 @@ from perfsuite.schedules import (
     stages_of,
 )
 from perfsuite.schedules.action import LETTERS
+from perfsuite.workloads.training.train_step import TrainStep
 
 
 def legal(name: str, ranks: int, num_micro_batches: int, stages_per_rank: int) -> bool:
@@ -270,9 +272,25 @@ def test_balance_is_the_best_of_all_splits_and_the_most_even_of_those(costs, sta
 
     def rank_of(each):
         loads = split_costs(costs, each, embedding=embedding, head=head)
-        return max(loads), sum(load * load for load in loads)
+        return max(loads), sum(load * load for load in loads), [layers.stop for layers in each]
 
-    assert rank_of(split) == min(rank_of(each) for each in every_split(len(costs), stages))
+    assert split == min(every_split(len(costs), stages), key=rank_of)
+
+
+def test_a_plan_and_the_closed_forms_of_all_its_ranks_make_one_schedule_and_one_split(monkeypatch):
+    made, cut = [], []
+    monkeypatch.setattr(Schedule, "walk", lambda schedule, seconds: made.append(schedule))
+    monkeypatch.setattr(
+        "perfsuite.strategies.pipeline.split.balance",
+        lambda *given, **more: cut.append(balance(*given, **more)) or cut[-1],
+    )
+    step = TrainStep(model="gpt3-175b", strategy="hybrid", mesh="pp16", accumulation=29)
+    shape = MeshShape.parse(step.mesh)
+    plan = step.plan(shape)
+    forms = [step.find_strategy().traffic(plan, shape, rank) for rank in range(16)]
+    assert len(made) <= 1
+    assert len(cut) <= 1
+    assert [len(form) for form in forms] == [2] * 16
 
 
 def test_embedding_and_head_take_layers_from_their_stages():

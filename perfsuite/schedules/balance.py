@@ -48,14 +48,26 @@ def balance(costs: Sequence[float], stages: int, *, embedding: float = 0, head: 
 def _best(
     layers: int, stages: int, cost_of: Callable[[int, int], float], join: Callable[[float, float], float]
 ) -> tuple[float, tuple[int, ...]]:
-    """The least joined cost of cutting ``layers`` into ``stages``, and where each stage ends."""
-    best: dict[int, tuple[float, tuple[int, ...]]] = {end: (cost_of(0, end), (end,)) for end in range(1, layers + 1)}
+    """The least joined cost of cutting ``layers`` into ``stages``, and where each stage ends: the earliest such cuts.
+
+    Cuts of equal cost are compared by ``place``, where they stand among those of as many stages: first end first.
+    """
+    least: dict[int, float] = {end: cost_of(0, end) for end in range(1, layers + 1)}
+    place = {end: index for index, end in enumerate(least)}
+    before: list[dict[int, int]] = []
     for stage in range(1, stages):
-        best = {
-            end: min((join(best[cut][0], cost_of(cut, end)), (*best[cut][1], end)) for cut in range(stage, end))
+        chosen = {
+            end: min((join(least[cut], cost_of(cut, end)), place[cut], cut) for cut in range(stage, end))
             for end in range(stage + 1, layers + 1)
         }
-    return best[layers]
+        least = {end: cost for end, (cost, _, _) in chosen.items()}
+        cuts = {end: cut for end, (_, _, cut) in chosen.items()}
+        place = {end: index for index, end in enumerate(sorted(cuts, key=lambda end: (place[cuts[end]], end)))}
+        before.append(cuts)
+    ends = [layers]
+    for cuts in reversed(before):
+        ends.append(cuts[ends[-1]])
+    return least[layers], tuple(reversed(ends))
 
 
 def split_costs(costs: Sequence[float], split: Split, *, embedding: float = 0, head: float = 0) -> tuple[float, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,6 +13,10 @@ from perfsuite.errors import InvalidParameter
 from perfsuite.schedules import alternating, v_shaped
 from perfsuite.schedules.action import Order
 from perfsuite.schedules.schedule import Placement, Schedule
+
+_KEPT = 8
+"""Schedules that are kept: a plan, its checks and the closed form of each rank ask for the same one; 64 stages of 1024
+micro-batches are 131,072 actions, about a second and 10 MB."""
 
 
 class Generator(Protocol):
@@ -186,6 +191,12 @@ def make_schedule(name: str, *, ranks: int, num_micro_batches: int, stages_per_r
     spec = find_schedule(name)
     stages_per_rank = spec.fewest_stages_per_rank if stages_per_rank is None else stages_per_rank
     check_counts(name, ranks=ranks, num_micro_batches=num_micro_batches, stages_per_rank=stages_per_rank)
+    return _make(name, ranks, num_micro_batches, stages_per_rank)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _make(name: str, ranks: int, num_micro_batches: int, stages_per_rank: int) -> Schedule:
+    spec = find_schedule(name)
     return Schedule(
         name=name,
         ranks=ranks,

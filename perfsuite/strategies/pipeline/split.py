@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 from perfsuite.errors import InvalidParameter
 from perfsuite.models.base import Model
 from perfsuite.models.language import LanguageModel
 from perfsuite.schedules import Split, balance, split_costs
+
+_KEPT = 64
+"""Splits that are kept: the closed form of each rank asks for the same one."""
 
 
 def split_layers(model: Model, num_stages: int) -> Split:
@@ -21,6 +26,11 @@ def split_layers(model: Model, num_stages: int) -> Split:
     Raises InvalidParameter for a model that has no stages and for more stages than layers.
     """
     costs, head = _costs(model)
+    return _balance(tuple(costs), num_stages, head)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _balance(costs: tuple[float, ...], num_stages: int, head: float) -> Split:
     return balance(costs, num_stages, head=head)
 
 
