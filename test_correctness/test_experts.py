@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from perfsuite.metrics.flop_conventions import EXACT, SIX_N
 from perfsuite.models import find
 from perfsuite.models import moe as configurations
 from perfsuite.models.experts_module import Experts
+from perfsuite.models.layers import materialize
+from perfsuite.models.moe import EXPERT_FEATURES
 from perfsuite.models.moe_module import MoeMlp, router_figures, set_loss_factor
 from perfsuite.models.routes_module import imposed
 from perfsuite.models.routing import nearest_skew
@@ -50,6 +53,37 @@ def run(driver, workload, mesh):
     shape = MeshShape.parse(mesh)
     measurement = driver.run(Job(workload=workload, world_size=shape.world_size, shape=shape, budget=ONCE))
     return {record.name: record.value for record in measurement.records}
+
+
+# -- values ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ep", "tp"), [(1, 1), (4, 1), (2, 3), (1, 2)])
+def test_a_rank_draws_its_own_experts_as_the_whole_layer_has_them(ep, tp):
+    def layer():
+        with torch.device("meta"):
+            return MoeMlp(SMALL.width, SMALL.hidden, SMALL.routing)
+
+    whole = layer()
+    materialize(whole, torch.device("cpu"), seed=3, prefix="blocks.1.mlp.")
+    for part, slice_ in itertools.product(range(ep), range(tp)):
+        mine = layer()
+        mine.experts.keep(part=part, parts=ep, slice_=slice_, slices=tp)
+        largest = moe_ranks.Largest()
+        with largest:
+            materialize(mine, torch.device("cpu"), seed=3, prefix="blocks.1.mlp.")
+        share = SMALL.experts // ep * SMALL.width * SMALL.hidden // tp
+        assert largest.numbers == max(share, SMALL.width * SMALL.hidden)
+        for name, dim in EXPERT_FEATURES.items():
+            expected = getattr(whole.experts, name).chunk(ep)[part].chunk(tp, dim=dim)[slice_]
+            assert torch.equal(getattr(mine.experts, name), expected), name
+    assert not torch.equal(whole.experts.gate[0], whole.experts.gate[1])
+
+
+def test_no_rank_makes_the_experts_of_another_one(driver):
+    records = run(driver, moe_ranks.FreshFunction(function=moe_ranks.largest_of_a_build), "ep2")
+    model = find("moe-tiny")
+    assert records["largest"] == model.experts // 2 * model.width * model.hidden
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------

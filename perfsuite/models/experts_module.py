@@ -11,15 +11,47 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from perfsuite.models.layers import fill
+from perfsuite.models.moe import EXPERT_FEATURES
+
 
 class Experts(nn.Module):
-    """SwiGLU MLPs of one shape, each for rows of its own."""
+    """SwiGLU MLPs of one shape, each for rows of its own; all of a layer's, or a rank's part of them."""
 
     def __init__(self, experts: int, width: int, hidden: int) -> None:
         super().__init__()
         self.gate = nn.Parameter(torch.empty(experts, width, hidden))
         self.expand = nn.Parameter(torch.empty(experts, width, hidden))
         self.contract = nn.Parameter(torch.empty(experts, hidden, width))
+        self.first = 0
+        """Number in the layer of the first expert here."""
+        self.slice, self.slices = 0, 1
+        """Of each expert's features this one of so many equal slices is here."""
+
+    def keep(self, *, part: int, parts: int, slice_: int, slices: int) -> None:
+        """Keep the ``part``-th of ``parts`` groups of experts, and of their features the ``slice_``-th of ``slices``.
+
+        Parameters with values are copied, so that nothing keeps the whole alive; those of the meta device get theirs
+        later, and the whole layer is never made.
+        """
+        self.first, self.slice, self.slices = part * (len(self.gate) // parts), slice_, slices
+        for name, dim in EXPERT_FEATURES.items():
+            mine = getattr(self, name).detach().chunk(parts)[part].chunk(slices, dim=dim)[slice_]
+            setattr(self, name, nn.Parameter(mine.clone(memory_format=torch.contiguous_format)))
+
+    def fill(self, values: torch.Tensor, name: str, seed: int) -> None:
+        """Write the initial value of the parameter called ``name`` into ``values``, one expert after the other.
+
+        Each expert's is drawn by its number in the layer: a part of the experts has what the whole layer has there.
+        """
+        dim = EXPERT_FEATURES[name.rpartition(".")[2]] - 1
+        for number, mine in enumerate(values, self.first):
+            shape = list(mine.shape)
+            shape[dim] *= self.slices
+            whole = mine if self.slices == 1 else mine.new_empty(shape)
+            fill(whole, f"{name}.{number}", seed)
+            if self.slices > 1:
+                mine.copy_(whole.chunk(self.slices, dim=dim)[self.slice])
 
     def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """(R, D) rows sorted by expert, (E,) rows of each, to (R, D)."""

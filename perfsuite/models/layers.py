@@ -77,6 +77,7 @@ def materialize(module: nn.Module, device: torch.device, *, seed: int, prefix: s
 
     The value depends on the seed and on the parameter's full name (``prefix`` + its name in ``module``) and on nothing
     else: a strategy may fill a model block by block, so that no rank ever holds it whole, and all of them start alike.
+    A module that has a method ``fill`` knows by itself which part of a value it holds.
     Matrices are normal with a deviation of 0.02; gains are 1 and biases 0.  Gates that are published as zero at the
     start (adaLN-Zero) are not zero here: behind a closed gate all gradients are zero, and checking them shows nothing.
     """
@@ -87,7 +88,7 @@ def materialize(module: nn.Module, device: torch.device, *, seed: int, prefix: s
         owner = module.get_submodule(path)
         full = torch.empty_like(parameter, device=device)
         with torch.no_grad():
-            fill(full, prefix + name, seed)
+            getattr(owner, "fill", fill)(full, prefix + name, seed)
         setattr(owner, leaf, nn.Parameter(full, requires_grad=parameter.requires_grad))
 
 

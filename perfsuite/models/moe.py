@@ -22,6 +22,9 @@ from perfsuite.models.routing import Routing, hot_tokens, nearest_skew
 if TYPE_CHECKING:
     from perfsuite.models.moe_module import MoeModule
 
+EXPERT_FEATURES: Mapping[str, int] = MappingProxyType({"gate": 2, "expand": 2, "contract": 1})
+"""The dimension of each (E, ., .) matrix of a layer's experts that has an expert's F features."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Moe(Llama):

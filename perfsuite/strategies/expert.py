@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import MeshShape
 from perfsuite.models.base import Model
-from perfsuite.models.moe import Moe
+from perfsuite.models.moe import EXPERT_FEATURES, Moe
 from perfsuite.workload import Rank
 
 if TYPE_CHECKING:
@@ -81,15 +81,31 @@ def _divisors(number: int) -> str:
 
 
 def apply(module: nn.Module, rank: Rank, places: torch.Tensor | None = None) -> None:
-    """Slice the experts of ``module``, which has their values, over ep and tp, and let their rows travel.
+    """Slice the experts of ``module`` over ep and tp and let their rows travel, as the two functions below do in turn.
 
     ``places``: (S / cp,) positions of this rank's tokens in a sample where cp splits it, before tp does; None: all.
     """
+    keep_own(module, rank)
+    connect(module, rank, places)
+
+
+def keep_own(module: nn.Module, rank: Rank) -> None:
+    """Keep this rank's part of every layer's experts; on the meta device, so that no rank ever makes the others."""
+    from perfsuite.models.moe_module import moe_layers
+
+    shape, at = rank.shape, rank.shape.coordinates(rank.rank)
+    ep, tp = shape.size("ep"), shape.size("tp")
+    if ep * tp > 1:
+        for layer in moe_layers(module):
+            layer.experts.keep(part=at.get("ep", 0), parts=ep, slice_=at.get("tp", 0), slices=tp)
+
+
+def connect(module: nn.Module, rank: Rank, places: torch.Tensor | None = None) -> None:
+    """Let rows travel to the experts, of which every rank has its part and their values."""
     from perfsuite.models.moe_module import moe_layers
 
     for layer in moe_layers(module):
-        _slice_over_ep(layer.experts, rank)
-        _split_over_tp(layer, rank)
+        _lay_out_over_tp(layer, rank)
         _connect(layer, rank, places)
 
 
@@ -117,30 +133,18 @@ def record(rank: Rank, modules: Sequence[nn.Module]) -> None:
             rank.record(field.name, values.mean(), reduce="mean")
 
 
-def _slice_over_ep(experts: Experts, rank: Rank) -> None:
-    from torch import nn
-
-    ranks = rank.shape.size("ep")
-    if ranks == 1:
-        return
-    mine = rank.shape.coordinates(rank.rank)["ep"]
-    for name, parameter in list(experts.named_parameters()):
-        # A copy: a view would keep the whole alive.
-        setattr(experts, name, nn.Parameter(parameter.detach().chunk(ranks)[mine].clone()))
-
-
-def _split_over_tp(layer: MoeMlp, rank: Rank) -> None:
-    ranks = rank.shape.size("tp")
-    if ranks == 1:
+def _lay_out_over_tp(layer: MoeMlp, rank: Rank) -> None:
+    """Tell DTensor that the router is the same along tp and the experts' features are split."""
+    if rank.shape.size("tp") == 1:
         return
     from torch import nn
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    mesh, mine = rank.mesh["tp"], rank.shape.coordinates(rank.rank)["tp"]
+    mesh = rank.mesh["tp"]
     weight = layer.router.weight.detach()
     layer.router.weight = nn.Parameter(DTensor.from_local(weight, mesh, [Replicate()], run_check=False))
-    for name, dim in (("gate", 2), ("expand", 2), ("contract", 1)):
-        part = getattr(layer.experts, name).detach().chunk(ranks, dim=dim)[mine].contiguous()
+    for name, dim in EXPERT_FEATURES.items():
+        part = getattr(layer.experts, name).detach()
         setattr(layer.experts, name, nn.Parameter(DTensor.from_local(part, mesh, [Shard(dim)], run_check=False)))
 
 

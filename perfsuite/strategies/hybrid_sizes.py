@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from perfsuite.mesh import MeshShape
 from perfsuite.models.language import LanguageModel, Split
+from perfsuite.models.moe import EXPERT_FEATURES
 from perfsuite.schedules import Schedule
 from perfsuite.strategies.base import Plan
 from perfsuite.strategies.parameter_shapes import ParameterShapes, Shapes
@@ -106,12 +107,11 @@ class HybridSizes:
 
     def experts(self) -> Shapes:
         """This rank's part of the (E, ., .) matrices of a layer's experts: some of them, some of their features."""
-        features: Mapping[str, int] = {"gate": 2, "expand": 2, "contract": 1}
         parts = {}
         for name, shape in self.shapes.experts.items():
             sizes = list(shape)
             sizes[0] //= self.shape.size("ep")
-            sizes[features[name.rpartition(".")[2]]] //= self.tp
+            sizes[EXPERT_FEATURES[name.rpartition(".")[2]]] //= self.tp
             parts[name] = tuple(sizes)
         return parts
 

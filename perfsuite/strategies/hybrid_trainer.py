@@ -226,9 +226,11 @@ def _build(rank: Rank, plan: Plan, options: Hybrid, layers: range) -> LanguageMo
         apply_context(module, rank, options.attends, plan.attention)
     compile_blocks(module, rank, plan)
     for number, block in module.blocks.named_children():
+        if plan.model.experts:
+            expert.keep_own(block, rank)
         materialize(block, rank.device, seed=plan.seed, prefix=f"blocks.{number}.")
         if plan.model.experts:
-            expert.apply(block, rank, module.places)
+            expert.connect(block, rank, module.places)
         if parallel:
             parallel.split_block(module, block)
         spreader.spread(block, tuple(expert.expert_modules(block)))

@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
 from perfsuite.errors import WrongResult
 from perfsuite.models.moe import Moe
 from perfsuite.workload import FunctionWorkload, Process
@@ -21,13 +25,38 @@ class FreshFunction(FunctionWorkload):
     process = Process()
 
 
+class Largest(TorchDispatchMode):
+    """Numbers in the largest tensor with values that any operation gives."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for made in tree_leaves(result):
+            if isinstance(made, torch.Tensor) and not made.is_meta:
+                self.numbers = max(self.numbers, made.untyped_storage().nbytes() // made.element_size())
+        return result
+
+
+def largest_of_a_build(rank):
+    """Record the numbers in the largest tensor that building a model of experts makes."""
+    from perfsuite.workloads.training.train_step import TrainStep
+
+    step = TrainStep(model="moe-tiny", strategy="hybrid", mesh=str(rank.shape))
+    largest = Largest()
+    with largest:
+        trainer = step.find_strategy().build(rank, step.plan(rank.shape))
+    rank.record("largest", float(largest.numbers), reduce="max")
+    trainer.close()
+    return lambda: None
+
+
 def layer_parity(rank, samples=2, zigzag=False, tolerance=1e-5, **fields):
     """Output, gradients, balance loss and figures of a layer on the rank's mesh against one process; no other strategy.
 
     Every data rank has ``samples`` samples.  Gradients are added up here as data parallelism would: those of experts
     over dp and cp, all others over dp, ep and cp.
     """
-    import torch
     import torch.distributed as dist
 
     from perfsuite.models.moe_module import MoeMlp, moe_layers
