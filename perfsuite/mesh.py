@@ -123,6 +123,19 @@ class MeshShape:
             rank, place[name] = divmod(rank, size)
         return {name: place[name] for name in self.names}
 
+    def place(self, rank: int) -> str:
+        """Where ``rank`` stands along the axes of several ranks, to put behind its number.
+
+        Empty where the number says it.
+
+        >>> MeshShape.parse("pp2-tp2").place(2), MeshShape.parse("dp4").place(2)
+        (' (pp 1, tp 0)', '')
+        """
+        several = {axis: index for axis, index in self.coordinates(rank).items() if self.size(axis) > 1}
+        if set(several) <= {"dp"}:
+            return ""
+        return f" ({', '.join(f'{axis} {index}' for axis, index in several.items())})"
+
     def rank_of(self, coordinates: dict[str, int]) -> int:
         """The rank at these coordinates; axes left out count as 0."""
         rank = 0

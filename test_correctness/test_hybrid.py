@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfsuite.errors import InvalidParameter, UnsupportedCase, WrongResult
+from perfsuite.errors import InvalidParameter, RanksFailed, UnsupportedCase, WrongResult
 from perfsuite.mesh import MeshShape
 from perfsuite.models import find
 from perfsuite.platforms import families
@@ -20,7 +20,9 @@ from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training.parity import TrainParity
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.conftest import OF_RANKS
+from test_correctness.helpers import training_faults
 from test_correctness.helpers.hybrid_ranks import Doubtful, DrawnParity, overflow_on_one_rank
+from test_correctness.helpers.moe_ranks import FreshFunction
 
 ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=300.0)
@@ -215,6 +217,46 @@ def test_overlapped_tensor_parallelism_says_what_it_needs(driver):
     case = TrainParity(model="llama2-7b", strategy="hybrid", options={"async_tensor": True}, compiled=True)
     with pytest.raises(UnsupportedCase, match="async_tensor needs an accelerator"):
         records(driver, case, "tp2")
+
+
+# -- faults ------------------------------------------------------------------------------------------------------
+
+
+def run_faulty(driver, mesh, fault, *, timeout_s=90.0, **arguments):
+    shape = MeshShape.parse(mesh)
+    workload = FreshFunction(function=training_faults.faulty_part, arguments={**arguments, "fault": fault})
+    budget = Budget(smoke=True, timeout_s=timeout_s)
+    return driver.run(Job(workload=workload, world_size=shape.world_size, shape=shape, budget=budget))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "model", "part", "rank"),
+    [
+        ("cp2", "llama2-tiny", "blocks.1.attention.core", "1 (cp 1)"),
+        ("ep2", "moe-tiny", "blocks.0.mlp.experts", "1 (ep 1)"),
+        pytest.param("pp2-tp2", "llama2-tiny", "blocks.1.mlp.gate", "3 (pp 1, tp 1)", marks=pytest.mark.slow),
+        pytest.param("pp2-ep2", "moe-tiny", "blocks.0.mlp.router", "0 (pp 0, ep 0)", marks=pytest.mark.slow),
+    ],
+)
+def test_the_part_and_the_rank_that_gave_the_first_nan_are_named(driver, mesh, model, part, rank):
+    with pytest.raises(WrongResult) as failed:
+        run_faulty(driver, mesh, "nan", model=model, part=part, culprit=int(rank[0]))
+    named = f"mean over replicas; of the first step {part} on rank {rank} was the first part that gave no finite number"
+    assert named in str(failed.value)
+
+
+@pytest.mark.parametrize("fault", ["die", pytest.param("hang", marks=pytest.mark.slow)])
+def test_a_rank_lost_among_experts_is_named_and_the_next_case_runs(driver, fault):
+    limit_s = 20.0 if fault == "hang" else 90.0
+    with pytest.raises(RanksFailed) as failed:
+        run_faulty(driver, "ep2", fault, timeout_s=limit_s, model="moe-tiny", part="mlp.experts", culprit=1)
+    report = str(failed.value)
+    assert re.match(r"rank 1 \(ep 1\) on \S+ (died: exit code 7|hung at \S+ in wrong)", report)
+    if fault == "hang":
+        assert re.search(
+            r"rank 0 \(ep 0\) on \S+ was waiting for the others in \w+, called at \S+expert_dispatch", report
+        )
+    assert parity(driver, "ep2", model="moe-tiny") <= 1e-5
 
 
 # -- what is left on a rank --------------------------------------------------------------------------------------

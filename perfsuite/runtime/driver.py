@@ -155,7 +155,7 @@ class Driver:
             self._disband(replaced=job.world_size if fresh else 0)
         self._acquire(job.world_size, fresh=fresh, env=env)
         self._form(job.world_size, job.budget.timeout_s)
-        reports = self._command(dict.fromkeys(range(job.world_size), command), job.budget.timeout_s)
+        reports = self._command(dict.fromkeys(range(job.world_size), command), job.budget.timeout_s, shape=shape)
         self._checked.add(checked)
         if process is not None:
             self._tainted = True
@@ -230,12 +230,17 @@ class Driver:
         return place.local_rank % self._device_count
 
     def _command(
-        self, commands: Mapping[int, Message], timeout_s: float, *, start_s: float = 0.0
+        self,
+        commands: Mapping[int, Message],
+        timeout_s: float,
+        *,
+        start_s: float = 0.0,
+        shape: MeshShape | None = None,
     ) -> dict[int, Message]:
         """Send each slot its command and return the answers; any failure ends in an exception and a usable driver.
 
         With ``start_s`` the workers may be new: they get so long to import torch and to say that they have begun, and
-        ``timeout_s`` from then.
+        ``timeout_s`` from then.  ``shape``: failures say where in this mesh a rank stands.
         """
         for slot, command in commands.items():
             self._transport.send(slot, command)
@@ -257,7 +262,7 @@ class Driver:
         if wait.lost:
             raise AgentLost(wait.lost)
         if wait.errors or wait.exits or wait.answered != wait.slots:
-            self._fail(wait, sorted(commands), limit_s)
+            self._fail(wait, sorted(commands), limit_s, shape)
         return wait.done
 
     def _await_grace(self, wait: _Wait, deadline: float) -> None:
@@ -283,7 +288,7 @@ class Driver:
         self._transport.kill(list(slots))
         self._members = self._formed = 0
 
-    def _fail(self, wait: _Wait, slots: list[int], limit_s: float) -> None:
+    def _fail(self, wait: _Wait, slots: list[int], limit_s: float, shape: MeshShape | None) -> None:
         """Name what went wrong, make the driver usable again, raise."""
         stuck = [slot for slot in slots if slot not in wait.answered]
         late = not (wait.errors or wait.exits)
@@ -291,6 +296,8 @@ class Driver:
         self._tails = {slot: tail for slot in slots if (tail := self._transport.log_tail(slot))}
         in_order = dict.fromkeys([*wait.exits, *slots])  # of several that died the first is the cause
         failures = [self._judge(slot, wait, looks) for slot in in_order]
+        if shape is not None:
+            failures = [dataclasses.replace(failure, place=shape.place(failure.rank)) for failure in failures]
         kinds = {error["kind"] for error in wait.errors.values()}
         self._formed = 0
         if wait.exits or stuck or not kinds <= set(protocol.CLEAN_ERRORS):

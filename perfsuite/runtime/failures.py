@@ -63,6 +63,8 @@ class RankFailure:
     """What the rank had last begun: building, timing, checking before timing, ..."""
     detail: str = ""
     """Traceback or stack."""
+    place: str = ""
+    """Behind the rank's number, where it stands in the mesh; empty where the number says it."""
     kind: str = ""
     """Of the exception, see protocol.ERROR_KINDS; empty for a rank that raised none."""
 
@@ -87,9 +89,9 @@ def exception_of(world_size: int, failures: Sequence[RankFailure], limit: str) -
 
 def _where(failure: RankFailure) -> str:
     if failure.kind == "wrong_result":
-        return f"rank {failure.rank} while {failure.phase}: "
+        return f"rank {failure.rank}{failure.place} while {failure.phase}: "
     word = _WORDS.get(failure.kind)
-    return f"rank {failure.rank} on {failure.host} {word}: " if word else ""
+    return f"rank {failure.rank}{failure.place} on {failure.host} {word}: " if word else ""
 
 
 def consequences(failures: Sequence[RankFailure]) -> list[RankFailure]:
@@ -150,7 +152,7 @@ def _headline(failure: RankFailure) -> str:
         "waiting": f"was waiting for the others in {failure.what}",
         "finished": "had finished",
     }[failure.state]
-    return f"rank {failure.rank} on {failure.host} {verb} (while {failure.phase})"
+    return f"rank {failure.rank}{failure.place} on {failure.host} {verb} (while {failure.phase})"
 
 
 def _more(causes: Sequence[RankFailure]) -> str:

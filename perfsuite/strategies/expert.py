@@ -140,7 +140,7 @@ def _lay_out_over_tp(layer: MoeMlp, rank: Rank) -> None:
     from torch import nn
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    mesh = rank.mesh["tp"]
+    mesh = rank.submesh("tp")  # torch 2.5 takes no slice of a slice
     weight = layer.router.weight.detach()
     layer.router.weight = nn.Parameter(DTensor.from_local(weight, mesh, [Replicate()], run_check=False))
     for name, dim in EXPERT_FEATURES.items():

@@ -72,6 +72,26 @@ def dying_reader(rank, folder):
     return run
 
 
+def faulty_part(rank, model, part, culprit, fault):
+    """On one rank the part of a model whose name ends so gives NaN, dies or hangs."""
+    import torch
+
+    workload = TrainStep(model=model, strategy="hybrid", mesh=str(rank.shape))
+    step = workload.build(rank)
+    for name, module in step.trainer.module.named_modules():
+        if name.endswith(part) and rank.rank == culprit:
+            right = module.forward
+
+            def wrong(*inputs, right=right):
+                if fault == "die":
+                    os._exit(7)
+                time.sleep(3600 if fault == "hang" else 0)
+                return right(*inputs) * torch.nan
+
+            module.forward = wrong
+    return Checked(workload, rank, step)
+
+
 def greedy(rank, culprit=1, others="wait"):
     """One rank asks for more memory than there is, the others wait for it in a collective or fail of it."""
     import torch

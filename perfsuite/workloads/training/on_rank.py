@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from perfsuite.errors import WrongResult
 from perfsuite.strategies import expert
 from perfsuite.workload import Rank, Step
+from perfsuite.workloads.training.finite import FirstStep, tell_first
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,9 @@ class TrainingStep(Step):
         self._data = workload.open_data(rank, self.trainer)
         self.batches: Iterator[Any] = iter(()) if self._data is None else self._data
         self.loss: torch.Tensor | None = None
+        self._first_step: FirstStep | None = None
+        if rank.purpose == "time" and not plan.compiled:  # a hook would be compiled, and compiled anew without it
+            self._first_step = FirstStep(self.trainer.module)
         for name, value, unit in (
             ("local_batch", plan.micro_batch_size, "samples"),
             ("sequence_length", plan.model.tokens_per_sample, "tokens"),
@@ -43,6 +47,8 @@ class TrainingStep(Step):
             self.trainer.step()
         if self.loss is not None:
             self._rank.record("loss", self.loss, reduce="mean")
+        if self._first_step is not None:
+            self._first_step.end()
 
     def mean_loss(self) -> float:
         """Loss of the last step over all replicas; a collective."""
@@ -54,7 +60,7 @@ class TrainingStep(Step):
         if not math.isfinite(loss):
             raise WrongResult(
                 f"loss of {self.trainer.plan.model.name} under {self._strategy} in {self.trainer.plan.dtype}, "
-                "mean over replicas",
+                f"mean over replicas{tell_first(self._rank, self._first_step)}",
                 expected="a finite number",
                 got=loss,
             )
