@@ -41,11 +41,11 @@ class Peak:
     value: float
     """In ``unit``, dense, per device."""
     unit: str
-    """``TFLOPS``, ``TOPS``, ``GB/s`` or ``GiB``."""
+    """``TFLOPS``, ``TOPS``, ``GB/s``, ``GiB`` or ``devices``."""
     source: str
     """Where the number stands: a data sheet, a report, or how it was measured."""
-    kind: Literal["published", "measured"] = "published"
-    """A measured peak is shown as a share but never makes a result impossible."""
+    kind: Literal["published", "measured", "nominal"] = "published"
+    """A measured peak, and a nominal one (published at a clock that devices pass), never makes a result impossible."""
 
     def share(self, value: float) -> float | None:
         """value / peak, 0 to 1; None above a measured peak: what is exceeded was none, so nothing is a share of it.

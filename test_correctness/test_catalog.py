@@ -6,6 +6,7 @@ import json
 import re
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +14,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perfsuite.errors import ConfigurationError, UnknownPlatform
-from perfsuite.platforms import detect_machine, load_catalog
+from perfsuite.metrics import derive
+from perfsuite.platforms import Catalog, detect_machine, load_catalog, why_absent
+from perfsuite.records import Work
 from test_correctness.helpers import machines
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "add-a-platform.md"
-NAMES = ["cpu", "s4000", "s80", "s3000", "v100", "a100", "h100", "h200", "rtx4090", "rtx6000ada"]
+NAMES = ["cpu", "s4000", "s5000", "s80", "s3000", "v100", "v100_32gb"]
+NAMES += ["a100", "a100_40gb", "a100_pcie", "a100_pcie_40gb", "a800", "h100", "h100_pcie", "h100_nvl", "h800", "h20"]
+NAMES += ["h200", "b200", "l40s", "l20", "rtx3090", "rtx5090", "rtx4090", "rtx6000ada", "mi300x", "ascend910b"]
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Catalog:
+    return load_catalog()
 
 
 def test_every_row_that_ships_has_sources_and_dense_peaks() -> None:
@@ -25,7 +35,10 @@ def test_every_row_that_ships_has_sources_and_dense_peaks() -> None:
     assert NAMES == list(catalog.models)
     for model in catalog.models.values():
         peaks = [*model.tflops.values(), model.memory, model.memory_bandwidth, model.link, model.host_link]
+        peaks += [model.network, model.devices_per_node]
         assert all(len(peak.source) > 10 for peak in peaks if peak)
+        # A figure with sparsity is twice the dense one: a 16-bit peak above these would be one.
+        assert all(model.tflops[dtype].value <= 2500 for dtype in ("bf16", "fp16") if dtype in model.tflops)
     bf16 = {name: catalog.models[name].tflops["bf16"].value for name in ("s4000", "a100", "h100", "h200", "rtx4090")}
     assert {"s4000": 100, "a100": 312, "h100": 989, "h200": 989, "rtx4090": 165.2} == bf16
     assert "98" in catalog.models["s4000"].tflops["bf16"].source
@@ -39,14 +52,41 @@ def test_every_row_that_ships_has_sources_and_dense_peaks() -> None:
     [
         ("MTT S4000", "musa", "s4000"),
         ("MTT S80", "musa", "s80"),
+        ("MTT S5000", "musa", "s5000"),
         ("NVIDIA H200", "cuda", "h200"),
         ("NVIDIA H200 NVL", "cuda", None),
         ("NVIDIA GH200 480GB", "cuda", None),
         ("NVIDIA H100 80GB HBM3", "cuda", "h100"),
-        ("NVIDIA H100 PCIe", "cuda", None),
+        ("NVIDIA H100 PCIe", "cuda", "h100_pcie"),
+        ("NVIDIA H100 NVL", "cuda", "h100_nvl"),
+        ("NVIDIA H100 80GB HBM3e", "cuda", None),
+        ("NVIDIA H800", "cuda", "h800"),
+        ("NVIDIA H800 PCIe", "cuda", None),
+        ("NVIDIA H20", "cuda", "h20"),
+        ("NVIDIA H20-3e", "cuda", None),
+        ("NVIDIA B200", "cuda", "b200"),
+        ("NVIDIA GB200", "cuda", None),
         ("NVIDIA A100-SXM4-80GB", "cuda", "a100"),
-        ("NVIDIA A100-SXM4-40GB", "cuda", None),
+        ("NVIDIA A100-SXM4-40GB", "cuda", "a100_40gb"),
+        ("A100-SXM4-40GB", "cuda", "a100_40gb"),
+        ("NVIDIA A100-PCIE-40GB", "cuda", "a100_pcie_40gb"),
+        ("NVIDIA A100 80GB PCIe", "cuda", "a100_pcie"),
+        ("GRID A100D-80C", "cuda", None),
+        ("NVIDIA A800-SXM4-80GB", "cuda", "a800"),
+        ("NVIDIA A800 80GB PCIe", "cuda", None),
         ("Tesla V100-SXM2-16GB", "cuda", "v100"),
+        ("Tesla V100-SXM2-32GB", "cuda", "v100_32gb"),
+        ("Tesla V100-SXM3-32GB", "cuda", None),
+        ("Tesla V100-PCIE-16GB", "cuda", None),
+        ("NVIDIA L40S", "cuda", "l40s"),
+        ("NVIDIA L40", "cuda", None),
+        ("NVIDIA L20", "cuda", "l20"),
+        ("NVIDIA L2", "cuda", None),
+        ("NVIDIA GeForce RTX 3090", "cuda", "rtx3090"),
+        ("NVIDIA GeForce RTX 3090 Ti", "cuda", None),
+        ("NVIDIA GeForce RTX 5090", "cuda", "rtx5090"),
+        ("NVIDIA GeForce RTX 5090 D", "cuda", None),
+        ("NVIDIA GeForce RTX 5090 Laptop GPU", "cuda", None),
         ("NVIDIA GeForce RTX 4090", "cuda", "rtx4090"),
         ("NVIDIA GeForce RTX 4090 D", "cuda", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "cuda", None),
@@ -55,13 +95,63 @@ def test_every_row_that_ships_has_sources_and_dense_peaks() -> None:
         ("MTT S4000", "cuda", None),
     ],
 )
-def test_a_reported_name_is_recognised_and_a_variant_is_not(reported: str, family: str, name: str | None) -> None:
-    row = load_catalog().recognise(reported, family)
+def test_a_reported_name_is_recognised_and_a_variant_is_not(
+    shipped: Catalog, reported: str, family: str, name: str | None
+) -> None:
+    row = shipped.recognise(reported, family)
     assert name == (row.name if row else None)
 
 
+def test_a_node_is_that_of_the_makers_system_or_unknown() -> None:
+    """GB/s per node and direction: eight adapters of 200 or 400 Gb/s."""
+    nodes = {
+        name: (model.network.value if model.network else None, model.devices_per_node.value)
+        for name, model in load_catalog().models.items()
+        if model.devices_per_node
+    }
+    assert (200, 8) == nodes["a100"] == nodes["a100_40gb"]
+    assert (400, 8) == nodes["h100"] == nodes["h200"] == nodes["b200"]
+    assert (None, 8) == nodes["s4000"] == nodes["mi300x"]
+    assert {"rtx3090", "l40s", "h100_pcie", "cpu"}.isdisjoint(nodes)
+
+
+def test_a_name_in_full_comes_before_a_longer_part_of_another_row(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        '[platform.short]\ntitle = "S"\nfamily = "cuda"\nnames = ["Card 2"]\n'
+        '[platform.long]\ntitle = "L"\nfamily = "cuda"\nmatch = ["Card 2", "Card 20"]\n'
+    )
+    catalog = load_catalog([path])
+    assert ["short", "long", "long"] == [
+        row.name for text in ("Card 2", "Card 20", "My Card 2") if (row := catalog.recognise(text, "cuda"))
+    ]
+
+
+@pytest.mark.parametrize("reported", ["NVIDIA H20-3e", "NVIDIA A800 80GB PCIe", "NVIDIA GeForce RTX 5090 D"])
+def test_an_unknown_device_is_named_and_has_no_peak_and_no_share(tmp_path: Path, reported: str) -> None:
+    machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, [reported]))
+    assert ("cuda", reported) == (machine.name, machine.model.title)
+    peaks = machine.peaks()
+    assert {} == dict(peaks.tflops)
+    assert (None, None, None) == (peaks.memory_bandwidth, peaks.link, peaks.host_link)
+    assert f"unknown device '{reported}'" in peaks.unknown
+    measurement = SimpleNamespace(median_s=1.0, ranks=())
+    work = Work(flops={"exact": 1e12}, dtype="bf16")
+    (metric,) = derive(("tflops",), work=work, measurement=measurement, peaks=peaks)  # type: ignore[arg-type]
+    assert (1.0, None) == (metric.value, metric.peak)
+    assert f"unknown device '{reported}'" in metric.note
+
+
+def test_a_row_of_a_family_without_device_code_is_a_skip_that_says_so() -> None:
+    machine = detect_machine(load_catalog(), "mi300x")
+    assert (0, "mi300x") == (machine.device_count, machine.name)
+    assert "MI300X is a row of the table only: perfsuite has no code for family rocm" in machine.absent
+    here = detect_machine(load_catalog())
+    assert "Ascend 910B is a row of the table only" in why_absent("ascend910b", machine=here, catalog=load_catalog())
+
+
 def test_unknown_platform_lists_names_and_the_nearest() -> None:
-    with pytest.raises(UnknownPlatform, match=r"did you mean 's4000'.*choose from cpu, s4000, s80"):
+    with pytest.raises(UnknownPlatform, match=r"did you mean 's4000'.*choose from cpu, s4000, s5000"):
         load_catalog().find("S400")
     with pytest.raises(UnknownPlatform, match=r"'tpu' is unknown.*choose from .*musa, cuda"):
         detect_machine(load_catalog(), "tpu")
@@ -95,7 +185,7 @@ ROW = '[platform.x]\ntitle = "X"\nfamily = "cuda"\n'
         ("[platform]\nx = 3\n", r"line 2: \[platform\] x is 3; write a table \[platform.x\]"),
         ("[platform.X-1]\n", r"line 1: .*names 'X-1'; ids are made of it: use small letters, digits and _"),
         ("[platform.musa]\n", r"line 1: \[platform.musa\] is the name of a family"),
-        (ROW + "speed = 3\n", r"line 4: \[platform.x\] speed is unknown; choose from title, family, match"),
+        (ROW + "speed = 3\n", r"line 4: \[platform.x\] speed is unknown; choose from title, family, names, match"),
         ('[platform.x]\nfamily = "cuda"\n', r"line 1: \[platform.x\] title is missing or no text; write title ="),
         ('[platform.x]\ntitle = "X"\n', r"line 1: \[platform.x\] family is missing"),
         (
@@ -135,7 +225,11 @@ ROW = '[platform.x]\ntitle = "X"\nfamily = "cuda"\n'
         (ROW + 'link = { valeu = 1, unit = "GB/s", source = "s" }\n', r"line 4: .*has unknown key 'valeu'"),
         (
             ROW + 'link = { value = 1, unit = "GB/s", source = "s", kind = "guess" }\n',
-            r"line 4: .*kind 'guess'; choose from published, measured",
+            r"line 4: .*kind 'guess'; choose from published, measured, nominal",
+        ),
+        (
+            ROW + 'devices_per_node = { value = 7.5, unit = "devices", source = "s" }\n',
+            r"line 4: .*has value 7.5; devices are whole",
         ),
         ("[environment]\nbought = 2024-01-02\n", r"line 2: \[environment\] bought is datetime"),
         ("[environment.a.b]\nc = 1\n", r"\[environment.a\] b is \{'c': 1\}; write a text"),
@@ -204,12 +298,12 @@ def test_the_documents_platform_file_loads_and_its_mistake_reads_as_shown(
     monkeypatch.chdir(tmp_path)
     Path("my-cluster.toml").write_text(text)
     catalog = load_catalog(["my-cluster.toml"])
-    assert [*NAMES, "a100pcie", "node_cpu"] == list(catalog.models)
+    assert [*NAMES, "a30", "node_cpu"] == list(catalog.models)
     assert 98.0 == catalog.models["s4000"].tflops["bf16"].value
     assert "InfiniBand, 2 x 200 Gb/s" == catalog.declared["network"]["inter_node"]
     machine = detect_machine(catalog, host=machines.host(machines.xeon(tmp_path / "host"), {}))
     assert ("node_cpu", "measured") == (machine.name, machine.peaks().memory_bandwidth.kind)  # type: ignore[union-attr]
-    Path("my-cluster.toml").write_text(text.replace('312, unit = "TFLOPS"', '312, unit = "GFLOPS"'))
+    Path("my-cluster.toml").write_text(text.replace('165, unit = "TFLOPS"', '165, unit = "GFLOPS"'))
     with pytest.raises(ConfigurationError) as caught:
         load_catalog(["my-cluster.toml"])
     shown = next(block for block in examples("") if "error:" in block)

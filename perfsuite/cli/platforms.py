@@ -60,6 +60,8 @@ def _model_lines(model: DeviceModel, absent: str) -> Iterator[str]:
         "memory_bandwidth": model.memory_bandwidth,
         "link": model.link,
         "host_link": model.host_link,
+        "network": model.network,
+        "devices_per_node": model.devices_per_node,
     }
     for name, peak in peaks.items():
         if peak:

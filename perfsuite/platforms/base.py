@@ -30,6 +30,8 @@ class DeviceModel:
     """What a person calls it: MTT S4000."""
     family: str
     """cpu, cuda or musa."""
+    names: tuple[str, ...] = ()
+    """Names that the device reports, in full: they come before every ``match``."""
     match: tuple[str, ...] = ()
     """Substrings of the name the device reports; the longest match over all rows wins."""
     exclude: tuple[str, ...] = ()
@@ -50,6 +52,10 @@ class DeviceModel:
     """GB/s per direction between devices of one node."""
     host_link: Peak | None = None
     """GB/s per direction between host and device."""
+    network: Peak | None = None
+    """GB/s per direction of a whole node's network, in the maker's own system; None where none is customary."""
+    devices_per_node: Peak | None = None
+    """Devices in one node of that system, a whole number; None where none is customary."""
 
 
 @dataclass(frozen=True, kw_only=True)

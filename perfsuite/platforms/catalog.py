@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import sys
@@ -23,11 +24,18 @@ else:
 
 BUILT_IN = Path(__file__).with_name("platforms.toml")
 
-_PEAK_UNITS: Mapping[str, str] = {"memory": "GiB", "memory_bandwidth": "GB/s", "link": "GB/s", "host_link": "GB/s"}
-_LISTS = ("match", "exclude", "native", "notes")
+_PEAK_UNITS: Mapping[str, str] = {
+    "memory": "GiB",
+    "memory_bandwidth": "GB/s",
+    "link": "GB/s",
+    "host_link": "GB/s",
+    "network": "GB/s",
+    "devices_per_node": "devices",
+}
+_LISTS = ("names", "match", "exclude", "native", "notes")
 _ROW_KEYS = ("title", "family", *_LISTS, "architecture", "tflops", *_PEAK_UNITS)
 _PEAK_KEYS = ("value", "unit", "source", "kind")
-_KINDS = ("published", "measured")
+_KINDS = ("published", "measured", "nominal")
 _COMPUTE_DTYPES = (*(name for name in DTYPES if name not in ("uint8", "int32", "int64")), "fp8", "fp4", "int4")
 
 
@@ -55,15 +63,20 @@ class Catalog:
         )
 
     def recognise(self, reported_name: str, family: str) -> DeviceModel | None:
-        """The row for a device that reports this name; the longest match wins, later files before earlier ones."""
-        best: tuple[int, DeviceModel] | None = None
+        """The row for a device that reports this name: the one that names it, else the longest match.
+
+        Of rows alike a later file's comes before an earlier one's.
+        """
+        best: tuple[bool, int] | None = None
+        found = None
         for model in self.models.values():
             if model.family != family or any(other in reported_name for other in model.exclude):
                 continue
             lengths = [len(name) for name in model.match if name in reported_name]
-            if lengths and (best is None or max(lengths) >= best[0]):
-                best = (max(lengths), model)
-        return best[1] if best else None
+            rank = (reported_name in model.names, max(lengths, default=0))
+            if any(rank) and (best is None or rank >= best):
+                best, found = rank, model
+        return found
 
     def generic(self, family: str, title: str) -> DeviceModel:
         """The row for a device of ``family`` that no row matches: named after the family, without peaks."""
@@ -80,8 +93,7 @@ def load_catalog(extra_files: Iterable[Path | str] = ()) -> Catalog:
     declared: dict[str, Any] = {}
     extra = [Path(path) for path in extra_files]
     families = family_names() if extra else SHIPPED
-    for path in (BUILT_IN, *extra):
-        file = _File.load(path, families)
+    for file in (_built_in(), *(_File.load(path, families) for path in extra)):
         unknown = set(file.tables) - {"platform", "environment"}
         if unknown:
             raise file.error(min(unknown), "", "is unknown; a file has [platform.NAME] tables and [environment]")
@@ -92,6 +104,12 @@ def load_catalog(extra_files: Iterable[Path | str] = ()) -> Catalog:
         declared = _merge(declared, file.environment())
     models = {name: homes[name].model(name, row) for name, row in rows.items()}
     return Catalog(models=models, declared=declared)
+
+
+@functools.lru_cache(maxsize=1)
+def _built_in() -> _File:
+    """Read once: most of the time of loading goes into its text."""
+    return _File.load(BUILT_IN, SHIPPED)
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,6 +210,7 @@ class _File:
             name=name,
             title=row["title"],
             family=row["family"],
+            names=lists["names"],
             match=lists["match"],
             exclude=lists["exclude"],
             native=lists["native"],
@@ -202,6 +221,8 @@ class _File:
             memory_bandwidth=peaks.get("memory_bandwidth"),
             link=peaks.get("link"),
             host_link=peaks.get("host_link"),
+            network=peaks.get("network"),
+            devices_per_node=peaks.get("devices_per_node"),
         )
 
     def _lists(self, table: str, row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -244,6 +265,8 @@ class _File:
             raise self.error(table, key, f"has value {value!r:.40}; write a number above 0, in {unit}")
         if plain.get("unit") != unit:
             raise self.error(table, key, f'has unit {plain.get("unit")!r:.40}; convert it and write unit = "{unit}"')
+        if unit == "devices" and value != int(value):
+            raise self.error(table, key, f"has value {value!r:.40}; devices are whole: write how many one node has")
         source = plain.get("source")
         if not isinstance(source, str) or not source.strip():
             raise self.error(table, key, 'has no source; write where the number stands: source = "data sheet of ..."')

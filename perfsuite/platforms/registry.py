@@ -29,8 +29,14 @@ _BUILT_IN: Mapping[str, str] = {
 }
 """In the order in which a machine is searched; cpu is what remains."""
 
-SHIPPED = tuple(_BUILT_IN)
-"""Names of the families that perfsuite brings."""
+_TABLE_ONLY: Mapping[str, str] = {
+    "rocm": "perfsuite.platforms.table_only:Rocm",
+    "ascend": "perfsuite.platforms.table_only:Ascend",
+}
+"""Families whose rows are there to compare and to project with; an installed package may bring the family itself."""
+
+SHIPPED = (*_BUILT_IN, *_TABLE_ONLY)
+"""Names of the families that perfsuite knows of itself."""
 
 
 def family_names() -> tuple[str, ...]:
@@ -38,7 +44,8 @@ def family_names() -> tuple[str, ...]:
 
     Reads the metadata of every installed package: milliseconds, so not for inner loops.
     """
-    return (*SHIPPED[:-1], *(name for name in _entry_points() if name not in SHIPPED), SHIPPED[-1])
+    accelerators = tuple(_BUILT_IN)[:-1]
+    return tuple(dict.fromkeys((*accelerators, *_entry_points(), *_TABLE_ONLY, "cpu")))
 
 
 def _entry_points() -> Mapping[str, EntryPoint]:
@@ -61,6 +68,8 @@ def family_class(name: str) -> type[Family]:
             raise ConfigurationError(
                 f"family {name!r} ({point.value}) cannot be imported: {error}; repair or uninstall its package"
             ) from error
+    elif name in _TABLE_ONLY:
+        family = import_object(_TABLE_ONLY[name])
     else:
         raise ConfigurationError(f"family {name!r} is not installed; choose from {', '.join(family_names())}")
     if not (isinstance(family, type) and issubclass(family, Family)) or family.name != name:
