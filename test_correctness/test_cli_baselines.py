@@ -91,6 +91,13 @@ def test_prune_drops_what_was_named_and_nothing_in_a_dry_run(file, capsys):
     assert printed(capsys, "prune", file, "--superseded") == "nothing to drop\n"
 
 
+def test_a_folder_without_files_is_no_sound_one(tmp_path, capsys):
+    for what in ("verify", "list"):
+        assert cli.main(["baselines", what, str(tmp_path)]) == 0
+        told = f"no baseline file in {tmp_path}; a run with --perf-update=append stores one\n"
+        assert told == capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

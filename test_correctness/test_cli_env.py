@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import perfsuite
 from perfsuite.cli import env, platforms
 from perfsuite.cli import main as cli
 from perfsuite.platforms import Host
@@ -114,6 +115,12 @@ def test_an_error_is_one_line_and_exit_code_4(
     captured = capsys.readouterr()
     assert captured.err.startswith(f"perfsuite: error: {said}")
     assert (1, "") == (captured.err.count("\n"), captured.out)
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert (0, f"perfsuite {perfsuite.__version__}\n") == (end.value.code, capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("arguments", [[], ["bogus"], ["env", "--bogus"], ["env", "--platform"]])

@@ -77,6 +77,10 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
+def _none_in(paths: Sequence[Path]) -> str:
+    return f"no baseline file in {', '.join(map(str, paths))}; a run with --perf-update=append stores one"
+
+
 def _list(options: argparse.Namespace) -> int:
     files = files_in(options.path)
     baselines = [(file, _read(file, options)) for file in files]
@@ -88,7 +92,7 @@ def _list(options: argparse.Namespace) -> int:
         simulated = ", simulated" if baseline.hardware.simulated else ""
         print(f"{file}: {facts['cases']} cases, {facts['runs']} runs, newest {facts['age']}{simulated}")
     if not files:
-        print("no baseline files; pytest --perf-update=append stores one")
+        print(_none_in(options.path))
     return EXIT_OK
 
 
@@ -152,7 +156,7 @@ def _verify(options: argparse.Namespace) -> int:
     else:
         for message in damaged.values():
             print(message)
-        print(f"{len(files) - len(damaged)} of {len(files)} files are sound")
+        print(f"{len(files) - len(damaged)} of {len(files)} files are sound" if files else _none_in(options.path))
     return EXIT_FOUND if damaged else EXIT_OK
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+import perfsuite
 from perfsuite.cli import ab, audit, baselines, env, platforms, report, schedule, trace
 from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command
 from perfsuite.errors import PerfsuiteError
@@ -30,6 +31,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; the exit code."""
     parser = _Parser(prog="perfsuite", description="What pytest does not do for perfsuite.", epilog=_EPILOG)
+    parser.add_argument("--version", action="version", version=f"perfsuite {perfsuite.__version__}")
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         sub = subcommands.add_parser(command.name, help=command.help, description=command.help)

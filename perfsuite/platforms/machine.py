@@ -10,6 +10,7 @@ from perfsuite.platforms.base import DetectedDevice, DeviceModel, Family
 from perfsuite.platforms.catalog import Catalog
 from perfsuite.platforms.detection import DOCS, describe
 from perfsuite.platforms.host import Host
+from perfsuite.platforms.quirks import told_architecture
 from perfsuite.platforms.registry import families as all_families
 from perfsuite.records import Peaks
 
@@ -74,7 +75,7 @@ class Machine:
     def remarks(self) -> tuple[str, ...]:
         """What a reader of results must know: unknown peaks, assumptions, architecture and notes of the row."""
         assumed = "" if self.model.tflops or self.model.native or self.absent else self.family.assumption()
-        kind = f"architecture {self.model.architecture}" if self.model.architecture else ""
+        kind = told_architecture(self.model.architecture)
         return tuple(remark for remark in (self.unknown, assumed, kind, *self.model.notes) if remark)
 
     def __str__(self) -> str:

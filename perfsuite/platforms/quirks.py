@@ -90,6 +90,19 @@ def architecture_number(text: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def told_architecture(name: str) -> str:
+    """A row's architecture with what it means to a user; empty for none.
+
+    >>> told_architecture("mp_22")
+    'architecture mp_22: compute capability 2.2; which kernels and quirks of the stack apply depends on it'
+    >>> told_architecture("")
+    ''
+    """
+    number = architecture_number(name)
+    capability = "" if number is None else f"compute capability {number // 10}.{number % 10}; "
+    return f"architecture {name}: {capability}which kernels and quirks of the stack apply depends on it" if name else ""
+
+
 @functools.lru_cache(maxsize=1)
 def _tables() -> Mapping[str, Any]:
     tables: Mapping[str, Any] = tomllib.loads(FILE.read_text(encoding="utf-8"))

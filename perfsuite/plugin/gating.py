@@ -102,10 +102,11 @@ class Gating:
     def _nothing_gated(self) -> str:
         hardware = self.keeper.hardware
         nearest = "" if self.keeper.baseline else nearest_hardware(self.keeper.folder, hardware)
+        first = "leave --perf-gate out of the first" if self.options.update else "store some with --perf-update=append"
         return (
             f"--perf-gate: none of {len(self.cases)} cases has {self.options.settings.min_stored} stored runs in "
             f"{self.keeper.folder / hardware.platform / (hardware.fingerprint + '.json')}; "
-            f"{nearest + '; ' if nearest else ''}store some with --perf-update=append, or say --perf-allow-ungated"
+            f"{nearest + '; ' if nearest else ''}{first}, or say --perf-allow-ungated"
         )
 
     # -- one case ------------------------------------------------------------------------------------------------
@@ -288,7 +289,8 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
         return
     keeper, options = gating.keeper, gating.options
     suite_said = suite_lines(keeper.suite, options.fail_on if options.gate else frozenset())
-    lines = [*gate_lines(keeper.verdicts, keeper.banner, options.gate), *gating.update_lines]
+    stores = options.update is not None
+    lines = [*gate_lines(keeper.verdicts, keeper.banner, options.gate, stores=stores), *gating.update_lines]
     if options.aa_runs:
         lines += aa_lines(keeper.a_a())
     if lines or suite_said or gating.problem:

@@ -113,9 +113,17 @@ class Suite:
             return LaunchSizes(capacity=cluster.capacity or 0)
         return LaunchSizes(capacity=0 if self.machine.family.shareable else self.machine.device_count)
 
+    @functools.cached_property
+    def absent(self) -> frozenset[str]:
+        """Why platforms that the command line names are not here."""
+        return frozenset(filter(None, map(self._why_absent, self.platforms)))
+
+    def _why_absent(self, model: DeviceModel) -> str:
+        return why_absent(model.name, machine=self.machine, catalog=self.catalog, families=self._families)
+
     def why_not(self, model: DeviceModel, world_size: int) -> str:
         """Why a case for this platform and number of ranks is skipped here; empty when it can run."""
-        absent = why_absent(model.name, machine=self.machine, catalog=self.catalog, families=self._families)
+        absent = self._why_absent(model)
         if absent or model.name != self.machine.name:
             return absent
         cluster = self.config.stash.get(launch.transport_key, None)

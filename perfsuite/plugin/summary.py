@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from perfsuite.gate.physics import examine
 from perfsuite.platforms.quiet import disturbance, read_host_load, warning
 from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.suite import Suite
+from perfsuite.plugin.tables import SKIPPED, state_key
 from perfsuite.records import Result
 from perfsuite.reports.beside import published_lines
 from perfsuite.reports.pipeline import pipeline_section
@@ -24,14 +26,22 @@ from perfsuite.reports.terminal import (
     peak_lines,
 )
 from perfsuite.session import PerfSession
+from perfsuite.units import plural
+
+_REASONS = 3
+"""Reasons that a run which measured nothing tells beside those of platforms."""
 
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:
     """Tables of metrics, fits, peaks, clocks, and what to beware of; nothing when no perf case finished."""
     suite = config.stash.get(suite_key, None)
-    if suite is None or suite.session is None or not suite.session.results:
+    if suite is None or suite.session is None:
         return
     session = suite.session
+    for line in skip_lines(config.stash[state_key].missing, suite.absent, nothing_measured=not session.results):
+        terminalreporter.write_line(f"perfsuite: {line}", yellow=True)
+    if not session.results:
+        return
     results = list(session.results.values())
     rows = [
         CaseRow(result=result, verdict=suite.verdicts.get(case, ""), reused=case in session.reused)
@@ -49,6 +59,20 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
         terminalreporter.write_line(f"warning: {line}", yellow=True)
     if session.journal is not None:
         terminalreporter.write_line(f"journal {session.journal.path}")
+
+
+def skip_lines(missing: Mapping[str, str], absent: Collection[str], *, nothing_measured: bool) -> Iterator[str]:
+    """Why cases were skipped, a line each: platforms that are not here, and the commonest reasons of a run without
+    any result.
+    """
+    skips = Counter(told for told in missing.values() if told.startswith(SKIPPED)).most_common()
+    others = [told for told, _ in skips if told.removeprefix(SKIPPED) not in absent]
+    hidden = others[_REASONS:] if nothing_measured else others
+    for told, count in skips:
+        if told not in hidden:
+            yield f"{plural(count, 'case')} {told}"
+    if nothing_measured and hidden:
+        yield f"{plural(len(hidden), 'more reason')}: -rs prints all"
 
 
 def warnings(suite: Suite, session: PerfSession) -> list[str]:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 STYLE_NAMES = ("opensora", "latte", "flagperf", "oneflow", "methods")
 """Names of ``perfsuite.reports.tables.styles.STYLES``, which a run that asks for no report does not import."""
 
+SKIPPED = "skipped: "
+"""What the reason of a skip begins with."""
+
 
 @dataclass(kw_only=True)
 class ReportState:
@@ -79,7 +82,7 @@ def keep_reason(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.T
     missing = item.config.stash[state_key].missing
     if report.skipped:
         reason = str(getattr(call.excinfo.value, "msg", None) or call.excinfo.value)
-        missing[item.nodeid] = f"skipped: {reason}"
+        missing[item.nodeid] = f"{SKIPPED}{reason}"
         session = suite_of(item.config).session
         if session is not None:
             session.skip(item.nodeid, reason)

@@ -18,13 +18,19 @@ _MOST_QUIET = 10
 _UNDECIDED = ("inconclusive", "unstable-host")
 
 
-def gate_lines(verdicts: Mapping[str, Verdict], banner: Sequence[str], gate: bool) -> Iterator[str]:
-    """``gated k of n``, the count of each verdict, and a line for every case that is not simply as it was."""
+def gate_lines(
+    verdicts: Mapping[str, Verdict], banner: Sequence[str], gate: bool, *, stores: bool = False
+) -> Iterator[str]:
+    """``gated k of n``, the count of each verdict, and a line for every case that is not simply as it was.
+
+    ``stores``: this run updates the baseline itself, and need not be told how.
+    """
     if not verdicts:
         return
     gated = sum(verdict.gated for verdict in verdicts.values())
     if not gated and not gate and not any(verdict.fails for verdict in verdicts.values()):
-        yield f"compared 0 of {len(verdicts)} cases with a baseline; --perf-update=append stores one"
+        way_on = "" if stores else "; --perf-update=append stores one"
+        yield f"compared 0 of {len(verdicts)} cases with a baseline{way_on}"
         return
     counts = Counter(verdict.name for verdict in verdicts.values())
     told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
