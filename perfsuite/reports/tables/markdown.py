@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from unicodedata import east_asian_width
 
 _NUMBER = re.compile(r"-?[\d.]+(e-?\d+)?( \[[MRX?]+\])?( vs .*| \(base\))?")
 """A figure, its label, what it is counted from."""
@@ -37,14 +38,11 @@ def markdown(grid: Grid, level: int = 3) -> list[str]:
     <BLANKLINE>
     """
     table = [[escape(cell) for cell in row] for row in (grid.columns, *grid.rows)]
-    widths = [max(3, *(len(row[index]) for row in table)) for index in range(len(grid.columns))]
+    widths = [max(3, *(_width(row[index]) for row in table)) for index in range(len(grid.columns))]
     right = [_is_right(grid.rows, index) for index in range(len(grid.columns))]
     lines = [f"{'#' * level} {grid.title}", ""]
     for index, row in enumerate(table):
-        cells = [
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
-        ]
+        cells = [_padded(cell, width, to_right) for cell, width, to_right in zip(row, widths, right, strict=True)]
         lines.append(f"| {' | '.join(cells)} |")
         if index == 0:
             rule = [
@@ -56,6 +54,16 @@ def markdown(grid: Grid, level: int = 3) -> list[str]:
         lines += [f"- {escape(note)}" for note in grid.notes]
         lines.append("")
     return lines
+
+
+def _width(text: str) -> int:
+    """Columns that a terminal shows the text in: two for each Chinese character."""
+    return len(text) + (0 if text.isascii() else sum(east_asian_width(letter) in "WF" for letter in text))
+
+
+def _padded(text: str, width: int, to_right: bool) -> str:
+    room = " " * (width - _width(text))
+    return room + text if to_right else text + room
 
 
 def escape(text: str) -> str:
