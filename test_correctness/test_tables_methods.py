@@ -28,7 +28,7 @@ def test_weak_and_strong_scaling_are_told_apart():
         heads, *rows = table(text, title)
         told = [dict(zip(heads, row, strict=True)) for row in rows]
         mine = [row for row in told if row["nodes x ranks"] == "1 x 2 a100"]
-        assert [(batch, "1.6 vs 1 rank", "80 vs 1 rank")] == [
+        assert [(batch, "1.6 vs 1 rank", "80")] == [
             (row["global batch"], row["speed-up"], row["efficiency %"]) for row in mine
         ]
         theirs = [row["efficiency %"] for row in told if row["nodes x ranks"].startswith("published: 2")]
@@ -67,16 +67,24 @@ def test_pipeline_tables_read_schedule_stages_and_bubble_from_results():
     cases = [pipeline("1F1B", 8, 0.28), pipeline("GPipe", 8, 0.3), pipeline("1F1B", 16, 0.16)]
     text = style("methods", run(*cases))
     assert [row[:3] + row[6:7] for row in table(text, "Pipeline schedules: gpt2-xl")[1:]] == [
+        ["Naive", "4", "4", "56.2 [X]"],
+        ["GPipe", "4", "8", "30"],
+        ["GPipe", "4", "8", "35.1 [X]"],
+        ["GPipe", "4", "16", "18.3 [X]"],
         ["1F1B", "4", "8", "28"],
         ["1F1B", "4", "8", "22.4 [X]"],
         ["1F1B", "4", "16", "16"],
         ["1F1B", "4", "16", "12.7 [X]"],
-        ["GPipe", "4", "8", "30"],
-        ["GPipe", "4", "8", "35.1 [X]"],
     ]
-    assert ["4", "1F1B", "", "published: 16 a100 or h100 gpt3-13b", "", "823 [X]", "18.2 [X]", "", "22 [X]"] in table(
-        text, "Number of stages: gpt2-xl"
-    )
+    heads, *rows = table(text, "Number of stages: gpt2-xl")
+    told = [dict(zip(heads, row, strict=True)) for row in rows if row[4].startswith("published: 16 ")]
+    names = ("stages", "devices per stage", "samples/s (all devices)", "bubble %", "peak GiB per device")
+    assert [tuple(row[name] for name in names) for row in told] == [
+        ("2", "8", "645 [X]", "28.5 [X]", "42 [X]"),
+        ("4", "4", "823 [X]", "18.2 [X]", "22 [X]"),
+        ("8", "2", "891 [X]", "12.4 [X]", "12 [X]"),
+        ("16", "1", "734 [X]", "8.7 [X]", "7 [X]"),
+    ]
 
 
 def test_emulated_pipelines_have_tables_of_their_own_and_nothing_published_beside():
@@ -120,3 +128,58 @@ def test_what_two_styles_have_in_common_is_printed_once():
     for title in ("### Hardware", "### Matrix products", "GPU0 X"):
         assert 1 == text.splitlines().count(title)
     assert "### Matrix products" in style("methods", both)
+
+
+def test_stage_counts_are_compared_on_the_same_devices():
+    def cut(mesh, ranks):
+        plain = pipeline("1f1b", 8, 0.2)
+        stages = int(mesh[2])
+        return dataclasses.replace(
+            plain,
+            case=f"t.py::test_stage_counts[a100-{mesh}]",
+            world_size=ranks,
+            parameters={**plain.parameters, "mesh": mesh, "strategy": "hybrid"},
+            measurement=dataclasses.replace(
+                plain.measurement,
+                timeline=dataclasses.replace(
+                    plain.measurement.timeline,
+                    events=tuple(event for event in plain.measurement.timeline.events if event.stage < stages),
+                ),
+            ),
+        )
+
+    heads, *rows = table(
+        style("methods", run(cut("pp2", 2), cut("pp2-dp2", 4), cut("pp4", 4))), "Number of stages: gpt2-xl"
+    )
+    measured = [
+        dict(zip(heads, row, strict=True)) for row in rows if "published" not in row[heads.index("nodes x ranks")]
+    ]
+    assert [("2", "2", "1 x 4 a100"), ("4", "1", "1 x 4 a100")] == [
+        (row["stages"], row["devices per stage"], row["nodes x ranks"]) for row in measured
+    ]
+
+
+def test_series_stand_together_each_with_its_base_and_all_rows_told_apart():
+    ddp = [gpt("test_ddp", ranks, 1.0, micro_batch_size=4) for ranks in (1, 2, 4)]
+    weak = [gpt("test_weak", ranks, 1.0, micro_batch_size=4) for ranks in (1, 2, 4)]
+    heads, *rows = table(style("methods", run(*ddp, *weak)), "Data parallel, DDP: gpt2-xl")
+    told = [dict(zip(heads, row, strict=True)) for row in rows]
+    measured = [row for row in told if "published" not in row["nodes x ranks"]]
+    assert [row["case"] for row in measured] == ["test_ddp[gpt2-xl]"] * 3 + ["test_weak[gpt2-xl]"] * 3
+    assert ["(base)" in row["speed-up"] for row in measured] == [True, False, False] * 2
+    published = [(row["samples/s (all devices)"], row["not measured because"]) for row in told if row not in measured]
+    assert [("245 [R]", ""), ("478 [R]", ""), ("934 [R]", ""), ("1812 [R]", "not measured here")] == published
+    assert [index for index, row in enumerate(told) if row not in measured] == [4, 6, 8, 9], "beside one series alone"
+
+
+def test_a_model_of_13b_meets_its_rows_on_several_nodes():
+    cases = [gpt("test_fsdp", ranks, 3.0, model="gpt3-13b", strategy="fsdp", hosts=ranks // 8) for ranks in (8, 16)]
+    heads, *rows = table(style("methods", run(*cases)), "Data parallel, FSDP: gpt3-13b")
+    told = [dict(zip(heads, row, strict=True)) for row in rows]
+    assert [(row["nodes x ranks"], row["step s"], row["not measured because"]) for row in told] == [
+        ("1 x 8 a100", "3", ""),
+        ("published: 8 a100 gpt3-13b", "3.28 [R]", ""),
+        ("2 x 8 a100", "3", ""),
+        ("published: 16 a100 gpt3-13b", "1.72 [R]", ""),
+        ("published: 32 a100 gpt3-13b", "0.91 [R]", "not measured here"),
+    ]

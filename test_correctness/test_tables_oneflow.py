@@ -71,7 +71,7 @@ def test_all_fourteen_columns_are_those_of_the_report():
 
 
 def test_results_are_milliseconds_mebibytes_and_samples():
-    mine, theirs = rows(style("oneflow", run(case("DP_1x1x1_2_1536x16"))), "Results")
+    mine, theirs, *_ = rows(style("oneflow", run(case("DP_1x1x1_2_1536x16"))), "Results")
     names = ("latency ms", "memory MiB (whole card)", "samples/s (all devices)")
     assert ["1000", "11066", "2"] == [mine[name] for name in names]
     assert ["406.2 [M]", "11066 [M]", "4.92 [M]"] == [theirs[name] for name in names]

@@ -65,13 +65,15 @@ def test_a_fixed_global_batch_is_spread_over_the_ranks_of_a_skipped_case():
 
 
 def test_cases_without_a_sibling_are_listed_at_the_end_by_reason():
-    gone = {f"t.py::test_gone[cpu-ws2-{name}]": "skipped: no | bf16" for name in "fedcba"}
-    text = style("latte", run(latte(1, 0.5), missing={**gone, "t.py::test_bad[cpu-ws2]": "failed: bad luck"}))
+    gone = {f"t.py::test_gone[cpu-ws2-latte-{name}]": "skipped: no | bf16" for name in "fedcba"}
+    others = {f"t.py::test_{name}[cpu-ws2]": "skipped: no DeepSpeed" for name in ("llama2", "overlap")}
+    failed = {"t.py::test_bad[cpu-ws2]": "failed: bad luck"}
+    text = style("latte", run(latte(1, 0.5), missing={**gone, **others, **failed}))
     assert section(text, "Not measured") == [
         "",
         "- failed: bad luck: `t.py::test_bad[cpu-ws2]`",
-        r"- skipped: no \| bf16: `t.py::test_gone[cpu-ws2-a]`, `t.py::test_gone[cpu-ws2-b]`, "
-        "`t.py::test_gone[cpu-ws2-c]`, `t.py::test_gone[cpu-ws2-d]` and 2 more",
+        r"- skipped: no \| bf16: `t.py::test_gone[cpu-ws2-latte-a]`, `t.py::test_gone[cpu-ws2-latte-b]`, "
+        "`t.py::test_gone[cpu-ws2-latte-c]`, `t.py::test_gone[cpu-ws2-latte-d]` and 2 more",
     ]
 
 

@@ -18,7 +18,7 @@ from perfsuite.metrics.spec import devices_used
 from perfsuite.records import Component, Result, Traffic
 from perfsuite.reports.scaling import Point, Scaling, scale, series_of, without_ranks
 from perfsuite.reports.tables.case_names import name_in
-from perfsuite.reports.tables.settings import class_of, kernel_of, settings_of, sizes_of, whole
+from perfsuite.reports.tables.settings import class_of, kernel_of, schedule_place, settings_of, sizes_of, whole
 from perfsuite.units import seconds_to_us
 
 _WORLD_SIZE = re.compile(r"(?<=[\[-])ws(\d+)(?=[-\]])")
@@ -89,6 +89,7 @@ def from_result(result: Result) -> TableCase:
         timeline = measurement.timeline
         settings.update(
             schedule=timeline.schedule,
+            schedule_order=schedule_place(timeline.schedule),
             stages=1 + max((event.stage for event in timeline.events), default=0),
             num_micro_batches=1 + max((event.micro_batch for event in timeline.events), default=0),
         )
@@ -143,6 +144,16 @@ def _named(node: str) -> dict[str, str]:
     if name is None:
         return {}
     return {"group": name.group, "group_order": name.place, "case_name": name.text, "case_name_order": name.place}
+
+
+def case_token(case: TableCase) -> str:
+    """A case's test with what its id says beside platform and ranks, where that is anything.
+
+    ``test_ddp[gpt2-tiny]`` of ``test_perf/test_train_step.py::test_ddp[cpu-ws2-gpt2-tiny]``.
+    """
+    name, _, words = without_ranks(case.case).rpartition("::")[2].partition("[")
+    words = words.rstrip("]").removeprefix(case.platform).lstrip("-")
+    return f"{name}[{words}]" if words else name
 
 
 def unmeasured(known: Sequence[TableCase], reasons: Mapping[str, str]) -> tuple[list[TableCase], dict[str, str]]:

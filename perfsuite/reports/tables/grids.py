@@ -8,12 +8,16 @@ from typing import Any
 
 from perfsuite.gate.physics import speed_up_violation
 from perfsuite.metrics.spec import significant
-from perfsuite.reports.tables.case import TableCase, why_empty
+from perfsuite.reports.scaling import without_ranks
+from perfsuite.reports.tables.case import TableCase, case_token, why_empty
 from perfsuite.reports.tables.markdown import Grid
-from perfsuite.reports.tables.published import PublishedLine, notes_of, paired, published_of
+from perfsuite.reports.tables.published import PlacedLine, PublishedLine, notes_of, placed, published_of, shared_out
 from perfsuite.reports.tables.recording import Material
-from perfsuite.reports.tables.spec import ColumnSpec, Style, TableSpec
+from perfsuite.reports.tables.spec import CASE, ColumnSpec, Style, TableSpec
 from perfsuite.units import GIB, readable_unit
+
+_RATIOS = ("speedup", "scaling_efficiency")
+"""Values that are counted from a base."""
 
 
 def grids_of(style: Style, material: Material) -> Iterator[Grid]:
@@ -26,26 +30,30 @@ def grids_of(style: Style, material: Material) -> Iterator[Grid]:
         for case in spec.rows(selected):
             group = case.settings.get(spec.per) or case.settings.get("kernel", "") if spec.per else ""
             groups.setdefault(str(group), []).append(case)
-        for group, members in sorted(groups.items()):
+        beside = shared_out(published_of(spec.published), groups, spec.pair_by)
+        for group in sorted({*groups, *beside}):
             title = f"{spec.title}: {group}" if group else spec.title
-            yield _grid(title, spec, members, material)
+            yield _grid(title, spec, groups.get(group, ()), material, beside.get(group, ()))
 
 
-def _grid(title: str, spec: TableSpec, cases: Sequence[TableCase], material: Material) -> Grid:
+def _grid(
+    title: str, spec: TableSpec, cases: Sequence[TableCase], material: Material, published: Sequence[PublishedLine]
+) -> Grid:
     columns = [column for column in spec.columns if not column.optional or any(_cell(case, column) for case in cases)]
     if material.base and any(column.key == "speedup" for column in columns):
         at = [column.key for column in columns].index("speedup") + 1
         columns.insert(at, ColumnSpec(title=f"times {material.base}, same ranks", key="over_base"))
     ordered = sorted(cases, key=lambda case: _order(case, columns))
-    beside = paired(published_of(spec.published), ordered, spec.pair_by)
-    columns = [_readable(column, ordered, beside) for column in columns]
-    rows: list[tuple[str, ...]] = []
-    blocks: list[tuple[TableCase, PublishedLine]] = []
+    lines = placed(published, ordered, spec.pair_by)
+    columns = [_readable(column, ordered, lines) for column in _told_apart(columns, ordered)]
+    rows = [(*(_published_cell(row.line, column) for column in columns), row.missing) for row in lines if row.after < 0]
     for index, case in enumerate(ordered):
-        rows.append((*(_cell(case, column) for column in columns), case.missing))
-        for line in beside.get(index, []):
-            rows.append((*(_published_cell(line, column) for column in columns), line.missing))
-            blocks.append((case, line))
+        rows.append((*(_cell(case, column, columns) for column in columns), case.missing))
+        rows += [
+            (*(_published_cell(row.line, column) for column in columns), row.missing)
+            for row in lines
+            if row.after == index
+        ]
     remarks = any(row[-1] for row in rows)
     shown = {column.key: column.title for column in columns if column.value}
     return Grid(
@@ -57,32 +65,45 @@ def _grid(title: str, spec: TableSpec, cases: Sequence[TableCase], material: Mat
             *spec.remarks(ordered),
             *_doubts(ordered, shown),
             *_empty(ordered, columns),
-            *notes_of(blocks, shown),
+            *notes_of(lines, shown),
         ),
     )
 
 
-def _readable(
-    column: ColumnSpec, cases: Sequence[TableCase], beside: Mapping[int, Sequence[PublishedLine]]
-) -> ColumnSpec:
+def _told_apart(columns: Sequence[ColumnSpec], cases: Sequence[TableCase]) -> list[ColumnSpec]:
+    """The columns, with one of the cases' names before the first value where settings do not tell two rows apart."""
+    settings = [column for column in columns if not column.value]
+    rows = [tuple(_cell(case, column) for column in settings) for case in cases]
+    if len(set(rows)) == len(rows):
+        return list(columns)
+    at = next((index for index, column in enumerate(columns) if column.value), len(columns))
+    return [*columns[:at], CASE, *columns[at:]]
+
+
+def _readable(column: ColumnSpec, cases: Sequence[TableCase], rows: Sequence[PlacedLine]) -> ColumnSpec:
     """A column of sizes in the unit that all its figures, published ones among them, read best in; others as is."""
     if not column.in_gib:
         return column
-    published = (line.figures[column.key] for lines in beside.values() for line in lines if column.key in line.figures)
+    published = (row.line.figures[column.key] for row in rows if column.key in row.line.figures)
     sizes = [*(case.values.get(column.key, 0.0) for case in cases), *(figure.metric_value for figure in published)]
     unit, unit_bytes = readable_unit([size * GIB for size in sizes])
     return dataclasses.replace(column, title=column.title.replace("GiB", unit), scale=GIB / unit_bytes)
 
 
 def _order(case: TableCase, columns: Sequence[ColumnSpec]) -> tuple[Any, ...]:
-    """Platforms apart; then columns left of the layout, the ranks, and the settings right of it; numbers by size."""
+    """Platforms apart; then columns left of the layout, the ranks, and the settings right of it; numbers by size.
+
+    Where a table has speed-ups, the cases that they are counted over stand together.
+    """
     keys = [column.key for column in columns if not column.value]
     at = keys.index("layout") if "layout" in keys else 0
     left, right = keys[:at], keys[at + 1 :]
+    scales = any(column.key in _RATIOS for column in columns)
     return (
         case.platform,
         case.fingerprint,
         *(_sortable(case, key) for key in left),
+        *((str(case.settings.get("options", "")), without_ranks(case.case)) if scales else ()),
         case.ranks,
         *(_sortable(case, key) for key in right),
         case.case,
@@ -96,18 +117,24 @@ def _sortable(case: TableCase, key: str) -> tuple[int, float, str]:
     return (1, 0.0, str(value or ""))
 
 
-def _cell(case: TableCase, column: ColumnSpec) -> str:
+def _cell(case: TableCase, column: ColumnSpec, columns: Sequence[ColumnSpec] = ()) -> str:
+    if column is CASE:
+        return case_token(case)
     if not column.value:
         return _setting(case.settings.get(column.key), column)
     number = case.values.get(column.key)
     if number is None:
         return ""
-    base = case.bases.get(column.key)
-    if base is None:
+    if column.key not in case.bases:
         return f"{significant(number * column.scale)}{_interval(case, column)}"
-    if case.ranks == case.base_ranks:
-        return f"{significant(number * column.scale, 3)} (base)"
-    return f"{significant(number * column.scale, 3)} vs {base}"
+    return f"{significant(number * column.scale, 3)}{_over(case, column, columns)}"
+
+
+def _over(case: TableCase, column: ColumnSpec, columns: Sequence[ColumnSpec]) -> str:
+    """What a ratio is counted from, which the first ratio of a row says for all."""
+    if column.key != next((other.key for other in columns if other.key in _RATIOS), column.key):
+        return ""
+    return " (base)" if case.ranks == case.base_ranks else f" vs {case.bases[column.key]}"
 
 
 def _setting(value: object, column: ColumnSpec) -> str:

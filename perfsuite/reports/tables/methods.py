@@ -7,6 +7,7 @@ from collections.abc import Callable
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.kernels import KERNELS
 from perfsuite.reports.tables.parallel import PARALLEL
+from perfsuite.reports.tables.parallel_rows import of_constant_devices
 from perfsuite.reports.tables.spec import (
     COMMUNICATION,
     EFFICIENCY,
@@ -92,7 +93,7 @@ METHODS = Style(
         TableSpec(
             title="Data parallel, DDP",
             select=_strategy("ddp"),
-            published=("004/ddp", "004/multi-node"),
+            published=("004/ddp",),
             per="model",
             columns=(LAYOUT, LOCAL, GLOBAL, OPTIONS, SAMPLES, STEP_S, SPEED_UP, MFU, EXPOSED),
             notes=(NAMED_BASE, MFU_NOTE, COMMUNICATION),
@@ -100,9 +101,9 @@ METHODS = Style(
         TableSpec(
             title="Data parallel, FSDP",
             select=_strategy("fsdp"),
-            published=("004/fsdp",),
+            published=("004/fsdp", "004/multi-node"),
             per="model",
-            columns=(LAYOUT, LOCAL, OPTIONS, SAMPLES, PEAK, SPEED_UP, EXPOSED),
+            columns=(LAYOUT, LOCAL, GLOBAL, OPTIONS, SAMPLES, STEP_S, PEAK, SPEED_UP, EXPOSED),
             notes=(NAMED_BASE, COMMUNICATION),
         ),
         TableSpec(
@@ -174,7 +175,8 @@ METHODS = Style(
             published=("004/stages",),
             per="model",
             pair_by=("stages", "schedule"),
-            columns=(STAGES, SCHEDULE, *_PIPELINE),
+            rows=of_constant_devices,
+            columns=(STAGES, setting("devices per stage", "devices_per_stage"), SCHEDULE, *_PIPELINE),
         ),
         *PARALLEL,
     ),

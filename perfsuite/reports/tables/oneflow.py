@@ -10,8 +10,8 @@ from perfsuite.reports.tables.spec import DP, GLOBAL, LAYOUT, PP, SAMPLES, TP, C
 
 
 def is_of_grid(case: TableCase) -> bool:
-    """Models of report 003 are named by width and layers: gpt-1536x16."""
-    return case.model.startswith("gpt-") and "x" in case.model
+    """Cases of report 003 are called as the report calls them: DP_8x1x1_16_1536x16."""
+    return "case_name" in case.settings
 
 
 def _contradictions(case: TableCase) -> Iterator[str]:
@@ -51,8 +51,9 @@ ONEFLOW = Style(
     name="oneflow",
     report="003",
     title="OneFlow GPT",
-    needs="pytest test_perf -k oneflow, or other training cases of GPT models such as gpt-1536x16",
+    needs="pytest test_perf -k oneflow, or cases of your own that are called by its rule (2D_2x4x1_16_1536x16)",
     applies=is_of_grid,
+    words=("oneflow",),
     environment=True,
     tables=(
         TableSpec(

@@ -110,6 +110,12 @@ def of_several_meshes(cases: Sequence[TableCase]) -> list[TableCase]:
     ]
 
 
+def of_constant_devices(cases: Sequence[TableCase]) -> list[TableCase]:
+    """Cases of the same model and devices cut into different numbers of stages; all cases where there are none."""
+    groups = [group for group in _grouped(cases, "model", "ranks") if _different(group, "stages") > 1]
+    return [case for group in groups for case in group] or list(cases)
+
+
 # -- experts -----------------------------------------------------------------------------------------------------
 
 

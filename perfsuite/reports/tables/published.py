@@ -7,7 +7,7 @@ may be compared is said below the table: another platform, model or setting, or 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +15,10 @@ from perfsuite.published.lookup import PublishedFigure, PublishedRun, difference
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.case_names import case_name
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+
+NOT_HERE = "not measured here"
 
 _ALSO = {"accumulation": "num_micro_batches", "local_batch_size": "micro_batch_size"}
 """Other names that a report may state a setting under."""
@@ -56,6 +59,9 @@ class PublishedLine:
         nodes, micro, dp = (run.parameters.get(name) for name in ("nodes", "micro_batch_size", "dp"))
         if isinstance(nodes, int) and run.world_size:
             known["devices_per_node"] = run.world_size // nodes
+        stages = run.parameters.get("stages")
+        if isinstance(stages, int) and run.world_size:
+            known["devices_per_stage"] = run.world_size // stages
         if isinstance(micro, int) and isinstance(dp, int):
             known["micro_times_dp"] = micro * dp
         return known
@@ -90,25 +96,89 @@ def published_of(tables: tuple[str, ...]) -> tuple[PublishedLine, ...]:
     )
 
 
-def paired(
-    lines: Iterable[PublishedLine], cases: Sequence[TableCase], pair_by: Sequence[str]
-) -> dict[int, list[PublishedLine]]:
-    """Published rows by the index of the case they stand below: of those that have all their settings named in
-    ``pair_by`` the one that differs least, one of the same name before others, the last of equals.
+@dataclass(frozen=True, kw_only=True)
+class PlacedLine:
+    """A published row in a table: below a case of the same settings, or between them in the report's order."""
 
-    Where any case is of a model that the reports have, rows of other models stay out.
+    line: PublishedLine
+    after: int
+    """Index of the case that it stands below; -1: above all."""
+    case: TableCase | None
+    """The measured case that it belongs to; None where nothing here was measured of it."""
+
+    @property
+    def missing(self) -> str:
+        """What its last cell says."""
+        return "; ".join(filter(None, (self.line.missing, "" if self.case else NOT_HERE)))
+
+
+def placed(lines: Iterable[PublishedLine], cases: Sequence[TableCase], pair_by: Sequence[str]) -> list[PlacedLine]:
+    """Where the published rows of one table stand among its measured rows; every row has a place.
+
+    The rows of one published table and platform go together with one series of cases, which are of one test function,
+    strategy and platform: the one that is most of the very runs, then has most of them, then differs least.  A row
+    stands below the case that has all its settings named in ``pair_by``, of several the one that differs least.  A row
+    without such a case follows the row before it in the report; where none of them has a case, they stand at the end.
     """
-    lines = tuple(lines)
-    models = {case.model for case in cases} & {line.run.model for line in lines}
-    below: dict[int, list[PublishedLine]] = {}
-    for line in lines:
-        if models and line.run.model not in models:
-            continue
-        at = [index for index, case in enumerate(cases) if _alike(line, case, pair_by)]
-        if at:
-            nearest = min(reversed(at), key=lambda index: _distance(cases[index], line))
-            below.setdefault(nearest, []).append(line)
-    return below
+    whole: list[PlacedLine] = []
+    for members in _grouped(((line.table, line.run.platforms), line) for line in lines).values():
+        beside = _beside(members, cases, pair_by)
+        first = next((beside[index] for index in range(len(members)) if index in beside), len(cases))
+        after = first - 1
+        for index, line in enumerate(members):
+            after = beside.get(index, after)
+            whole.append(PlacedLine(line=line, after=after, case=cases[after] if index in beside else None))
+    return whole
+
+
+def shared_out(
+    lines: Sequence[PublishedLine], groups: Mapping[str, Sequence[TableCase]], pair_by: Sequence[str]
+) -> dict[str, list[PublishedLine]]:
+    """Which table of several has which published rows: that of their model, one of its own where others have theirs;
+    where no model is one of the reports', the table with most of their like.  A table that is not per model is the only
+    one and has no name.
+
+    A table without any case of a row's workload has none: one that emulates a model by sleeping.
+    """
+    blocks = _grouped(((line.table, line.run.model), line) for line in lines)
+    models = {_plain(model) for _, model in blocks} - {""}
+    theirs = {
+        _plain(case.model): name for name, cases in groups.items() for case in cases if _plain(case.model) in models
+    }
+    shares: dict[str, list[PublishedLine]] = {}
+    for (_, model), members in blocks.items():
+        known = [name for name in sorted(groups) if any(_does(case, members[0].run.workload) for case in groups[name])]
+        best = max(known, key=lambda name: len(_beside(members, groups[name], pair_by)), default=None)
+        if best is not None:
+            alone = model if theirs and best else best
+            shares.setdefault(theirs.get(_plain(model), alone), []).extend(members)
+    return shares
+
+
+def _does(case: TableCase, workload: str) -> bool:
+    return snake(case.workload) == workload
+
+
+def _beside(lines: Sequence[PublishedLine], cases: Sequence[TableCase], pair_by: Sequence[str]) -> dict[int, int]:
+    """Index of the case beside each row that has one, by index of the row: of one series, the best that there is."""
+    best: dict[int, int] = {}
+    best_rank = (0, 0, 0)
+    for members in _grouped((_series(case), index) for index, case in enumerate(cases)).values():
+        pairs, differing = {}, []
+        for number, line in enumerate(lines):
+            at = [index for index in members if _alike(line, cases[index], pair_by)]
+            if at:
+                pairs[number] = min(reversed(at), key=lambda index: _distance(cases[index], line))
+                differing.append(_distance(cases[pairs[number]], line)[0])
+        rank = (differing.count(0), len(pairs), -sum(differing))
+        if rank >= best_rank:
+            best, best_rank = pairs, rank
+    return best
+
+
+def _series(case: TableCase) -> tuple[str, ...]:
+    """What cases of one series have in common."""
+    return (case.platform, case.fingerprint, case.case.partition("[")[0], str(case.parameters.get("strategy", "")))
 
 
 def _distance(case: TableCase, line: PublishedLine) -> tuple[int, bool]:
@@ -119,7 +189,7 @@ def _distance(case: TableCase, line: PublishedLine) -> tuple[int, bool]:
 
 def _alike(line: PublishedLine, case: TableCase, pair_by: Sequence[str]) -> bool:
     """Whether a case can have the row beside it; one that emulates a model by sleeping has none."""
-    return line.run.workload == snake(case.workload) and all(
+    return _does(case, line.run.workload) and all(
         line.setting(name) is not None and _plain(line.setting(name)) == _plain(case.settings.get(name))
         for name in pair_by
     )
@@ -129,18 +199,18 @@ def _plain(value: object) -> str:
     return "".join(letter for letter in str(value).lower() if letter.isalnum())
 
 
-def notes_of(blocks: Sequence[tuple[TableCase, PublishedLine]], shown: Mapping[str, str]) -> list[str]:
+def notes_of(rows: Sequence[PlacedLine], shown: Mapping[str, str]) -> list[str]:
     """What a reader must know of the published rows: whether they may be compared, labels with reasons, conventions.
 
     ``shown`` are titles of the columns by metric.
     """
     notes: list[str] = []
-    for why, lines in _grouped((_comparable(case, line), line) for case, line in blocks).items():
+    for why, lines in _grouped((_comparable(row.case, row.line), row.line) for row in rows if row.case).items():
         notes.append(f"published, {_places(lines)}: {why}")
     labelled = (
-        (f"[{figure.label}] {{}}: {figure.reason}", (line, shown[metric]))
-        for _, line in blocks
-        for metric, figure in line.figures.items()
+        (f"[{figure.label}] {{}}: {figure.reason}", (row.line, shown[metric]))
+        for row in rows
+        for metric, figure in row.line.figures.items()
         if metric in shown and figure.label != "M"
     )
     for reason, cells in _grouped(labelled).items():
@@ -149,8 +219,8 @@ def notes_of(blocks: Sequence[tuple[TableCase, PublishedLine]], shown: Mapping[s
         notes.append(reason.format(f"{columns}; line{'s' if len(numbers) > 1 else ''} {_listed(numbers)}"))
     conventions = {
         f"{shown[metric]}: {figure.convention}": None
-        for _, line in blocks
-        for metric, figure in line.figures.items()
+        for row in rows
+        for metric, figure in row.line.figures.items()
         if metric in shown and figure.convention
     }
     if conventions:
@@ -188,8 +258,8 @@ def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _grouped(pairs: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
-    groups: dict[str, list[T]] = {}
+def _grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    groups: dict[K, list[T]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
     return groups

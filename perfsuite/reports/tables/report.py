@@ -56,10 +56,25 @@ def report(recordings: Sequence[Recording], styles: Sequence[Style], base: Recor
             if block not in printed:  # machine, software and kernels belong to several styles: once is enough
                 lines += block
                 printed.append(block)
-    if material.rest:
+    rest = {
+        case: reason
+        for case, reason in material.rest.items()
+        if not reason.startswith("skipped") or _style_of(case, material) in styles
+    }
+    if rest:  # whatever failed, and skips of these styles: those of other reports are no news here
         lines += ["## Not measured", ""]
-        lines += [*_unmeasured_lines(material.rest), ""]
+        lines += [*_unmeasured_lines(rest), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _style_of(node: str, material: Material) -> Style:
+    """The style that a case without a result belongs to: that of its test's other cases, else by words of its id."""
+    test = node.partition("[")[0]
+    tested = [case for case in material.cases if case.case.partition("[")[0] == test]
+    by_words = (style for style in STYLES.values() if any(word in node.lower() for word in style.words))
+    of_test = (style for style in STYLES.values() if any(_has_row(style, case) for case in tested))
+    general = next(style for style in STYLES.values() if not style.words)
+    return next(by_words, None) or next(of_test, general)
 
 
 def _unmeasured_lines(reasons: Mapping[str, str]) -> Iterator[str]:

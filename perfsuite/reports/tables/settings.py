@@ -15,6 +15,8 @@ from perfsuite.workloads.tensor_linear import SPLITS
 
 _OF_STAGES = ("schedule", "stages_per_rank")
 """Options of a strategy that have columns of their own."""
+_SCHEDULES = ("naive", "gpipe", "1f1b")
+"""In report 004's order."""
 
 
 def settings_of(parameters: Mapping[str, Any], platform: str, ranks: int, hosts: int | None) -> dict[str, Any]:
@@ -34,7 +36,10 @@ def settings_of(parameters: Mapping[str, Any], platform: str, ranks: int, hosts:
     if "stages_per_rank" in settings and "pp" in settings:
         settings["stages"] = settings["pp"] * settings["stages_per_rank"]
     if "schedule" in settings:
+        settings["schedule_order"] = schedule_place(str(settings["schedule"]))
         settings["strategy"] = f"pipeline, {settings['schedule']}"
+    if "pp" in settings:
+        settings["devices_per_stage"] = ranks // settings["pp"]
     if "mesh" in settings:
         settings["mesh_order"] = f"{ranks:06} {settings['mesh']}"
     if "split" in settings:
@@ -45,6 +50,16 @@ def settings_of(parameters: Mapping[str, Any], platform: str, ranks: int, hosts:
     settings["variant"] = _told(parameters.get("overrides"))
     settings["options"] = _options(parameters)
     return settings
+
+
+def schedule_place(name: str) -> str:
+    """Sorts schedules as report 004 does, those that it has not behind them.
+
+    >>> sorted(["1F1B", "zbv", "GPipe", "naive"], key=schedule_place)
+    ['naive', 'GPipe', '1F1B', 'zbv']
+    """
+    place = _SCHEDULES.index(name.lower()) if name.lower() in _SCHEDULES else len(_SCHEDULES)
+    return f"{place} {name.lower()}"
 
 
 def _size(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,6 +73,8 @@ class Style:
     """Cases that it is made of, for errors: what to run."""
     applies: Callable[[TableCase], bool]
     """Whether a measured case makes this the style of a run, where none was asked for."""
+    words: tuple[str, ...] = ()
+    """Words that ids of its cases have; a case without any style's words belongs to a style without words."""
     environment: bool = False
     """Begins with the machine and its software."""
     peaks: bool = False
@@ -100,6 +102,8 @@ def is_gpt(case: TableCase) -> bool:
 
 # -- columns that several tables have ----------------------------------------------------------------------------
 
+CASE = setting("case", "case_token")
+"""Which case a row is of; for tables whose other settings do not tell."""
 OPTIONS = ColumnSpec(title="options", key="options", value=False, optional=True)
 VARIANT = ColumnSpec(title="variant", key="variant", value=False, optional=True)
 LAYOUT = setting("nodes x ranks", "layout")

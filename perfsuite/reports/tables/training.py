@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.kernels import KERNELS
 from perfsuite.reports.tables.spec import (
     DTYPE,
@@ -32,6 +33,7 @@ OPENSORA = Style(
     title="Open-Sora training",
     needs="pytest test_perf -k opensora",
     applies=trains("opensora"),
+    words=("opensora",),
     tables=(
         TableSpec(
             title="Overview",
@@ -102,32 +104,48 @@ OPENSORA = Style(
 
 # -- 001 Latte ---------------------------------------------------------------------------------------------------
 
+_LATTE_COLUMNS = (
+    PEAK,
+    LOCAL,
+    GLOBAL,
+    setting("workers", "num_workers"),
+    ColumnSpec(title="iter/s", key="iterations_per_s"),
+    SAMPLES,
+    SPEED_UP,
+    ColumnSpec(title="steps/epoch", key="steps_per_epoch"),
+    ColumnSpec(title="time to target loss s", key="time_to_target_s"),
+)
+_trains_latte = trains("latte")
+
+
+def _copies_all(case: TableCase) -> bool:
+    """Whether every rank has the whole model, as with DDP or on one card."""
+    return case.settings.get("strategy", "single") in ("ddp", "single")
+
+
 LATTE = Style(
     name="latte",
     report="001",
     title="Latte training with DDP",
     needs="pytest test_perf -k latte",
     applies=trains("latte"),
+    words=("latte",),
     peaks=True,
     tables=(
         TableSpec(
             title="DDP",
-            select=trains("latte"),
+            select=lambda case: _trains_latte(case) and _copies_all(case),
             published=("001/latte-l", "001/latte-xl"),
             per="model",
-            columns=(
-                LAYOUT,
-                PEAK,
-                LOCAL,
-                GLOBAL,
-                setting("workers", "num_workers"),
-                ColumnSpec(title="iter/s", key="iterations_per_s"),
-                SAMPLES,
-                SPEED_UP,
-                ColumnSpec(title="steps/epoch", key="steps_per_epoch"),
-                ColumnSpec(title="time to target loss s", key="time_to_target_s"),
-            ),
+            columns=(LAYOUT, *_LATTE_COLUMNS),
             notes=(NAMED_BASE,),
+        ),
+        TableSpec(
+            title="DeepSpeed and others",
+            select=lambda case: _trains_latte(case) and not _copies_all(case),
+            per="model",
+            columns=(STRATEGY, LAYOUT, *_LATTE_COLUMNS),
+            notes=(NAMED_BASE, "the report has a heading DeepSpeed and no figures below it"),
         ),
     ),
 )
@@ -140,6 +158,7 @@ FLAGPERF = Style(
     title="FlagPerf, LLaMA 2",
     needs="pytest test_perf -k llama2",
     applies=trains("llama2"),
+    words=("llama2",),
     environment=True,
     tables=(
         TableSpec(
