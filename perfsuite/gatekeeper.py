@@ -47,7 +47,7 @@ class Base:
     new: Arm
     arguments: tuple[str, ...] = ()
     """Options of this run that the arms share: scale, platform, time per case."""
-    case_deadline_s: float = 120.0
+    case_deadline_s: Callable[[str], float]
     commit: str = ""
     """Revision of the base; empty where it is not known."""
     anchor: Callable[[str], Arm] | None = None
@@ -348,7 +348,7 @@ class Gatekeeper:
         give_up = gate.without_anchor
         if arm in (self._base.base, self._base.new):
             give_up = gate.without_base if arm is self._base.base else gate.withdraw
-        deadline_s = _ARM_SPARE_S + self._base.case_deadline_s * len(cases)
+        deadline_s = _ARM_SPARE_S + sum(self._base.case_deadline_s(case) for case in cases)
         try:
             results = dict(run_arm(arm, [*self._base.arguments, "--perf-yardstick", *cases], deadline_s))
         except ArmFailed as failure:

@@ -275,6 +275,8 @@ class Measurement:
     """What a step sends, from a build of its own; empty where none was run, and on one rank."""
     components: tuple[Component, ...] = ()
     """Parts of that step."""
+    failed_builds: Mapping[str, str] = field(default_factory=dict)
+    """Builds beside the timed one that gave nothing (``memory``, ``exposed``, ...), and why."""
     peak_memory_bytes: int | None = None
     """Most device memory any rank had allocated since the build; None where the device has no allocator statistics."""
     smoke: bool = False

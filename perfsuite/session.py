@@ -8,21 +8,31 @@ before reports and gate do.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from perfsuite.collectives import require_known
-from perfsuite.errors import CaseError, CaseStopped, JournalError, OutOfMemory, PerfsuiteError, first_line
+from perfsuite.deadlines import deadline_s
+from perfsuite.errors import (
+    CaseError,
+    CaseStopped,
+    JournalError,
+    OutOfMemory,
+    PerfsuiteError,
+    UnsupportedCase,
+    first_line,
+)
 from perfsuite.journal import Journal, JournalWriter
 from perfsuite.measured_peaks import MeasuredPeaks
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive, rederive
 from perfsuite.platforms import Machine
-from perfsuite.records import Measurement, Peaks, Record, Result
+from perfsuite.records import Measurement, Peaks, Record, Result, Work
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.reference import describe
@@ -67,6 +77,28 @@ class Case:
     """Rank processes of its own."""
     test_module: str = ""
     """Module of the test, where a decorated function may be held."""
+
+
+@dataclass(kw_only=True)
+class _Builds:
+    """What the builds of a case gave that are never timed: memory, FLOPs, losses, traffic, ..."""
+
+    settled: tuple[Record, ...]
+    done: list[Measurement] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def added_to(self, timed: Measurement) -> Measurement:
+        """The timed measurement with it."""
+        records = {record.name: record for record in timed.records}
+        for record in itertools.chain(() if timed.smoke else self.settled, *(build.records for build in self.done)):
+            records.setdefault(record.name, record)
+        return dataclasses.replace(
+            timed,
+            records=tuple(records.values()),
+            traffic=tuple(entry for build in self.done for entry in build.traffic),
+            components=tuple(component for build in self.done for component in build.components),
+            failed_builds=self.failed,
+        )
 
 
 class PerfSession:
@@ -148,17 +180,29 @@ class PerfSession:
                 signal = stopped.signal if isinstance(stopped, CaseStopped) else "SIGINT"
                 self._write(lambda journal: journal.interrupted(case.id, signal))
                 raise
-        finished = result
-        self._write(lambda journal: journal.result(finished))
-        self.results[case.id] = result
+        self._keep(result)
         return result
+
+    def _keep(self, result: Result) -> None:
+        self._write(lambda journal: journal.result(result))
+        self.results[result.case] = result
 
     def rerun(self, case_id: str, *, fresh: bool = True) -> Result:
         """Run a case of this session once more, by default in new rank processes.
 
         The result is returned and neither journaled nor kept: it is evidence for the caller, such as the gate.
         """
-        return self._measure(self.cases[case_id], fresh=fresh)
+        return self._measure(self.cases[case_id], fresh=fresh, keep=False)
+
+    def deadline_s(self, case_id: str) -> float:
+        """Seconds that all builds of a case of this session may take together."""
+        case = self.cases[case_id]
+        purposes: tuple[Purpose, ...] = ("time", *case.workload.untimed())
+        return sum(self._deadline_s(case, case.workload.work(_shape_of(case)), purpose) for purpose in purposes)
+
+    def _deadline_s(self, case: Case, work: Work, purpose: Purpose) -> float:
+        devices = 1 if self.machine.family.shareable else case.world_size
+        return deadline_s(case.budget, work, self.machine.peaks(), devices=devices, purpose=purpose)
 
     def skip(self, case_id: str, reason: str) -> None:
         """Note in the journal that a case was not run, for reports that are made of it."""
@@ -200,16 +244,17 @@ class PerfSession:
             and old.parameters == recorded(case.workload.parameters())
             and old.world_size == case.world_size
             and old.platform == case.platform
+            and not (old.measurement and old.measurement.failed_builds)
         )
         if not same:
             return None
         self.reused.add(case.id)
         return old
 
-    def _measure(self, case: Case, *, fresh: bool) -> Result:
+    def _measure(self, case: Case, *, fresh: bool, keep: bool = True) -> Result:
+        """Run a case; ``keep``: where a build beside the timed one fails the case, what was timed is kept."""
         started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        workload = case.workload
-        shape = MeshShape.parse(workload.layout()) if workload.layout() else MeshShape.of(dp=case.world_size)
+        workload, shape = case.workload, _shape_of(case)
         result = Result(
             case=case.id,
             workload=describe(workload),
@@ -233,52 +278,53 @@ class PerfSession:
             test_module=case.test_module,
         )
         require_own_modules()
+        limits = functools.partial(self._deadline_s, case, result.work)
         try:
-            job, records = self._settle(job)
-            measurement = self._with_untimed(self.driver.run(job), job, records)
+            job, records = self._settle(job, limits)
+            timed = self.driver.run(_limited(job, limits("time")))
         except OutOfMemory as error:
             return dataclasses.replace(
                 result, outcome="out_of_memory", detail=str(error), environment=self._environment_now()
             )
         if records:
             result = dataclasses.replace(result, work=job.workload.work(shape))
-        metrics = derive(
-            workload.metrics, work=result.work, measurement=measurement, peaks=self._peaks(result, measurement)
-        )
-        if here := own_modules():
-            measurement = dataclasses.replace(measurement, imports={**here, **measurement.imports})
-        return dataclasses.replace(
-            result, measurement=measurement, metrics=metrics, environment=self._environment_now()
-        )
+        result = dataclasses.replace(result, environment=self._environment_now())
+        builds = _Builds(settled=records)
+        try:
+            self._build_untimed(builds, job, limits)
+        except BaseException:
+            if keep:
+                known = self.measured_peaks.complete(self.machine.peaks())
+                self._keep(_complete(result, workload, builds.added_to(timed), known))
+            raise
+        return _complete(result, workload, builds.added_to(timed), self._peaks(result, timed))
 
-    def _settle(self, job: Job) -> tuple[Job, tuple[Record, ...]]:
+    def _settle(self, job: Job, limits: Callable[[Purpose], float]) -> tuple[Job, tuple[Record, ...]]:
         """The job of what the workload found that it is to be, and its records of that."""
         if job.budget.smoke:
             return job, ()
         workload, records = job.workload.settle(
-            lambda workload, purpose: self._untimed(dataclasses.replace(job, workload=workload), purpose)
+            lambda workload, purpose: self._untimed(
+                dataclasses.replace(job, workload=workload), purpose, limits(purpose)
+            )
         )
         return dataclasses.replace(job, workload=workload), records
 
-    def _untimed(self, job: Job, purpose: Purpose) -> Measurement:
+    def _untimed(self, job: Job, purpose: Purpose, limit_s: float) -> Measurement:
         """One iteration of a build that is never timed."""
         budget = dataclasses.replace(job.budget, smoke=True)
-        return self.driver.run(dataclasses.replace(job, purpose=purpose, budget=budget))
+        return self.driver.run(_limited(dataclasses.replace(job, purpose=purpose, budget=budget), limit_s))
 
-    def _with_untimed(self, measurement: Measurement, job: Job, settled: tuple[Record, ...]) -> Measurement:
-        """The measurement with what the builds found that are never timed: memory, FLOPs, losses, traffic, ..."""
-        if measurement.smoke:
-            return measurement
-        builds = [self._untimed(job, purpose) for purpose in job.workload.untimed()]
-        records = {record.name: record for record in measurement.records}
-        for record in itertools.chain(settled, *(build.records for build in builds)):
-            records.setdefault(record.name, record)
-        return dataclasses.replace(
-            measurement,
-            records=tuple(records.values()),
-            traffic=tuple(entry for build in builds for entry in build.traffic),
-            components=tuple(component for build in builds for component in build.components),
-        )
+    def _build_untimed(self, builds: _Builds, job: Job, limits: Callable[[Purpose], float]) -> None:
+        """Run the builds that are never timed.  One that cannot be had is noted; one that fails is raised."""
+        for purpose in () if job.budget.smoke else job.workload.untimed():
+            try:
+                builds.done.append(self._untimed(job, purpose, limits(purpose)))
+            except (OutOfMemory, UnsupportedCase) as error:
+                builds.failed[purpose] = first_line(error)
+            except BaseException as error:
+                builds.failed[purpose] = first_line(error)
+                raise
 
     def _peaks(self, result: Result, measurement: Measurement) -> Peaks:
         """Peaks of the machine; those of a CPU, which are not published, are measured when a case first needs them."""
@@ -313,3 +359,19 @@ class PerfSession:
 def new_session_id() -> str:
     """UTC time and process: unique among the runs of one host, and sorts by time."""
     return f"{datetime.now(timezone.utc).strftime('%Y%m%dT%H%M%S.%fZ')}-{os.getpid()}"
+
+
+def _complete(result: Result, workload: Workload, measurement: Measurement, peaks: Peaks) -> Result:
+    metrics = derive(workload.metrics, work=result.work, measurement=measurement, peaks=peaks)
+    if here := own_modules():
+        measurement = dataclasses.replace(measurement, imports={**here, **measurement.imports})
+    return dataclasses.replace(result, measurement=measurement, metrics=metrics)
+
+
+def _shape_of(case: Case) -> MeshShape:
+    layout = case.workload.layout()
+    return MeshShape.parse(layout) if layout else MeshShape.of(dp=case.world_size)
+
+
+def _limited(job: Job, limit_s: float) -> Job:
+    return dataclasses.replace(job, budget=dataclasses.replace(job.budget, timeout_s=limit_s))

@@ -91,6 +91,8 @@ class Budget:
     """Time the workload's yardstick kernel after every sample."""
     timeout_s: float = 120.0
     """One build of the case, its checks included, must end within this; so must joining the process group before it."""
+    fixed_timeout: bool = False
+    """``timeout_s`` was asked for: it is not made longer for a case whose work needs longer on its device."""
 
 
 class Step(ABC):

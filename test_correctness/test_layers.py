@@ -17,7 +17,7 @@ LINES = (
     ("strategies", "runtime", "baselines", "published", "projection"),
     ("gate", "audit", "workloads"),
     ("reports", "journal"),
-    ("measured_peaks", "session", "arms", "comparison", "gatekeeper"),
+    ("deadlines", "measured_peaks", "session", "arms", "comparison", "gatekeeper"),
     ("plugin", "cli"),
 )
 """From the ground up, as the design draws them: each may import those of earlier lines, and modules (not packages)

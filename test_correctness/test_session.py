@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import pytest
 
-from perfsuite.errors import InvalidParameter, JournalError, RanksFailed
+from perfsuite.deadlines import deadline_s
+from perfsuite.errors import InvalidParameter, JournalError, OutOfMemory, RanksFailed
 from perfsuite.journal import Header, JournalWriter, read_journal
 from perfsuite.platforms import detect_machine, load_catalog
-from perfsuite.records import Work
+from perfsuite.records import Peak, Peaks, Record, Work
 from perfsuite.session import Case, PerfSession
 from perfsuite.workload import Budget, Workload
 from test_correctness.helpers.scripted_driver import ScriptedDriver, measurement
@@ -40,6 +42,14 @@ class Shift(Workload):
 
     def build(self, rank):
         raise AssertionError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched(Product):
+    """With builds that are never timed."""
+
+    def untimed(self):
+        return ("memory", "loss")
 
 
 def session(script=measurement, name="cpu") -> tuple[PerfSession, ScriptedDriver]:
@@ -89,6 +99,65 @@ def test_a_case_can_be_run_again_in_fresh_processes(tmp_path):
     assert made.results[first.case] is first
     made.close()
     assert list(read_journal(tmp_path / "j").results.values()) == [first]
+
+
+def failing_in(purpose, error):
+    """A script whose build for one purpose raises; the others record their purpose."""
+
+    def script(job):
+        if job.purpose == purpose:
+            raise error
+        records = () if job.purpose == "time" else (Record(name=job.purpose, value=1.0, unit="", reduce="equal"),)
+        return dataclasses.replace(measurement(job), records=records)
+
+    return script
+
+
+def test_a_build_that_cannot_be_had_leaves_the_timed_result_and_the_other_builds():
+    made, _ = session(failing_in("memory", OutOfMemory("OOM at 79 GiB of 80")))
+    result = made.run(case(Watched()))
+    assert (result.outcome, result.median_s) == ("measured", 0.5)
+    assert result.measurement.failed_builds == {"memory": "OOM at 79 GiB of 80"}
+    assert [record.name for record in result.measurement.records] == ["loss"]
+
+
+@pytest.mark.parametrize("error", [RanksFailed("rank 1 died\nits log"), KeyboardInterrupt()], ids=["died", "Ctrl-C"])
+def test_what_was_timed_is_kept_when_a_later_build_fails_the_case(tmp_path, error):
+    made, driver = session(failing_in("memory", error))
+    header = Header(session="s1", fingerprint="cpu-x", platform="cpu", started_at="")
+    made.journal = JournalWriter(tmp_path / "j", header)
+    with pytest.raises(type(error)):
+        made.run(case(Watched()))
+    made.close()
+    (kept,) = read_journal(tmp_path / "j").results.values()
+    assert (kept.median_s, list(kept.measurement.failed_builds)) == (0.5, ["memory"])
+    assert made.results == {kept.case: kept}
+    again, driver = session(failing_in("", error))
+    again.resume(read_journal(tmp_path / "j"))
+    assert not again.run(case(Watched())).measurement.failed_builds, "a resumed run measures it again"
+    assert [job.purpose for job in driver.jobs][:3] == ["time", "memory", "loss"]
+
+
+PEAKS = Peaks(
+    tflops={"bf16": Peak(value=100.0, unit="TFLOPS", kind="published", source="")},
+    memory_bandwidth=Peak(value=768.0, unit="GB/s", kind="published", source=""),
+)
+STEP = Work(flops={"6N": 3.4e15}, dtype="bf16")
+"""17 s at the peak of two devices."""
+
+
+def test_a_build_may_take_what_its_work_needs_on_the_device():
+    limit_s = deadline_s(Budget(timeout_s=120.0), STEP, PEAKS, devices=2, purpose="time")
+    assert limit_s == pytest.approx(120.0 + 20 * 17.0 * 5)
+    copy = Work(bytes_moved=768e9, memory_path="device")
+    assert deadline_s(Budget(timeout_s=120.0), copy, PEAKS, devices=8, purpose="memory") == pytest.approx(120 + 10 * 5)
+
+
+@pytest.mark.parametrize(
+    ("budget", "peaks"), [(Budget(timeout_s=9.0, fixed_timeout=True), PEAKS), (Budget(timeout_s=9.0), Peaks())]
+)
+def test_a_limit_that_was_asked_for_or_an_unknown_device_is_waited_for_no_longer(budget, peaks):
+    assert deadline_s(budget, STEP, peaks, devices=2, purpose="time") == 9.0
 
 
 def test_a_failed_case_is_in_the_journal(tmp_path):

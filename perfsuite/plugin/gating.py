@@ -77,6 +77,7 @@ class Gating:
 
     def _base(self) -> Base:
         assert self.options.base is not None
+        assert self.suite.session is not None
         root, given = self.config.rootpath, self.options.base
         python = shutil.which(given) if "/" in given else None
         if python:
@@ -87,7 +88,7 @@ class Gating:
             base=base,
             new=Arm(name="new code", root=root),
             arguments=shared_arguments(self.config),
-            case_deadline_s=self.suite.settings.budget.timeout_s,
+            case_deadline_s=self.suite.session.deadline_s,
             commit="" if python else commit_of(base.root, self.options.folder),
             anchor=lambda commit: self._trees.enter_context(arm_of(root, commit, f"stored commit ({commit[:10]})")),
         )

@@ -219,6 +219,7 @@ def _read_budget(config: pytest.Config) -> Budget:
         timeout_s=positive_duration(timeout, "--perf-timeout")
         if timeout is not None
         else positive_duration(config.getini("perf_timeout"), "ini perf_timeout"),
+        fixed_timeout=timeout is not None,
     )
 
 
@@ -229,7 +230,8 @@ def budget_of(item: pytest.Item, budget: Budget) -> Budget:
         if len(timeout.args) + len(timeout.kwargs) != 1 or not set(timeout.kwargs) <= {"seconds"}:
             raise pytest.UsageError(f"{item.nodeid}: marker perf_timeout takes one value, e.g. perf_timeout(90)")
         written = timeout.args[0] if timeout.args else timeout.kwargs["seconds"]
-        budget = replace(budget, timeout_s=positive_duration(written, f"{item.nodeid}: marker perf_timeout"))
+        limit_s = positive_duration(written, f"{item.nodeid}: marker perf_timeout")
+        budget = replace(budget, timeout_s=limit_s, fixed_timeout=True)
     benchmark = item.get_closest_marker("benchmark")
     changes: dict[str, Any] = {}
     if benchmark and "min_rounds" in benchmark.kwargs:

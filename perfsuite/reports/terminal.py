@@ -165,6 +165,12 @@ def _notes(rows: Sequence[CaseRow]) -> list[str]:
         lines.append(
             f"  {len(hidden)} more metrics per case: --benchmark-json, --junitxml and --perf-summary have them"
         )
+    lines += [
+        f"  {purpose} ({row.name}): {why}"
+        for row in rows
+        if row.result.measurement
+        for purpose, why in row.result.measurement.failed_builds.items()
+    ]
     if any(row.reused for row in rows):
         lines.append("  * from the journal of the run that this one resumes")
     if any(row.result.measurement and not row.result.measurement.warmup_steady for row in rows):

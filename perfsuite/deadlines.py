@@ -1,0 +1,36 @@
+"""How long a build of a case may take: what the options say, and what the case's own work needs on its device.
+
+A step of a published job can last 17 s: the limit that ends a hang of a small case would end its warm-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perfsuite.records import Peaks, Work
+from perfsuite.workload import Budget, Purpose
+
+_SHARE_OF_PEAK = 0.2
+"""A case slower than this share of what its device can do is not waited for longer than the options say."""
+_ITERATIONS: Mapping[Purpose, int] = {"time": 20, "exposed": 40, "traffic": 40}
+"""Most iterations of a slow step in a build: checks, warm-up, samples, arrivals; pairs of steps; replays."""
+_OTHERWISE = 10
+
+
+def deadline_s(budget: Budget, work: Work, peaks: Peaks, *, devices: int, purpose: Purpose) -> float:
+    """Seconds for one build; the budget's own where it is fixed, or where nothing is known of the device."""
+    if budget.fixed_timeout:
+        return budget.timeout_s
+    return budget.timeout_s + _ITERATIONS.get(purpose, _OTHERWISE) * at_best_s(work, peaks, devices) / _SHARE_OF_PEAK
+
+
+def at_best_s(work: Work, peaks: Peaks, devices: int) -> float:
+    """Seconds that one iteration takes at the published peaks; what has none there counts nothing."""
+    compute = peaks.tflops.get(work.dtype)
+    memory = peaks.memory_bandwidth if work.memory_path == "device" else peaks.host_link
+    times = [
+        max(work.flops.values(), default=0.0) / (compute.value * 1e12 * devices) if compute else 0.0,
+        work.bytes_moved / (memory.value * 1e9) if memory else 0.0,
+        work.message_bytes / (peaks.link.value * 1e9) if peaks.link else 0.0,
+    ]
+    return max(times)
