@@ -98,14 +98,14 @@ def test_a_cpu_has_no_kernels_and_the_metric_says_so():
     unseen = Record(name="exposed_share", value=0.25, unit="", reduce="equal")
     kernels, _ = metrics(dataclasses.replace(plain, ranks=ranks, records=(unseen,)))
     assert (kernels.value, kernels.note.partition(":")[0]) == (None, "unknown")
+    shares = ["exposed_communication_percent", "exposed_communication_low_percent"]
+    told = dataclasses.replace(plain, ranks=ranks, records=(record,))
+    share, low = derive(shares, work=Work(), measurement=told, peaks=Peaks())
+    assert (share.value, share.convention) == (25.0, "profiler: only communication kernels ran")
+    assert (low.value, low.note) == (None, "by the times of kernels, which have no interval")
     without = Record(name="exposed_without_silent", value=1.0, unit="", reduce="equal")
-    share, kernels = derive(
-        ["exposed_communication_percent", "exposed_kernels_percent"],
-        work=Work(),
-        measurement=dataclasses.replace(plain, ranks=ranks, records=(without, record)),
-        peaks=Peaks(),
-    )
-    assert (share.value, kernels.value) == (None, 25.0)
+    neither = dataclasses.replace(plain, ranks=ranks, records=(without,))
+    share, _ = derive(shares, work=Work(), measurement=neither, peaks=Peaks())
     assert share.note.startswith("not available: collectives can be made to do nothing on a mesh of one axis")
     half_told = (dataclasses.replace(ranks[0], utilisation_percent=None), ranks[1])
     assert metrics(dataclasses.replace(plain, ranks=half_told))[1].value is None

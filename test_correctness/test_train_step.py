@@ -22,7 +22,7 @@ from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training.train_step import TrainStep
-from test_correctness.helpers import training_faults
+from test_correctness.helpers import steps, training_faults
 
 ROOT = Path(__file__).parent.parent
 QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=90.0)
@@ -220,6 +220,13 @@ def test_what_cannot_be_silent_exposes_nothing_on_a_cpu(driver, strategy, mesh):
     workload = TrainStep(model="gpt2-tiny", strategy=strategy, mesh=mesh, builds=("exposed",))
     found = records(run(driver, workload, 4 if mesh else 2, budget=ONCE, purpose="exposed"))
     assert {"exposed_without_silent": 1.0} == found
+
+
+@pytest.mark.parametrize(("blind", "share"), [(None, 0.25), (1, None)])
+def test_kernels_tell_exposed_communication_where_every_rank_sees_them(driver, blind, share):
+    workload = FunctionWorkload(function=steps.told_by_kernels, arguments={"blind": blind})
+    found = records(run(driver, workload, 2, budget=ONCE))
+    assert (found["told"], found.get("exposed_kernel_share")) == (share is not None, share)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero_redundancy"])

@@ -74,22 +74,36 @@ def _built(record: str, build: str, convert: Callable[[float], float] = float) -
     return recorded(record, f"no {build} build was run", convert)
 
 
+BY_KERNELS = "profiler: only communication kernels ran"
 _NOT_SILENT = (
     "not available: collectives can be made to do nothing on a mesh of one axis (dp, tp or cp) alone, under a strategy "
     "that makes no groups of its own"
 )
 
 
-def _exposed(record: str) -> Compute:
+def _exposed_end(record: str) -> Compute:
     """What the build ``exposed`` recorded, or why it could not."""
 
     def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         reached = _built(record, "exposed", _percent)(work, measurement, peaks)
-        if reached.value is None and any(entry.name == "exposed_without_silent" for entry in measurement.records):
+        names = {entry.name for entry in measurement.records}
+        if reached.value is None and "exposed_without_silent" in names:
             return MetricValue(value=None, note=_NOT_SILENT)
+        if reached.value is None and "exposed_kernel_share" in names:
+            return MetricValue(value=None, note="by the times of kernels, which have no interval")
         return reached
 
     return compute
+
+
+def _exposed(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
+    """The silent twin's difference where it was measured, else what the kernels told."""
+    reached = _exposed_end("exposed_share")(work, measurement, peaks)
+    if reached.value is None:
+        kernels = _built("exposed_kernel_share", "exposed", _percent)(work, measurement, peaks)
+        if kernels.value is not None:
+            return dataclasses.replace(kernels, convention=BY_KERNELS)
+    return reached
 
 
 def _exposed_kernels(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
@@ -254,8 +268,8 @@ _ALL = (
         unit="percent",
         better="lower",
         convention="fake-group difference",
-        doc="Share of the step that goes when its collectives do nothing; 0 on one rank.",
-        compute=_exposed("exposed_share"),
+        doc="Share of the step that goes when its collectives do nothing, or by a device's kernels; 0 on one rank.",
+        compute=_exposed,
         observed=True,
         interval=("exposed_communication_low_percent", "exposed_communication_high_percent"),
     ),
@@ -266,7 +280,7 @@ _ALL = (
             better="neither",
             convention="95 % interval over 12 pairs of steps",
             doc=f"The {which} end of the interval of the exposed communication.",
-            compute=_exposed(f"exposed_share_{end}"),
+            compute=_exposed_end(f"exposed_share_{end}"),
             observed=True,
         )
         for end, which in (("low", "lower"), ("high", "upper"))
@@ -275,7 +289,7 @@ _ALL = (
         name="exposed_kernels_percent",
         unit="percent",
         better="lower",
-        convention="profiler: only communication kernels ran",
+        convention=BY_KERNELS,
         doc="Share of the step in which a device did nothing but communicate, by the times of its kernels.",
         compute=_exposed_kernels,
         observed=True,

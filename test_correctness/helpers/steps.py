@@ -42,6 +42,29 @@ def held(rank, axes="", groups=0):
     return run
 
 
+def told_by_kernels(rank, blind=None):
+    """Asks the kernels of a small step for its exposed communication; rank ``blind`` sees none of its library."""
+    from perfsuite.workloads.training import exposed
+    from perfsuite.workloads.training.overlap import Kernel
+    from perfsuite.workloads.training.train_step import TrainStep
+
+    seen = [Kernel(name="gemm", start_ns=0, end_ns=60), Kernel(name="gloo_AllReduce", start_ns=40, end_ns=80)]
+
+    def record_kernels(run, wait):
+        run()
+        return seen[:1] if rank.rank == blind else seen
+
+    def run():
+        exposed.record_kernels, real = record_kernels, exposed.record_kernels
+        try:
+            told = exposed.ExposedStep(TrainStep(model="gpt2-tiny", strategy="ddp"), rank)._tell_by_kernels()
+        finally:
+            exposed.record_kernels = real
+        rank.record("told", told, reduce="equal")
+
+    return run
+
+
 def allowed(rank):
     """Nothing, and how many cores each rank may use."""
     rank.record(f"cores{rank.rank}", float(len(os.sched_getaffinity(0))), unit="cores", reduce="only")
