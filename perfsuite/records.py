@@ -208,6 +208,14 @@ class Timeline:
     source: Literal["measured", "simulated"]
     schedule: str = ""
     """Name of the schedule, for titles."""
+    world_ranks: tuple[int, ...] = ()
+    """Of several pipelines side by side: which of all ranks each rank of this one is."""
+    place: str = ""
+    """Of several pipelines side by side: which one this is, ``of 4 pipelines that of dp 0, tp 1``."""
+
+    def name_of(self, rank: int) -> str:
+        """What a rank along the pipeline is called among all ranks."""
+        return f"rank {self.world_ranks[rank] if self.world_ranks else rank}"
 
 
 @dataclass(frozen=True, kw_only=True)

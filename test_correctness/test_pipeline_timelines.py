@@ -10,12 +10,15 @@ from perfsuite.metrics.pipeline import bubble_ratio
 from perfsuite.platforms.base import Clock
 from perfsuite.platforms.clocks import PerfCounterClock
 from perfsuite.records import ClockFacts, Sample
+from perfsuite.reports.timelines.picture import timeline_svg
+from perfsuite.reports.timelines.write import chrome_trace
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timeline import KEPT_STEPS, Part, StepKeeper
 from perfsuite.runtime.timelines import join
+from perfsuite.schedules import replay
 
 
-def keeper(**place: int) -> StepKeeper:
+def keeper(**place: Any) -> StepKeeper:
     return StepKeeper(**{"schedule": "gpipe", "ranks": 2, "rank": 0, "pipeline": 0, **place})
 
 
@@ -38,7 +41,7 @@ def step(rank: int, begin: float) -> list[Part]:
     return [part._replace(start_s=part.start_s + begin, end_s=part.end_s + begin) for part in actions]
 
 
-def kept(rank: int, *begins: float, offset_s: float = 0.0, **place: int) -> dict[str, Any]:
+def kept(rank: int, *begins: float, offset_s: float = 0.0, **place: Any) -> dict[str, Any]:
     own = keeper(rank=rank, **place)
     for begin in begins:
         own.take(step(rank, begin))
@@ -75,6 +78,22 @@ def test_of_several_pipelines_the_one_that_took_longest_is_shown():
     slow["steps"]["parts"] = [[name, s, m, start, end + 3] for name, s, m, start, end in slow["steps"]["parts"][2:]]
     timeline, _ = join([kept(0, 100.0), kept(1, 100.0), kept(0, 100.0, pipeline=2), slow])
     assert max(event.end_s for event in timeline.events if event.rank == 1) == pytest.approx(7)
+
+
+def test_one_of_several_pipelines_is_named_by_its_ranks_and_its_place():
+    names = {"place": "of 2 pipelines that of tp 1", "pipeline": 1}
+    timeline, _ = join([kept(index, 100.0, world_rank=1 + 2 * index, **names) for index in range(2)])
+    assert ("rank 1", "rank 3") == (timeline.name_of(0), timeline.name_of(1))
+    trace = chrome_trace(timeline)
+    assert ["rank 1", "rank 3"] == [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
+    assert trace["otherData"]["pipeline"] == "of 2 pipelines that of tp 1"
+    picture = timeline_svg(timeline, title="a case")
+    assert ">rank 3<" in picture
+    assert ">rank 0<" not in picture
+    assert "; of 2 pipelines that of tp 1; step 6 s" in picture
+    assert replay(timeline).simulated.name_of(1) == "rank 3"
+    alone, _ = join([kept(0, 100.0, world_rank=0), kept(1, 100.0, world_rank=1)])
+    assert (alone.world_ranks, alone.place) == ((), "")
 
 
 def test_without_all_ranks_there_is_no_timeline():

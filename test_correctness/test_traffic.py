@@ -196,7 +196,7 @@ def step_of(model, clock, *, checkpointing="none", **slow):
     return module, step
 
 
-@pytest.mark.parametrize("model", ["gpt2-tiny", "llama2-tiny"])
+@pytest.mark.parametrize("model", ["gpt2-tiny", "llama2-tiny", "moe-tiny"])
 def test_time_of_a_part_in_either_direction_is_its_own(model):
     clock = HandClock()
     module, step = step_of(model, clock, attention=(1.0, 20.0), mlp=(300.0, 4000.0), norm1=(0.5, 0.25))

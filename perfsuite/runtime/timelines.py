@@ -41,7 +41,15 @@ def join(reports: Sequence[Message]) -> tuple[Timeline | None, tuple[Record, ...
 def _timeline(ranks: Sequence[_Kept]) -> Timeline:
     zero = min(start_s for kept in ranks for _, _, _, start_s, _ in kept["parts"])
     events = [event for kept in ranks for event in _events(kept, zero)]
-    return Timeline(ranks=len(ranks), events=tuple(events), source="measured", schedule=ranks[0]["schedule"])
+    place = ranks[0]["place"]
+    return Timeline(
+        ranks=len(ranks),
+        events=tuple(events),
+        source="measured",
+        schedule=ranks[0]["schedule"],
+        world_ranks=tuple(kept["world_rank"] for kept in ranks) if place else (),
+        place=place,
+    )
 
 
 def _events(kept: _Kept, zero: float) -> list[TimelineEvent]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfsuite.errors import InvalidParameter
 from perfsuite.records import Timeline
@@ -51,12 +51,13 @@ def find_imbalance(schedule: Schedule, timeline: Timeline, *, communication_s: f
         if event.kind in LETTERS:
             by_rank[event.rank] += event.end_s - event.start_s
             by_stage[event.stage] += event.end_s - event.start_s
+    simulated = simulate(schedule, durations_of(timeline), communication_s=communication_s, detail=True)
     rank = max(range(schedule.ranks), key=lambda index: by_rank[index])
     return Imbalance(
         rank=rank,
         stage=max(schedule.stages_of(rank), key=lambda stage: by_stage[stage]),
         busy_s=by_rank[rank],
         mean_busy_s=sum(by_rank.values()) / schedule.ranks,
-        simulated=simulate(schedule, durations_of(timeline), communication_s=communication_s, detail=True),
+        simulated=replace(simulated, world_ranks=timeline.world_ranks, place=timeline.place),
         balanced=simulate(schedule, evened_durations(timeline), communication_s=communication_s),
     )

@@ -47,6 +47,7 @@ def figures(timeline: Timeline) -> str:
             expected.append(f"simulated with the same durations {float(bubble_ratio(again.simulated)):.3f}")
         formula = formula_bubble(schedule)
         expected += [] if formula is None else [f"formula for equal stages {formula:.3f}"]
+    phrases += [timeline.place] if timeline.place else []
     phrases.append(f"step {format_seconds(float(last - first))}")
     phrases += [f"bubble_ratio {', '.join(expected)}"] if expected else []
     phrases.append(f"bubble_to_ideal (idle / busy) {float(bubble_to_ideal(timeline)):.3f}")

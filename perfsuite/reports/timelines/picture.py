@@ -50,7 +50,8 @@ def timeline_svg(timeline: Timeline, *, title: str = "") -> str:
     legend.add_axis(root, scale, timeline.ranks)
     busy, in_flight = busy_s(timeline), in_flight_micro_batches(timeline)
     for rank in range(timeline.ranks):
-        _add_lane(root, scale, rank, busy[rank], in_flight[rank])
+        share = float(busy[rank]) / float(end - zero)
+        _add_lane(root, scale, rank, timeline.name_of(rank), f"busy {share:.0%}, {in_flight[rank]} in flight")
     turns = draw.turns_of(timeline)
     for event in timeline.events:
         if event.kind in ("send", "receive"):
@@ -70,14 +71,13 @@ def _best_width(timeline: Timeline, length_s: float) -> float:
     return min(max(min(wanted, _PER_ACTION * of_a_rank), _NARROWEST), _WIDEST)
 
 
-def _add_lane(root: ElementTree.Element, scale: draw.Scale, rank: int, busy: float, in_flight: int) -> None:
+def _add_lane(root: ElementTree.Element, scale: draw.Scale, rank: int, name: str, figures: str) -> None:
     """The frame of a rank's lane, its name and its figures."""
     top = draw.top_of(rank)
     draw.rectangle(root, draw.LEFT, top, scale.width, draw.LANE, fill="white", stroke="#bbbbbb")
     line = top + draw.LANE / 2 + 4
-    draw.words(root, draw.LEFT - 8, line, f"rank {rank}", text_anchor="end")
-    share = float(busy) / float(scale.length_s)
-    draw.words(root, draw.LEFT + scale.width + 8, line, f"busy {share:.0%}, {in_flight} in flight", fill=draw.GREY)
+    draw.words(root, draw.LEFT - 8, line, name, text_anchor="end")
+    draw.words(root, draw.LEFT + scale.width + 8, line, figures, fill=draw.GREY)
 
 
 def _add_box(root: ElementTree.Element, scale: draw.Scale, event: TimelineEvent, turn: int) -> None:

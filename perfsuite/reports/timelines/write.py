@@ -27,7 +27,7 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     zero = min(event.start_s for event in timeline.events)
     events: list[dict[str, Any]] = []
     for rank in range(timeline.ranks):
-        events.append(_name("process_name", rank, 0, {"name": f"rank {rank}"}))
+        events.append(_name("process_name", rank, 0, {"name": timeline.name_of(rank)}))
         events.append(_name("process_sort_index", rank, 0, {"sort_index": rank}))
         for track, name in enumerate(_TRACKS):
             events.append(_name("thread_name", rank, track, {"name": name}))
@@ -40,6 +40,7 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
             "schedule": timeline.schedule,
             "source": timeline.source,
             "ranks": timeline.ranks,
+            **({"pipeline": timeline.place} if timeline.place else {}),
             "step_us": float(seconds_to_us(last - first)),
             "bubble_ratio": float(bubble_ratio(timeline)),
             "bubble_to_ideal_ratio": float(bubble_to_ideal(timeline)),

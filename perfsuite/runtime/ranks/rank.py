@@ -145,11 +145,16 @@ class WorkerRank:
     def keep_timeline(self, schedule: str, *, axis: str = "pp") -> None:
         """The spans of compute, ``send``, ``receive`` and ``wait`` are those of a pipeline along ``axis``."""
         place = self.shape.coordinates(self.rank)
+        others = {name: index for name, index in place.items() if name != axis and self.shape.size(name) > 1}
+        beside = self.shape.world_size // self.shape.size(axis)
+        which = ", ".join(f"{name} {index}" for name, index in others.items())
         self._spans.keeper = StepKeeper(
             schedule=schedule,
             ranks=self.shape.size(axis),
             rank=place.get(axis, 0),
             pipeline=self.shape.rank_of({**place, axis: 0}),
+            world_rank=self.rank,
+            place=f"of {beside} pipelines that of {which}" if others else "",
         )
 
     @contextmanager

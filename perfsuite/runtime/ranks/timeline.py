@@ -40,6 +40,10 @@ class StepKeeper:
     """This rank's place in it."""
     pipeline: int
     """Which pipeline it is, where several run side by side: the world's rank of its first rank."""
+    world_rank: int = 0
+    """This rank among all."""
+    place: str = ""
+    """Which pipeline it is in words, where several run side by side."""
     busy: list[tuple[float, float, float]] = field(default_factory=list)
     """Per sample: seconds of computing, start of the first and end of the last action."""
     kept: deque[list[Part]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
@@ -76,6 +80,8 @@ class StepKeeper:
             "ranks": self.ranks,
             "rank": self.rank,
             "pipeline": self.pipeline,
+            "world_rank": self.world_rank,
+            "place": self.place,
             "busy": [[busy, first + offset_s, last + offset_s] for busy, first, last in self.busy],
             "parts": [
                 [part.name, part.stage, part.micro_batch, part.start_s + offset_s, part.end_s + offset_s]
