@@ -21,7 +21,7 @@ from perfsuite.workloads.training.parity import TrainParity
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.conftest import OF_RANKS
 from test_correctness.helpers import training_faults
-from test_correctness.helpers.hybrid_ranks import Doubtful, DrawnParity, overflow_on_one_rank
+from test_correctness.helpers.hybrid_ranks import Doubtful, DrawnParity, OlderParity, overflow_on_one_rank
 from test_correctness.helpers.moe_ranks import FreshFunction
 
 ROOT = Path(__file__).parent.parent
@@ -217,6 +217,10 @@ def test_overlapped_tensor_parallelism_says_what_it_needs(driver):
     case = TrainParity(model="llama2-7b", strategy="hybrid", options={"async_tensor": True}, compiled=True)
     with pytest.raises(UnsupportedCase, match="async_tensor needs an accelerator"):
         records(driver, case, "tp2")
+
+
+def test_experts_train_alike_where_torch_cannot_leave_parameters_out(driver):
+    assert parity(driver, "ep2", workload=OlderParity, model="moe-tiny") <= 1e-5
 
 
 # -- faults ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Imported on ranks only.  Experts are spread over the ranks that have the same on
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -38,6 +39,8 @@ class DataParallel:
         self._kept: set[nn.Parameter] = set()
         self._reshard = reshard
         if self.active:
+            # Experts that no other rank has, where torch cannot leave parameters out: spread over this rank alone.
+            self._spreads_experts = self._spreads_experts or not leaves_out_parameters(rank)
             self._spread = _spreader(rank, plan, replicate=replicate)
             self._mesh = _mesh(rank, shared, replicate=replicate)
             self._own_mesh = _mesh(rank, own, replicate=replicate)
@@ -57,6 +60,11 @@ class DataParallel:
         """Spread what the module has beside its layers: its backward comes right after its forward, so it stays."""
         if self.active:
             self._spread(module, self._mesh, self._kept, False)
+
+
+def leaves_out_parameters(rank: Rank) -> bool:
+    """Whether torch's fully_shard takes parameters to ignore; that of 2.5 does not."""
+    return "ignored_params" in inspect.signature(fsdp_api(rank).fully_shard).parameters
 
 
 def _mesh(rank: Rank, axes: tuple[str, ...], *, replicate: bool) -> DeviceMesh:

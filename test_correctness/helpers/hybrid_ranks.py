@@ -34,6 +34,26 @@ class DrawnParity(TrainParity):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OlderParity(TrainParity):
+    """Where torch's fully_shard takes no parameters to ignore, as that of 2.5."""
+
+    def build(self, rank: Rank) -> Step:
+        """With a fully_shard that refuses them."""
+        from torch.distributed import fsdp
+
+        newer = fsdp.fully_shard
+
+        def older(module: Any, *, mesh: Any, reshard_after_forward: Any = True, mp_policy: Any = None) -> Any:
+            return newer(module, mesh=mesh, reshard_after_forward=reshard_after_forward)
+
+        fsdp.fully_shard = older  # type: ignore[assignment]
+        try:
+            return super().build(rank)
+        finally:
+            fsdp.fully_shard = newer
+
+
+@dataclass(frozen=True, kw_only=True)
 class NeverRight(TrainParity):
     """A twin that fails its check."""
 
