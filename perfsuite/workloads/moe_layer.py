@@ -113,7 +113,11 @@ class MoeLayer(Workload):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The layer's time, its parts where they are told apart, and what routing was like."""
+        """The layer's time, its parts where they are told apart, and what routing was like.
+
+        Communication is told as it happens, not replayed: from a rank's sending until the last row has come, so with
+        the wait for ranks that compute longer.
+        """
         parts = (
             "compute_time_s",
             "communication_time_s",

@@ -197,7 +197,10 @@ PARALLEL = (
             _IMBALANCE,
             _DROPPED,
         ),
-        notes=("forward and backward of one layer",),
+        notes=(
+            "forward and backward of one layer",
+            "all-to-all: until the last row has come, so with the wait for ranks whose experts compute longer",
+        ),
     ),
     TableSpec(
         title="Meshes",
