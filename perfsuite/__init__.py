@@ -10,7 +10,15 @@ Nothing here imports torch or pytest before it is used: rank processes import th
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.version_info < (3, 10):  # noqa: UP036  run from a checkout nothing else keeps an older one from failing later
+    raise SystemExit(
+        "perfsuite needs Python 3.10 or newer, this is {}.{}: use an image or an environment that has it".format(
+            *sys.version_info[:2]
+        )
+    )
 
 if TYPE_CHECKING:
     from perfsuite.errors import InvalidParameter, PerfsuiteError, UnsupportedCase, WrongResult

@@ -8,8 +8,9 @@ from typing import Any
 
 from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json
 from perfsuite.decoding import to_json
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import ConfigurationError, PerfsuiteError
 from perfsuite.platforms import Fingerprint, Host, Machine, detect_machine, fingerprint, load_catalog, read_environment
+from perfsuite.platforms.torch_version import installed_torch, require_torch
 
 _SHOWN_APART = ("declared", "topology", "worker")
 """Fields of an environment that need lines of their own, or ranks: no rank runs here."""
@@ -50,6 +51,10 @@ def _env_lines(machine: Machine, key: Fingerprint, environment: Mapping[str, Any
         yield from _rows(environment["declared"])
     else:
         yield "declared: nothing; a platform file's [environment] says what no tool can tell (docs/add-a-platform.md)"
+    try:
+        require_torch(machine.family, installed_torch())
+    except ConfigurationError as error:
+        yield f"problem: {error}"
     if environment["topology"]:
         yield ""
         yield "topology"

@@ -91,6 +91,8 @@ class Family(ABC):
     """Results are stamped and never meet real ones; such a family is never detected, only asked for by name."""
     communication_settings: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     """What the backend's library can be told: a word that several libraries share -> its variables here."""
+    rank_variables: ClassVar[Mapping[str, str]] = {}
+    """Environment of its ranks where the user set no other: what the vendor's own scripts set for benchmarks."""
     stands_for: ClassVar[str] = ""
     """The family whose devices a simulated one imitates: their rows name its devices, so its cases have their ids."""
     device_code: ClassVar[str]
@@ -125,6 +127,10 @@ class Family(ABC):
     def why_unnamed(self) -> str:
         """Why a device that is here has no name, which vendor's tool should have told it."""
         return f"nothing tells which {self.name} device this is"
+
+    def newer_torch(self) -> str:
+        """What to do where the installed torch is too old."""
+        return "install a newer one, or use an environment that has it"
 
     def quirks(self, model: DeviceModel) -> tuple[str, ...]:
         """Where the stack installed here differs from torch's manual on this device, and what perfsuite does about it.

@@ -38,6 +38,8 @@ class Musa(AcceleratorFamily):
     communication_settings = MappingProxyType(
         {"ring": {"MCCL_ALGOS": "1"}, "simple": {"MCCL_PROTOS": "2"}, "large-buffers": {"MCCL_BUFFSIZE": "20971520"}}
     )
+    # The driver takes a kernel beyond its own limit for hung; FlagPerf's S4000 cases set an hour, in ms.
+    rank_variables = MappingProxyType({"MUSA_KERNEL_TIMEOUT": "3600000"})
     device_code = "perfsuite.platforms.musa:MusaDevice"
     attention = "perfsuite.platforms.musa_attention:kernels"
     nodes = ("dev/mtgpu*",)
@@ -107,6 +109,16 @@ class Musa(AcceleratorFamily):
         listed = re.findall(r'^(\w+):\s*\{\s*"version":\s*"([^"]+)"', self.host.tool("musa_version_query").text, re.M)
         return {"driver": driver[1] if driver else "unknown", **dict(listed)}
 
+    def newer_torch(self) -> str:
+        """Which of the vendor's releases have it: torch and torch_musa belong together."""
+        mine = package_version(self.name)
+        return (
+            f"torch_musa 2.1.0, 2.1.1 and 2.5.0 come with torch 2.5.0, 2.7.0 and 2.7.1 with torch 2.7.1"
+            f"{f', this is torch_musa {mine}' if mine else ''}; take the image "
+            "registry.mthreads.com/mcconline/musa-pytorch-release-public in such a release, "
+            f"never PyPI's torch ({self.guide})"
+        )
+
     def quirks(self, model: DeviceModel) -> tuple[str, ...]:
         """Of the torch_musa installed here on the row's architecture; what is not known may have a quirk."""
         version = package_version(self.name)
@@ -168,6 +180,7 @@ class MusaDevice(Accelerator):
         with contextlib.suppress(Exception):  # a driver that cannot be asked: RuntimeError, AssertionError
             major, minor = cast(Any, self._module).get_device_capability()
             versions["architecture"] = f"mp_{major}{minor}"
+        versions["kernel_timeout_ms"] = os.environ.get("MUSA_KERNEL_TIMEOUT", "unset")
         versions["tf32"] = str(getattr(getattr(torch.backends, "mudnn", None), "allow_tf32", "unknown"))
         mccl = getattr(self._module, "mccl", None)
         if mccl is not None:

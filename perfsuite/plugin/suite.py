@@ -30,6 +30,7 @@ from perfsuite.platforms import (
     why_absent,
 )
 from perfsuite.platforms.quiet import HostLoad, read_host_load
+from perfsuite.platforms.torch_version import installed_torch, require_torch
 from perfsuite.plugin import launch
 from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
 from perfsuite.plugin.world_sizes import LaunchSizes
@@ -163,6 +164,7 @@ class Suite:
 
     def _make_session(self) -> None:
         machine = self.machine
+        require_torch(machine.family, installed_torch())
         _ = self.platforms  # a damaged platform file is found now, not in the middle of collection
         self.session = PerfSession(
             id=new_session_id(),

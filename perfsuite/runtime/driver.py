@@ -24,7 +24,7 @@ from perfsuite.runtime.reference import refer
 from perfsuite.runtime.stacks import judge
 from perfsuite.runtime.transports.base import Message, Place, Transport
 from perfsuite.units import format_seconds
-from perfsuite.workload import Budget, Pin, Purpose, Workload
+from perfsuite.workload import Budget, Pin, Process, Purpose, Workload
 
 START_TIMEOUT_S = 120.0
 """For workers to come up: the first import of torch from a cold disk can take most of a minute."""
@@ -120,7 +120,7 @@ class Driver:
 
     def environment(self) -> dict[str, Any]:
         """torch and library versions as a worker sees them."""
-        self._acquire(1, fresh=False, env={})
+        self._acquire(1, fresh=False, env=self._environment_of(None))
         answers = self._command({0: {"verb": "facts", "family": self._family.name}}, START_TIMEOUT_S)
         return dict(answers[0])
 
@@ -148,7 +148,7 @@ class Driver:
             purpose=job.purpose,
             checks_twin=twin is not None and checked not in self._checked,
         )
-        env = process.env if process else {}
+        env = self._environment_of(process)
         if self._family.preloads and not env:
             self._transport.preload(job.workload.preload)
         if fresh or self._tainted or self._formed != job.world_size:
@@ -169,6 +169,12 @@ class Driver:
             transport=self._transport.name,
             smoke=job.budget.smoke,
         )
+
+    def _environment_of(self, process: Process | None) -> dict[str, str]:
+        """Variables of rank processes beside the driver's own: the family's where nobody set them, the workload's."""
+        set_here = self._family.host.environ
+        default = {name: value for name, value in self._family.rank_variables.items() if name not in set_here}
+        return {**default, **(process.env if process else {})}
 
     # -- the steps of a run --------------------------------------------------------------------------------------
 

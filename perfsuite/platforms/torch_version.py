@@ -1,0 +1,33 @@
+"""Is the torch that is installed new enough: read from its metadata, before anything imports it."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from perfsuite.errors import ConfigurationError
+from perfsuite.platforms.base import Family
+from perfsuite.platforms.quirks import numbers
+
+OLDEST = (2, 5)
+"""torch's version from which on perfsuite runs."""
+
+
+def installed_torch() -> str:
+    """Version of the installed torch; empty where there is none."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
+
+
+def require_torch(family: Family, installed: str) -> None:
+    """Raise ConfigurationError, one line that says what to do, for a torch that is too old; unknown ones pass.
+
+    A pre-release of the oldest counts as it: a vendor's build of 2.5.0a0 has all that is needed.
+    """
+    found = numbers(installed)
+    if found and found[:2] < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ConfigurationError(
+            f"torch {installed} is installed, perfsuite needs {oldest} or newer: {family.newer_torch()}"
+        )

@@ -1,0 +1,82 @@
+"""An image whose torch or Python is too old: one line that says what to do, before anything is collected."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import ConfigurationError
+from perfsuite.platforms import families, torch_version
+from perfsuite.platforms.torch_version import require_torch
+from perfsuite.runtime.driver import Driver
+from perfsuite.workload import Process
+from test_correctness.helpers import machines
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.mark.parametrize("version", ["2.0.0", "2.2.0a0+git1a2b3c4", "1.13.1+cu117"])
+def test_an_old_torch_is_one_line_that_names_the_releases_that_have_a_newer_one(version, monkeypatch):
+    monkeypatch.setattr("perfsuite.platforms.musa.package_version", lambda family: "2.0.1")
+    known = families()
+    with pytest.raises(ConfigurationError) as caught:
+        require_torch(known["musa"], version)
+    said = str(caught.value)
+    assert said.startswith(f"torch {version} is installed, perfsuite needs 2.5 or newer: ")
+    assert "torch_musa 2.1.0, 2.1.1 and 2.5.0 come with torch 2.5.0" in said
+    assert "this is torch_musa 2.0.1; take the image registry.mthreads.com/" in said
+    assert said.endswith("(docs/musa.md)")
+    assert "\n" not in said
+    with pytest.raises(ConfigurationError, match="install a newer one"):
+        require_torch(known["cpu"], version)
+
+
+@pytest.mark.parametrize("version", ["2.5.0", "2.5.0a0+git1a2b3c4", "2.7.1", "2.13.0+cpu", "3.0", "", "unknown"])
+def test_a_torch_that_is_new_enough_or_unknown_passes(version):
+    require_torch(families()["musa"], version)
+
+
+def test_the_document_shows_the_line_as_it_is(monkeypatch):
+    monkeypatch.setattr("perfsuite.platforms.musa.package_version", lambda family: "2.0.1")
+    document = (Path(__file__).parent.parent / "docs" / "musa.md").read_text(encoding="utf-8")
+    with pytest.raises(ConfigurationError) as caught:
+        require_torch(families()["musa"], "2.2.0")
+    assert f"\nERROR: {caught.value}\n" in document
+
+
+def test_pytest_says_it_and_runs_nothing(pytester, monkeypatch):
+    monkeypatch.setattr("perfsuite.plugin.suite.installed_torch", lambda: "2.2.0")
+    pytester.makepyfile("def test_mine(perf):\n    perf(lambda rank: None)\n")
+    result = pytester.runpytest_inprocess("--perf-platform=cpu")
+    assert pytest.ExitCode.USAGE_ERROR == result.ret
+    result.stderr.fnmatch_lines(["ERROR: torch 2.2.0 is installed, perfsuite needs 2.5 or newer: *"])
+    assert "Traceback" not in result.stderr.str() + result.stdout.str()
+
+
+def test_an_old_python_is_one_line():
+    code = "import sys; sys.version_info = (3, 8, 10, 'final', 0); import perfsuite"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (1, "") == (done.returncode, done.stdout)
+    assert done.stderr.startswith("perfsuite needs Python 3.10 or newer, this is 3.8: ")
+    assert 1 == done.stderr.count("\n")
+
+
+def test_ranks_get_the_familys_variables_unless_they_are_set(tmp_path):
+    def given(environ, process=None):
+        family = families(machines.s4000(tmp_path, environ=environ))["musa"]
+        driver = Driver(transport=None, family=family, rootpath=tmp_path, device_count=8)  # type: ignore[arg-type]
+        return driver._environment_of(process)
+
+    assert {"MUSA_KERNEL_TIMEOUT": "3600000"} == given({})
+    assert {} == given({"MUSA_KERNEL_TIMEOUT": "5000"})
+    asked = Process(env={"MCCL_PROTOS": "2", "MUSA_KERNEL_TIMEOUT": "1"})
+    assert {"MUSA_KERNEL_TIMEOUT": "1", "MCCL_PROTOS": "2"} == given({}, asked)
+
+
+def test_the_installed_torch_is_read_without_importing_it():
+    import torch
+
+    assert torch.__version__.split("+")[0] == torch_version.installed_torch().split("+")[0]
