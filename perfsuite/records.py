@@ -144,6 +144,9 @@ class RankFacts:
     """Last-level cache of the rank's device; 0 where it cannot be told."""
     utilisation_percent: float | None = None
     """Share of the last moments in which the device ran any kernel; None: unknown."""
+    launch_s: float | None = None
+    """Median seconds that this process took to start one iteration; close to ``median_s`` where the host is what is
+    slow.  None: written before it was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,7 +86,7 @@ class Budget:
     disable_gc: bool = True
     """Python's garbage collector is off during samples."""
     cache_flush: bool = False
-    """Write a buffer larger than the last-level cache before every sample."""
+    """Write a buffer larger than the last-level cache before every iteration: a sample is then one."""
     yardstick: bool = False
     """Time the workload's yardstick kernel after every sample."""
     timeout_s: float = 120.0

@@ -10,7 +10,7 @@ import dataclasses
 
 from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used
 from perfsuite.records import Measurement, Peak, Peaks, Work
-from perfsuite.units import tflops
+from perfsuite.units import seconds_to_us, tflops
 
 _INTEGER = ("int8", "uint8", "int32", "int64")
 
@@ -52,6 +52,13 @@ def _per_device(work: Work, measurement: Measurement, peaks: Peaks) -> MetricVal
     return _rate(work, measurement, peaks, devices_used(measurement), 1)
 
 
+def _launch(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
+    told = [rank.launch_s for rank in measurement.ranks if rank.launch_s is not None]
+    if not told:
+        return MetricValue(value=None, note="written before the host's time was measured")
+    return MetricValue(value=seconds_to_us(max(told)))
+
+
 METRICS = (
     MetricSpec(
         name="tflops",
@@ -68,5 +75,14 @@ METRICS = (
         convention="exact",
         doc="Operations per second of one device, 1e12 per second; ranks that share a device count together.",
         compute=_per_device,
+    ),
+    MetricSpec(
+        name="launch_us",
+        unit="us",
+        better="lower",
+        convention="median",
+        doc="Median time that the host takes to start one iteration, the slowest rank's.",
+        compute=_launch,
+        observed=True,
     ),
 )

@@ -7,7 +7,7 @@ arrays of at least four times the last-level cache; below that the figure is not
 
 from __future__ import annotations
 
-from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used
+from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, recorded
 from perfsuite.records import Measurement, Peak, Peaks, Work
 from perfsuite.units import format_bytes, gb_per_s, gib
 
@@ -66,6 +66,16 @@ def _peak_memory(work: Work, measurement: Measurement, peaks: Peaks) -> MetricVa
 
 
 METRICS = (
+    MetricSpec(
+        name="capacity_gib",
+        unit="GiB",
+        better="higher",
+        convention="allocated",
+        doc="Device memory that one process could have in blocks of one size, 2**30 bytes.",
+        compute=recorded("capacity_gib", "the workload took no memory"),
+        deterministic=True,
+        tolerance=0.02,
+    ),
     MetricSpec(
         name="gb_per_s",
         unit="GB/s",

@@ -64,6 +64,8 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object) -> str | None
 def _generate(metafunc: pytest.Metafunc, suite: Suite) -> None:
     elsewhere = _parametrized(metafunc)
     sweep = read_sweep(metafunc.definition, metafunc.fixturenames, elsewhere)
+    if suite.settings.shapes is not None:
+        sweep = suite.settings.shapes.apply(metafunc.function.__name__, sweep)
     # One rank is what a test without @world_sizes runs on; whoever parametrizes ranks decides alone.
     ranks = ("ranks",) if sweep.world_sizes else ()
     platforms = () if "platform" in elsewhere else ("platform",)
@@ -130,9 +132,16 @@ def refuse_wrong_cases(config: pytest.Config, items: Sequence[pytest.Item]) -> N
     suite = config.stash.get(suite_key, None)
     if suite is not None and suite.problem is not None and suite.asked:
         raise pytest.UsageError(str(suite.problem))
-    for item in items:
-        if is_case(item) and item.get_closest_marker("perf_timeout"):
+    cases = [item for item in items if is_case(item)]
+    for item in cases:
+        if item.get_closest_marker("perf_timeout"):
             budget_of(item, config.stash[settings_key].budget)
+    shapes = config.stash[settings_key].shapes
+    if shapes is not None:
+        try:
+            shapes.require_known(getattr(item, "originalname", item.name) for item in cases)
+        except ConfigurationError as error:
+            raise pytest.UsageError(str(error)) from None
 
 
 def leave_out_extended(config: pytest.Config, items: list[pytest.Item]) -> None:

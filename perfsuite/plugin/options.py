@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 import pytest
 
 from perfsuite.errors import ConfigurationError
+from perfsuite.plugin.shapes import ShapeFile, read_shapes
 from perfsuite.plugin.sweep import Scale
 from perfsuite.units import parse_duration
 from perfsuite.workload import Budget, Pin
@@ -66,6 +67,8 @@ class Settings:
     """TOML files with platforms of the user's own."""
     budget: Budget
     """How every case is timed unless a marker says otherwise."""
+    shapes: ShapeFile | None = None
+    """Shapes of the user's own, in place of the sizes of the tests that they are for."""
 
 
 settings_key = pytest.StashKey[Settings]()
@@ -93,9 +96,14 @@ def declare(parser: pytest.Parser) -> None:
         help="where ranks run: as a plain program's (none, default), each pinned to its share of the cores, "
         "or to whole physical cores of the memory node of its device",
     )
-    add("--perf-cache-flush", action="store_true", help="flush the last-level cache before every sample")
+    add("--perf-cache-flush", action="store_true", help="flush the last-level cache before every iteration")
     add(
         "--perf-yardstick", action="store_true", help="time a fixed kernel after every sample, to tell host noise apart"
+    )
+    add(
+        "--perf-shapes",
+        metavar="FILE",
+        help="lines 'TEST SHAPE': shapes of your own for the tests named, docs/shapes.md",
     )
     add("--perf-resume", metavar="JOURNAL", help="report the cases finished in JOURNAL from it and run the others")
     add("--perf-time-budget", metavar="DURATION", help="skip the cases that remain after this long, e.g. 30min")
@@ -137,6 +145,7 @@ def read_settings(config: pytest.Config) -> Settings:
     if trace and trace.exists() and not trace.is_dir():
         raise pytest.UsageError(f"--perf-trace: {trace} is no folder; name one that is there or can be made")
     budget_text = option("perf_time_budget")
+    shapes = _path(option("perf_shapes"), directory)
     return Settings(
         platform=option("perf_platform"),
         scale=scale,
@@ -150,6 +159,7 @@ def read_settings(config: pytest.Config) -> Settings:
         trace=trace,
         platform_files=tuple(Path(path) for path in config.getini("perf_platforms")),
         budget=_read_budget(config),
+        shapes=read_shapes(shapes) if shapes else None,
     )
 
 

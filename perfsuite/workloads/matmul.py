@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from perfsuite.errors import InvalidParameter, UnsupportedCase
+from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import MeshShape
 from perfsuite.records import Work
 from perfsuite.workload import Rank, Step, Workload, Yardstick
+from perfsuite.workloads.kernels import require_dimensions, require_kernel
 from perfsuite.workloads.product import ROUNDING, require_product
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Matmul(Workload):
-    """C = A B with A of m x k and B of k x n, into a preallocated C."""
+    """C = A B with A of m x k and B of k x n, into a preallocated C.
+
+    B lies row by row, for int8 column by column: the one layout that cuBLAS multiplies everywhere.
+    """
 
     m: int
     """Rows of A and C."""
@@ -32,9 +36,7 @@ class Matmul(Workload):
     yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
-        for name, value in (("m", self.m), ("k", self.k), ("n", self.n)):
-            if not isinstance(value, int) or value < 1:
-                raise InvalidParameter(f"{name}={value!r} is not a matrix dimension; choose a whole number from 1 on")
+        require_dimensions(m=self.m, k=self.k, n=self.n)
         choices = (*ROUNDING, "int8")
         if self.dtype not in choices:
             raise InvalidParameter(f"dtype={self.dtype!r} has no matrix product here; choose from {', '.join(choices)}")
@@ -75,7 +77,9 @@ class MatmulStep(Step):
         integer = workload.dtype == "int8"
         self._multiply = torch._int_mm if integer else torch.mm
         self.a = torch.empty(workload.m, workload.k, dtype=dtype, device=rank.device)
-        self.b = torch.empty(workload.k, workload.n, dtype=dtype, device=rank.device)
+        rows, columns = (workload.n, workload.k) if integer else (workload.k, workload.n)
+        self.b = torch.empty(rows, columns, dtype=dtype, device=rank.device)
+        self.b = self.b.t() if integer else self.b
         self.out = torch.empty(workload.m, workload.n, dtype=torch.int32 if integer else dtype, device=rank.device)
         self.refill()
 
@@ -102,13 +106,5 @@ def require_int8(device: torch.device) -> None:
     """Raise UnsupportedCase unless torch has an integer product for ``device``, naming what is missing."""
     import torch
 
-    if not hasattr(torch, "_int_mm"):
-        raise UnsupportedCase(f"torch {torch.__version__} has no integer matrix product (torch._int_mm)")
     probe = torch.ones(32, 32, dtype=torch.int8, device=device)
-    try:
-        torch._int_mm(probe, probe)
-    except (NotImplementedError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UnsupportedCase(
-            f"torch has no integer matrix product (torch._int_mm) on {device.type}: {reason}"
-        ) from None
+    require_kernel("integer matrix product (torch._int_mm)", device, lambda: torch._int_mm(probe, probe.t()))

@@ -22,7 +22,15 @@ _CHECKED_ROWS = 16
 
 
 def require_product(
-    name: str, owner: object, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, dtype: str, parts: int = 1
+    name: str,
+    owner: object,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    dtype: str,
+    parts: int = 1,
+    accumulator: float | None = None,
 ) -> None:
     """Raise WrongResult unless ``out`` is ``a`` of m x k times ``b`` of k x n, all three on any device.
 
@@ -32,24 +40,25 @@ def require_product(
     the accumulator (when each of k partial sums is rounded, one standard deviation is u k / sqrt(6)).  That is
     about ten standard deviations of a right kernel.  A kernel of the next lower precision errs by at least 4 times
     more and a skipped product by about 1: of the thousands of elements that are looked at, many show it.
-    Where ``parts`` products were added up, each is rounded, and so is each of their sums.
+    Where ``parts`` products were added up, each is rounded, and so is each of their sums.  ``accumulator`` is the
+    rounding of one that is narrower than fp32; ``dtype`` is then that of the output.
     """
     import torch
 
     a, b, out = (matrix.cpu().double() for matrix in (a, b, out))
     (m, k), n = a.shape, b.shape[1]
-    unit = _unit(dtype, k, n, parts)
+    unit = _unit(dtype, k, n, parts, accumulator)
     rows = torch.linspace(0, m - 1, min(m, _CHECKED_ROWS)).long()
     _compare(name, owner, rows, a[rows] @ b, out[rows], unit=unit, scale=math.sqrt(k))
     signs = torch.randint(0, 2, (n, 1), generator=torch.Generator().manual_seed(7)).double() * 2 - 1
     _compare(f"{name} x", owner, torch.arange(m), a @ (b @ signs), out @ signs, unit=unit, scale=math.sqrt(k * n))
 
 
-def _unit(dtype: str, k: int, n: int, parts: int) -> float:
+def _unit(dtype: str, k: int, n: int, parts: int, accumulator: float | None) -> float:
     """Relative error of one standard deviation, at most, of an element of the product and of the reference."""
     if dtype == "int8":
         return 0.0  # integers up to 2**53 are exact in fp64, and so are all sums here
-    accumulator = ROUNDING["fp64" if dtype == "fp64" else "fp32"]
+    accumulator = accumulator or ROUNDING["fp64" if dtype == "fp64" else "fp32"]
     reference = (math.sqrt(k) + math.sqrt(n)) * ROUNDING["fp64"]
     return parts * ROUNDING[dtype] + math.sqrt(k) * accumulator + reference
 

@@ -2,8 +2,9 @@
 
 A sample is the mean of k back-to-back iterations between two stamps of the device's clock; before it the ranks meet in
 a barrier, outside the sample (training steps run free).  k makes a sample at least 100 times what the clock can resolve
-and 20 times a barrier, which bounds the error of ranks leaving the barrier at different times.  After each sample one
-all-reduce gives every rank the maximum over ranks and rank 0's elapsed time, so all ranks decide alike when to stop.
+and 20 times a barrier, which bounds the error of ranks leaving the barrier at different times; where the cache is to be
+flushed before every iteration, k is 1.  After each sample one all-reduce gives every rank the maximum over ranks and
+rank 0's elapsed time, so all ranks decide alike when to stop.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Samples:
     warmup_steady: bool
     warmup_s: float
     cpu_share: float
+    launch_s: float
+    """Median seconds that this process took to start one iteration."""
 
 
 class Timer:
@@ -75,6 +78,7 @@ class Timer:
         flush = self._make_flush() if self._budget.cache_flush else None
         samples: list[Sample] = []
         own: list[float] = []
+        launches: list[float] = []
         cpu_s = wall_s = 0.0
         started_s = time.perf_counter()
         with _no_gc(self._budget.disable_gc):
@@ -85,11 +89,12 @@ class Timer:
                     self.align()
                 cpu_s -= time.thread_time()
                 wall_s -= time.perf_counter()
-                seconds, switches = self._sample(run, iterations)
+                seconds, switches, launch_s = self._sample(run, iterations)
                 wall_s += time.perf_counter()
                 cpu_s += time.thread_time()
                 yard_s = self._time_once(kernel) if kernel is not None else None
                 own.append(seconds)
+                launches.append(launch_s)
                 worst = self._maximum([seconds, float(switches), yard_s or 0.0, self._elapsed(started_s)])
                 samples.append(
                     Sample(
@@ -107,6 +112,7 @@ class Timer:
             warmup_steady=steady,
             warmup_s=warmup_s,
             cpu_share=cpu_s / wall_s if wall_s > 0 else 0.0,
+            launch_s=statistics.median(launches),
         )
 
     _shared_elapsed_s = 0.0
@@ -120,18 +126,20 @@ class Timer:
             return False
         return taken >= self._budget.max_rounds or self._shared_elapsed_s >= self._budget.max_time_s
 
-    def _sample(self, run: Callable[[], Any], iterations: int) -> tuple[float, int]:
-        """(seconds per iteration on this rank's device, involuntary switches of this process)."""
+    def _sample(self, run: Callable[[], Any], iterations: int) -> tuple[float, int, float]:
+        """(seconds per iteration on this rank's device, involuntary switches of this process, seconds to start one)."""
         self._spans.discard()
         switches = _involuntary_switches()
+        began_s = self._clock.now_s()  # outside of the stamps: reading it is not timed
         start = self._clock.stamp()
         for _ in range(iterations):
             run()
         end = self._clock.stamp()
+        started_s = self._clock.now_s()
         self._clock.wait(end)
         switches = _involuntary_switches() - switches
         self._spans.close_sample(start, end, iterations)
-        return self._clock.elapsed_s(start, end) / iterations, switches
+        return self._clock.elapsed_s(start, end) / iterations, switches, (started_s - began_s) / iterations
 
     def _time_once(self, run: Callable[[], Any]) -> float:
         start = self._clock.stamp()
@@ -167,7 +175,9 @@ class Timer:
                 batch *= 2
 
     def _choose_iterations(self, iteration_s: float) -> int:
-        """k, the same on all ranks because it follows from shared numbers only."""
+        """k, the same on all ranks because it follows from shared numbers only; 1 where each finds its cache empty."""
+        if self._budget.cache_flush:
+            return 1
         facts = self._clock.facts()
         floor_s = _CLOCK_MARGIN * max(facts.resolution_s, facts.cost_s)
         if self._aligned and self._member.world_size > 1:

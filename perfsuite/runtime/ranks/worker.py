@@ -262,6 +262,7 @@ class Worker:
                 "min_s": min(samples.own_s),
                 "max_s": max(samples.own_s),
                 "cpu_share": samples.cpu_share,
+                "launch_s": samples.launch_s,
                 "max_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 "cache_bytes": member.code.cache_bytes(),
                 "utilisation_percent": self._utilisation_percent,
@@ -293,4 +294,5 @@ def _smoke(first_s: float) -> Samples:
         warmup_steady=False,
         warmup_s=0.0,
         cpu_share=0.0,
+        launch_s=first_s,
     )

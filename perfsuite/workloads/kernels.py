@@ -1,0 +1,32 @@
+"""What workloads of one kernel ask before they build: are these dimensions, and has torch the kernel on this device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from perfsuite.errors import InvalidParameter, UnsupportedCase, first_line
+
+if TYPE_CHECKING:
+    import torch
+
+
+def require_dimensions(**dimensions: int) -> None:
+    """Raise InvalidParameter, which names it, for what is no dimension of a tensor."""
+    for name, value in dimensions.items():
+        if type(value) is not int or value < 1:
+            raise InvalidParameter(f"{name}={value!r} is not a matrix dimension; choose a whole number from 1 on")
+
+
+def require_kernel(what: str, device: torch.device, call: Callable[[], object]) -> None:
+    """Raise UnsupportedCase, with torch's reason, unless ``call`` succeeds; running out of memory stays what it is."""
+    import torch
+
+    try:
+        call()
+    except torch.OutOfMemoryError:
+        raise
+    except (NotImplementedError, RuntimeError, TypeError, AttributeError, ValueError) as error:
+        raise UnsupportedCase(
+            f"torch {torch.__version__} has no {what} on {device.type}: {first_line(error)}"
+        ) from None

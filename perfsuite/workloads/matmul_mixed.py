@@ -1,0 +1,214 @@
+"""Matrix products whose factors and result differ in width: fp8 with scales, and 16-bit factors with an fp32 result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.mesh import MeshShape
+from perfsuite.records import Work
+from perfsuite.workload import Rank, Step, Workload, Yardstick
+from perfsuite.workloads.kernels import require_dimensions, require_kernel
+from perfsuite.workloads.product import require_product
+
+if TYPE_CHECKING:
+    import torch
+
+Scaling = Literal["tensor", "row"]
+
+_LARGEST_E4M3 = 448.0
+_E4M3_TILE = 16
+"""k and n are multiples of it (cuBLASLt's rule for fp8; torch refuses others)."""
+_NARROW_ACCUMULATOR = 2.0**-13
+"""Hopper's matrix units keep about 14 bits of a sum of fp8 products (DeepSeek-V3, arXiv 2412.19437, section 3.3.2)."""
+
+_CUT_ACCUMULATOR = 2.0**-22
+"""Matrix units cut the sums of 16-bit products where fp32 rounds them; a result rounded to 16 bits is far off this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledMatmul(Workload):
+    """C = (s_A A) (s_B B) in bf16, with A of m x k and B of k x n in fp8 (e4m3) and scales s in fp32.
+
+    B lies column by column, as ``torch._scaled_mm`` asks for.
+    """
+
+    m: int
+    """Rows of A and C."""
+    k: int
+    """Columns of A, rows of B."""
+    n: int
+    """Columns of B and C."""
+    scaling: Scaling = "tensor"
+    """One scale for each factor, or one for every row of A and every column of B."""
+
+    metrics: ClassVar[tuple[str, ...]] = ("tflops",)
+    yardstick: ClassVar[Yardstick] = "compute"
+
+    def __post_init__(self) -> None:
+        require_dimensions(m=self.m, k=self.k, n=self.n)
+        if self.k % _E4M3_TILE or self.n % _E4M3_TILE:
+            raise InvalidParameter(
+                f"fp8 needs k and n divisible by {_E4M3_TILE}; k={self.k}, n={self.n} breaks it; choose multiples"
+            )
+        if self.scaling not in get_args(Scaling):
+            raise InvalidParameter(f"scaling={self.scaling!r} is unknown; choose {' or '.join(get_args(Scaling))}")
+
+    def native_dtype(self) -> str:
+        """fp8: emulated products say nothing about it."""
+        return "fp8"
+
+    def work(self, shape: MeshShape) -> Work:
+        """2mkn operations on each rank; scaling is not counted."""
+        return Work(flops={"exact": 2.0 * self.m * self.k * self.n * shape.world_size}, dtype="fp8")
+
+    def build(self, rank: Rank) -> ScaledStep:
+        """Factors and scales on the device.  Raises UnsupportedCase where torch cannot multiply them there."""
+        import torch
+
+        rank.dtype("bf16")  # with TF32 off, like every case but tf32's
+        ones = torch.ones(1, 1, device=rank.device)
+        probe = torch.ones(32, 32, device=rank.device).to(torch.float8_e4m3fn)
+        scales = (ones, ones) if self.scaling == "tensor" else (ones.expand(32, 1).clone(), ones.expand(1, 32).clone())
+        require_kernel(
+            f"fp8 product scaled by {self.scaling} (torch._scaled_mm)",
+            rank.device,
+            lambda: scaled_product(probe, probe.t(), *scales),
+        )
+        return ScaledStep(self, rank)
+
+    def check(self, rank: Rank, step: Step) -> None:
+        """Raise WrongResult unless C is the product of the scaled factors."""
+        assert isinstance(step, ScaledStep)
+        a, b = (step.a.float() * step.scale_a, step.b.float() * step.scale_b)
+        require_product("C", self, a, b, step.out, dtype="bf16", accumulator=_NARROW_ACCUMULATOR)
+
+
+class ScaledStep(Step):
+    """Factors, scales and product of one rank."""
+
+    def __init__(self, workload: ScaledMatmul, rank: Rank) -> None:
+        import torch
+
+        self._rank, self._workload = rank, workload
+        self.a = self.b = self.scale_a = self.scale_b = self.out = torch.empty(0)
+        self.refill()
+
+    def run(self) -> None:
+        """One product."""
+        self.out = scaled_product(self.a, self.b, self.scale_a, self.scale_b)
+
+    def refill(self) -> None:
+        """Normal numbers, each divided by what makes the largest of its scale's 448; no product yet."""
+        import torch
+
+        case, generator = self._workload, self._rank.generator(1)
+        self.out = torch.full((1, 1), float("nan"), device=self._rank.device)
+        whole = case.scaling == "tensor"
+        self.a, self.scale_a = _quantised(case.m, case.k, generator, whole=whole)
+        b, scale_b = _quantised(case.n, case.k, generator, whole=whole)
+        self.b, self.scale_b = b.t(), scale_b.t()
+
+    def close(self) -> None:
+        """Free everything."""
+        del self.a, self.b, self.scale_a, self.scale_b, self.out
+
+
+def scaled_product(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> torch.Tensor:
+    """In bf16; sums are kept as short as the device likes, as in the forward of a training step in fp8."""
+    import torch
+
+    product = torch._scaled_mm
+    return product(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+def _quantised(
+    rows: int, columns: int, generator: torch.Generator, *, whole: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rows x columns in e4m3, scale of 1 x 1 or rows x 1): their product is about standard normal."""
+    import torch
+
+    exact = torch.empty(rows, columns, device=generator.device).normal_(generator=generator)
+    largest = exact.abs().amax().view(1, 1) if whole else exact.abs().amax(dim=1, keepdim=True)
+    scale = largest / _LARGEST_E4M3
+    return (exact / scale).to(torch.float8_e4m3fn), scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class WideMatmul(Workload):
+    """C = A B with A of m x k and B of k x n in 16 bits, and C in fp32 as gradients are added up."""
+
+    m: int
+    """Rows of A and C."""
+    k: int
+    """Columns of A, rows of B."""
+    n: int
+    """Columns of B and C."""
+    dtype: Literal["bf16", "fp16"] = "bf16"
+    """Of the factors."""
+
+    metrics: ClassVar[tuple[str, ...]] = ("tflops",)
+    yardstick: ClassVar[Yardstick] = "compute"
+
+    def __post_init__(self) -> None:
+        require_dimensions(m=self.m, k=self.k, n=self.n)
+        if self.dtype not in ("bf16", "fp16"):
+            raise InvalidParameter(f"dtype={self.dtype!r} is not narrower than its result in fp32; choose bf16 or fp16")
+
+    def native_dtype(self) -> str:
+        """That of the factors."""
+        return self.dtype
+
+    def work(self, shape: MeshShape) -> Work:
+        """2mkn operations on each rank."""
+        return Work(flops={"exact": 2.0 * self.m * self.k * self.n * shape.world_size}, dtype=self.dtype)
+
+    def build(self, rank: Rank) -> WideStep:
+        """A, B and C on the device.  Raises UnsupportedCase where torch has no such product there."""
+        import torch
+
+        probe = torch.ones(32, 32, dtype=rank.dtype(self.dtype), device=rank.device)
+        what = f"product of {self.dtype} with a result in fp32 (torch.mm(..., out_dtype=))"
+        require_kernel(what, rank.device, lambda: wide_product(probe, probe, torch.empty(32, 32, device=rank.device)))
+        return WideStep(self, rank)
+
+    def check(self, rank: Rank, step: Step) -> None:
+        """Raise WrongResult unless C is A B and not rounded to 16 bits."""
+        assert isinstance(step, WideStep)
+        require_product("C", self, step.a, step.b, step.out, dtype="fp32", accumulator=_CUT_ACCUMULATOR)
+
+
+class WideStep(Step):
+    """A, B and C of one rank."""
+
+    def __init__(self, workload: WideMatmul, rank: Rank) -> None:
+        import torch
+
+        self._rank, dtype = rank, rank.dtype(workload.dtype)
+        self.a = torch.empty(workload.m, workload.k, dtype=dtype, device=rank.device)
+        self.b = torch.empty(workload.k, workload.n, dtype=dtype, device=rank.device)
+        self.out = torch.empty(workload.m, workload.n, device=rank.device)
+        self.refill()
+
+    def run(self) -> None:
+        """One product."""
+        wide_product(self.a, self.b, self.out)
+
+    def refill(self) -> None:
+        """A and B from their seeds, C to what no product gives."""
+        generator = self._rank.generator(1)
+        for matrix in (self.a, self.b):
+            matrix.normal_(generator=generator)
+        self.out.fill_(float("nan"))
+
+    def close(self) -> None:
+        """Free the matrices."""
+        del self.a, self.b, self.out
+
+
+def wide_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """A B into fp32."""
+    import torch
+
+    torch.mm(a, b, out_dtype=torch.float32, out=out)
