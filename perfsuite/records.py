@@ -150,6 +150,21 @@ class RankFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeviceLook:
+    """What a device did at one moment while a case was timed; None is unknown."""
+
+    device: int
+    """Index on the driver's host."""
+    at_s: float
+    """Seconds since timing began."""
+    clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle: tuple[str, ...] | None = None
+    """Why the clock was held down; empty when it is known not to be."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Arrival:
     """Which rank comes last to the first communication of an iteration, from iterations that are not timed."""
 
@@ -278,6 +293,8 @@ class Measurement:
     transport: str
     """local, torchrun, openmpi or slurm."""
     arrival: Arrival | None = None
+    looks: tuple[DeviceLook, ...] = ()
+    """At the devices of the driver's host while they were timed; empty where nothing is to be seen, as on a CPU."""
     spans: tuple[SpanTotal, ...] = ()
     records: tuple[Record, ...] = ()
     timeline: Timeline | None = None

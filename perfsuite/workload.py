@@ -87,6 +87,8 @@ class Budget:
     """Python's garbage collector is off during samples."""
     cache_flush: bool = False
     """Write a buffer larger than the last-level cache before every iteration: a sample is then one."""
+    sustain_s: float | None = None
+    """Go on sampling for so long, whatever ``max_rounds`` and ``max_time_s`` say: does the device keep its speed?"""
     yardstick: bool = False
     """Time the workload's yardstick kernel after every sample."""
     timeout_s: float = 120.0

@@ -28,7 +28,7 @@ ONE = "def test_one(perf):\n    perf(step)\n"
         (["--perf-resume=missing.jsonl"], "--perf-resume: */missing.jsonl is no file; give the journal*"),
         (["--perf-journal=test_it.py"], "--perf-journal: */test_it.py exists and is not overwritten; choose another*"),
         (["--perf-journal=test_it.py/j"], "journal */test_it.py/j cannot be made: *; name another file by --perf-*"),
-        (["--perf-platform=h201"], "platform 'h201' is unknown, did you mean 'h200'? choose from *"),
+        (["--perf-platform=h2000"], "platform 'h2000' is unknown, did you mean 'h200'? choose from *"),
         (["-o", "perf_platforms=mine.toml"], "platform file */mine.toml is not TOML: *; correct that line"),
         (["-o", "perf_platforms=nowhere.toml"], "platform file */nowhere.toml cannot be read: *; correct the path*"),
     ],
@@ -45,7 +45,7 @@ def test_a_wrong_value_is_one_line_and_exit_4(pytester, monkeypatch, arguments, 
 
 
 def test_a_wrong_set_up_is_told_also_when_nothing_is_selected(pytester, monkeypatch):
-    found = repository(pytester, monkeypatch, ONE).run("--perf-platform=h201", "-k", "nothing")
+    found = repository(pytester, monkeypatch, ONE).run("--perf-platform=h2000", "-k", "nothing")
     assert found.ret == pytest.ExitCode.USAGE_ERROR
 
 

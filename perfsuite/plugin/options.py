@@ -98,6 +98,11 @@ def declare(parser: pytest.Parser) -> None:
     )
     add("--perf-cache-flush", action="store_true", help="flush the last-level cache before every iteration")
     add(
+        "--perf-sustain",
+        metavar="DURATION",
+        help="time every case for so long, e.g. 15s, and record clocks, power and temperature meanwhile",
+    )
+    add(
         "--perf-yardstick", action="store_true", help="time a fixed kernel after every sample, to tell host noise apart"
     )
     add(
@@ -217,6 +222,8 @@ def _read_budget(config: pytest.Config) -> Budget:
     max_time_s = float(_benchmark_option(config, "benchmark_max_time", "1.0"))
     disabled = _benchmark_option(config, "benchmark_disable", False)
     min_rounds = _benchmark_option(config, "benchmark_min_rounds", 5)
+    sustain = config.getoption("perf_sustain")
+    sustain_s = None if sustain is None else positive_duration(sustain, "--perf-sustain")
     return Budget(
         min_rounds=min_rounds,
         max_rounds=max(min_rounds, Budget.max_rounds),
@@ -225,6 +232,7 @@ def _read_budget(config: pytest.Config) -> Budget:
         warmup_time_s=max_time_s,
         smoke=disabled and not _benchmark_option(config, "benchmark_enable", False),
         cache_flush=config.getoption("perf_cache_flush"),
+        sustain_s=sustain_s,
         yardstick=config.getoption("perf_yardstick"),
         timeout_s=positive_duration(timeout, "--perf-timeout")
         if timeout is not None

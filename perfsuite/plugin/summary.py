@@ -15,6 +15,7 @@ from perfsuite.plugin.suite import Suite
 from perfsuite.plugin.tables import SKIPPED, state_key
 from perfsuite.records import Result
 from perfsuite.reports.beside import published_lines
+from perfsuite.reports.devices import sustained_lines, throttled_lines
 from perfsuite.reports.pipeline import pipeline_section
 from perfsuite.reports.scaling import scaling_table, scalings
 from perfsuite.reports.terminal import (
@@ -26,7 +27,7 @@ from perfsuite.reports.terminal import (
     peak_lines,
 )
 from perfsuite.session import PerfSession
-from perfsuite.units import plural
+from perfsuite.units import format_seconds, plural
 
 _REASONS = 3
 """Reasons that a run which measured nothing tells beside those of platforms."""
@@ -55,6 +56,10 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     terminalreporter.write_line("")
     for line in (*published_lines(results), *peak_lines(results), *clock_lines(results)):
         terminalreporter.write_line(line)
+    if suite.settings.budget.sustain_s is not None:
+        terminalreporter.write_line(f"sustained for {format_seconds(suite.settings.budget.sustain_s)} each")
+        for line in sustained_lines(results):
+            terminalreporter.write_line(line)
     for line in warnings(suite, session):
         terminalreporter.write_line(f"warning: {line}", yellow=True)
     if session.journal is not None:
@@ -85,7 +90,7 @@ def warnings(suite: Suite, session: PerfSession) -> list[str]:
     ]
     after = read_host_load(host) if suite.load_before else None
     lines = [warning(disturbed, before=suite.load_before, after=after), session.journal_problem]
-    return [line for line in (*lines, *oddities(session.results)) if line]
+    return [line for line in (*lines, *throttled_lines(session.results.values()), *oddities(session.results)) if line]
 
 
 def oddities(results: Mapping[str, Result]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 from perfsuite.decoding import from_json
 from perfsuite.errors import CaseError
-from perfsuite.records import ClockFacts, Measurement, RankFacts, Record, Sample, SpanTotal
+from perfsuite.records import ClockFacts, DeviceLook, Measurement, RankFacts, Record, Sample, SpanTotal
 from perfsuite.runtime.lateness import judge_arrivals
 from perfsuite.runtime.ranks.spans import REMAINDER
 from perfsuite.runtime.timelines import join
@@ -18,9 +18,19 @@ from perfsuite.runtime.transports.base import Message
 
 
 def assemble(
-    reports: Sequence[Message], *, aligned: bool, backend: str, fresh: bool, transport: str, smoke: bool
+    reports: Sequence[Message],
+    *,
+    aligned: bool,
+    backend: str,
+    fresh: bool,
+    transport: str,
+    smoke: bool,
+    looks: Sequence[DeviceLook] = (),
 ) -> Measurement:
-    """``reports[r]`` is rank r's; raises CaseError for a record that is not finite or that they disagree about."""
+    """``reports[r]`` is rank r's, ``looks`` are the driver's at the devices meanwhile.
+
+    Raises CaseError for a record that is not finite or that the ranks disagree about.
+    """
     lead = reports[0]
     memory = [report["peak_memory_bytes"] for report in reports if report["peak_memory_bytes"] is not None]
     timeline, bubbles = join(reports)
@@ -44,6 +54,7 @@ def assemble(
         components=join_components(reports),
         peak_memory_bytes=max(memory) if memory else None,
         smoke=smoke,
+        looks=tuple(looks),
         imports={name: file for report in reports for name, file in report["imports"].items()},
     )
 

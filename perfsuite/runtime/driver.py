@@ -16,6 +16,7 @@ from typing import Any
 from perfsuite.errors import AgentLost, InvalidParameter, RanksFailed
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms.base import Family
+from perfsuite.platforms.telemetry import Telemetry
 from perfsuite.records import Measurement
 from perfsuite.runtime import protocol
 from perfsuite.runtime.assembly import assemble
@@ -23,6 +24,7 @@ from perfsuite.runtime.failures import RankFailure, exception_of
 from perfsuite.runtime.reference import refer
 from perfsuite.runtime.stacks import judge
 from perfsuite.runtime.transports.base import Message, Place, Transport
+from perfsuite.runtime.watch import DeviceWatch
 from perfsuite.units import format_seconds
 from perfsuite.workload import Budget, Pin, Process, Purpose, Workload
 
@@ -98,6 +100,9 @@ class Driver:
         self._tainted = False
         """Workers ran something that forbids their reuse."""
         self._tails: dict[int, str] = {}
+        self._telemetry: Telemetry | None = None
+        self._watch: DeviceWatch | None = None
+        """Looks at the devices while the ranks of this job are timing."""
         self._checked: set[str] = set()
         """Twins that passed: cases that differ in size alone have the same one."""
 
@@ -112,6 +117,8 @@ class Driver:
 
     def close(self) -> None:
         """End every process of the run.  Idempotent."""
+        if self._telemetry is not None:
+            self._telemetry.close()
         self._transport.close()
 
     def log_tails(self) -> dict[int, str]:
@@ -155,7 +162,12 @@ class Driver:
             self._disband(replaced=job.world_size if fresh else 0)
         self._acquire(job.world_size, fresh=fresh, env=env)
         self._form(job.world_size, job.budget.timeout_s)
-        reports = self._command(dict.fromkeys(range(job.world_size), command), job.budget.timeout_s, shape=shape)
+        self._watch = self._watch_for(job)
+        try:
+            timeout_s = job.budget.timeout_s + (job.budget.sustain_s or 0.0)
+            reports = self._command(dict.fromkeys(range(job.world_size), command), timeout_s, shape=shape)
+        finally:
+            watch, self._watch = self._watch, None
         self._checked.add(checked)
         if process is not None:
             self._tainted = True
@@ -168,7 +180,15 @@ class Driver:
             fresh=fresh,
             transport=self._transport.name,
             smoke=job.budget.smoke,
+            looks=watch.looks if watch else (),
         )
+
+    def _watch_for(self, job: Job) -> DeviceWatch | None:
+        """A watch on the devices; on a CPU, whose cores the ranks compute on, only where a sustained run asks."""
+        if job.budget.smoke or (self._family.shareable and job.budget.sustain_s is None):
+            return None
+        self._telemetry = self._telemetry or self._family.telemetry()
+        return DeviceWatch(self._telemetry)
 
     def _environment_of(self, process: Process | None) -> dict[str, str]:
         """Variables of rank processes beside the driver's own: the family's where nobody set them, the workload's."""
@@ -289,6 +309,8 @@ class Driver:
                 wait.done[event.slot] = event.message["done"]
             elif event.message is not None:
                 wait.errors[event.slot] = event.message["error"]
+        if self._watch is not None:
+            self._watch.tick(wait.phases.values())
 
     def _discard(self, slots: Mapping[int, Any] | list[int]) -> None:
         self._transport.kill(list(slots))

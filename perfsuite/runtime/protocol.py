@@ -35,6 +35,8 @@ CLEAN_ERRORS = ("wrong_result", "invalid_parameter", "unsupported", "skipped", "
 
 The last two are pytest's, called on a rank.
 """
+TIMING = "timing"
+"""The phase in which a rank takes its samples."""
 ERROR_KINDS = (*CLEAN_ERRORS, "out_of_memory", "exception")
 
 

@@ -32,6 +32,8 @@ _CLOCK_MARGIN = 100
 _BARRIER_MARGIN = 20
 _STEADY = 0.1
 """Two successive warm-up batches this close count as steady."""
+_SUSTAINED_SAMPLES = 1000
+"""At most about so many samples of a sustained run are kept."""
 _BATCH_S = 0.005
 """Warm-up batches grow until they last this long."""
 
@@ -124,6 +126,8 @@ class Timer:
     def _enough(self, taken: int, started_s: float) -> bool:
         if taken < self._budget.min_rounds:
             return False
+        if self._budget.sustain_s is not None:
+            return self._shared_elapsed_s >= self._budget.sustain_s
         return taken >= self._budget.max_rounds or self._shared_elapsed_s >= self._budget.max_time_s
 
     def _sample(self, run: Callable[[], Any], iterations: int) -> tuple[float, int, float]:
@@ -182,8 +186,11 @@ class Timer:
         floor_s = _CLOCK_MARGIN * max(facts.resolution_s, facts.cost_s)
         if self._aligned and self._member.world_size > 1:
             floor_s = max(floor_s, _BARRIER_MARGIN * self._barrier_s())
+        length_s = max(self._budget.max_time_s, self._budget.sustain_s or 0.0)
+        if self._budget.sustain_s is not None:
+            floor_s = max(floor_s, self._budget.sustain_s / _SUSTAINED_SAMPLES)
         floor_s = self._maximum([floor_s])[0]
-        most = max(1, int(self._budget.max_time_s / self._budget.min_rounds / max(iteration_s, 1e-9)))
+        most = max(1, int(length_s / self._budget.min_rounds / max(iteration_s, 1e-9)))
         return min(max(1, math.ceil(floor_s / max(iteration_s, 1e-9))), most)
 
     def _barrier_s(self) -> float:

@@ -22,6 +22,7 @@ from perfsuite.platforms.base import DeviceCode
 from perfsuite.platforms.host import Host
 from perfsuite.records import ClockFacts, Sample
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
+from perfsuite.runtime.protocol import TIMING
 from perfsuite.runtime.ranks import placement
 from perfsuite.runtime.ranks.arrival import arrival_times
 from perfsuite.runtime.ranks.clock_offset import offset_to_rank0_s
@@ -223,7 +224,7 @@ class Worker:
         if budget.smoke:
             return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
         timer = Timer(member, budget, spans, aligned=workload.aligned)
-        self._enter("timing")
+        self._enter(TIMING)
         with rank.recording():
             samples = timer.take(step.run, workload.yardstick)
         self._utilisation_percent = member.code.utilisation_percent()  # before anything else runs on the device

@@ -1,0 +1,68 @@
+"""What the devices did while cases were timed, in lines: those held down, and how a sustained run went."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from perfsuite.metrics.spec import significant
+from perfsuite.records import DeviceLook, Measurement, Result
+from perfsuite.units import format_seconds, plural
+
+_READINGS = (("clock", "clock_mhz", "MHz"), ("power", "power_w", "W"), ("temperature", "temperature_c", "°C"))
+
+
+def throttled_lines(results: Iterable[Result]) -> list[str]:
+    """A line for every case during which a device was known to be held down."""
+    return [line for result in results if result.measurement for line in _throttled(result.case, result.measurement)]
+
+
+def _throttled(case: str, measurement: Measurement) -> list[str]:
+    lines = []
+    for device, looks in _by_device(measurement.looks).items():
+        reasons = Counter(reason for look in looks for reason in look.throttle or ())
+        if reasons:
+            held = sum(bool(look.throttle) for look in looks)
+            why = ", ".join(reason for reason, _ in reasons.most_common())
+            lines.append(
+                f"{case}: device {device} was held down ({why}) in {held} of {plural(len(looks), 'look')} while it "
+                f"was timed{_course(looks, 'clock', 'clock_mhz', 'MHz')}"
+            )
+    return lines
+
+
+def sustained_lines(results: Iterable[Result]) -> list[str]:
+    """How each case went over its whole time: its first third beside its last, and the course of each device."""
+    lines = []
+    for result in results:
+        measurement = result.measurement
+        if measurement is None or measurement.smoke or not measurement.samples:
+            continue
+        times = [sample.time_s for sample in measurement.samples]
+        third = max(1, len(times) // 3)
+        first_s, last_s = statistics.median(times[:third]), statistics.median(times[-third:])
+        lines.append(
+            f"{result.case}: {plural(len(times), 'sample')}, median of the first third {format_seconds(first_s)}, "
+            f"of the last {format_seconds(last_s)} ({last_s / first_s - 1:+.1%})"
+        )
+        for device, looks in _by_device(measurement.looks).items():
+            courses = "".join(_course(looks, *reading) for reading in _READINGS)
+            lines.append(f"  device {device}{courses or ': nothing can be read (perfsuite env says what is missing)'}")
+    return lines
+
+
+def _by_device(looks: Iterable[DeviceLook]) -> dict[int, list[DeviceLook]]:
+    devices: dict[int, list[DeviceLook]] = {}
+    for look in looks:
+        devices.setdefault(look.device, []).append(look)
+    return devices
+
+
+def _course(looks: Sequence[DeviceLook], name: str, field: str, unit: str) -> str:
+    """From the first reading to the last, and the lowest and highest; empty where none could be read."""
+    values = [value for look in looks if (value := getattr(look, field)) is not None]
+    if not values:
+        return ""
+    ends = f"{significant(values[0])} to {significant(values[-1])} {unit}"
+    return f", {name} {ends} (lowest {significant(min(values))}, highest {significant(max(values))})"
