@@ -16,6 +16,7 @@ from perfsuite.plugin.tables import SKIPPED, state_key
 from perfsuite.records import Result
 from perfsuite.reports.beside import published_lines
 from perfsuite.reports.devices import sustained_lines, throttled_lines
+from perfsuite.reports.every_device import every_device_lines
 from perfsuite.reports.pipeline import pipeline_section
 from perfsuite.reports.scaling import scaling_table, scalings
 from perfsuite.reports.terminal import (
@@ -54,7 +55,7 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     for line in (line for table in tables for line in table):
         terminalreporter.write_line(line)
     terminalreporter.write_line("")
-    for line in (*published_lines(results), *peak_lines(results), *clock_lines(results)):
+    for line in (*every_device_lines(results), *published_lines(results), *peak_lines(results), *clock_lines(results)):
         terminalreporter.write_line(line)
     if suite.settings.budget.sustain_s is not None:
         terminalreporter.write_line(f"sustained for {format_seconds(suite.settings.budget.sustain_s)} each")
