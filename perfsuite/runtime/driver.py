@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from perfsuite.errors import AgentLost, InvalidParameter, RanksFailed
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms.base import Family
 from perfsuite.platforms.telemetry import Telemetry
-from perfsuite.records import Measurement
+from perfsuite.records import DeviceLook, Measurement
 from perfsuite.runtime import protocol
 from perfsuite.runtime.assembly import assemble
 from perfsuite.runtime.failures import RankFailure, exception_of
@@ -162,12 +162,7 @@ class Driver:
             self._disband(replaced=job.world_size if fresh else 0)
         self._acquire(job.world_size, fresh=fresh, env=env)
         self._form(job.world_size, job.budget.timeout_s)
-        self._watch = self._watch_for(job)
-        try:
-            timeout_s = job.budget.timeout_s + (job.budget.sustain_s or 0.0)
-            reports = self._command(dict.fromkeys(range(job.world_size), command), timeout_s, shape=shape)
-        finally:
-            watch, self._watch = self._watch, None
+        reports, looks = self._time(job, command, shape)
         self._checked.add(checked)
         if process is not None:
             self._tainted = True
@@ -180,8 +175,18 @@ class Driver:
             fresh=fresh,
             transport=self._transport.name,
             smoke=job.budget.smoke,
-            looks=watch.looks if watch else (),
+            looks=looks,
         )
+
+    def _time(self, job: Job, command: Message, shape: MeshShape) -> tuple[dict[int, Message], Sequence[DeviceLook]]:
+        """What each rank reports, and what was seen of the devices while they took samples."""
+        self._watch = self._watch_for(job)
+        timeout_s = job.budget.timeout_s + (job.budget.sustain_s or 0.0)
+        try:
+            reports = self._command(dict.fromkeys(range(job.world_size), command), timeout_s, shape=shape)
+        finally:
+            watch, self._watch = self._watch, None
+        return reports, watch.looks if watch else ()
 
     def _watch_for(self, job: Job) -> DeviceWatch | None:
         """A watch on the devices; on a CPU, whose cores the ranks compute on, only where a sustained run asks."""
