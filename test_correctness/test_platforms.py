@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.platforms import detect_machine, load_catalog, why_absent
+from perfsuite.platforms import detect_machine, families, load_catalog, why_absent
 from perfsuite.platforms.base import DetectedDevice
 from perfsuite.platforms.cpu import memory_bytes, read_processor
 from perfsuite.platforms.detection import visible
@@ -318,3 +318,15 @@ def test_the_driver_side_does_not_import_torch() -> None:
         cwd=ROOT,
     )
     assert "False\n" == done.stdout
+
+
+def test_the_networks_settings_of_report_004_have_a_word_in_every_library_that_has_them() -> None:
+    known = families()
+    for family, prefix in (("cuda", "NCCL"), ("musa", "MCCL")):
+        settings = known[family].communication_settings
+        told = {word: tuple(settings[word]) for word in ("no-infiniband", "gpu-direct", "outer-interfaces")}
+        assert {
+            "no-infiniband": (f"{prefix}_IB_DISABLE",),
+            "gpu-direct": (f"{prefix}_NET_GDR_LEVEL",),
+            "outer-interfaces": (f"{prefix}_SOCKET_IFNAME",),
+        } == told

@@ -25,7 +25,10 @@ OFFLOADED = {
     "all": ("fsdp", {"offload": True}),
     "optimizer": ("zero2", {"offload_optimizer": True}),
 }
-SETTINGS = ("default", "ring", "tree", "simple", "large-buffers", "no-peers", "two-channels")
+SETTINGS = (
+    *("default", "ring", "tree", "simple", "large-buffers", "no-peers", "two-channels"),
+    *("no-infiniband", "gpu-direct", "outer-interfaces"),
+)
 
 
 @pytest.fixture
@@ -75,7 +78,7 @@ def test_bucket_size(perf, ranks, model, buckets):
 @world_sizes(2)
 @pytest.mark.parametrize("environment", SETTINGS, indirect=True)
 def test_library_setting(perf, ranks, model, environment):
-    """Variables of the communication library, read when it starts."""
+    """Variables of the communication library, read when it starts; those of the network act between hosts alone."""
     workload = TrainStep(model=model, strategy="ddp", environment=environment, micro_batch_size=4)
     perf(workload, on=ranks)
 

@@ -38,6 +38,9 @@ class Cuda(AcceleratorFamily):
             "simple": {"NCCL_PROTO": "Simple"},
             "large-buffers": {"NCCL_BUFFSIZE": "20971520"},
             "no-peers": {"NCCL_P2P_DISABLE": "1"},
+            "no-infiniband": {"NCCL_IB_DISABLE": "1"},
+            "gpu-direct": {"NCCL_NET_GDR_LEVEL": "SYS"},
+            "outer-interfaces": {"NCCL_SOCKET_IFNAME": "^lo,docker,veth,virbr"},
         }
     )
     device_code = "perfsuite.platforms.cuda:CudaDevice"

@@ -36,7 +36,14 @@ class Musa(AcceleratorFamily):
     start_method = "exec"
     # The numbers stand for a ring and the simple protocol; the vendor's launch scripts set all three.
     communication_settings = MappingProxyType(
-        {"ring": {"MCCL_ALGOS": "1"}, "simple": {"MCCL_PROTOS": "2"}, "large-buffers": {"MCCL_BUFFSIZE": "20971520"}}
+        {
+            "ring": {"MCCL_ALGOS": "1"},
+            "simple": {"MCCL_PROTOS": "2"},
+            "large-buffers": {"MCCL_BUFFSIZE": "20971520"},
+            "no-infiniband": {"MCCL_IB_DISABLE": "1"},
+            "gpu-direct": {"MCCL_NET_GDR_LEVEL": "2"},  # the level of public scripts for these devices
+            "outer-interfaces": {"MCCL_SOCKET_IFNAME": "^lo,docker,veth,virbr"},
+        }
     )
     # The driver takes a kernel beyond its own limit for hung; FlagPerf's S4000 cases set an hour, in ms.
     rank_variables = MappingProxyType({"MUSA_KERNEL_TIMEOUT": "3600000"})
