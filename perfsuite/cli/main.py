@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import perfsuite
-from perfsuite.cli import ab, audit, baselines, env, platforms, published, report, schedule, trace
+from perfsuite.cli import ab, audit, baselines, checklist, env, platforms, published, report, schedule, trace
 from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command
 from perfsuite.errors import PerfsuiteError
 
@@ -62,4 +62,5 @@ COMMANDS: tuple[Command, ...] = (
     ab.COMMAND,
     report.COMMAND,
     published.COMMAND,
+    checklist.COMMAND,
 )

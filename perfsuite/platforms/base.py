@@ -93,6 +93,8 @@ class Family(ABC):
     """What the backend's library can be told: a word that several libraries share -> its variables here."""
     rank_variables: ClassVar[Mapping[str, str]] = {}
     """Environment of its ranks where the user set no other: what the vendor's own scripts set for benchmarks."""
+    least_library_version: ClassVar[str] = ""
+    """Version of the backend's library that report 004's checklist asks for; empty where it names none of this one."""
     stands_for: ClassVar[str] = ""
     """The family whose devices a simulated one imitates: their rows name its devices, so its cases have their ids."""
     device_code: ClassVar[str]

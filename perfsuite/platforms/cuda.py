@@ -43,6 +43,7 @@ class Cuda(AcceleratorFamily):
             "outer-interfaces": {"NCCL_SOCKET_IFNAME": "^lo,docker,veth,virbr"},
         }
     )
+    least_library_version = "2.18"
     device_code = "perfsuite.platforms.cuda:CudaDevice"
     attention = "perfsuite.platforms.cuda_attention:kernels"
     nodes = ("dev/nvidia[0-9]*", "dev/dxg", "proc/driver/nvidia/gpus/*")

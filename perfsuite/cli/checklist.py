@@ -1,0 +1,73 @@
+"""``perfsuite checklist``: report 004's tuning checklist, answered from results."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from perfsuite.cli.command import EXIT_OK, Command, print_json
+from perfsuite.cli.report import read_run
+from perfsuite.decoding import to_json
+from perfsuite.errors import ConfigurationError
+from perfsuite.platforms import load_catalog
+from perfsuite.reports.checklist import Answer, Facts, answers
+from perfsuite.reports.tables.recording import Recording, gathered
+
+_MARKS = {"yes": "[x]", "no": "[ ]", "not measured": "[?]", "does not apply": "[-]"}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    parser.epilog = "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files of one machine"
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="journal or baseline file")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "--platform-file", action="append", default=[], metavar="FILE", help="TOML file with platforms of your own"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry out ``perfsuite checklist``."""
+    catalog = load_catalog(options.platform_file)
+    recordings = [read_run(path, catalog) for path in options.results]
+    facts = _facts(recordings)
+    told = list(answers(facts))
+    if options.json:
+        print_json([to_json(answer) for answer in told])
+    else:
+        print("\n".join(_lines(recordings, told)))
+    return EXIT_OK
+
+
+def _facts(recordings: list[Recording]) -> Facts:
+    """The results of one machine as the answers take them; ConfigurationError for those of several."""
+    machines = {recording.hardware: recording for recording in recordings}
+    if len(machines) > 1:
+        raise ConfigurationError(f"results of several machines, {', '.join(machines)}; give those of one")
+    worker: dict[str, object] = {}
+    for recording in recordings:
+        worker.update(recording.environment.get("driver") or {})
+        worker.update(recording.environment.get("worker") or {})
+    return Facts(cases=gathered(recordings, None).cases, worker=worker, device=recordings[-1].device)
+
+
+def _lines(recordings: list[Recording], told: list[Answer]) -> Iterator[str]:
+    yield f"report 004's checklist for {recordings[-1].hardware}"
+    if any(recording.simulated for recording in recordings):
+        yield "the devices are simulated: no time here is a measurement"
+    yield ""
+    for answer in told:
+        yield f"{_MARKS[answer.verdict]} {answer.line}: {answer.verdict}"
+        if answer.evidence:
+            yield f"      {answer.evidence}"
+        if answer.advice:
+            yield f"      -> {answer.advice}"
+
+
+COMMAND = Command(
+    name="checklist",
+    help="answer report 004's tuning checklist from results, with evidence and advice",
+    arguments=arguments,
+    run=run,
+)

@@ -1,0 +1,288 @@
+"""Report 004's tuning checklist, each line answered from what was measured, with its evidence and what to do.
+
+A line that nothing measured answers names the command that would.  Where a line has no threshold in the report, the one
+that is used here stands in its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from perfsuite.metrics.spec import significant
+from perfsuite.platforms import DeviceModel
+from perfsuite.platforms.quirks import numbers
+from perfsuite.platforms.registry import family_class
+from perfsuite.reports.tables.case import TableCase, case_token
+from perfsuite.units import plural
+
+Verdict = Literal["yes", "no", "not measured", "does not apply"]
+MOST_COMMUNICATION = 0.30
+"""Share of a step, of the report."""
+LEAST_UTILISATION_PERCENT = 80.0
+"""Of the report."""
+LEAST_BATCH = 0.5
+"""Share of the largest batch that fits; the report has no figure, this one is perfsuite's."""
+LEAST_LINK = 0.5
+"""Share of the link's peak; the report has no figure, this one is perfsuite's."""
+_PERF = "pytest test_perf"
+_NOISE = 0.02
+"""Two cases of one session that differ by less are taken for equal."""
+_WIDE, _HALF = ("fp32", "tf32"), ("bf16", "fp16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What is known of one line."""
+
+    verdict: Verdict
+    evidence: str = ""
+    advice: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(Said):
+    """One line of the list with its answer."""
+
+    line: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the answers are made of."""
+
+    cases: Sequence[TableCase]
+    """Measured or not, of one platform."""
+    worker: Mapping[str, Any]
+    """What a rank told of torch and its libraries."""
+    device: DeviceModel | None = None
+    """The platform's row; None for one that nobody knows here."""
+
+    @property
+    def training(self) -> list[TableCase]:
+        """Measured steps, without searches for a batch."""
+        return [case for case in self.cases if case.workload == "TrainStep" and "samples_per_s" in case.values]
+
+
+def answers(facts: Facts) -> Iterator[Answer]:
+    """Every line of the list in the report's order."""
+    for line, command, judge in _LINES:
+        said = judge(facts) or Said(verdict="not measured", advice=f"{command} measures it")
+        yield Answer(line=line, **vars(said))
+
+
+# -- the lines ---------------------------------------------------------------------------------------------------
+
+
+def _library(facts: Facts) -> Said | None:
+    family = family_class(facts.device.family) if facts.device else None
+    if family is None:
+        return None
+    name, floor = family.backend, family.least_library_version
+    version = str(facts.worker.get(name, "unknown"))
+    if not floor:
+        told = f"{name} {version}" if version != "unknown" else name
+        return Said(verdict="does not apply", evidence=f"{told}: the report's 2.18 counts another library's versions")
+    if not numbers(version):
+        return None
+    if numbers(version) >= numbers(floor):
+        return Said(verdict="yes", evidence=f"{name} {version}, {floor} asked for")
+    return Said(verdict="no", evidence=f"{name} {version}", advice=f"install {name} {floor} or newer")
+
+
+def _flash(facts: Facts) -> Said | None:
+    flash = [case for case in facts.training if _way(case) == "flash"]
+    if not flash:
+        return None
+    told = f"{plural(len(flash), 'case')} with attention=flash"
+    pairs = _twins(facts.training, flash, ("attention",), lambda other: _way(other) == "math")
+    if not pairs:
+        return Said(verdict="yes", evidence=told)
+    case, other = min(pairs, key=lambda pair: _gain(*pair))
+    told += f"; at least {_ratio(case, other)} times the samples/s of attention=math ({case_token(case)})"
+    if _is_slower(case, other):
+        return Said(verdict="no", evidence=told, advice="it gains nothing there: set attention=math for such lengths")
+    return Said(verdict="yes", evidence=told)
+
+
+def _way(case: TableCase) -> str:
+    return str(case.settings.get("attention", "auto"))
+
+
+def _precision(facts: Facts) -> Said | None:
+    cases = [case for case in facts.training if case.settings.get("dtype") in (*_WIDE, *_HALF)]
+    half = [case for case in cases if case.settings["dtype"] in _HALF]
+    if not cases:
+        return None
+    told = f"{len(half)} of {plural(len(cases), 'training case')} in bf16 or fp16"
+    if not half:
+        return Said(verdict="no", evidence=told, advice="train in dtype=bf16 (fp16 scales the loss) where it is native")
+    pairs = _twins(cases, half, ("dtype", "options"), lambda other: other.settings["dtype"] in _WIDE)
+    if not pairs:
+        return Said(verdict="yes", evidence=told)
+    case, other = max(pairs, key=lambda pair: _gain(*pair))
+    dtypes = f"{case.settings['dtype']} has {_ratio(case, other)} times the samples/s of {other.settings['dtype']}"
+    told += f"; {dtypes} ({case_token(case)})"
+    if _is_slower(case, other):
+        return Said(
+            verdict="no", evidence=told, advice="16 bits gain nothing: perfsuite platforms says if they are native"
+        )
+    return Said(verdict="yes", evidence=told)
+
+
+def _checkpointing(facts: Facts) -> Said | None:
+    on = [case for case in facts.training if case.settings.get("checkpointing", "none") != "none"]
+    if not on:
+        return None
+    told = f"{plural(len(on), 'case')} with checkpointing"
+    for case, other in _twins(facts.training, on, ("checkpointing",), lambda other: _checkpoints(other) == "none"):
+        peaks = [one.values.get("peak_gib") for one in (case, other)]
+        if peaks[0] and peaks[1]:
+            memory = f"{significant(peaks[0] / peaks[1], 3)} of the peak memory and "
+            told += f"; {_checkpoints(case)}: {memory}{_ratio(case, other)} times the samples/s ({case_token(case)})"
+            break
+    return Said(verdict="yes", evidence=told)
+
+
+def _checkpoints(case: TableCase) -> str:
+    return str(case.settings.get("checkpointing", "none"))
+
+
+def _batch(facts: Facts) -> Said | None:
+    shares = []
+    for case in facts.cases:
+        largest = case.values.get("largest_local_batch_samples")
+        alike = [other for other in facts.training if largest and _same_memory(case, other)]
+        if largest and alike:
+            used = max(float(other.settings.get("local_batch_size", 0)) for other in alike)
+            shares.append((used / largest, f"{case_token(case)}: {used:g} of {largest:g} samples that fit"))
+    if not shares:
+        return None
+    share, told = max(shares)
+    if share >= LEAST_BATCH:
+        return Said(verdict="yes", evidence=f"{told}; at least {LEAST_BATCH:.0%} asked for")
+    return Said(verdict="no", evidence=told, advice="raise micro_batch_size towards the largest that fits")
+
+
+def _same_memory(largest: TableCase, other: TableCase) -> bool:
+    names = ("model", "ranks", "strategy", "dtype", "checkpointing")
+    return all(largest.settings.get(name) == other.settings.get(name) for name in names)
+
+
+def _overlap(facts: Facts) -> Said | None:
+    def overlaps(case: TableCase) -> object:
+        options = case.parameters.get("options")
+        return options.get("overlap") if isinstance(options, Mapping) else None
+
+    on = [case for case in facts.training if overlaps(case) is True]
+    pairs = _twins(facts.training, on, ("options",), lambda other: overlaps(other) is False)
+    if not pairs:
+        return None
+    case, other = pairs[0]
+    told = f"{_ratio(case, other)} times the samples/s of overlap=False ({case_token(case)})"
+    if (by_vendor := facts.worker.get("fsdp2_overlap")) is not None:
+        told += f"; FSDP: {by_vendor}"
+    if not _is_slower(case, other):
+        return Said(verdict="yes", evidence=told)
+    return Said(
+        verdict="no",
+        evidence=told,
+        advice="overlap gains nothing here: look at the trace (--perf-trace) and at the size of the buckets",
+    )
+
+
+def _link(facts: Facts) -> Said | None:
+    reached = [(case.values["busbw_gb_per_s"], case) for case in facts.cases if "busbw_gb_per_s" in case.values]
+    if not reached:
+        return None
+    busbw, case = max(reached, key=lambda pair: pair[0])
+    told = f"{significant(busbw, 3)} GB/s bus bandwidth ({case_token(case)}, {case.ranks} ranks)"
+    peak = facts.device.link if facts.device else None
+    if peak is None:
+        return Said(verdict="yes", evidence=f"{told}; no peak of the link is published here")
+    share = busbw / peak.value
+    told += f", {share:.0%} of the link's {peak.value:g} GB/s"
+    if share >= LEAST_LINK:
+        return Said(verdict="yes", evidence=told)
+    return Said(
+        verdict="no",
+        evidence=f"{told}; {LEAST_LINK:.0%} asked for",
+        advice="larger messages (1GiB), the topology (perfsuite env) and the library's settings (-k library_setting)",
+    )
+
+
+def _utilisation(facts: Facts) -> Said | None:
+    name = "device_utilisation_percent"
+    known = [(case.values[name], case) for case in facts.training if name in case.values]
+    if known:
+        advice = "larger batches, loader processes (-k loaders), compiled blocks (-k compiled)"
+        unit = "% utilisation"
+        return _worst(known, LEAST_UTILISATION_PERCENT, below=False, unit=unit, advice=advice)
+    reasons = {case.reasons[name] for case in facts.training if name in case.reasons}
+    advice = f"pip install 'perfsuite[telemetry]'; {_PERF} -k 'ddp or fsdp' measures it on an accelerator"
+    return Said(verdict="not measured", evidence="; ".join(sorted(reasons)), advice=advice) if reasons else None
+
+
+def _communication(facts: Facts) -> Said | None:
+    several = [case for case in facts.training if case.ranks > 1 and "communication_share" in case.values]
+    known = [(100 * case.values["communication_share"], case) for case in several]
+    if not known:
+        return None
+    advice = "overlap, larger buckets or batches, compressed gradients (-k 'overlap or bucket or compression')"
+    unit = "% of the step exposed to communication"
+    return _worst(known, 100 * MOST_COMMUNICATION, below=True, unit=unit, advice=advice)
+
+
+_LINES: tuple[tuple[str, str, Callable[[Facts], Said | None]], ...] = (
+    ("the communication library is new enough (2.18)", f"{_PERF}/test_collectives.py -k all_reduce", _library),
+    ("flash attention is on", f"{_PERF}/test_long_sequences.py -k attention", _flash),
+    ("mixed precision is on", f"{_PERF} -k llama2", _precision),
+    ("gradient checkpointing is set up", f"{_PERF}/test_options.py -k checkpointing", _checkpointing),
+    ("the batch is near the largest that fits", f"{_PERF} -k 'largest_batch or checkpointing or overlap'", _batch),
+    ("communication overlaps with computation", f"{_PERF}/test_options.py -k overlap", _overlap),
+    ("the network's bandwidth was tested", f"{_PERF}/test_collectives.py -k all_reduce", _link),
+    ("device utilisation is above 80 %", f"{_PERF} -k 'ddp or fsdp'", _utilisation),
+    ("communication takes less than 30 %", f"{_PERF} -k 'ddp or fsdp'", _communication),
+)
+"""Lines in the report's order: what it asks, what would measure it, how it is answered."""
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------
+
+
+def _twins(
+    cases: Sequence[TableCase],
+    chosen: Sequence[TableCase],
+    differs: tuple[str, ...],
+    is_other: Callable[[TableCase], bool],
+) -> list[tuple[TableCase, TableCase]]:
+    """Each chosen case with one that is set up alike but for the parameters in ``differs``."""
+
+    def key(case: TableCase) -> tuple[object, ...]:
+        kept = sorted((name, repr(value)) for name, value in case.parameters.items() if name not in differs)
+        return (case.fingerprint, case.case.partition("[")[0], case.ranks, tuple(kept))
+
+    others = {key(case): case for case in cases if is_other(case)}
+    return [(case, others[key(case)]) for case in chosen if key(case) in others]
+
+
+def _gain(case: TableCase, other: TableCase) -> float:
+    return case.values["samples_per_s"] / other.values["samples_per_s"]
+
+
+def _is_slower(case: TableCase, other: TableCase) -> bool:
+    return _gain(case, other) < 1 - _NOISE
+
+
+def _ratio(case: TableCase, other: TableCase) -> str:
+    return significant(_gain(case, other), 3)
+
+
+def _worst(known: Sequence[tuple[float, TableCase]], limit: float, *, below: bool, unit: str, advice: str) -> Said:
+    """Whether all cases are on the right side of a limit, by the one that is farthest from it."""
+    wrong = [value for value, _ in known if (value >= limit if below else value <= limit)]
+    value, case = max(known, key=lambda pair: pair[0]) if below else min(known, key=lambda pair: pair[0])
+    told = f"{significant(value, 3)} {unit} at worst ({case_token(case)}, {plural(case.ranks, 'rank')})"
+    told += f"; {len(known) - len(wrong)} of {plural(len(known), 'case')} within {limit:g} %"
+    return Said(verdict="no", evidence=told, advice=advice) if wrong else Said(verdict="yes", evidence=told)
