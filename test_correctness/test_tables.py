@@ -32,10 +32,11 @@ OVERVIEW = """
 | published: 4 s4000 opensora | opensora |             1.717 [M?] |                     |          219.7 [M?] |   0.002377 [X] | not measured here    |
 | published: 8 s4000 opensora | opensora |             2.025 [M?] |                     |          129.6 [M?] |   0.01097 [M?] | not measured here    |
 
-- published, lines 8, 9 of 000_7dc6157a632cc5f9.txt: the same run, as far as is stated
+- published, lines 8, 9 of 000_7dc6157a632cc5f9.txt: not comparable with the row above: dtype bf16 (ours), not fp32; mixed_precision True (ours), unset here; reshard False (ours), unset here; sequence_length 512 (ours), not 4096
 - [M?] videos/s (all devices), tokens/s per device, final loss; lines 8, 9, 10, 11: images/s/GPU is the aggregate N / step time; tokens/s/GPU = 512 / step time is per card as printed. Efficiency of the aggregate: 64.5, 66.5 and 39.2 % on 2, 4 and 8 cards
 - [X] final loss; lines 9, 10: equal to 13 significant digits on 2 and on 4 cards
 - as published: videos/s (all devices): aggregate over the cards, printed as per card; tokens/s per device: 512 tokens per image and step
+- pytest test_perf -k NAME runs those not measured here: 000-opensora-1x4 (line 10), 000-opensora-1x8 (line 11)
 """  # noqa: E501 - tables are as wide as they are
 
 
@@ -118,12 +119,16 @@ def test_report_001_has_speed_up_over_the_smallest_and_published_rows_below_thei
         ("1 x 8 s4000", "2 vs 2 ranks"),
         ("published: 1 x 8 rtx4090 latte-l", "3.98 [M]"),
         ("published: 2 x 8 rtx4090 latte-l", "7.97 [M?]"),
+        ("published: 2 x 8 rtx4090 latte-l", ""),
         ("published: 1 x 8 rtx6000ada latte-l", "5.78 [M]"),
         ("published: 2 x 8 rtx6000ada latte-l", "11.03 [M]"),
         ("published: 2 x 8 rtx6000ada latte-l", ""),
+        ("published: 2 x 8 rtx6000ada latte-l", ""),
+        ("published: 3 x 8 rtx6000ada latte-l", ""),
+        ("published: 3 x 8 rtx6000ada latte-l", ""),
         ("published: 1 x 1 h100 latte-l", "2 [M]"),
     ]
-    assert [row[0] for row in rows if row[-1] == "not measured here"] == [
+    assert [row[0] for row in rows if row[-1].endswith("not measured here")] == [
         row[0] for row in rows if row[0].startswith("published") and "1 x 8" not in row[0]
     ]
 
@@ -131,12 +136,15 @@ def test_report_001_has_speed_up_over_the_smallest_and_published_rows_below_thei
 def test_a_model_that_was_not_measured_keeps_its_published_table():
     heads, *rows = table(style("latte", run(latte(8, 0.66))), "DDP: latte-xl")
     assert [(row[0], row[heads.index("iter/s")], row[-1]) for row in rows] == [
+        ("published: 1 x 1 rtx6000ada latte-xl", "", "no figure, as published; not measured here"),
         ("published: 1 x 8 rtx6000ada latte-xl", "0.83 [M]", "not measured here"),
+        ("published: 2 x 8 rtx6000ada latte-xl", "", "no figure, as published; not measured here"),
+        ("published: 3 x 8 rtx6000ada latte-xl", "", "no figure, as published; not measured here"),
         ("published: 4 x 8 rtx6000ada latte-xl", "0.51 [M]", "not measured here"),
     ]
     small = style("latte", run(latte(8, 0.66, model="latte-tiny")))
     assert "DDP: latte-xl" not in small, "there all rows stand in the one table"
-    assert sum("latte-xl" in row[0] for row in table(small, "DDP: latte-tiny")) == 2
+    assert sum("latte-xl" in row[0] for row in table(small, "DDP: latte-tiny")) == 5
 
 
 def test_the_cross_device_column_compares_the_same_run_alone():
@@ -157,7 +165,8 @@ def test_the_cross_device_column_compares_the_same_run_alone():
     ) in text
     beside = {row[0]: rows[index - 1][0] for index, row in enumerate(rows)}
     assert beside["published: 1 x 8 rtx4090 latte-l"] == "1 x 8 rtx4090"
-    assert "- published, lines 23, 24 of 001_234c8261996940a4.txt: the same run, as far as is stated" in text
+    told = "- published, lines 23, 24 of 001_234c8261996940a4.txt: not comparable with the row above: data generated"
+    assert told in text, "the platform is the same"
     assert "- base: base.jsonl, 2 measured cases on rtx4090 (rtx4090-test)" in text
 
 

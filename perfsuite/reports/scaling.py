@@ -13,8 +13,9 @@ from perfsuite.records import Result
 from perfsuite.reports.terminal import lay_out
 
 _RANKS = re.compile(r"(?<=[\[-])ws\d+(-|(?=\]))")
-_FOLLOWS_RANKS = ("mesh",)
-"""Parameters that may change with the number of ranks within one series."""
+_OF_RECIPE = re.compile(r"(\[\w+-\d{3}[a-z]?-.+)-(\d+)x(\d+)(?=\])")
+"""Id of a published run, which ends in nodes x devices of each."""
+_WORLD_SIZE = re.compile(r"(?<=[\[-])ws(\d+)(?=[-\]])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +63,30 @@ def without_ranks(case: str) -> str:
 
     >>> without_ranks("t.py::test_ddp[cpu-ws8-gpt2-tiny]"), without_ranks("t.py::test_mine[cpu-ws2]")
     ('t.py::test_ddp[cpu-gpt2-tiny]', 't.py::test_mine[cpu]')
+    >>> without_ranks("t.py::test_published[a100-004-gpt2-xl-ddp-b32-2x8]")
+    't.py::test_published[a100-004-gpt2-xl-ddp-b32]'
     """
-    return _RANKS.sub("", case).replace("-]", "]").replace("[]", "")
+    return _OF_RECIPE.sub(r"\1", _RANKS.sub("", case)).replace("-]", "]").replace("[]", "")
+
+
+def ranks_in(case: str) -> int | None:
+    """The number of ranks that a node id names.
+
+    >>> ranks_in("t.py::test_ddp[cpu-ws8-gpt2-tiny]"), ranks_in("t.py::test_published[a100-001-latte-l-b1-w8-2x8]")
+    (8, 16)
+    """
+    recipe = _OF_RECIPE.search(case)
+    size = _WORLD_SIZE.search(case)
+    return int(recipe[2]) * int(recipe[3]) if recipe else int(size[1]) if size else None
 
 
 def series_of(case: str, workload: str, parameters: Mapping[str, Any], *hardware: str) -> tuple[str, ...]:
-    """The key of a series: test, workload, hardware and parameters other than those that follow the ranks."""
-    kept = sorted(f"{name}={value!r}" for name, value in parameters.items() if name not in _FOLLOWS_RANKS)
+    """The key of a series: test, workload, hardware and parameters other than those that follow the ranks.
+
+    A fixed global batch is shared out over the ranks, and its micro-batches with it.
+    """
+    follow = ("mesh", "accumulation") if parameters.get("global_batch_size") else ("mesh",)
+    kept = sorted(f"{name}={value!r}" for name, value in parameters.items() if name not in follow)
     return (without_ranks(case), workload, *hardware, *kept)
 
 

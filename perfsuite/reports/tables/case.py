@@ -7,7 +7,6 @@ the settings of a sibling that was, and a reason instead of values.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +15,11 @@ from perfsuite.baselines.baseline import Entry
 from perfsuite.metrics.memory import residence
 from perfsuite.metrics.spec import devices_used
 from perfsuite.records import Component, Result, Traffic
-from perfsuite.reports.scaling import Point, Scaling, scale, series_of, without_ranks
+from perfsuite.reports.scaling import Point, Scaling, ranks_in, scale, series_of, without_ranks
 from perfsuite.reports.tables.case_names import name_in
+from perfsuite.reports.tables.recipe_ids import is_recipe
 from perfsuite.reports.tables.settings import class_of, kernel_of, schedule_place, settings_of, sizes_of, whole
 from perfsuite.units import seconds_to_us
-
-_WORLD_SIZE = re.compile(r"(?<=[\[-])ws(\d+)(?=[-\]])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,13 +160,12 @@ def unmeasured(known: Sequence[TableCase], reasons: Mapping[str, str]) -> tuple[
     measured = {case.case for case in known}
     rows, rest = [], {}
     for node, reason in reasons.items():
-        sibling, size = siblings.get(without_ranks(node)), _WORLD_SIZE.search(node)
+        sibling, ranks = siblings.get(without_ranks(node)), ranks_in(node)
         if node in measured:
             continue
-        if sibling is None or size is None:
-            rest[node] = reason
+        if sibling is None or ranks is None or (is_recipe(node) and reason.startswith("skipped")):
+            rest[node] = reason  # the published row of a recipe tells its reason
             continue
-        ranks = int(size[1])
         rows.append(
             TableCase(
                 case=node,

@@ -11,7 +11,9 @@ from perfsuite.metrics.spec import significant
 from perfsuite.reports.scaling import without_ranks
 from perfsuite.reports.tables.case import TableCase, case_token, why_empty
 from perfsuite.reports.tables.markdown import Grid
-from perfsuite.reports.tables.published import PlacedLine, PublishedLine, notes_of, placed, published_of, shared_out
+from perfsuite.reports.tables.placement import PlacedLine, notes_of, placed, shared_out
+from perfsuite.reports.tables.published import PublishedLine, published_of
+from perfsuite.reports.tables.recipe_ids import id_of_row, plain_id
 from perfsuite.reports.tables.recording import Material
 from perfsuite.reports.tables.spec import CASE, ColumnSpec, Style, TableSpec
 from perfsuite.units import GIB, readable_unit
@@ -23,14 +25,18 @@ _RATIOS = ("speedup", "scaling_efficiency")
 def grids_of(style: Style, material: Material) -> Iterator[Grid]:
     """The tables that have a measured row, in the style's order."""
     for spec in style.tables:
-        selected = [case for case in material.cases if spec.select(case)]
-        if not any(case.values for case in selected):
+        published = published_of(spec.published)
+        ids = {id_of_row(line.table, line.line) for line in published}
+        rows = list(spec.rows([case for case in material.cases if spec.select(case)]))
+        there = {case.case for case in rows}
+        rows += [case for case in material.cases if plain_id(case.case) in ids and case.case not in there]
+        if not any(case.values for case in rows):
             continue
         groups: dict[str, list[TableCase]] = {}
-        for case in spec.rows(selected):
+        for case in rows:
             group = case.settings.get(spec.per) or case.settings.get("kernel", "") if spec.per else ""
             groups.setdefault(str(group), []).append(case)
-        beside = shared_out(published_of(spec.published), groups, spec.pair_by)
+        beside = shared_out(published, groups, spec.pair_by)
         for group in sorted({*groups, *beside}):
             title = f"{spec.title}: {group}" if group else spec.title
             yield _grid(title, spec, groups.get(group, ()), material, beside.get(group, ()))
@@ -44,7 +50,7 @@ def _grid(
         at = [column.key for column in columns].index("speedup") + 1
         columns.insert(at, ColumnSpec(title=f"times {material.base}, same ranks", key="over_base"))
     ordered = sorted(cases, key=lambda case: _order(case, columns))
-    lines = placed(published, ordered, spec.pair_by)
+    lines = placed(published, ordered, spec.pair_by, material.rest)
     columns = [_readable(column, ordered, lines) for column in _told_apart(columns, ordered)]
     rows = [(*(_published_cell(row.line, column) for column in columns), row.missing) for row in lines if row.after < 0]
     for index, case in enumerate(ordered):
@@ -103,7 +109,7 @@ def _order(case: TableCase, columns: Sequence[ColumnSpec]) -> tuple[Any, ...]:
         case.platform,
         case.fingerprint,
         *(_sortable(case, key) for key in left),
-        *((str(case.settings.get("options", "")), without_ranks(case.case)) if scales else ()),
+        *((without_ranks(case.case),) if scales else ()),
         case.ranks,
         *(_sortable(case, key) for key in right),
         case.case,

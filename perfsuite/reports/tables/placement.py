@@ -1,0 +1,232 @@
+"""Where published rows stand among measured ones: below the case that they are, or that is set up most alike.
+
+No published row is left out: one of which nothing was measured stands in its place and says so.  Whether two rows may
+be compared is said below the table: another platform, model or setting, or the label of the figure itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from perfsuite.published.differences import Ran, differences
+from perfsuite.published.lookup import plain, snake
+from perfsuite.published.recipes import why_none
+from perfsuite.reports.tables.case import TableCase
+from perfsuite.reports.tables.case_names import case_name
+from perfsuite.reports.tables.published import PublishedLine
+from perfsuite.reports.tables.recipe_ids import id_of_row, plain_id, words_of_row
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+NOT_HERE = "not measured here"
+_OURS = re.compile(r" \(ours: .*?\), not ")
+"""Why a recipe fills what its report leaves unsaid: too long for a table's note."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedLine:
+    """A published row in a table: below a case of the same settings, or between them in the report's order."""
+
+    line: PublishedLine
+    after: int
+    """Index of the case that it stands below; -1: above all."""
+    case: TableCase | None
+    """The measured case that it belongs to; None where nothing here was measured of it."""
+    reason: str = ""
+    """Why its case was not measured, where this run had it."""
+
+    @property
+    def missing(self) -> str:
+        """What its last cell says."""
+        here = "" if self.case else f"{NOT_HERE}{f': {self.reason}' if self.reason else ''}"
+        return "; ".join(filter(None, (self.line.missing, here)))
+
+
+def placed(
+    lines: Iterable[PublishedLine], cases: Sequence[TableCase], pair_by: Sequence[str], skips: Mapping[str, str]
+) -> list[PlacedLine]:
+    """Where the published rows of one table stand among its measured rows; every row has a place.
+
+    The rows of one published table and platform go together with one series of cases, which are of one test function,
+    strategy and platform: the one that is most of the very runs, then of their platform, then has most of them, then
+    differs least.  A row
+    stands below the case that is its recipe, else has all its settings named in ``pair_by``, of several the one that
+    differs least.  A row without such a case follows the row before it in the report; where none of them has a case,
+    they stand at the end.  ``skips`` are reasons of cases without a result by node id.
+    """
+    why = {plain_id(node): reason.removeprefix("skipped: ") for node, reason in skips.items()}
+    whole: list[PlacedLine] = []
+    for members in _grouped(((line.table, line.run.platforms), line) for line in lines).values():
+        beside = _beside(members, cases, pair_by)
+        first = next((beside[index] for index in range(len(members)) if index in beside), len(cases))
+        after = first - 1
+        for index, line in enumerate(members):
+            after = beside.get(index, after)
+            case = cases[after] if index in beside else None
+            reason = why.get(id_of_row(line.table, line.line), "")
+            whole.append(PlacedLine(line=line, after=after, case=case, reason=reason))
+    return whole
+
+
+def shared_out(
+    lines: Sequence[PublishedLine], groups: Mapping[str, Sequence[TableCase]], pair_by: Sequence[str]
+) -> dict[str, list[PublishedLine]]:
+    """Which table of several has which published rows: that of their model, one of its own where others have theirs;
+    where no model is one of the reports', the table with most of their like.  A table that is not per model is the only
+    one and has no name.
+
+    A table without any case of a row's workload has none: one that emulates a model by sleeping.
+    """
+    blocks = _grouped(((line.table, line.run.model), line) for line in lines)
+    models = {plain(model) for _, model in blocks} - {""}
+    theirs = {
+        plain(case.model): name for name, cases in groups.items() for case in cases if plain(case.model) in models
+    }
+    shares: dict[str, list[PublishedLine]] = {}
+    for (_, model), members in blocks.items():
+        known = [name for name in sorted(groups) if any(_does(case, members[0].run.workload) for case in groups[name])]
+        best = max(known, key=lambda name: len(_beside(members, groups[name], pair_by)), default=None)
+        if best is not None:
+            alone = model if theirs and best else best
+            shares.setdefault(theirs.get(plain(model), alone), []).extend(members)
+    return shares
+
+
+def _does(case: TableCase, workload: str) -> bool:
+    return snake(case.workload) == workload
+
+
+def _beside(lines: Sequence[PublishedLine], cases: Sequence[TableCase], pair_by: Sequence[str]) -> dict[int, int]:
+    """Index of the case beside each row that has one, by index of the row: of one series, the best that there is."""
+    best: dict[int, int] = {}
+    best_rank = (0, 0, 0, 0)
+    for members in _grouped((_series(case), index) for index, case in enumerate(cases)).values():
+        pairs, differing = {}, []
+        for number, line in enumerate(lines):
+            at = [index for index in members if _is_row(cases[index], line) or _alike(line, cases[index], pair_by)]
+            if at:
+                pairs[number] = min(reversed(at), key=lambda index: _distance(cases[index], line))
+                differing.append(_distance(cases[pairs[number]], line)[0])
+        at_home = sum(cases[index].platform in lines[number].run.platforms for number, index in pairs.items())
+        rank = (differing.count(0), at_home, len(pairs), -sum(differing))
+        if rank >= best_rank:
+            best, best_rank = pairs, rank
+    return best
+
+
+def _is_row(case: TableCase, line: PublishedLine) -> bool:
+    """Whether a case is the run of a published row, by its name."""
+    return bool(case.case) and plain_id(case.case) == id_of_row(line.table, line.line)
+
+
+def _series(case: TableCase) -> tuple[str, ...]:
+    """What cases of one series have in common."""
+    return (case.platform, case.fingerprint, case.case.partition("[")[0], str(case.parameters.get("strategy", "")))
+
+
+def _distance(case: TableCase, line: PublishedLine) -> tuple[int, bool]:
+    mine, theirs = case_name(str(case.settings.get("case_name", ""))), case_name(line.run.name)
+    same_group = mine is not None and theirs is not None and mine.prefix == theirs.prefix
+    return 0 if _is_row(case, line) else len(_differences(case, line)), not same_group
+
+
+def _alike(line: PublishedLine, case: TableCase, pair_by: Sequence[str]) -> bool:
+    """Whether a case can have the row beside it; one that emulates a model by sleeping has none."""
+    return _does(case, line.run.workload) and all(
+        line.setting(name) is not None and plain(line.setting(name)) == plain(case.settings.get(name))
+        for name in pair_by
+    )
+
+
+def notes_of(rows: Sequence[PlacedLine], shown: Mapping[str, str]) -> list[str]:
+    """What a reader must know of the published rows: whether they may be compared, labels with reasons, conventions.
+
+    ``shown`` are titles of the columns by metric.
+    """
+    notes: list[str] = []
+    for why, lines in _grouped((_comparable(row.case, row.line), row.line) for row in rows if row.case).items():
+        notes.append(f"published, {_places(lines)}: {why}")
+    labelled = (
+        (f"[{figure.label}] {{}}: {figure.reason}", (row.line, shown[metric]))
+        for row in rows
+        for metric, figure in row.line.figures.items()
+        if metric in shown and figure.label != "M"
+    )
+    for reason, cells in _grouped(labelled).items():
+        columns = ", ".join(dict.fromkeys(title for _, title in cells))
+        numbers = sorted({line.line for line, _ in cells})
+        notes.append(reason.format(f"{columns}; line{'s' if len(numbers) > 1 else ''} {_listed(numbers)}"))
+    conventions = {
+        f"{shown[metric]}: {figure.convention}": None
+        for row in rows
+        for metric, figure in row.line.figures.items()
+        if metric in shown and figure.convention
+    }
+    if conventions:
+        notes.append(f"as published: {'; '.join(conventions)}")
+    return [*notes, *_not_here(rows)]
+
+
+def _not_here(rows: Sequence[PlacedLine]) -> Iterator[str]:
+    """Cases that would measure the rows of this platform that were not, and why there are none."""
+    platforms = {row.case.platform for row in rows if row.case}
+    names = {}
+    for row in rows:
+        line = row.line
+        if row.case is None and platforms & set(line.run.platforms) and words_of_row(line.table, line.line):
+            names[line.line] = words_of_row(line.table, line.line)
+        if why := why_none(line.table, line.line):
+            yield f"line {line.line} has no case: {why}"
+    if names:
+        told = ", ".join(f"{name} (line {number})" for number, name in names.items())
+        yield f"pytest test_perf -k NAME runs those not measured here: {told}"
+
+
+def _differences(case: TableCase, line: PublishedLine) -> tuple[str, ...]:
+    nodes = case.settings.get("nodes")
+    ran = Ran(
+        workload=case.workload,
+        parameters=case.parameters,
+        world_size=case.ranks,
+        platform=case.platform,
+        nodes=nodes if isinstance(nodes, int) else None,
+    )
+    told = (_OURS.sub(" (ours), not ", phrase) for phrase in differences(ran, line.run))
+    return tuple(phrase.replace(", not None", ", unset here") for phrase in told)
+
+
+def _comparable(case: TableCase, line: PublishedLine) -> str:
+    differing = list(_differences(case, line))
+    if plain(line.run.model) != plain(case.model):  # of another model nothing else needs to be told apart
+        differing = [difference for difference in differing if difference.startswith(("platform ", "model "))]
+    if case.simulated:
+        differing.insert(0, "the devices here are simulated")
+    return (
+        f"not comparable with the row above: {'; '.join(differing)}"
+        if differing
+        else "the same run, as far as is stated"
+    )
+
+
+def _places(lines: Sequence[PublishedLine]) -> str:
+    files: dict[str, set[int]] = {}
+    for line in lines:
+        files.setdefault(line.file, set()).add(line.line)
+    return "; ".join(
+        f"line{'s' if len(numbers) > 1 else ''} {_listed(sorted(numbers))} of {file}" for file, numbers in files.items()
+    )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    groups: dict[K, list[T]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups

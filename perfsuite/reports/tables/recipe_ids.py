@@ -1,0 +1,42 @@
+"""Which published rows a case is: its node id beside those of the recipes, whatever the platform."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+
+from perfsuite.published.recipes import recipe_of, recipes
+
+_PLATFORM = re.compile(r"\[[a-z0-9_]+-")
+
+
+def plain_id(node: str) -> str:
+    """A node id without folder and platform.
+
+    >>> plain_id("test_perf/test_published.py::test_published[s4000-002-llama2_7b-bf16-1x8]")
+    'test_published.py::test_published[-002-llama2_7b-bf16-1x8]'
+    """
+    return _PLATFORM.sub("[-", node.rpartition("/")[2], count=1)
+
+
+@functools.cache
+def _ids() -> Mapping[str, str]:
+    """By name of the recipe."""
+    return {recipe.name: plain_id(recipe.case("x")) for recipe in recipes()}
+
+
+def is_recipe(node: str) -> bool:
+    """Whether a case is a published run."""
+    return plain_id(node) in _ids().values()
+
+
+def id_of_row(table: str, line: int) -> str:
+    """Plain id of the case that is a published row; empty where there is none."""
+    recipe = recipe_of(table, line)
+    return _ids()[recipe.name] if recipe else ""
+
+
+def words_of_row(table: str, line: int) -> str:
+    """What selects that case with ``-k`` beside the platform; empty where there is none."""
+    return id_of_row(table, line).partition("[-")[2].rstrip("]")
