@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.errors import InvalidParameter, UnsupportedCase
 from perfsuite.mesh import MeshShape
 from perfsuite.models import find as find_model
 from perfsuite.strategies import STRATEGIES, Plan, find
 from perfsuite.strategies.deepspeed import ds_config
+from perfsuite.strategies.deepspeed.zero import require_compiler
 
 
 def plan(**changes):
@@ -37,6 +38,7 @@ def test_what_keeps_groups_in_its_modules_needs_processes_of_its_own():
         ("ddp", {"bucket_mib": 0}, "bucket_mib=0 of strategy ddp is no size"),
         ("zero_redundancy", {"bucket_mib": -1}, "bucket_mib=-1 of strategy zero_redundancy is no size"),
         ("zero0", {"offload_optimizer": True}, "offload_optimizer needs spread optimizer state"),
+        ("zero2", {"cpu_adam": True}, "cpu_adam steps optimizer state in host memory; set offload_optimizer too"),
         ("zero2", {"offload_parameters": True}, "offload_parameters needs spread parameters, which zero2 has not"),
     ],
 )
@@ -142,3 +144,13 @@ def test_offload_is_written_where_deepspeed_reads_it():
     strategy = find("zero3", {"offload_optimizer": True, "offload_parameters": True})
     zero = strategy.settings(plan())["zero_optimization"]
     assert zero["offload_optimizer"] == zero["offload_param"] == {"device": "cpu"}
+
+
+def test_what_must_be_compiled_names_the_compiler_that_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(UnsupportedCase, match=r"cpu_adam is compiled .* g\+\+ and ninja cannot be found"):
+        require_compiler()
+    for name in ("g++", "ninja"):
+        (tmp_path / name).touch(mode=0o755)
+    require_compiler()

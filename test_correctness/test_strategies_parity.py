@@ -118,6 +118,7 @@ def test_spread_parameters_and_full_checkpointing(driver, model):
     [
         ("zero1", {"offload_optimizer": True}),
         ("zero2", {"offload_optimizer": True}),
+        ("zero2", {"offload_optimizer": True, "cpu_adam": True}),
         ("zero3", {"offload_optimizer": True, "offload_parameters": True}),
     ],
 )

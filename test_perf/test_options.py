@@ -24,7 +24,10 @@ OFFLOADED = {
     "on-device": ("fsdp", {}),
     "all": ("fsdp", {"offload": True}),
     "optimizer": ("zero2", {"offload_optimizer": True}),
+    "optimizer-cpu-adam": ("zero2", {"offload_optimizer": True, "cpu_adam": True}),
 }
+_COMPILED = [pytest.mark.extended, pytest.mark.perf_timeout("15min")]
+"""Marks of what is compiled when it first runs."""
 SETTINGS = (
     *("default", "ring", "tree", "simple", "large-buffers", "no-peers", "two-channels"),
     *("no-infiniband", "gpu-direct", "outer-interfaces"),
@@ -104,8 +107,12 @@ def test_sharding(perf, ranks, model, spread):
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
 @world_sizes(2)
-@pytest.mark.parametrize("offloaded", OFFLOADED)
-def test_offload(perf, ranks, model, offloaded):
+@pytest.mark.parametrize(
+    "offloaded", [pytest.param(name, marks=_COMPILED if "cpu-adam" in name else ()) for name in OFFLOADED]
+)
+def test_offload(perf, ranks, model, offloaded, platform):
     """State that lives in host memory; on a CPU that is the same memory, and what is left is the cost of moving it."""
+    if "cpu-adam" in offloaded and platform.family != "cpu":
+        pytest.skip(f"on {platform.title} the case 'optimizer' steps by DeepSpeed's CPU Adam already")
     strategy, options = OFFLOADED[offloaded]
     perf(TrainStep(model=model, strategy=strategy, options=options, micro_batch_size=4, builds=("memory",)), on=ranks)

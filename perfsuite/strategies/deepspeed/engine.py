@@ -2,7 +2,8 @@
 
 DeepSpeed compiles kernels when they are first wanted.  That takes minutes, and a rank that is killed meanwhile leaves a
 lock that all later ones wait for.  On a CPU none is wanted here: its shared-memory collectives are switched off and the
-optimizer is torch's.  With an accelerator the optimizer of offloaded state is DeepSpeed's CPU Adam, as it is meant.
+optimizer is torch's unless ``cpu_adam`` asks for DeepSpeed's.  With an accelerator the optimizer of offloaded state is
+DeepSpeed's CPU Adam, as it is meant.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def build_engine(rank: Rank, plan: Plan, options: Zero) -> ZeroTrainer:
     written = ds_config.read(options.config) if options.config else {}
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     make = torch.optim.AdamW
-    if options.offload_optimizer and rank.device.type != "cpu":
+    if options.offload_optimizer and (options.cpu_adam or rank.device.type != "cpu"):
+        if options.cpu_adam:
+            _compile_in_turn(rank)
         make = deepspeed.ops.adam.DeepSpeedCPUAdam
     optimizer = make(trained, **ds_config.adam_settings(written, plan.learning_rate))
     engine, *_ = deepspeed.initialize(
@@ -52,6 +55,15 @@ def start(rank: Rank) -> None:
     else:
         use_device(rank.device, dist.get_backend(rank.group()))
     deepspeed.init_distributed(dist_init_required=False)
+
+
+def _compile_in_turn(rank: Rank) -> None:
+    """One rank of a host compiles CPU Adam, or finds it compiled, before the others look: no two wait for one lock."""
+    builder = deepspeed.ops.op_builder.CPUAdamBuilder
+    for first in (True, False):
+        if (rank.local_rank == 0) is first:
+            builder().load()
+        dist.barrier(rank.group())
 
 
 def _spread_module(rank: Rank, plan: Plan, settings: dict[str, Any]) -> TrainingModule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +25,9 @@ class Zero(Strategy):
     """0 to 3; part of the strategy's name."""
     offload_optimizer: bool = False
     """Optimizer state lives in host memory and steps there (stages 1 to 3)."""
+    cpu_adam: bool = False
+    """Offloaded state steps by DeepSpeed's CPU Adam on a CPU too, where torch's does otherwise.  The first case that
+    wants it compiles it, once for an installation."""
     offload_parameters: bool = False
     """Parameters live in host memory (stage 3)."""
     config: str = ""
@@ -38,6 +42,8 @@ class Zero(Strategy):
         require_choice(self.name, "stage", self.stage, (0, 1, 2, 3))
         if self.offload_optimizer and self.stage == 0:
             raise InvalidParameter("offload_optimizer needs spread optimizer state; choose zero1, zero2 or zero3")
+        if self.cpu_adam and not self.offload_optimizer:
+            raise InvalidParameter("cpu_adam steps optimizer state in host memory; set offload_optimizer too")
         if self.offload_parameters and self.stage != 3:
             raise InvalidParameter(
                 f"offload_parameters needs spread parameters, which {self.name} has not; choose zero3"
@@ -88,6 +94,8 @@ class Zero(Strategy):
     def build(self, rank: Rank, plan: Plan) -> Trainer:
         """The engine over all ranks.  Raises UnsupportedCase where DeepSpeed is not installed."""
         require_deepspeed(rank, f"strategy {self.name}")
+        if self.cpu_adam:
+            require_compiler()
         from perfsuite.strategies.deepspeed.engine import build_engine
 
         return build_engine(rank, plan, self)
@@ -103,3 +111,14 @@ def require_deepspeed(rank: Rank, who: str) -> None:
         raise UnsupportedCase(
             f"{who} needs DeepSpeed, which cannot be imported ({error}); install it with pip install 'perfsuite[zero]'"
         ) from None
+
+
+def require_compiler() -> None:
+    """Raises UnsupportedCase, which names what is missing, where DeepSpeed's CPU Adam cannot be compiled."""
+    compiler = os.environ.get("CXX", "g++")
+    missing = [name for name in (compiler, "ninja") if shutil.which(name) is None]
+    if missing:
+        raise UnsupportedCase(
+            f"cpu_adam is compiled when it is first wanted, and {' and '.join(missing)} cannot be found on the path; "
+            "install it, or leave cpu_adam out"
+        )
