@@ -28,7 +28,6 @@ from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers import steps
 from test_correctness.helpers.processes import descendants, gone, listening_on
 
-pytestmark = pytest.mark.usefixtures("cold")
 ROOT = Path(__file__).parent.parent
 PRELOAD = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
 QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
@@ -50,6 +49,8 @@ transport.acquire(3, fresh=False, env={}, deadline_s=60)
 print("acquired", flush=True)
 time.sleep(3600)
 """
+COLD = pytest.mark.usefixtures("cold")
+"""Of the tests of how processes end, which stand last: it lasts until the end of the file."""
 LAUNCHER = "import subprocess, sys; subprocess.call([sys.executable, '-c', sys.argv[1]])"
 
 
@@ -166,14 +167,16 @@ def test_cases_of_fewer_ranks_see_nothing_of_the_launcher(driver):
         assert records["leaked"] == 0
 
 
-def test_workers_are_reused_and_replaced_when_asked(driver, three):
-    agent = three.agents[1].pid
-    driver.run(job(steps.add_up, 2))
-    first = descendants(agent)
-    assert driver.run(job(steps.add_up, 2)).process == "reused"
-    assert descendants(agent) == first
-    assert driver.run(job(steps.add_up, 2, fresh=True)).process == "fresh"
-    assert descendants(agent) != first
+def test_workers_are_reused_and_replaced_when_asked(driver):
+    first, again, anew = (driver.run(job(steps.surroundings, 2, fresh=fresh)) for fresh in (False, False, True))
+    assert [each.process for each in (first, again, anew)] == ["reused", "reused", "fresh"]
+    pids = [
+        {record.value for record in each.records if record.name.startswith("process_of_")}
+        for each in (first, again, anew)
+    ]
+    assert len(pids[0]) == 2
+    assert pids[0] == pids[1]
+    assert not pids[0] & pids[2]
 
 
 @pytest.mark.parametrize(
@@ -223,85 +226,6 @@ def test_what_a_killed_worker_said_is_never_delivered(driver, three):
     transport.kill([0, 1])
 
 
-def test_agents_that_are_dismissed_end_before_the_driver_and_leave_nothing(tmp_path, monkeypatch):
-    with launched(3, tmp_path, monkeypatch) as run:
-        run.transport.acquire(3, fresh=False, env={}, deadline_s=60)
-        pids = [pid for agent in run.agents.values() for pid in descendants(agent.pid)]
-        assert len(pids) >= 4, "a forkserver and a worker each"
-        for agent in run.agents.values():
-            agent.send_signal(signal.SIGINT)  # Ctrl-C belongs to the driver
-        run.transport.close()
-        assert gone([*pids, *(agent.pid for agent in run.agents.values())], within_s=5.0)
-        run.transport.close()
-        for agent in run.agents.values():
-            assert agent.communicate(timeout=30) == ("", "")
-            assert agent.returncode == 0
-    assert list((tmp_path / f"perfsuite-{os.getuid()}").iterdir()) == [], "the key of the launch is removed"
-
-
-def test_several_hosts_use_the_key_and_keep_their_logs_to_themselves(tmp_path, monkeypatch):
-    with launched(2, tmp_path, monkeypatch, hosts=2, preload=PRELOAD) as run:
-        measurement = run.driver().run(job(steps.add_up, 2))
-        assert len(measurement.ranks) == 2
-        address, port = run.transport.open_store(30)
-        assert address == "127.0.0.2", "the address that the agents came to"
-        listeners = [listening_on(pid) for pid in descendants(os.getpid())]
-        assert [each[port] for each in listeners if port in each] == [address], "and no other"
-        assert len(list(tmp_path.glob("perfsuite-agent-*/rank1.log"))) == 1
-        run.transport.close()
-        assert run.agents[1].wait(30) == 0
-        assert list(tmp_path.glob("perfsuite-agent-*")) == []
-
-
-def test_a_killed_agent_is_named_once_and_its_workers_end(tmp_path, monkeypatch):
-    with launched(3, tmp_path, monkeypatch) as run:
-        transport = run.transport
-        transport.acquire(3, fresh=False, env={}, deadline_s=60)
-        workers = descendants(run.agents[2].pid)
-        run.agents[2].kill()
-        events = [event for _ in range(3) for event in transport.poll(10.0 if not _ else 0.2)]
-        assert [(event.slot, event.kind) for event in events] == [(2, "agent_lost")]
-        here = socket.gethostname()
-        assert f"the agent of rank 2 on {here} (pid {run.agents[2].pid}) is lost" in events[0].text
-        assert gone(workers)
-        with pytest.raises(AgentLost, match="the agent of rank 2 on"):
-            transport.acquire(2, fresh=False, env={}, deadline_s=60)
-        with pytest.raises(AgentLost):
-            transport.send(2, {"verb": "leave"})
-        transport.kill([0, 1, 2])
-        assert transport.log_tail(2) == ""
-        assert 2 not in transport.dump([2], 1.0)
-
-
-def test_an_agent_that_was_told_to_end_is_not_named_for_one_that_was_killed(tmp_path, monkeypatch):
-    with launched(3, tmp_path, monkeypatch) as run:
-        run.agents[2].terminate()
-        assert run.agents[2].wait(30) == 128 + signal.SIGTERM
-        assert "the agent of rank 2" in run.transport.await_loss(30.0)
-        run.agents[1].kill()
-        run.agents[1].wait(30)
-        assert "the agent of rank 1" in run.transport.await_loss(30.0)
-        with pytest.raises(AgentLost, match=r"^the agent of rank 1 on .*launcher$"):
-            run.transport.acquire(3, fresh=False, env={}, deadline_s=60)
-
-
-def test_a_loss_that_a_signal_kept_from_being_told_is_named_all_the_same(tmp_path, monkeypatch):
-    with launched(2, tmp_path, monkeypatch) as run:
-        receive = run.transport._star.receive
-
-        def interrupted(timeout_s, also=()):
-            if any(arrival.frame is None for arrival in receive(timeout_s, also)):
-                raise CaseStopped("SIGTERM")
-            return []
-
-        run.agents[1].kill()
-        monkeypatch.setattr(run.transport._star, "receive", interrupted)
-        with pytest.raises(CaseStopped):
-            run.transport.await_loss(30.0)
-        monkeypatch.setattr(run.transport._star, "receive", receive)
-        assert "the agent of rank 1" in run.transport.await_loss(0.0)
-
-
 def killing_its_agent(rank, agent_pid):
     """Rank 1 ends the process that serves it."""
 
@@ -322,6 +246,94 @@ def test_an_agent_lost_during_a_case_ends_the_case(tmp_path, monkeypatch):
             driver.run(job(steps.add_up, 1))
 
 
+# -- how processes end ----------------------------------------------------------------------------------------------
+
+
+@COLD
+def test_agents_that_are_dismissed_end_before_the_driver_and_leave_nothing(tmp_path, monkeypatch):
+    with launched(3, tmp_path, monkeypatch) as run:
+        run.transport.acquire(3, fresh=False, env={}, deadline_s=60)
+        pids = [pid for agent in run.agents.values() for pid in descendants(agent.pid)]
+        assert len(pids) >= 4, "a forkserver and a worker each"
+        for agent in run.agents.values():
+            agent.send_signal(signal.SIGINT)  # Ctrl-C belongs to the driver
+        run.transport.close()
+        assert gone([*pids, *(agent.pid for agent in run.agents.values())], within_s=5.0)
+        run.transport.close()
+        for agent in run.agents.values():
+            assert agent.communicate(timeout=30) == ("", "")
+            assert agent.returncode == 0
+    assert list((tmp_path / f"perfsuite-{os.getuid()}").iterdir()) == [], "the key of the launch is removed"
+
+
+@COLD
+def test_several_hosts_use_the_key_and_keep_their_logs_to_themselves(tmp_path, monkeypatch):
+    with launched(2, tmp_path, monkeypatch, hosts=2, preload=PRELOAD) as run:
+        measurement = run.driver().run(job(steps.add_up, 2))
+        assert len(measurement.ranks) == 2
+        address, port = run.transport.open_store(30)
+        assert address == "127.0.0.2", "the address that the agents came to"
+        listeners = [listening_on(pid) for pid in descendants(os.getpid())]
+        assert [each[port] for each in listeners if port in each] == [address], "and no other"
+        assert len(list(tmp_path.glob("perfsuite-agent-*/rank1.log"))) == 1
+        run.transport.close()
+        assert run.agents[1].wait(30) == 0
+        assert list(tmp_path.glob("perfsuite-agent-*")) == []
+
+
+@COLD
+def test_a_killed_agent_is_named_once_and_its_workers_end(tmp_path, monkeypatch):
+    with launched(3, tmp_path, monkeypatch) as run:
+        transport = run.transport
+        transport.acquire(3, fresh=False, env={}, deadline_s=60)
+        workers = descendants(run.agents[2].pid)
+        run.agents[2].kill()
+        events = [event for _ in range(3) for event in transport.poll(10.0 if not _ else 0.2)]
+        assert [(event.slot, event.kind) for event in events] == [(2, "agent_lost")]
+        here = socket.gethostname()
+        assert f"the agent of rank 2 on {here} (pid {run.agents[2].pid}) is lost" in events[0].text
+        assert gone(workers)
+        with pytest.raises(AgentLost, match="the agent of rank 2 on"):
+            transport.acquire(2, fresh=False, env={}, deadline_s=60)
+        with pytest.raises(AgentLost):
+            transport.send(2, {"verb": "leave"})
+        transport.kill([0, 1, 2])
+        assert transport.log_tail(2) == ""
+        assert 2 not in transport.dump([2], 1.0)
+
+
+@COLD
+def test_an_agent_that_was_told_to_end_is_not_named_for_one_that_was_killed(tmp_path, monkeypatch):
+    with launched(3, tmp_path, monkeypatch) as run:
+        run.agents[2].terminate()
+        assert run.agents[2].wait(30) == 128 + signal.SIGTERM
+        assert "the agent of rank 2" in run.transport.await_loss(30.0)
+        run.agents[1].kill()
+        run.agents[1].wait(30)
+        assert "the agent of rank 1" in run.transport.await_loss(30.0)
+        with pytest.raises(AgentLost, match=r"^the agent of rank 1 on .*launcher$"):
+            run.transport.acquire(3, fresh=False, env={}, deadline_s=60)
+
+
+@COLD
+def test_a_loss_that_a_signal_kept_from_being_told_is_named_all_the_same(tmp_path, monkeypatch):
+    with launched(2, tmp_path, monkeypatch) as run:
+        receive = run.transport._star.receive
+
+        def interrupted(timeout_s, also=()):
+            if any(arrival.frame is None for arrival in receive(timeout_s, also)):
+                raise CaseStopped("SIGTERM")
+            return []
+
+        run.agents[1].kill()
+        monkeypatch.setattr(run.transport._star, "receive", interrupted)
+        with pytest.raises(CaseStopped):
+            run.transport.await_loss(30.0)
+        monkeypatch.setattr(run.transport._star, "receive", receive)
+        assert "the agent of rank 1" in run.transport.await_loss(0.0)
+
+
+@COLD
 def test_an_agent_that_is_stopped_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "_ANSWER_S", 0.5)
     with launched(2, tmp_path, monkeypatch) as run:
@@ -333,6 +345,7 @@ def test_an_agent_that_is_stopped_is_given_up(tmp_path, monkeypatch):
         assert run.agents[1].wait(30) != 0
 
 
+@COLD
 def test_sigterm_ends_an_agent_and_its_workers(tmp_path, monkeypatch):
     with launched(2, tmp_path, monkeypatch) as run:
         run.transport.acquire(2, fresh=False, env={}, deadline_s=60)
@@ -343,6 +356,7 @@ def test_sigterm_ends_an_agent_and_its_workers(tmp_path, monkeypatch):
         assert loss(run.transport).endswith("is lost: it got SIGTERM")
 
 
+@COLD
 def test_an_agent_ends_with_its_launcher(tmp_path, monkeypatch):
     with launched(2, tmp_path, monkeypatch, agent=(LAUNCHER, AGENT)) as run:
         run.transport.acquire(2, fresh=False, env={}, deadline_s=60)
@@ -353,6 +367,7 @@ def test_an_agent_ends_with_its_launcher(tmp_path, monkeypatch):
         assert loss(run.transport).endswith("is lost: its launcher is gone")
 
 
+@COLD
 def test_a_killed_driver_leaves_nothing_behind(tmp_path):
     environ = environ_of(0, 3, tmp_path)
     driver = start(DRIVER, environ, str(tmp_path / "logs"))

@@ -170,6 +170,7 @@ def surroundings(rank):
         rank.record("threads", torch.get_num_threads(), reduce="equal")
         leaked = [name for name in os.environ if name.startswith(("TORCHELASTIC", "SLURM", "OMPI"))]
         rank.record("leaked", len(leaked), reduce="max")
+        rank.record(f"process_of_{rank.rank}", os.getpid(), reduce="only")
 
     return run
 
