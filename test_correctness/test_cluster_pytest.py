@@ -163,7 +163,7 @@ def test_pytest_under_mpirun(tmp_path):
     [
         pytest.param(TORCHRUN, "RANK=1", id="torchrun"),
         pytest.param(LIKE_MPIRUN, "OMPI_COMM_WORLD_RANK=1", id="like-mpirun"),
-        pytest.param(PATIENT_MPIRUN, "OMPI_COMM_WORLD_RANK=1", id="mpirun", marks=NEEDS_MPIRUN),
+        pytest.param(PATIENT_MPIRUN, "OMPI_COMM_WORLD_RANK=1", id="mpirun", marks=(NEEDS_MPIRUN, pytest.mark.slow)),
     ],
 )
 def test_a_lost_agent_is_named_in_a_finished_report(tmp_path, launcher, rank_1):

@@ -8,14 +8,13 @@ import pytest
 
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import families
-from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.driver import Driver
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.workload import Budget
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.pipelines import staged
+from test_correctness.helpers.several import Part, records_of
 
 ROOT = Path(__file__).parent.parent
-ONCE = Budget(smoke=True, timeout_s=90.0)
 TINY = {"model": "gpt2-tiny", "overrides": {"layers": 4, "width": 32, "words": 64, "context": 16}}
 BATCH = 8
 STEPS = 3
@@ -25,7 +24,12 @@ MESHES = {
     "dp_replicate2-dp_shard2": {"strategy": "fsdp"},
     "pp2": staged(num_micro_batches=4),
     "pp2-dp2": staged(schedule="interleaved_1f1b", num_micro_batches=4),
-    "dp2-tp2": {"strategy": "hybrid"},
+    "dp2-tp2": {"strategy": "hybrid", "accumulation": 2},
+}
+PURPOSES = {
+    "memory": [mesh for mesh in MESHES if mesh != "dp2"],  # first, of a process in which nothing has run
+    "loss": MESHES,
+    "flops": ("dp1", "pp2-dp2", "dp2-tp2"),
 }
 
 
@@ -43,21 +47,15 @@ def driver(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(driver):
-    """Records of builds by purpose and mesh."""
-
-    def records(mesh, purpose):
-        shape = MeshShape.parse(mesh)
-        data = {"data": "generated", "dataset_samples": STEPS * BATCH}  # synthetic ones repeat after four micro-batches
-        case = TrainStep(mesh=mesh, global_batch_size=BATCH, loss_steps=STEPS, **data, **MESHES[mesh], **TINY)
-        job = Job(workload=case, world_size=shape.world_size, shape=shape, budget=ONCE, purpose=purpose)
-        return {record.name: record.value for record in driver.run(job).records}
-
-    purposes = {
-        "loss": MESHES,
-        "flops": ("dp1", "pp2-dp2", "dp2-tp2"),
-        "memory": [mesh for mesh in MESHES if mesh != "dp2"],
-    }
-    return {purpose: {mesh: records(mesh, purpose) for mesh in meshes} for purpose, meshes in purposes.items()}
+    """Records of builds by purpose and mesh; those of a mesh on one set of ranks."""
+    data = {"data": "generated", "dataset_samples": STEPS * BATCH}  # synthetic ones repeat after four micro-batches
+    found = {purpose: {} for purpose in PURPOSES}
+    for mesh, spread in MESHES.items():
+        case = TrainStep(mesh=mesh, global_batch_size=BATCH, loss_steps=STEPS, **data, **spread, **TINY)
+        parts = {name: Part(workload=case, purpose=name) for name, meshes in PURPOSES.items() if mesh in meshes}
+        for purpose, records in records_of(driver, mesh, parts).items():
+            found[purpose][mesh] = records
+    return found
 
 
 @pytest.mark.parametrize("mesh", list(MESHES)[1:])

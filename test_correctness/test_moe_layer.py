@@ -74,8 +74,15 @@ def test_a_layer_is_checked_against_a_loop(driver, case):
 
 
 @DEEPSPEED
-@pytest.mark.parametrize("capacity_factor", [None, 0.75], ids=["dropless", "capacity"])
-@pytest.mark.parametrize("mesh", ["dp2-ep2", "ep4"])
+@pytest.mark.parametrize(
+    ("mesh", "capacity_factor"),
+    [
+        pytest.param("dp2-ep2", None, id="dp2-ep2-dropless"),
+        pytest.param("ep4", 0.75, id="ep4-capacity"),
+        pytest.param("dp2-ep2", 0.75, id="dp2-ep2-capacity", marks=pytest.mark.slow),
+        pytest.param("ep4", None, id="ep4-dropless", marks=pytest.mark.slow),
+    ],
+)
 def test_deepspeed_s_layer_is_checked_against_a_loop(driver, mesh, capacity_factor):
     measurement = run(driver, layer(mesh=mesh, implementation="deepspeed", capacity_factor=capacity_factor))
     assert measurement.process == "fresh"

@@ -17,7 +17,10 @@ from perfsuite.statistics.paired import Paired, paired_mean, pairs_needed, small
 DIFFERENCES = st.lists(st.floats(-0.2, 0.2), min_size=3, max_size=30)
 
 
-@pytest.mark.parametrize(("host", "pairs"), [("R3", 3), ("R4", 3), ("R4", 6), ("hostile", 12)])
+@pytest.mark.parametrize(
+    ("host", "pairs"),
+    [("R4", 3), ("hostile", 12), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("R3", 3), ("R4", 6)))],
+)
 def test_what_is_printed_is_true_on_a_noisy_host(host, pairs):
     counts = tally(HOSTS[host], pairs, 150, "test")
     assert counts.covers >= 0.93 * counts.trials

@@ -28,6 +28,7 @@ from perfsuite.workloads.training.parity import TrainParity
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import pipeline_faults
 from test_correctness.helpers.pipelines import staged
+from test_correctness.helpers.several import Part, records_of
 
 ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=90.0)
@@ -80,7 +81,7 @@ def test_loss_and_gradients_are_those_of_one_process(driver, schedule):
     [
         ("pp2-dp2", {"schedule": "1f1b", "checkpointing": "full"}),
         ("pp2-dp_replicate2-dp_shard2", {"schedule": "gpipe"}),
-        ("pp2-dp2", {"schedule": "zbv", "model": "llama2-70b"}),
+        pytest.param("pp2-dp2", {"schedule": "zbv", "model": "llama2-70b"}, marks=pytest.mark.slow),
         ("pp2", {"schedule": "interleaved_zero_bubble", "model": "llama2-70b", "dtype": "bf16"}),
         ("pp1", {"schedule": "gpipe"}),
         ("pp3", {"schedule": "1f1b", "num_micro_batches": 2, "micro_batch_size": 2}),
@@ -122,7 +123,7 @@ def assert_parity(driver, case):
     assert error <= 1e-5
 
 
-@settings(RANDOM, max_examples=6)
+@settings(RANDOM, max_examples=4)
 @given(case=pipelines(most_ranks=3))
 def test_random_counts(driver, case):
     assert_parity(driver, case)
@@ -210,17 +211,33 @@ def test_actions_last_as_long_as_their_sleep(driver):
         assert event.end_s - event.start_s >= 0.02 * sleeps
 
 
-@pytest.mark.parametrize(("schedule", "count"), [("naive", 2), ("gpipe", 4), ("interleaved_1f1b", 4)])
-def test_the_bubble_of_sleeping_stages_is_the_simulated_one(driver, schedule, count):
+SLEEPING = pytest.mark.parametrize(("schedule", "count"), [("naive", 2), ("gpipe", 4), ("interleaved_1f1b", 4)])
+
+
+def beyond_simulated(driver, schedule, count):
+    """Records, the case, and by how much its bubble is larger than the simulated one."""
     case = EmulatedPipeline(mesh="pp4", schedule=schedule, num_micro_batches=count, action_ms=15)
     measurement = run(driver, case)
-    bubble, found = bubble_ratio(measurement.timeline), records(measurement)
+    found = records(measurement)
+    return found, case, bubble_ratio(measurement.timeline) - found["bubble_ratio_simulated"]
+
+
+@SLEEPING
+def test_the_bubble_of_sleeping_stages_is_no_less_than_the_simulated_one(driver, schedule, count):
+    found, case, beyond = beyond_simulated(driver, schedule, count)
     # What the runtime and a loaded machine add to 15 ms makes a bubble larger, never smaller.
-    assert -0.02 <= bubble - found["bubble_ratio_simulated"] <= 0.15
+    assert -0.02 <= beyond
     assert found["bubble_ratio_low"] <= found["bubble_ratio_median"] <= found["bubble_ratio_high"]
     times = StageTimes.in_proportion([1] * case.find_schedule().num_stages)
     ideal = bubble_ratio(simulate(case.find_schedule(), times))
     assert found["bubble_ratio_balanced"] == pytest.approx(ideal, abs=0.05)
+
+
+@pytest.mark.slow  # on a quiet machine: how much a loaded one adds is up to the load
+@SLEEPING
+def test_the_bubble_of_sleeping_stages_is_the_simulated_one(driver, schedule, count):
+    _, _, beyond = beyond_simulated(driver, schedule, count)
+    assert -0.02 <= beyond <= 0.15
 
 
 def test_a_measurement_with_a_timeline_goes_through_the_journal(driver):
@@ -296,11 +313,12 @@ def test_ranks_of_several_hosts_have_one_timeline(tmp_path):
 
 
 def test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_stages_follow(driver):
+    few = {**TINY, "overrides": {**TINY["overrides"], "layers": 2}}
     held = {}
     for schedule in ("gpipe", "1f1b"):
-        case = TrainStep(mesh="pp2", **staged(schedule=schedule), builds=("memory",), **TINY)
-        held[schedule] = records(run(driver, case, budget=ONCE, purpose="memory"))
-    gpipe, alternating = held["gpipe"], held["1f1b"]
+        case = TrainStep(mesh="pp2", **staged(schedule=schedule), builds=("memory",), **few)
+        held[schedule] = Part(workload=case, purpose="memory")
+    gpipe, alternating = records_of(driver, "pp2", held).values()
     for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
         assert gpipe[name] == alternating[name] > 0
     ranks = [f"peak_activations_bytes_rank{rank}" for rank in range(2)]

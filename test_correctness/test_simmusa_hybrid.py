@@ -11,13 +11,14 @@ from simmusa.costs import Costs
 from test_correctness.helpers.simmusa_ranks import ONCE, TRAINING, opened, require_built
 
 FAST = {
-    "tp2": {"model": "gpt2-tiny"},
     "cp4": {"model": "llama2-tiny", "attention": "flash"},
     "ep4": {"model": "moe-tiny"},
     "dp2-tp2": {"model": "llama2-tiny"},
-    "pp2-ep2-tp2": {"model": "moe-tiny", "accumulation": 2},
+    "pp2": {"model": "gpt2-tiny", "accumulation": 2},
 }
 SLOW = {
+    "tp2": {"model": "gpt2-tiny"},
+    "pp2-ep2-tp2": {"model": "moe-tiny", "accumulation": 2},
     "tp4": {"model": "llama2-tiny", "overrides": {"kv_heads": 4}},
     "tp8": {"model": "gpt2-tiny", "overrides": {"heads": 8}},
     "cp2-tp2": {"model": "llama2-tiny", "options": {"context": "ulysses"}},

@@ -63,7 +63,7 @@ def metric(result, name):
     [
         ("tp2", {}),
         pytest.param("tp4", {}, marks=pytest.mark.slow),
-        ("dp2", {"reshard": False}),
+        pytest.param("dp2", {"reshard": False}, marks=pytest.mark.slow),
         pytest.param("tp2", {"sequence_parallel": False}, marks=pytest.mark.slow),
     ],
 )

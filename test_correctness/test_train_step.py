@@ -100,7 +100,7 @@ def test_generated_files_are_read_by_loaders_that_end_with_the_case(driver, tmp_
     assert records(run(driver, dataclasses.replace(workload, data=str(own.directory)), 1))["steps_per_epoch"] == 8
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_frozen_encoders_are_spread_and_left_alone(driver, strategy):
     workload = TrainStep(model="opensora-tiny", overrides={"encoders": "tiny"}, strategy=strategy)
     found = records(run(driver, workload, 2, budget=ONCE))
