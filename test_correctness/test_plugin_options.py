@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from perfsuite.journal import read_journal
 from perfsuite.plugin.options import positive_duration
 from perfsuite.workload import Budget
 from test_correctness.helpers.scripted_driver import repository
@@ -166,3 +167,19 @@ def test_a_duration_is_positive():
     assert positive_duration("1.5min", "here") == 90.0
     with pytest.raises(pytest.UsageError, match=r"here: 0s is no time at all; give more than 0s"):
         positive_duration("0s", "here")
+
+
+@pytest.mark.parametrize(
+    ("given", "recorded"),
+    [
+        ((), {}),
+        (
+            ("--perf-pin=numa", "--perf-cache-flush", "--perf-sustain=15s"),
+            {"perf-pin": "numa", "perf-cache-flush": "yes", "perf-sustain": "15s"},
+        ),
+    ],
+)
+def test_options_that_change_what_is_timed_are_recorded(pytester, monkeypatch, given, recorded):
+    repository(pytester, monkeypatch, ONE).run("--perf-journal=j.jsonl", *given).assert_outcomes(passed=1)
+    (result,) = read_journal(pytester.path / "j.jsonl").results.values()
+    assert result.environment["options"] == recorded

@@ -170,8 +170,13 @@ def read_settings(config: pytest.Config) -> Settings:
 
 def timed_options(settings: Settings) -> dict[str, str]:
     """The options given that change what is timed on the same cases: recorded, and told when the gate compares."""
-    options = {"perf-pin": settings.pin} if settings.pin != "none" else {}
-    return options | ({"perf-cache-flush": "yes"} if settings.budget.cache_flush else {})
+    sustain_s = settings.budget.sustain_s
+    options = {
+        "perf-pin": settings.pin if settings.pin != "none" else "",
+        "perf-cache-flush": "yes" if settings.budget.cache_flush else "",
+        "perf-sustain": f"{sustain_s:g}s" if sustain_s is not None else "",
+    }
+    return {name: value for name, value in options.items() if value}
 
 
 def _read_world_sizes(written: str | None) -> tuple[int, ...]:
