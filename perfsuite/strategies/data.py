@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from perfsuite.errors import UnsupportedCase
 from perfsuite.strategies.base import Plan
-from perfsuite.strategies.fsdp import fsdp_api
+from perfsuite.strategies.fsdp import fsdp_api, sharder
 from perfsuite.strategies.hybrid_sizes import SHARDED
 from perfsuite.workload import DTYPES, Rank
 
@@ -82,7 +82,7 @@ def _mesh(rank: Rank, axes: tuple[str, ...], *, replicate: bool) -> DeviceMesh:
 
 
 def _spreader(rank: Rank, plan: Plan, *, replicate: bool) -> Any:
-    api = fsdp_api(rank)
+    api, fully_shard = fsdp_api(rank), sharder(rank)
     options: dict[str, Any] = {}
     if plan.half:
         narrow = getattr(torch, DTYPES[plan.dtype])
@@ -98,7 +98,7 @@ def _spreader(rank: Rank, plan: Plan, *, replicate: bool) -> Any:
         if copies is not None:
             copies(part, mesh=mesh, **extra)
         else:
-            api.fully_shard(part, mesh=mesh, reshard_after_forward=reshard, **extra)
+            fully_shard(part, mesh=mesh, reshard_after_forward=reshard, **extra)
 
     return spread
 

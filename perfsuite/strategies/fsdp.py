@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from perfsuite.workload import DTYPES, Rank
 
 if TYPE_CHECKING:
     from perfsuite.strategies.trainer import Trainer
+
+_AVERAGES = (2, 13)
+"""torch from which on FSDP2 is known to average over gloo; where it is told to sum instead, the result is the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +64,7 @@ class Fsdp(Strategy):
         from perfsuite.models.layers import materialize
         from perfsuite.strategies.trainer import Trainer, make_optimizer, new_module
 
-        api = fsdp_api(rank)
+        api, fully_shard = fsdp_api(rank), sharder(rank)
         spread: dict[str, Any] = {"mesh": rank.mesh}
         if self.mixed_precision:
             narrow = getattr(torch, DTYPES[plan.dtype])
@@ -70,12 +74,12 @@ class Fsdp(Strategy):
         module = new_module(rank, plan)
         for name, part in module.frozen().items():
             materialize(part, rank.device, seed=plan.seed, prefix=f"{name}.")
-            api.fully_shard(part, **spread)
+            fully_shard(part, **spread)
         for number, block in module.blocks.named_children():
             materialize(block, rank.device, seed=plan.seed, prefix=f"blocks.{number}.")
-            api.fully_shard(block, reshard_after_forward=self.reshard, **spread)
+            fully_shard(block, reshard_after_forward=self.reshard, **spread)
         materialize(module, rank.device, seed=plan.seed)
-        api.fully_shard(module, **spread)
+        fully_shard(module, **spread)
         return Trainer(
             rank,
             plan,
@@ -102,6 +106,24 @@ def fsdp_api(rank: Rank) -> Any:
             f"averages gradients wrongly over gloo; use a newer torch (2.13 is tested)"
         )
     return api
+
+
+def sharder(rank: Rank) -> Callable[..., None]:
+    """torch's fully_shard, such that gradients are averaged.
+
+    Over gloo torch 2.8.0 sums where it should average (pytorch issue 162338): there it is told to sum, and divides.
+    """
+    import torch
+
+    fully_shard: Callable[..., None] = fsdp_api(rank).fully_shard
+    if rank.device.type != "cpu" or tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) >= _AVERAGES:
+        return fully_shard
+
+    def shard(part: Any, **options: Any) -> None:
+        fully_shard(part, **options)
+        part.set_force_sum_reduction_for_comms(True)
+
+    return shard
 
 
 def reduce_in_last(module: Any) -> Callable[[bool], AbstractContextManager[None]]:
