@@ -36,7 +36,7 @@ settings.register_profile("explore", settings.get_profile("gate"), derandomize=F
 settings.load_profile("gate")  # --hypothesis-profile is read later and decides
 
 COMPLETE = (2, 13)
-"""Of torch: 2.5.1, 2.7.1 and 2.8.0 cannot do all that the tests run on a CPU; from this one on what cannot run fails."""
+"""Of torch: 2.5.1, 2.7.1 and 2.8.0 cannot do all that the tests run on a CPU; from this one on none may."""
 
 TRAINING = (
     "torch.distributed.fsdp",
