@@ -133,11 +133,12 @@ def test_a_strategy_that_forgets_to_average_is_found(driver):
 
 
 def test_a_slow_forward_shows_in_its_span_and_rank(driver):
-    workload = FunctionWorkload(function=training_faults.slow_forward, arguments={"late": 1, "delay_s": 0.05})
+    workload = FunctionWorkload(function=training_faults.slow_forward, arguments={"late": 1, "delay_s": 0.3})
     spans = {span.name: span for span in driver.run(Job(workload=workload, world_size=2, budget=QUICK)).spans}
     assert spans["forward"].slowest_rank == 1
-    assert spans["forward"].slowest_s >= 0.05
-    assert spans["optimizer"].slowest_s < 0.05
+    assert spans["forward"].slowest_s >= 0.3
+    # Both are as long as the machine is busy, but for the delay.
+    assert spans["optimizer"].slowest_s < spans["forward"].slowest_s
 
 
 def test_memory_is_the_bytes_of_what_was_allocated(driver):
