@@ -7,22 +7,7 @@ distance half the world (rank r and r + n/2), so that on several hosts they are 
 
 from __future__ import annotations
 
-from perfsuite import dtypes, sizes, world_sizes
-from perfsuite.workloads.collective import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    AllToAllUneven,
-    Barrier,
-    Broadcast,
-    Gather,
-    OneDirection,
-    Reduce,
-    ReduceScatter,
-    RingShift,
-    Scatter,
-    SendRecv,
-)
+from perfsuite import dtypes, sizes, workloads, world_sizes
 
 pytestmark = world_sizes(2, 4, 8, more=True)
 FULL = ["1KiB", "64KiB", "1MiB", "16MiB", "64MiB", "256MiB", "1GiB"]
@@ -33,73 +18,73 @@ in_one_small_size = sizes(full=FULL, small=["1MiB"])
 @over_sizes
 @dtypes("fp32", "bf16")
 def test_all_reduce(perf, ranks, message_bytes, dtype):
-    perf(AllReduce(message_bytes=message_bytes, dtype=dtype), on=ranks)
+    perf(workloads.AllReduce(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
 @sizes(full=["64MiB"], small=["1MiB"])
 @world_sizes(4)
 @dtypes("fp64", "fp16", "int32", "int8")
 def test_all_reduce_dtypes(perf, ranks, message_bytes, dtype):
-    perf(AllReduce(message_bytes=message_bytes, dtype=dtype), on=ranks)
+    perf(workloads.AllReduce(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
 @over_sizes
 @dtypes("fp32", "bf16")
 def test_reduce_scatter(perf, ranks, message_bytes, dtype):
-    perf(ReduceScatter(message_bytes=message_bytes, dtype=dtype), on=ranks)
+    perf(workloads.ReduceScatter(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
 @over_sizes
 def test_all_gather(perf, ranks, message_bytes, dtype):
-    perf(AllGather(message_bytes=message_bytes, dtype=dtype), on=ranks)
+    perf(workloads.AllGather(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
 @over_sizes
 def test_all_to_all(perf, ranks, message_bytes, dtype):
-    perf(AllToAll(message_bytes=message_bytes, dtype=dtype), on=ranks)
+    perf(workloads.AllToAll(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
 @over_sizes
 def test_all_to_all_uneven(perf, ranks, message_bytes, dtype):
-    perf(AllToAllUneven(message_bytes=message_bytes, dtype=dtype), on=ranks)
+    perf(workloads.AllToAllUneven(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
 @over_sizes
 def test_broadcast(perf, ranks, message_bytes, dtype):
-    perf(Broadcast(message_bytes=message_bytes, dtype=dtype), on=ranks)
+    perf(workloads.Broadcast(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
 @over_sizes
 def test_reduce(perf, ranks, message_bytes, dtype):
-    perf(Reduce(message_bytes=message_bytes, dtype=dtype), on=ranks)
+    perf(workloads.Reduce(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
 @over_sizes
 def test_gather(perf, ranks, message_bytes, dtype):
-    perf(Gather(message_bytes=message_bytes, dtype=dtype), on=ranks)
+    perf(workloads.Gather(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
 @over_sizes
 def test_scatter(perf, ranks, message_bytes, dtype):
-    perf(Scatter(message_bytes=message_bytes, dtype=dtype), on=ranks)
+    perf(workloads.Scatter(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
 @over_sizes
 def test_send_recv(perf, ranks, message_bytes, dtype):
-    perf(SendRecv(message_bytes=message_bytes, dtype=dtype), on=ranks)
+    perf(workloads.SendRecv(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
 @in_one_small_size
 @world_sizes(4, 8, more=True)  # a ring of two ranks is a pair
 def test_ring_shift(perf, ranks, message_bytes, dtype):
-    perf(RingShift(message_bytes=message_bytes, dtype=dtype), on=ranks)
+    perf(workloads.RingShift(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
 @in_one_small_size
 @world_sizes(2, 8, more=True)
 def test_one_direction(perf, ranks, message_bytes, dtype):
-    perf(OneDirection(message_bytes=message_bytes, dtype=dtype), on=ranks)
+    perf(workloads.OneDirection(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
 def test_barrier(perf, ranks):
-    perf(Barrier(), on=ranks)
+    perf(workloads.Barrier(), on=ranks)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite import sizes
+from perfsuite import sizes, workloads
 from perfsuite.mesh import MeshShape
-from perfsuite.workloads.moe_layer import MoeLayer
-from perfsuite.workloads.training.train_step import TrainStep
 
 MESHES = {
     "moe-tiny-dense": "dp4",
@@ -30,7 +28,7 @@ ROUTINGS = {
 def layer(shape, mesh, **case):
     """Samples on all ranks, tokens of each, features of a token and of an expert."""
     batch_size, sequence_length, width, hidden = shape
-    return MoeLayer(
+    return workloads.MoeLayer(
         mesh=mesh,
         batch_size=batch_size,
         sequence_length=sequence_length,
@@ -51,7 +49,7 @@ def test_experts_and_dense(perf, model):
     """Report 004: throughput, memory and MFU of 8 and of 64 experts beside a dense model of equal active parameters."""
     small = {"dtype": "fp32"} if model.startswith("moe-tiny") else {"dtype": "bf16", "checkpointing": "full"}
     mesh = MESHES[model]
-    workload = TrainStep(model=model, strategy="hybrid", mesh=mesh, builds=("memory",), **small)
+    workload = workloads.TrainStep(model=model, strategy="hybrid", mesh=mesh, builds=("memory",), **small)
     perf(workload, on=MeshShape.parse(mesh).world_size)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite import sizes, world_sizes
+from perfsuite import sizes, workloads, world_sizes
 from perfsuite.units import MIB, parse_bytes
-from perfsuite.workloads.training.largest_batch import LargestBatch
 
 CPU_BUDGET_BYTES = 16 * MIB
 """Of a rank on a CPU.  A share of the host's memory would make the result another number on every host."""
@@ -25,7 +24,7 @@ def budget_bytes(request, platform):
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_largest_batch(perf, model, checkpointing, budget_bytes):
     """What computing activations again buys in samples."""
-    perf(LargestBatch(model=model, checkpointing=checkpointing, memory_budget_bytes=budget_bytes))
+    perf(workloads.LargestBatch(model=model, checkpointing=checkpointing, memory_budget_bytes=budget_bytes))
 
 
 @sizes(param="model", full=["gpt2-xl", "llama2-7b"], small=["gpt2-tiny"])
@@ -33,4 +32,4 @@ def test_largest_batch(perf, model, checkpointing, budget_bytes):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_largest_batch_spread(perf, ranks, model, strategy, budget_bytes):
     """What spreading the state over the cards buys in samples."""
-    perf(LargestBatch(model=model, strategy=strategy, memory_budget_bytes=budget_bytes), on=ranks)
+    perf(workloads.LargestBatch(model=model, strategy=strategy, memory_budget_bytes=budget_bytes), on=ranks)

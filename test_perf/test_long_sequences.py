@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite import sizes
+from perfsuite import sizes, workloads
 from perfsuite.mesh import MeshShape
-from perfsuite.workloads.training.train_step import TrainStep
 
 TINY = {"model": "gpt2-tiny", "overrides": {"layers": 1, "width": 64, "heads": 4, "words": 128}, "global_batch_size": 4}
 # Twenty heads of its width instead of 25, which four ranks do not divide; so does the padded vocabulary.
@@ -44,7 +43,7 @@ def step(scale, length, mesh, **case):
     model = TINY if scale == "small" else XL
     overrides = {**model["overrides"], "context": length, "sequence_length": length}
     accumulation = model["global_batch_size"] // MeshShape.parse(mesh).replicas
-    return TrainStep(
+    return workloads.TrainStep(
         **{**model, "overrides": overrides}, strategy="hybrid", mesh=mesh, accumulation=accumulation, **case
     )
 

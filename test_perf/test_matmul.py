@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from perfsuite import dtypes, sizes
-from perfsuite.workloads.matmul import Matmul
+from perfsuite import dtypes, sizes, workloads
 
 SQUARE = ["1024x1024x1024", "2048x2048x2048", "4096x4096x4096", "8192x8192x8192"]
 # A tall product, one with a long inner dimension, and the first layer of a 7B model's MLP.
@@ -18,4 +17,4 @@ NOT_SQUARE = ["16384x1024x1024", "1024x16384x1024", "4096x4096x11008"]
 @dtypes("fp32", "tf32", "bf16", "fp16", "int8")
 def test_matmul(perf, shape, dtype):
     m, k, n = shape
-    perf(Matmul(m=m, k=k, n=n, dtype=dtype))
+    perf(workloads.Matmul(m=m, k=k, n=n, dtype=dtype))

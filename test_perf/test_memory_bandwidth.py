@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite import sizes
-from perfsuite.workloads.memory_bandwidth import HostDeviceCopy, MemoryCopy, MemoryTriad
+from perfsuite import sizes, workloads
 
 in_device_memory = sizes(full=["1MiB", "256MiB", "1GiB", "4GiB"], small=["1MiB", "256MiB"], param="buffer_bytes")
 over_the_host_link = sizes(full=["1MiB", "64MiB", "1GiB"], small=["64MiB"], param="buffer_bytes")
@@ -18,21 +17,21 @@ pinned_and_not = pytest.mark.parametrize("pinned", [True, False], ids=["pinned",
 
 @in_device_memory
 def test_memory_copy(perf, buffer_bytes):
-    perf(MemoryCopy(buffer_bytes=buffer_bytes))
+    perf(workloads.MemoryCopy(buffer_bytes=buffer_bytes))
 
 
 @in_device_memory
 def test_memory_triad(perf, buffer_bytes):
-    perf(MemoryTriad(buffer_bytes=buffer_bytes))
+    perf(workloads.MemoryTriad(buffer_bytes=buffer_bytes))
 
 
 @over_the_host_link
 @pinned_and_not
 def test_host_to_device(perf, buffer_bytes, pinned):
-    perf(HostDeviceCopy(buffer_bytes=buffer_bytes, direction="host_to_device", pinned=pinned))
+    perf(workloads.HostDeviceCopy(buffer_bytes=buffer_bytes, direction="host_to_device", pinned=pinned))
 
 
 @over_the_host_link
 @pinned_and_not
 def test_device_to_host(perf, buffer_bytes, pinned):
-    perf(HostDeviceCopy(buffer_bytes=buffer_bytes, direction="device_to_host", pinned=pinned))
+    perf(workloads.HostDeviceCopy(buffer_bytes=buffer_bytes, direction="device_to_host", pinned=pinned))

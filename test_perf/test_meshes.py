@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from perfsuite import sizes
+from perfsuite import sizes, workloads
 from perfsuite.mesh import MeshShape
-from perfsuite.workloads.training.train_step import TrainStep
 
 TINY = {"layers": 8, "width": 64, "heads": 8, "words": 128, "context": 32}
 """Of gpt2-tiny: what eight ranks along any axis divide."""
@@ -34,7 +33,7 @@ def test_meshes(perf, mesh, scale, require_fit):
     case = small if scale == "small" else full_case(shape.world_size)
     share = case["global_batch_size"] // shape.replicas
     accumulation = max(1, share // (2 if scale == "small" else 1))  # micro-batches of one sample, or of two
-    workload = TrainStep(strategy="hybrid", mesh=mesh, accumulation=accumulation, builds=("memory",), **case)
+    workload = workloads.TrainStep(strategy="hybrid", mesh=mesh, accumulation=accumulation, builds=("memory",), **case)
     require_fit(workload, shape.world_size)
     perf(workload, on=shape.world_size)
 
@@ -45,6 +44,6 @@ def test_components(perf, mesh, require_fit):
     shape = MeshShape.parse(mesh)
     full = {"model": "moe-1.6t", "dtype": "bf16", "checkpointing": "full", "accumulation": 32}
     case = full if shape.size("dp") > 1 else {"model": "moe-tiny", "accumulation": 2}
-    workload = TrainStep(strategy="hybrid", mesh=mesh, builds=("traffic",), **case)
+    workload = workloads.TrainStep(strategy="hybrid", mesh=mesh, builds=("traffic",), **case)
     require_fit(workload, shape.world_size)
     perf(workload, on=shape.world_size)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite import sizes, world_sizes
-from perfsuite.models import find
+from perfsuite import sizes, workloads, world_sizes
 from perfsuite.platforms import families
 from perfsuite.units import MIB
-from perfsuite.workloads.training.train_step import TrainStep
 
 SPREAD = {
     "whole": ("ddp", {}),
@@ -55,7 +53,9 @@ def environment(request, platform):
 def test_overlap(perf, ranks, model, overlap):
     """Gradients travel while the backward goes on, or all together after it."""
     options = {"overlap": overlap}
-    workload = TrainStep(model=model, strategy="ddp", options=options, micro_batch_size=4, builds=("exposed",))
+    workload = workloads.TrainStep(
+        model=model, strategy="ddp", options=options, micro_batch_size=4, builds=("exposed",)
+    )
     perf(workload, on=ranks)
 
 
@@ -65,7 +65,7 @@ def test_overlap(perf, ranks, model, overlap):
 def test_compression(perf, ranks, model, compression):
     """Gradients travel in half as many bytes."""
     options = {"compression": compression}
-    perf(TrainStep(model=model, strategy="ddp", options=options, micro_batch_size=4), on=ranks)
+    perf(workloads.TrainStep(model=model, strategy="ddp", options=options, micro_batch_size=4), on=ranks)
 
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
@@ -73,8 +73,10 @@ def test_compression(perf, ranks, model, compression):
 @pytest.mark.parametrize("buckets", [1, 4, 16], ids="buckets{}".format)
 def test_bucket_size(perf, ranks, model, buckets):
     """A few large messages or many small ones: about this many buckets, of equal size."""
+    from perfsuite.models import find  # collecting needs no models
+
     options = {"bucket_mib": 4 * find(model).parameters / buckets / MIB}
-    perf(TrainStep(model=model, strategy="ddp", options=options, micro_batch_size=4), on=ranks)
+    perf(workloads.TrainStep(model=model, strategy="ddp", options=options, micro_batch_size=4), on=ranks)
 
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
@@ -82,7 +84,7 @@ def test_bucket_size(perf, ranks, model, buckets):
 @pytest.mark.parametrize("environment", SETTINGS, indirect=True)
 def test_library_setting(perf, ranks, model, environment):
     """Variables of the communication library, read when it starts; those of the network act between hosts alone."""
-    workload = TrainStep(model=model, strategy="ddp", environment=environment, micro_batch_size=4)
+    workload = workloads.TrainStep(model=model, strategy="ddp", environment=environment, micro_batch_size=4)
     perf(workload, on=ranks)
 
 
@@ -93,7 +95,7 @@ def test_library_setting(perf, ranks, model, environment):
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_checkpointing(perf, model, checkpointing):
     """What computing activations again costs and saves on one card."""
-    perf(TrainStep(model=model, micro_batch_size=4, checkpointing=checkpointing, builds=("memory",)))
+    perf(workloads.TrainStep(model=model, micro_batch_size=4, checkpointing=checkpointing, builds=("memory",)))
 
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
@@ -102,7 +104,10 @@ def test_checkpointing(perf, model, checkpointing):
 def test_sharding(perf, ranks, model, spread):
     """What is spread over the cards: nothing, optimizer state, gradients too, parameters too."""
     strategy, options = SPREAD[spread]
-    perf(TrainStep(model=model, strategy=strategy, options=options, micro_batch_size=4, builds=("memory",)), on=ranks)
+    perf(
+        workloads.TrainStep(model=model, strategy=strategy, options=options, micro_batch_size=4, builds=("memory",)),
+        on=ranks,
+    )
 
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
@@ -115,4 +120,7 @@ def test_offload(perf, ranks, model, offloaded, platform):
     if "cpu-adam" in offloaded and platform.family != "cpu":
         pytest.skip(f"on {platform.title} the case 'optimizer' steps by DeepSpeed's CPU Adam already")
     strategy, options = OFFLOADED[offloaded]
-    perf(TrainStep(model=model, strategy=strategy, options=options, micro_batch_size=4, builds=("memory",)), on=ranks)
+    perf(
+        workloads.TrainStep(model=model, strategy=strategy, options=options, micro_batch_size=4, builds=("memory",)),
+        on=ranks,
+    )

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite import sizes
+from perfsuite import sizes, workloads
 from perfsuite.mesh import MeshShape
 from perfsuite.published.recipes.gpt import XL
-from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
-from perfsuite.workloads.training.train_step import TrainStep
 
 TINY = {"layers": 8, "width": 64, "words": 128, "context": 32}
 """Of gpt2-tiny: as many layers as the most stages of the small cases."""
@@ -30,7 +28,7 @@ def pipeline(mesh, *, schedule, num_micro_batches, stages_per_rank=None, **case)
     model = full.get(ranks, {"model": "gpt2-tiny", "overrides": TINY})
     options = {"schedule": schedule, **({"stages_per_rank": stages_per_rank} if stages_per_rank else {})}
     case = {"strategy": "hybrid", "options": options, "accumulation": num_micro_batches, **model, **case}
-    return TrainStep(mesh=mesh, **case), ranks
+    return workloads.TrainStep(mesh=mesh, **case), ranks
 
 
 @sizes(param="mesh", full=["pp4-dp2"], small=["pp4"], ranks=count_ranks)
@@ -79,4 +77,4 @@ def test_beside_data_parallelism(perf, model):
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
 def test_emulated(perf, schedule):
     """Stages that sleep: measured bubble against simulated bubble, whatever else the cores do."""
-    perf(EmulatedPipeline(mesh="pp4", schedule=schedule, num_micro_batches=8, action_ms=3), on=4)
+    perf(workloads.EmulatedPipeline(mesh="pp4", schedule=schedule, num_micro_batches=8, action_ms=3), on=4)

@@ -9,8 +9,7 @@ import os
 
 import pytest
 
-from perfsuite import sizes, world_sizes
-from perfsuite.workloads.training.train_step import TrainStep
+from perfsuite import sizes, workloads, world_sizes
 
 BATCH = {"full": 256, "small": 16}
 MOST_AT_ONCE = {"full": 8, "small": 16}
@@ -29,7 +28,7 @@ def cores_for_all(ranks, platform):
 @world_sizes(1, 2, 4, 8, more=True)
 def test_weak_scaling(perf, ranks, model):
     """Eight samples on every rank, whatever their number: twice the ranks do twice the work."""
-    perf(TrainStep(model=model, strategy="ddp", micro_batch_size=8, builds=("exposed",)), on=ranks)
+    perf(workloads.TrainStep(model=model, strategy="ddp", micro_batch_size=8, builds=("exposed",)), on=ranks)
 
 
 @sizes(param="model", full=["gpt2", "gpt2-xl"], small=["gpt2-tiny"])
@@ -40,7 +39,7 @@ def test_strong_scaling(perf, ranks, model, scale):
     if batch % ranks.world_size:
         pytest.skip(f"{batch} samples on {ranks.world_size} ranks are not as many on each; choose a divisor of {batch}")
     accumulation = max(1, batch // ranks.world_size // MOST_AT_ONCE[scale])
-    workload = TrainStep(
+    workload = workloads.TrainStep(
         model=model, strategy="ddp", global_batch_size=batch, accumulation=accumulation, builds=("exposed",)
     )
     perf(workload, on=ranks)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite import dtypes, sizes, world_sizes
-from perfsuite.models.encoders import ENCODERS
-from perfsuite.workloads.training.train_step import TrainStep
+from perfsuite import dtypes, sizes, workloads, world_sizes
 
 TARGET_LOSS = 5.6
 """Of the tiny GPT, whose 512 words are ln 512 = 6.24 at first."""
@@ -33,7 +31,7 @@ def test_opensora(perf, ranks, model, data_for, as_published):
     if model in PUBLISHED:
         perf(as_published(PUBLISHED[model]), on=ranks)
         return
-    workload = TrainStep(
+    workload = workloads.TrainStep(
         model=model, strategy="fsdp", options={"reshard": False}, data=data_for(model), builds=("memory", "loss")
     )
     perf(workload, on=ranks)
@@ -46,11 +44,13 @@ def test_opensora_encoders(perf, ranks, model):
 
     No report says that it did so; off everywhere else.
     """
+    from perfsuite.models.encoders import ENCODERS  # collecting needs no models
+
     if model == "opensora":
         overrides = {"encoders": "t5xxl-sdvae"}
     else:
         overrides = {"encoders": "tiny", "caption_width": ENCODERS["tiny"].text.width}
-    workload = TrainStep(
+    workload = workloads.TrainStep(
         model=model, overrides=overrides, strategy="fsdp", options={"reshard": False}, builds=("memory",)
     )
     perf(workload, on=ranks)
@@ -63,7 +63,10 @@ def test_latte(perf, ranks, model, data_for, as_published):
     if model in PUBLISHED:
         perf(as_published(PUBLISHED[model]), on=ranks)
         return
-    perf(TrainStep(model=model, strategy="ddp", data=data_for(model), num_workers=1, builds=("memory",)), on=ranks)
+    perf(
+        workloads.TrainStep(model=model, strategy="ddp", data=data_for(model), num_workers=1, builds=("memory",)),
+        on=ranks,
+    )
 
 
 @sizes(param="model", full=["latte-l"], small=["latte-tiny"])
@@ -72,7 +75,7 @@ def test_latte_loaders(perf, model, num_workers, data_for, platform):
     """Report 001: does it matter how many processes load the data?"""
     if platform.family == "cpu" and num_workers > 2:
         pytest.skip(f"{num_workers} loader processes and the step would share the cores of one CPU")
-    perf(TrainStep(model=model, data=data_for(model), num_workers=num_workers))
+    perf(workloads.TrainStep(model=model, data=data_for(model), num_workers=num_workers))
 
 
 @sizes(param="model", full=["llama2-7b"], small=["llama2-tiny"])
@@ -80,7 +83,7 @@ def test_latte_loaders(perf, model, num_workers, data_for, platform):
 @world_sizes(2, 4, 8, extended=[4, 8], more=True, full=[2, 4])
 def test_llama2(perf, ranks, model, dtype, data_for):
     """Report 002: LBS 3, MPE 4096, GAS 1, GBS = LBS x GAS x DP; mixed precision, full checkpointing, state spread."""
-    workload = TrainStep(
+    workload = workloads.TrainStep(
         model=model,
         strategy="fsdp",
         options={"mixed_precision": dtype != "fp32"},
@@ -99,14 +102,14 @@ def test_llama2(perf, ranks, model, dtype, data_for):
 @world_sizes(1, 2, 4, 8, extended=[8], full=[])
 def test_ddp(perf, ranks, model):
     """Report 004: weak scaling of the 1.5B GPT, and what its communication costs."""
-    perf(TrainStep(model=model, strategy="ddp", micro_batch_size=4, builds=("exposed",)), on=ranks)
+    perf(workloads.TrainStep(model=model, strategy="ddp", micro_batch_size=4, builds=("exposed",)), on=ranks)
 
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
 @world_sizes(1, 2, 4, 8)
 def test_ddp_strong(perf, ranks, model):
     """Report 004: the same batch on more and more cards."""
-    perf(TrainStep(model=model, strategy="ddp", global_batch_size=32), on=ranks)
+    perf(workloads.TrainStep(model=model, strategy="ddp", global_batch_size=32), on=ranks)
 
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
@@ -116,14 +119,14 @@ def test_fsdp(perf, ranks, model, as_published):
     if model in PUBLISHED:
         perf(as_published(PUBLISHED[model]), on=ranks)
         return
-    perf(TrainStep(model=model, strategy="fsdp", micro_batch_size=4, builds=("memory", "exposed")), on=ranks)
+    perf(workloads.TrainStep(model=model, strategy="fsdp", micro_batch_size=4, builds=("memory", "exposed")), on=ranks)
 
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
 @world_sizes(2, 4, extended=[4])
 def test_zero_redundancy(perf, ranks, model):
     """Optimizer state spread by torch alone."""
-    perf(TrainStep(model=model, strategy="zero_redundancy", micro_batch_size=4, builds=("memory",)), on=ranks)
+    perf(workloads.TrainStep(model=model, strategy="zero_redundancy", micro_batch_size=4, builds=("memory",)), on=ranks)
 
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
@@ -131,7 +134,7 @@ def test_zero_redundancy(perf, ranks, model):
 @pytest.mark.parametrize("strategy", ["zero0", "zero1", "zero2", "zero3"])
 def test_deepspeed(perf, ranks, model, strategy):
     """What each stage of ZeRO spreads."""
-    perf(TrainStep(model=model, strategy=strategy, micro_batch_size=4, builds=("memory",)), on=ranks)
+    perf(workloads.TrainStep(model=model, strategy=strategy, micro_batch_size=4, builds=("memory",)), on=ranks)
 
 
 @sizes(param="model", full=["llama2-7b"], small=["llama2-tiny"])
@@ -139,7 +142,7 @@ def test_deepspeed(perf, ranks, model, strategy):
 @pytest.mark.parametrize("accumulation", [1, 4], ids="gas{}".format)
 def test_accumulation(perf, ranks, model, accumulation):
     """Gradients are exchanged once per step, however many micro-batches it has."""
-    perf(TrainStep(model=model, strategy="fsdp", accumulation=accumulation), on=ranks)
+    perf(workloads.TrainStep(model=model, strategy="fsdp", accumulation=accumulation), on=ranks)
 
 
 @sizes(param="model", full=["gpt2"], small=["gpt2-micro"])
@@ -149,14 +152,14 @@ def test_accumulation(perf, ranks, model, accumulation):
 )
 def test_compiled(perf, model, compiled):
     """What torch.compile on every block buys on one card.  The small size compiles nothing but its own twin."""
-    perf(TrainStep(model=model, micro_batch_size=2, compiled=compiled))
+    perf(workloads.TrainStep(model=model, micro_batch_size=2, compiled=compiled))
 
 
 @sizes(param="model", full=["gpt2-tiny"], small=["gpt2-tiny"])
 @world_sizes(2)
 def test_time_to_target(perf, ranks, model):
     """How long training takes to a loss, from seeded values: small at either scale, since losses of sizes differ."""
-    workload = TrainStep(
+    workload = workloads.TrainStep(
         model=model,
         strategy="ddp",
         micro_batch_size=4,

@@ -64,7 +64,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
     collect.open_journal(session, cases)
     returned = yield  # pytest prints the header and how many tests there are
     progress.begin(session, cases)
-    if cases:
+    if cases and options.runs_tests(session.config):
         gating = importlib.import_module("perfsuite.plugin.gating")  # half of perfsuite; ranks come up meanwhile
         session.config.pluginmanager.register(gating, gating.__name__)
         gating.begin(session, cases)
@@ -119,7 +119,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """perfsuite's sections, after pytest's failures and before other plugins' tables."""
-    if suite_key in config.stash:
+    if suite_key in config.stash and options.runs_tests(config):
         from perfsuite.plugin.summary import show as show_summary
 
         show_summary(terminalreporter, config)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -34,12 +35,13 @@ from perfsuite.platforms.torch_version import installed_torch, require_torch
 from perfsuite.plugin import launch
 from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
 from perfsuite.plugin.world_sizes import LaunchSizes
-from perfsuite.runtime.driver import Driver
 from perfsuite.runtime.scratch import make_directory
-from perfsuite.runtime.transports.base import Transport
-from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.session import PerfSession, new_session_id
 from perfsuite.units import plural
+
+if TYPE_CHECKING:
+    from perfsuite.runtime.driver import Driver
+    from perfsuite.runtime.transports.base import Transport
 
 LOST_AGENT_S = 2.0
 """torchrun tells everybody to end a tenth of a second after a process died: no news of it may have come by then."""
@@ -98,6 +100,8 @@ class Suite:
         cluster = self.config.stash.get(launch.transport_key, None)
         if cluster is not None:
             return cluster
+        from perfsuite.runtime.transports.local import LocalTransport  # not before something runs
+
         logs, self._remove_logs = make_directory("run")
         return LocalTransport(start_method=self.machine.family.start_method, preload=launch.PRELOAD, log_directory=logs)
 
@@ -177,6 +181,8 @@ class Suite:
         )
 
     def _open_driver(self) -> Driver:
+        from perfsuite.runtime.driver import Driver  # not before something runs
+
         return Driver(
             transport=self.transport,
             family=self.machine.family,

@@ -1,1 +1,36 @@
-"""What is timed, one file each; every workload comes with the check of what it computed."""
+"""What is timed.  ``workloads.TrainStep`` is loaded when it is first used, so that collecting cases loads none."""
+
+from __future__ import annotations
+
+import importlib
+from types import MappingProxyType
+from typing import Any
+
+_NAMES = MappingProxyType(
+    {
+        "collective": (
+            *("AllGather", "AllReduce", "AllToAll", "AllToAllUneven", "Barrier", "Broadcast", "Gather"),
+            *("OneDirection", "Reduce", "ReduceScatter", "RingShift", "Scatter", "SendRecv"),
+        ),
+        "matmul": ("Matmul",),
+        "memory_bandwidth": ("HostDeviceCopy", "MemoryCopy", "MemoryTriad"),
+        "moe_layer": ("MoeLayer",),
+        "tensor_linear": ("TensorLinear",),
+        "training.emulated_pipeline": ("EmulatedPipeline",),
+        "training.largest_batch": ("LargestBatch",),
+        "training.train_step": ("TrainStep",),
+    }
+)
+"""Module -> workloads of the suite that are in it."""
+
+
+def __getattr__(name: str) -> Any:
+    """A workload by its class's name."""
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"perfsuite.workloads.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *(name for names in _NAMES.values() for name in names)})
