@@ -6,15 +6,10 @@ says of it.  What cannot fit is not begun: the reason says what it would take.
 
 from __future__ import annotations
 
-import pytest
-
 from perfsuite import sizes
 from perfsuite.published.recipes import find, recipes
 from perfsuite.published.recipes.recipe import TEST
 from perfsuite.published.recipes.small import SMALL
-
-# A step of 1024 samples of a model of 175B takes minutes on the cards that hold it.
-pytestmark = pytest.mark.perf_timeout("60min")
 
 
 def ranks(name):
