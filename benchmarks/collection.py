@@ -2,9 +2,9 @@
 
     python benchmarks/collection.py [--cases 10000] [--rounds 3]
 
-Many cases are one parametrized test function in a generated file, beside as many plain tests.  The suite is collected as
-it is and with every published run, beside a pytest that collects one plain test with the same plugins installed.  Arms
-alternate; the least of the rounds counts, because nothing makes a process take less CPU than it needs.
+Many cases are one parametrized test function in a generated file, beside as many plain tests.  The suite is collected
+as it is and with every published run, beside a pytest that collects one plain test with the same plugins installed.
+Arms alternate; the least of the rounds counts, because nothing makes a process take less CPU than it needs.
 """
 
 from __future__ import annotations

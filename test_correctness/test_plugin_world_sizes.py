@@ -7,6 +7,8 @@ import pytest
 from perfsuite.plugin import launch
 from test_correctness.helpers.scripted_driver import repository
 
+pytest_plugins = ["pytester"]
+
 TESTS = """
 @world_sizes(2, 4, more=True, extended=[4])
 def test_all(perf, ranks):
