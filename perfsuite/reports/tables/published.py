@@ -42,7 +42,8 @@ class PublishedLine:
     def _derived(self) -> dict[str, object]:
         """What has no column of its own, or follows from others."""
         run = self.run
-        known: dict[str, object] = {"ranks": run.world_size, "model": run.model, "case_name": run.name or None}
+        known: dict[str, object] = {"ranks": run.world_size, "model": run.model}
+        known.update(case_name=run.name or None, axes=run.name or None)
         name = case_name(run.name)
         known["group"] = name.group if name else None
         nodes, micro, dp = (run.parameters.get(name) for name in ("nodes", "micro_batch_size", "dp"))
