@@ -131,15 +131,17 @@ def test_wrong_usage_is_exit_code_4(capsys: pytest.CaptureFixture[str], argument
     assert "error: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["", *(command.name for command in cli.COMMANDS)])
+@pytest.mark.parametrize(
+    "command", ["", *(command.name for command in cli.COMMANDS), "baselines verify", "baselines merge"]
+)
 def test_every_help_has_its_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main([*filter(None, [command]), "--help"])
+        cli.main([*command.split(), "--help"])
     said = " ".join(capsys.readouterr().out.split())
     assert not end.value.code
     assert "exit codes: 0 done; " in said
     assert "4 wrong usage" in said
-    assert ("; 1 " in said) == (command in {"", "ab", "audit", "baselines"})
+    assert ("; 1 " in said) == (command in {"", "ab", "audit", "baselines", "baselines verify"})
 
 
 def test_a_driver_that_hangs_is_said_and_not_waited_for(

@@ -13,17 +13,17 @@ from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry
 from perfsuite.baselines.runs import RunSummary, moment
 from perfsuite.baselines.sessions import count_sessions
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
+from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, exit_codes
 from perfsuite.decoding import to_json
 from perfsuite.errors import BaselineError, ConfigurationError
 from perfsuite.units import format_seconds, plural
 
 _DAY_S = 86400.0
+_DAMAGED = "a file is damaged"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
-    parser.epilog = "exit codes: 0 done; 1 verify found a file that cannot be read; 4 wrong usage"
     what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
     listing = what.add_parser("list", help="one line per file: hardware, cases, runs, age")
     show = what.add_parser("show", help="one line per case: runs, sessions, newest median and spread")
@@ -45,6 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     for parser_of in (prune, rename):
         parser_of.add_argument("--dry-run", action="store_true", help="only say what would change")
     for parser_of in (listing, show, verify, merge, prune, rename):
+        parser_of.epilog = exit_codes(_DAMAGED if parser_of is verify else "")
         parser_of.add_argument("--links", action="store_true", help="files may be links to outside their folder")
 
 
@@ -197,5 +198,5 @@ COMMAND = Command(
     help="list, show, verify, merge, prune and rename in baseline files",
     arguments=arguments,
     run=run,
-    found="verify: a file is damaged",
+    found=f"verify: {_DAMAGED}",
 )

@@ -13,6 +13,7 @@ EXIT_FOUND = 1
 """The command did its work and found what it was asked to look for: a slower case, a contradiction."""
 EXIT_USAGE = 4
 """A wrong option, platform name or file: the same number as pytest's."""
+USAGE_CODE = f"{EXIT_USAGE} wrong usage or configuration (as pytest's), with one line on stderr that says what to do"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,11 @@ class Command:
     """Does the work and returns the exit code; a PerfsuiteError becomes one line and EXIT_USAGE."""
     found: str = ""
     """What EXIT_FOUND says of this command; empty where it never ends so."""
+
+
+def exit_codes(found: str = "") -> str:
+    """The exit codes for the end of a help; ``found`` is what EXIT_FOUND says, empty where it is never given."""
+    return "; ".join(["exit codes: 0 done", *([f"{EXIT_FOUND} {found}"] if found else []), USAGE_CODE])
 
 
 def platform_arguments(parser: argparse.ArgumentParser) -> None:

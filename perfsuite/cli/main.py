@@ -13,11 +13,10 @@ from typing import NoReturn
 
 import perfsuite
 from perfsuite.cli import ab, audit, baselines, checklist, env, platforms, published, report, schedule, trace
-from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command
+from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command, exit_codes
 from perfsuite.errors import PerfsuiteError
 
-_USAGE = "4 wrong usage or configuration (as pytest's), with one line on stderr that says what to do"
-_EPILOG = f"exit codes: 0 done; 1 found what was looked for (see each command's --help); {_USAGE}"
+_EPILOG = exit_codes("found what was looked for (see each command's --help)")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,8 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         sub = subcommands.add_parser(command.name, help=command.help, description=command.help)
         command.arguments(sub)
-        exits = "; ".join(["exit codes: 0 done", *([f"1 {command.found}"] if command.found else []), _USAGE])
-        sub.epilog = "  ".join(filter(None, [sub.epilog, exits]))
+        sub.epilog = "  ".join(filter(None, [sub.epilog, exit_codes(command.found)]))
         sub.set_defaults(run=command.run)
     arguments = parser.parse_args(argv)
     try:
