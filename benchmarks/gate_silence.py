@@ -1,156 +1,33 @@
 """How often a real slowdown ends green: each way in which one once did, as a seeded simulation.
 
     python benchmarks/gate_silence.py                      # the table of docs/gate.md, 2,000 trials per line
-    python benchmarks/gate_silence.py --trials 200 --rows drift,suite
-    python benchmarks/gate_silence.py --histories 100      # also 1 % per merge, merge by merge, and unchanged histories
+    python benchmarks/gate_silence.py --trials 200 --rows drift,suite --cases 24 --slowdowns 0.5
+    python benchmarks/gate_silence.py --trials 0 --histories 100   # 1 % per merge, and histories without a change
+    python benchmarks/gate_silence.py --trials 0 --bound   # what any test of the level could find at all
 
 A trial is *silent* when it ends with exit code 0 and does not name the case and the change: its verdict is pass, or
-improved, and the suite's is none that fails.  Hosts as in gate_simulation.py.
+improved, and the suite's is none that fails.  The rows are those of gate_rows.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
+import math
 import random
+import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.gate_simulation import HOSTS, Host, Session, traits_of
-from perfsuite.baselines.runs import CaseIdentity, RunSummary
-from perfsuite.gate.evidence import GateCase
-from perfsuite.gate.gate import Gate
-from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.gate.verdict import FAILING, GateSettings, Verdict
-
-STORED = 8
-STORED_COMMIT, BASE_COMMIT = "a" * 40, "b" * 40
-TORCH = ("packages.torch 2.14.0, stored 2.13.0",)
-WITH_BASE = GateSettings(can_run_base=True, base_commit=BASE_COMMIT)
-Slower = Callable[[int, str], float]
-"""Slowdown of a case (its index) on an arm: ``new``, ``base`` or ``anchor``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a session ended."""
-
-    verdicts: tuple[Verdict, ...]
-    suite: SuiteVerdict | None
-
-    @property
-    def fails(self) -> bool:
-        """Whether its exit code is 1."""
-        return any(verdict.fails for verdict in self.verdicts) or (
-            self.suite is not None and self.suite.name in FAILING
-        )
-
-    def is_silent(self, index: int) -> bool:
-        """Whether nobody was told of the slowdown of this case."""
-        return not self.fails and self.verdicts[index].name in ("pass", "improved")
-
-
-class Machine:
-    """One host with the stored runs of some cases; each session on it drifts in its own way."""
-
-    def __init__(self, host: Host, seed: str, cases: int, *, commit: str = STORED_COMMIT) -> None:
-        self.host, self.rng, self.cases = host, random.Random(seed), cases
-        self.traits = traits_of(host, self.rng, cases)
-        self.stored: list[list[RunSummary]] = [[] for _ in range(cases)]
-        for number in range(STORED):
-            session = self.session(f"s{number}")
-            for case in range(cases):
-                self.stored[case].append(dataclasses.replace(session.run(case), commit=commit))
-
-    def session(self, name: str) -> Session:
-        """A new session on this host."""
-        return Session(self.host, self.rng, name, self.traits)
-
-    def judge(self, slower: Slower, settings: GateSettings, *, no_base: bool = False, **given: object) -> Outcome:
-        """One session of the gate; ``given`` are fields of every :class:`GateCase`."""
-        nodes = [f"test_{case % 20}.py::test[{case}]" for case in range(self.cases)]
-        index_of = {node: index for index, node in enumerate(nodes)}
-        cases = [
-            GateCase(
-                case=CaseIdentity(node=node, world_size=1, backend="gloo", parameters={"n": index}, workload="m:W"),
-                stored=tuple(self.stored[index]),
-                **given,  # type: ignore[arg-type]  # fields of GateCase
-            )
-            for index, node in enumerate(nodes)
-        ]
-        now = self.session("now")
-
-        def measure(case: int, arm: str) -> RunSummary:
-            return now.run(case, slower=slower(case, arm))
-
-        gate = Gate(cases, settings)
-
-        def carry_out(node: str | None) -> None:
-            while requests := gate.next_requests(node):
-                for request in requests:
-                    index = index_of[request.case]
-                    if request.kind == "run":
-                        gate.add(request.case, measure(index, "new"))
-                    elif request.kind == "anchor_pair":
-                        gate.add_anchor_pair(request.case, anchor=measure(index, "anchor"), new=measure(index, "new"))
-                    elif no_base:
-                        gate.without_base(request.case, "the base has no such case")
-                    else:
-                        gate.add_pair(request.case, base=measure(index, "base"), new=measure(index, "new"))
-
-        for index, node in enumerate(nodes):
-            gate.add(node, measure(index, "new"))
-            if settings.in_place:
-                carry_out(node)
-        if not settings.in_place:
-            carry_out(None)
-        return Outcome(verdicts=tuple(gate.verdicts().values()), suite=gate.suite())
-
-
-def drift(machine: Machine, slower: float) -> Outcome:
-    """Row 1: it grew over many merges; the base, the last of them, is as slow, the stored commit is not."""
-    return machine.judge(lambda case, arm: slower if case == 0 and arm != "anchor" else 0.0, WITH_BASE)
-
-
-def suite(machine: Machine, slower: float) -> Outcome:
-    """Row 2: every case is slower, and there is no base."""
-    return machine.judge(lambda case, arm: slower, GateSettings())
-
-
-def environment(machine: Machine, slower: float) -> Outcome:
-    """Row 3: a library was upgraded, so that every arm is slower."""
-    return machine.judge(lambda case, arm: slower if case == 0 else 0.0, WITH_BASE, environment_changes=TORCH)
-
-
-def unnamed(machine: Machine, slower: float) -> Outcome:
-    """Row 3 where nothing recorded tells what changed."""
-    return machine.judge(lambda case, arm: slower if case == 0 else 0.0, WITH_BASE)
-
-
-def without_base(machine: Machine, slower: float) -> Outcome:
-    """Row 5: the base cannot run the case."""
-    return machine.judge(lambda case, arm: slower if case == 0 else 0.0, WITH_BASE, no_base=True)
-
-
-def in_place(machine: Machine, slower: float) -> Outcome:
-    """A case settled when it ends (-x)."""
-    settings = dataclasses.replace(GateSettings(), in_place=True)
-    return machine.judge(lambda case, arm: slower if case == 0 else 0.0, settings)
-
-
-ROWS: Mapping[str, Callable[[Machine, float], Outcome]] = {
-    "drift": drift,
-    "suite": suite,
-    "environment": environment,
-    "unnamed": unnamed,
-    "without-base": without_base,
-    "in-place": in_place,
-}
+from benchmarks.gate_rows import ROWS, STORED, Machine, Work
+from benchmarks.gate_simulation import HOSTS, Session, traits_of
+from perfsuite.gate.judge import CONFIRM_ALPHA, SURELY_ALPHA
 
 
 @dataclass
@@ -160,17 +37,21 @@ class Tally:
     trials: int = 0
     failed: int = 0
     silent: int = 0
+    stored: int = 0
+    """Trials in which an update stored a slower case."""
     names: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
 def tally(row: str, host: str, cases: int, slower: float, trials: int) -> Tally:
     """Trials of one row on one host; suites of ``cases`` cases."""
     found = Tally()
+    machine = dataclasses.replace(HOSTS[host], yardstick=ROWS[row].yardstick or HOSTS[host].yardstick)
     for number in range(trials):
-        outcome = ROWS[row](Machine(HOSTS[host], f"{row}-{host}-{cases}-{slower}-{number}", cases), slower)
+        outcome = ROWS[row].session(Machine(machine, f"{row}-{host}-{cases}-{slower}-{number}", cases), slower)
         found.trials += 1
         found.failed += outcome.fails
-        found.silent += outcome.is_silent(0)
+        found.silent += outcome.is_silent(ROWS[row].slowed(cases))
+        found.stored += outcome.stored
         found.names[outcome.verdicts[0].name] += 1
         if outcome.suite is not None:
             found.names[f"suite {outcome.suite.name}"] += 1
@@ -198,7 +79,7 @@ def history(host: str, seed: str, merges: int, step: float, cases: int = 1) -> H
         def slower(case: int, arm: str, amount: Mapping[str, float] = amount) -> float:
             return amount[arm] if case == 0 else 0.0
 
-        outcome = machine.judge(slower, WITH_BASE)
+        outcome = machine.judge(slower, Work())
         red += outcome.fails
         if outcome.fails and first is None:
             first = amount["new"]
@@ -217,30 +98,74 @@ def print_histories(hosts: list[str], count: int) -> None:
         print(f"{host:<5} {count:>9}  {by / count:>24.1%}  {at[count // 2]:>9.1%}  {false:>30}", flush=True)
 
 
+def print_line(name: str, host: str, cases: int, slower: float, trials: int) -> None:
+    """One row on one host."""
+    found = tally(name, host, cases, slower, trials)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in found.names.most_common())
+    told += f"; {found.stored} stored" if found.stored else ""
+    print(
+        f"{name:<13} {ROWS[name].number:>2}  {host:<5} {cases:>4}  {slower:>6.0%}  {found.silent:>6}  "
+        f"{found.failed / found.trials:>6.1%}  {told}",
+        flush=True,
+    )
+
+
+TODAY_RUNS = 12
+BOUND_DRAWS = 20_000
+ALPHAS = (SURELY_ALPHA, CONFIRM_ALPHA, 0.05)
+"""False alarms of the level where nothing tells why, where another environment does, and where there is no base."""
+
+
+def print_bounds(hosts: list[str]) -> None:
+    """How often 10 % shows in the level of a lone case at a given rate of false alarms, as these hosts scatter.
+
+    The statistic is Student's: today's median against the mean of the stored sessions, in units of their scatter.  For
+    normal noise no test that knows neither level nor noise beforehand finds more.  Its threshold is here the one that
+    the simulated sessions themselves give, so that their tails are known better than a gate could know them.
+    """
+    print("\nhost  stored sessions  " + "  ".join(f"found at {alpha:.2%} of false alarms" for alpha in ALPHAS))
+    for host, stored in itertools.product(hosts, (STORED, 16, 30)):
+        rng = random.Random(f"bound {host} {stored}")
+        unchanged, slower = [], []
+        for _ in range(BOUND_DRAWS):
+            (trait,) = traits_of(HOSTS[host], rng, 1)
+            then = [Session(HOSTS[host], rng, "then", [trait]).run(0).location or 0.0 for _ in range(stored)]
+            session = Session(HOSTS[host], rng, "now", [trait])
+            now = statistics.median([session.run(0).location or 0.0 for _ in range(TODAY_RUNS)])
+            away, scatter = now - statistics.fmean(then), statistics.stdev(then)
+            unchanged.append(away / scatter)
+            slower.append((away + math.log1p(0.10)) / scatter)
+        unchanged.sort()
+        shares = []
+        for alpha in ALPHAS:
+            threshold = unchanged[-1 - int(alpha * BOUND_DRAWS)]
+            shares.append(sum(value > threshold for value in slower) / BOUND_DRAWS)
+        print(f"{host:<5} {stored:>15}  " + "  ".join(f"{share:>31.1%}" for share in shares), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=2000, help="trials per line")
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--hosts", default="R1,R2,R3,R4")
-    parser.add_argument("--cases", default="1,24", help="cases of a suite; one is slower, in row suite all are")
-    parser.add_argument("--slowdowns", default="0.10")
+    parser.add_argument("--cases", help="cases of a suite; left out: the row's own")
+    parser.add_argument("--slowdowns", help="left out: the row's own")
     parser.add_argument("--histories", type=int, default=0, help="histories of merges per host")
+    parser.add_argument("--bound", action="store_true", help="what any test of a lone case's level could find")
     options = parser.parse_args()
     hosts = options.hosts.split(",")
-    print("row           host  cases  slower  silent  failed  verdicts")
-    for row in options.rows.split(",") if options.trials else ():
-        for host in hosts:
-            for cases in map(int, options.cases.split(",")):
-                for slower in map(float, options.slowdowns.split(",")):
-                    found = tally(row, host, cases, slower, options.trials)
-                    told = ", ".join(f"{count} {name}" for name, count in found.names.most_common())
-                    print(
-                        f"{row:<13} {host:<5} {cases:>5}  {slower:>6.0%}  {found.silent:>6}  "
-                        f"{found.failed / found.trials:>6.1%}  {told}",
-                        flush=True,
-                    )
+    if options.trials:
+        print("row           no  host  cases  slower  silent  failed  verdicts")
+    for name in options.rows.split(",") if options.trials else ():
+        row = ROWS[name]
+        all_cases = map(int, options.cases.split(",")) if options.cases else row.cases
+        slowdowns = [float(text) for text in options.slowdowns.split(",")] if options.slowdowns else row.slowdowns
+        for cases, host, slower in itertools.product(all_cases, hosts, slowdowns):
+            print_line(name, host, cases, slower, options.trials)
     if options.histories:
         print_histories(hosts, options.histories)
+    if options.bound:
+        print_bounds(hosts)
 
 
 if __name__ == "__main__":

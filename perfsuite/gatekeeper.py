@@ -20,10 +20,10 @@ from perfsuite.errors import PerfsuiteError, first_line
 from perfsuite.gate.aa import AaReport, a_a
 from perfsuite.gate.comparable import gate_case
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.offer import gains_in, seen_in, suspects_slowdown
+from perfsuite.gate.offer import offered
 from perfsuite.gate.physics import violations
 from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.gate.verdict import FAILING, GateSettings, Request, Verdict
+from perfsuite.gate.verdict import GateSettings, Request, Verdict
 from perfsuite.records import Result
 from perfsuite.units import plural
 
@@ -192,14 +192,7 @@ class Gatekeeper:
         )
         if verdict is None or taken.broken:
             return new
-        together = self.suite is not None and self.suite.name == "environment" and verdict.gated
-        return dataclasses.replace(
-            new,
-            verdict="environment" if together and verdict.name not in FAILING else verdict.name,
-            seen=seen_in(verdict),
-            suspected=suspects_slowdown(verdict),
-            gains=gains_in(verdict),
-        )
+        return offered(new, verdict, self.suite)
 
     def update(self, mode: store.UpdateMode, reason: str, session_runs: int) -> store.UpdateReport:
         """Add this session's runs to the baseline file."""

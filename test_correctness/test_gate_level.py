@@ -193,8 +193,19 @@ def test_a_host_that_moves_between_sessions_as_it_always_did_raises_no_alarm():
     found = suite(30, 0.04, spread=0.04).suite()
     assert found.name == "inconclusive"
     assert "known to move by up to" in found.line
-    assert suite(30, 0.02, spread=0.04).suite() is None
+    hidden = suite(30, 0.02, spread=0.04).suite()
+    assert (hidden.name, hidden.seen) == ("inconclusive", False)
+    assert "all cases may be up to" in hidden.line
+    assert "--perf-base would tell" in hidden.line
     assert suite(30, 0.5, spread=0.04).suite().name == "drifted"
+
+
+@pytest.mark.parametrize(
+    ("base", "anchor", "name"), [(-0.08, -0.08, "regressed"), (0.02, -0.08, "drifted"), (0.02, 0.02, None)]
+)
+def test_slow_code_that_a_host_hides_which_is_faster_today_is_told_by_the_arms(base, anchor, name):
+    found = suite(30, 0.02, spread=0.04, settings=WITH_BASE, base=base, anchor=anchor).suite()
+    assert (found and found.name) == name
 
 
 def test_half_of_the_cases_are_not_the_suite():

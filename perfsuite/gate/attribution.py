@@ -108,7 +108,7 @@ def _moved(asked: Question) -> Finding:
     today = _all_of_today(asked)
     judge = asked.view.judge(asked.work, asked.judged, asked.work.fresh)
     estimate = judge.remeasured(today)
-    if judge.is_surely_worse(today):
+    if judge.is_surely_worse(today, expected=bool(asked.work.given.environment_changes)):
         return _attributed(asked, asked.shown(estimate, "drifted"), estimate)
     cleared = judge.excludes(estimate.effect, estimate.error)
     shown = asked.shown(estimate, "pass" if cleared else "inconclusive")

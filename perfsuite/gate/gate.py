@@ -158,11 +158,9 @@ class Gate:
         if self._frozen is None or self._probed or not self.settings.can_run_base:
             return False
         suite = view.suite
-        return (
-            suite.exceeds(self.settings)
-            and not suite.explained(self.settings)
-            and (suite.is_shown or self._frozen.known)
-        )
+        if not suite.exceeds(self.settings):
+            return suite.may_hide(self.settings)
+        return not suite.explained(self.settings) and (suite.is_shown or self._frozen.known)
 
     def _probe_requests(self, works: Sequence[CaseWork], view: View) -> list[Request]:
         """A/B of a few typical cases, with the base and, where that does not show it, with the stored commit."""

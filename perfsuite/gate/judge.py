@@ -30,6 +30,10 @@ NEAR_BASE = 0.85
 """Share of the tolerance that an A/B must show: the re-measurement has shown the rest against the stored runs."""
 CONFIRM_ALPHA = 0.005
 """False alarms allowed per case of an A/B."""
+ENOUGH_PAIRS = 10
+"""Pairs whose own scatter may stand for the noise of a case; eleven of twelve are left without the largest."""
+MIN_SCATTER = 4
+"""Runs from which on their own scatter tells whether pairs are worth asking for."""
 UNKNOWN_SESSION_SIGMA = 0.01
 """How much a case moves between sessions where the baseline has too few to tell, and no A/B can be run."""
 NOISIER = 2.5
@@ -162,8 +166,12 @@ class Judge:
 
         Looking faster makes a noisy case no surer: a negative effect counts as none.
         """
-        sure = SURE if self.today.known else SURE_ALONE
-        return max(0.0, effect) + t_quantile(sure, self.dof) * error < self.bounds.limit
+        return max(0.0, effect) + self._sure * error < self.bounds.limit
+
+    @property
+    def _sure(self) -> float:
+        """Standard errors that are as good as certain."""
+        return t_quantile(SURE if self.today.known else SURE_ALONE, self.dof)
 
     @property
     def best(self) -> Spread:
@@ -213,6 +221,29 @@ class Judge:
         """Whether all runs and pairs that may be asked for would let an unchanged case pass."""
         return self.excludes(0.0, self.best.error)
 
+    def arms_tell(self, values: Sequence[float]) -> bool:
+        """Whether the base and the stored commit, run now, would show a slowdown of the limit.
+
+        Asked where too few cases tell how far the host moved since the stored sessions: all arms of today feel that
+        alike.  ``values`` of this session show how much runs scatter; stored ones of several days scatter more.
+        """
+        if not self.settings.can_run_base or self.today.known:
+            return False
+        scatter = self.level.sigma * math.sqrt(self.inside)
+        if len(values) >= MIN_SCATTER:
+            scatter = min(scatter, math.sqrt(variance(values)))
+        return self._pairs_would_show(math.sqrt(2) * scatter)
+
+    def _pairs_would_show(self, scatter: float) -> bool:
+        """Whether all pairs that may be asked for show a slowdown of the limit when they scatter by so much."""
+        count = self.settings.pairs + self.settings.more_pairs
+        sure = t_quantile(1 - self.bounds.confirm_alpha, count - 1) + t_quantile(LIKELY, count - 1)
+        return sure * scatter / math.sqrt(count) < self.bounds.limit
+
+    def more_pairs_tell(self, pairs: Sequence[tuple[float, float]]) -> bool:
+        """Whether further pairs like these would show a slowdown of the limit, where stored runs do not tell it."""
+        return not self.today.known and self._pairs_would_show(math.sqrt(variance([new - old for old, new in pairs])))
+
     def difference(self, values: Sequence[float]) -> float:
         """Median of this session's values against the stored level, the host's shift taken off."""
         return median(values) - self.level.centre - self.today.shift
@@ -245,7 +276,8 @@ class Judge:
     def screen(self, values: Sequence[float]) -> Estimate:
         """The first look: suspect (slower, or so much faster that the baseline may be stale), pass, or inconclusive.
 
-        A case is suspected only where more runs could clear it or could show what is seen.
+        A case is suspected only where more runs could clear it or could show what is seen.  One that is not cleared is
+        suspected too where other arms could tell.
         """
         effect, spread = self.difference(values), self.spread(len(values))
         error = spread.error
@@ -256,33 +288,40 @@ class Judge:
             outcome = "suspect"
         elif self.excludes(effect, error):
             outcome = "pass"
+        elif self.arms_tell(values):
+            outcome = "suspect"
         reach = self._reach(values, spread)
         return Estimate(effect=effect, error=error, dof=self.dof, outcome=outcome, reach=reach)
 
     def remeasured(self, values: Sequence[float]) -> Estimate:
-        """The second look, at fresh runs only: the screening chose the case, so its runs would be biased."""
+        """The second look, at fresh runs only: the screening chose the case, so its runs would be biased.
+
+        Improved is green: it excludes the limit like a pass.
+        """
         effect, spread = self._effect(values), self.spread(len(values))
         outcome: Outcome
         if self._shows(values, 1.0):
             outcome = "candidate"
-        elif self._shows(values, -1.0):
+        elif self._shows(values, -1.0) and effect + self._sure * spread.error < self.bounds.limit:
             outcome = "improved"
         else:
             outcome = self._cleared(effect, spread, last=len(values) >= self._most_runs)
         reach = self._reach(values, spread)
         return Estimate(effect=effect, error=spread.error, dof=self.dof, outcome=outcome, reach=reach)
 
-    def is_surely_worse(self, values: Sequence[float]) -> bool:
+    def is_surely_worse(self, values: Sequence[float], *, expected: bool) -> bool:
         """Whether the level is left for certain by these runs of one session.
 
         Where the host's drifts are not known the session counts as one more run like the stored ones, whose sessions
-        scatter by all of ``sigma``: nothing tells its drift from a change.
+        scatter by all of ``sigma``: nothing tells its drift from a change.  ``expected``: something that can make the
+        case slower is known to have changed, which is rare, and asked as surely as an A/B is.
         """
         level = self.level
         error = self.spread(len(values)).error
         if not self.today.known:
             error = max(error, level.sigma * math.sqrt(1 + 1 / level.sessions))
-        return self._effect(values) > max(self.bounds.tolerance, t_quantile(1 - SURELY_ALPHA, self.dof) * error)
+        alpha = max(SURELY_ALPHA, min(CONFIRM_ALPHA, self.bounds.shared_alpha)) if expected else SURELY_ALPHA
+        return self._effect(values) > max(self.bounds.tolerance, t_quantile(1 - alpha, self.dof) * error)
 
     def _effect(self, values: Sequence[float]) -> float:
         return huber_mean(values, self.level.sigma) - self.level.centre - self.today.shift
@@ -351,12 +390,18 @@ class Judge:
         return all(self._confirms(*self._paired_mean(some)) for some in (ordered, ordered[:-1]))
 
     def _paired_mean(self, differences: Sequence[float]) -> tuple[float, float, int]:
-        """Mean, its standard error and its degrees of freedom."""
+        """Mean, its standard error and its degrees of freedom.
+
+        Many pairs stand for themselves where stored noise holds the drifts of the host, or a disturbed run among few.
+        """
         count, dof = len(differences), self.level.dof
         expected = 2 * self.inside * self.level.sigma**2
-        own = clipped_variance(differences, math.sqrt(expected))
         total = dof + count - 1
-        pooled = math.sqrt((dof * expected + (count - 1) * own) / total)
+        pooled = math.sqrt((dof * expected + (count - 1) * clipped_variance(differences, math.sqrt(expected))) / total)
+        own = math.sqrt(variance(differences))
+        alone, together = (t_quantile(1 - SURELY_ALPHA, freedom) for freedom in (count - 1, total))
+        if not self.today.known and count >= ENOUGH_PAIRS and alone * own < together * pooled:
+            return huber_mean(differences, own), own / math.sqrt(count), count - 1
         return huber_mean(differences, pooled), pooled / math.sqrt(count), total
 
     def _confirms(self, effect: float, error: float, dof: int) -> bool:

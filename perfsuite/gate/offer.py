@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from perfsuite.baselines.store import NewRuns
 from perfsuite.gate.describe import headline
-from perfsuite.gate.verdict import Finding, Verdict
+from perfsuite.gate.suite import SuiteVerdict
+from perfsuite.gate.verdict import FAILING, Finding, Verdict
+
+
+def offered(new: NewRuns, verdict: Verdict, suite: SuiteVerdict | None) -> NewRuns:
+    """The runs of a case with what the gate said of the case and of the session as a whole."""
+    name, seen, suspected = verdict.name, seen_in(verdict), suspects_slowdown(verdict)
+    together = suite is not None and suite.seen and verdict.gated and name not in FAILING
+    if suite is not None and together and suite.name == "environment":
+        name = "environment"
+    elif suite is not None and together and name == "inconclusive" and suite.name != "unstable-host":
+        suspected, seen = True, f"{suite.name} with the whole suite: {suite.line}"
+    return replace(new, verdict=name, seen=seen, suspected=suspected, gains=gains_in(verdict))
 
 
 def seen_in(verdict: Verdict) -> str:

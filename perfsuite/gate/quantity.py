@@ -29,6 +29,7 @@ SURELY_MORE = 3.0
 P95_TOLERANCE = 0.25
 """Of 30 samples the 95 % quantile is the second largest: it scatters several times as much as the median.  25 % keeps a
 quiet suite quiet, and a tail that doubled is four times as far."""
+_UNDISTURBED = ("", TELEMETRY_UNKNOWN)
 LEAST_SPREAD = 1e-3
 """Smallest spread of samples, a logarithm, that stored quantiles of four digits tell."""
 USEFUL: Mapping[str, float] = MappingProxyType({MEAN: 0.3, P95: 1.0})
@@ -79,9 +80,9 @@ class Quantity:
 
     def stable_value(self, run: RunSummary) -> float | None:
         """The value of a run that is fit to be compared: enough clean samples where that is usual, no disturbance."""
-        if run.outcome != "measured" or is_disturbed(run) or (self.clean_only and not run.has_clean):
+        if run.outcome != "measured" or run.disturbance not in _UNDISTURBED or (self.clean_only and not run.has_clean):
             return None
-        if self.usual_cpu_share >= 0.995 and run.cpu_share < DISTURBED_CPU_SHARE:
+        if run.cpu_share < DISTURBED_CPU_SHARE and self.usual_cpu_share >= 0.995:
             return None
         return self.value(run)
 
@@ -92,7 +93,7 @@ class Quantity:
 
 def is_disturbed(run: RunSummary) -> bool:
     """Whether telemetry saw the device held down or shared; unknown is not disturbed, and is not clean either."""
-    return run.disturbance not in ("", TELEMETRY_UNKNOWN)
+    return run.disturbance not in _UNDISTURBED
 
 
 def spread_of(run: RunSummary) -> float:
@@ -131,8 +132,9 @@ def quantities(
     usable = [run for run in measured if (not clean_only or run.has_clean) and not is_disturbed(run)]
     if not usable:
         return tuple(others), tuple(flags)
+    has_beside = any(run.mean is not None or run.clean_mean is not None for run in usable)
     time = _time_quantity(case, usable, tolerance, clean_only=clean_only)
-    beside = _secondary_quantities(case, usable, time, secondary)
+    beside = _secondary_quantities(case, usable, time, secondary) if has_beside else []
     if beside:
         time = replace(time, weight=PRIMARY_WEIGHT)
     flags += [

@@ -38,13 +38,14 @@ def needs_anchor(work: CaseWork, view: View) -> bool:
 
 def verdict(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:
     """The verdict on the suite; None where it is not slower."""
-    if view.settings.in_place or not view.suite.exceeds(view.settings):
+    suite = view.suite
+    if view.settings.in_place or not (suite.exceeds(view.settings) or suite.may_hide(view.settings)):
         return None
     changes = Counter(key for work in works for key in work.given.environment_changes)
     commits = Counter(work.given.anchor for work in works if work.given.anchor)
     reasons = Counter(why for work in works if (why := stages.why_no_anchor(work, view)))
     return suite_verdict(
-        view.suite,
+        suite,
         view.settings,
         base=against_base(works, view),
         anchor=against_anchor(works, view),

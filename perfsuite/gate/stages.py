@@ -145,7 +145,7 @@ def _need_of(work: CaseWork, judged: Judged, view: View) -> Need:
     least = Need(runs=settings.first_runs)
     if first is None or second is None or second.outcome == "pass":
         return least
-    if first.effect < 0 and second.outcome != "improved":
+    if first.effect < 0 and second.outcome != "improved" and not _arms_tell(work, judged, view):
         return least
     if settings.can_run_base:
         pairs = _pairs_needed(work, judged, view, work.pairs)
@@ -157,9 +157,11 @@ def _need_of(work: CaseWork, judged: Judged, view: View) -> Need:
 
 def _pairs_needed(work: CaseWork, judged: Judged, view: View, pairs: Sequence[Pair]) -> int:
     settings, estimate = view.settings, paired(judged, work, pairs, view)
-    if estimate is not None and estimate.outcome == "inconclusive" and _more_would_help(work, judged, view, estimate):
-        return settings.pairs + settings.more_pairs
-    return settings.pairs
+    if estimate is None or estimate.outcome != "inconclusive":
+        return settings.pairs
+    tell = view.judge(work, judged).more_pairs_tell(view.pair_values(judged, pairs))
+    more = tell or _more_would_help(work, judged, view, estimate)
+    return settings.pairs + (settings.more_pairs if more else 0)
 
 
 def _anchor_pairs_needed(work: CaseWork, judged: Judged, view: View) -> int:
@@ -172,6 +174,11 @@ def _anchor_pairs_needed(work: CaseWork, judged: Judged, view: View) -> int:
     if judged.name == ALL or why_no_anchor(work, view) or _anchor_is_base(work, view):
         return 0
     return _pairs_needed(work, judged, view, work.anchor_pairs)
+
+
+def _arms_tell(work: CaseWork, judged: Judged, view: View) -> bool:
+    """Whether the base and the stored commit could show what the level does not exclude."""
+    return view.judge(work, judged, work.fresh).arms_tell(view.values(judged, work.fresh))
 
 
 def _more_would_help(work: CaseWork, judged: Judged, view: View, estimate: Estimate) -> bool:

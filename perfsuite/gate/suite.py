@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsuite.gate.judge import UNKNOWN_SESSION_SIGMA
+from perfsuite.gate.judge import SURELY_ALPHA, UNKNOWN_SESSION_SIGMA
 from perfsuite.gate.noise import History, Level
 from perfsuite.gate.shift import Screened
 from perfsuite.gate.verdict import GateSettings, percent
@@ -106,6 +106,27 @@ class SuiteShift:
         """Whether the host's usual movement would hardly give it."""
         return self.effect > t_quantile(1 - SUITE_ALPHA, self.drift.dof) * self.drift.error
 
+    def may_hide(self, settings: GateSettings) -> bool:
+        """Whether a host that is faster today may hide a slowdown of all cases that no pass may hide.
+
+        What the sessions have in common is taken off the cases: where it may be that large, only a yardstick that did
+        not move, or another arm, tells.
+        """
+        if self.cases < settings.min_suite:
+            return False
+        if self.yardstick is not None and self.effect - self.yardstick <= math.log1p(settings.tolerance):
+            return False
+        return self.effect + self._sure_reach >= math.log1p(settings.tolerance + settings.blind_margin)
+
+    @property
+    def most_hidden(self) -> float:
+        """The relative slowdown up to which it may."""
+        return math.expm1(self.effect + self._sure_reach)
+
+    @property
+    def _sure_reach(self) -> float:
+        return t_quantile(1 - SURELY_ALPHA, self.drift.dof) * self.drift.error
+
     def explained(self, settings: GateSettings) -> bool:
         """Whether yardsticks, which do not run the code under test, moved along with the cases."""
         return yardstick_explains(self.effect, self.yardstick, math.log1p(settings.tolerance))
@@ -152,6 +173,10 @@ class Compared:
         """Whether it finds the shift of the suite in the code: at least half of it."""
         return self.effect > 2 * self.error and self.effect >= EXPLAINED * shift.effect
 
+    def exceeds(self, tolerance: float) -> bool:
+        """Whether it finds a slowdown by more than the tolerance, a logarithm."""
+        return self.effect > max(2 * self.error, tolerance)
+
 
 def compared(estimates: Sequence[tuple[float, float]]) -> Compared | None:
     """Of (effect, standard error) of cases, logarithms; None without any."""
@@ -171,6 +196,8 @@ class SuiteVerdict:
     """Relative change of the median case: 0.05 is 5 % slower."""
     line: str
     """What moved, by how much, how many cases, and what the controls say."""
+    seen: bool = True
+    """Whether the cases look slower; else they may be, as far as the host's movements tell."""
 
 
 def suite_verdict(
@@ -189,7 +216,7 @@ def suite_verdict(
     ``environment`` counts the cases by each key of the environment that differs.
     """
     if not shift.exceeds(settings):
-        return None
+        return _hidden(shift, settings, base, anchor, no_anchor) if shift.may_hide(settings) else None
     controls = _control_lines(shift, base, anchor, anchor_commit, no_anchor)
     keys = [key for key, count in environment.items() if 2 * count > shift.cases]
     name: VerdictName = "drifted"
@@ -217,6 +244,31 @@ def suite_verdict(
         + "; ".join(controls)
     )
     return SuiteVerdict(name=name, effect=effect, line=line)
+
+
+def _hidden(
+    shift: SuiteShift, settings: GateSettings, base: Compared | None, anchor: Compared | None, no_anchor: str
+) -> SuiteVerdict | None:
+    """What is said of cases that do not look slower on a host that may hide it; None where other arms clear the code.
+
+    An anchor that was not asked for is the base itself.
+    """
+    tolerance = math.log1p(settings.tolerance)
+    effect = math.expm1(shift.effect)
+    for arm, name, what in ((base, "regressed", "the base"), (anchor, "drifted", "the stored commit")):
+        if arm is not None and arm.exceeds(tolerance):
+            line = (
+                f"the suite is slower than {what}, by {_compared_text(arm)}; {percent(effect, signed=True)} than stored"
+            )
+            return SuiteVerdict(name=name, effect=math.expm1(arm.effect), line=line)  # type: ignore[arg-type]
+    if base is not None and not no_anchor:
+        return None
+    line = (
+        f"the suite is {percent(effect, signed=True)} against the stored runs, on a host that moves so much between "
+        f"sessions that all cases may be up to {percent(shift.most_hidden)} slower; "
+        f"{no_anchor if base is not None else '--perf-base would tell'}"
+    )
+    return SuiteVerdict(name="inconclusive", effect=effect, line=line, seen=False)
 
 
 def _control_lines(

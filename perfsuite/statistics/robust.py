@@ -23,7 +23,11 @@ def median(values: Sequence[float]) -> float:
     >>> median([3.0, 1.0, 2.0]), median([4.0, 1.0, 2.0, 3.0])
     (2.0, 2.5)
     """
-    ordered = sorted(values)
+    return _middle(sorted(values))
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    """Median of ascending values."""
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
@@ -49,7 +53,7 @@ def rough_sigma(values: Sequence[float]) -> float:
     """
     ordered = sorted(values)
     if len(ordered) > 2:
-        middle = median(ordered)
+        middle = _middle(ordered)
         ordered = ordered[1:] if middle - ordered[0] > ordered[-1] - middle else ordered[:-1]
     return 1.2 * math.sqrt(variance(ordered))
 
@@ -60,8 +64,11 @@ def huber_mean(values: Sequence[float], sigma: float) -> float:
     >>> round(huber_mean([0.0, 0.01, -0.01, 0.5], 0.01), 5)
     0.00625
     """
-    middle = median(values)
+    ordered = sorted(values)
+    middle = _middle(ordered)
     low, high = middle - 2 * sigma, middle + 2 * sigma
+    if low <= ordered[0] and ordered[-1] <= high:
+        return sum(values) / len(values)
     return sum(min(max(value, low), high) for value in values) / len(values)
 
 
@@ -95,7 +102,8 @@ def without_spike(values: Sequence[float], sigma: float) -> list[float]:
     """
     if len(values) < MIN_SPIKED:
         return list(values)
-    middle, low, high = median(values), min(values), max(values)
+    ordered = sorted(values)
+    middle, low, high = _middle(ordered), ordered[0], ordered[-1]
     furthest = low if middle - low > high - middle else high
     if abs(furthest - middle) <= SPIKE * sigma:
         return list(values)
