@@ -21,7 +21,7 @@ from perfsuite.platforms.attention import Attended, AttentionBlock, attention_ke
 from perfsuite.strategies.context import places as module
 from perfsuite.strategies.context.kernels import Products, block_backward, block_forward, choose_kernel
 from perfsuite.strategies.context.places import ContextMethod, places, require_context
-from perfsuite.strategies.context.ring import RingCore, part_at
+from perfsuite.strategies.context.ring import RingCore, window_at
 
 METHODS = get_args(ContextMethod)
 
@@ -54,7 +54,7 @@ def test_blocks_are_all_pairs_of_a_query_and_an_earlier_key(zigzag, cp, size):
     for rank in range(cp):
         pairs = []
         for step in range(cp):
-            part = part_at(step, rank, 2 * size, zigzag=zigzag)
+            part = window_at(step, rank, 2 * size, zigzag=zigzag)
             if part:
                 queries = tokens(method, length, cp, rank)[part.queries]
                 keys = tokens(method, length, cp, (rank - step) % cp)[part.keys]

@@ -24,7 +24,7 @@ from test_correctness.conftest import OF_RANKS
 from test_correctness.helpers import training_faults
 from test_correctness.helpers.hybrid_ranks import Doubtful, DrawnParity, OlderParity, overflow_on_one_rank
 from test_correctness.helpers.moe_ranks import FreshFunction
-from test_correctness.helpers.several import Part, records_of
+from test_correctness.helpers.several import Build, records_of
 
 ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=300.0)
@@ -71,7 +71,7 @@ def on_mesh(driver):
     @functools.cache
     def found(mesh):
         parts = {
-            name: Part(workload=TrainParity(**{"model": "llama2-70b", "strategy": "hybrid", **case}))
+            name: Build(workload=TrainParity(**{"model": "llama2-70b", "strategy": "hybrid", **case}))
             for name, (where, case) in FAST.items()
             if where == mesh
         }

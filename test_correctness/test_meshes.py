@@ -12,7 +12,7 @@ from perfsuite.runtime.driver import Driver
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.pipelines import staged
-from test_correctness.helpers.several import Part, records_of
+from test_correctness.helpers.several import Build, records_of
 
 ROOT = Path(__file__).parent.parent
 TINY = {"model": "gpt2-tiny", "overrides": {"layers": 4, "width": 32, "words": 64, "context": 16}}
@@ -52,7 +52,7 @@ def built(driver):
     found = {purpose: {} for purpose in PURPOSES}
     for mesh, spread in MESHES.items():
         case = TrainStep(mesh=mesh, global_batch_size=BATCH, loss_steps=STEPS, **data, **spread, **TINY)
-        parts = {name: Part(workload=case, purpose=name) for name, meshes in PURPOSES.items() if mesh in meshes}
+        parts = {name: Build(workload=case, purpose=name) for name, meshes in PURPOSES.items() if mesh in meshes}
         for purpose, records in records_of(driver, mesh, parts).items():
             found[purpose][mesh] = records
     return found

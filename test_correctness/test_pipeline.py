@@ -28,7 +28,7 @@ from perfsuite.workloads.training.parity import TrainParity
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import pipeline_faults
 from test_correctness.helpers.pipelines import staged
-from test_correctness.helpers.several import Part, records_of
+from test_correctness.helpers.several import Build, records_of
 
 ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=90.0)
@@ -317,7 +317,7 @@ def test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_stages_follow(driver)
     held = {}
     for schedule in ("gpipe", "1f1b"):
         case = TrainStep(mesh="pp2", **staged(schedule=schedule), builds=("memory",), **few)
-        held[schedule] = Part(workload=case, purpose="memory")
+        held[schedule] = Build(workload=case, purpose="memory")
     gpipe, alternating = records_of(driver, "pp2", held).values()
     for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
         assert gpipe[name] == alternating[name] > 0

@@ -13,7 +13,7 @@ from perfsuite.records import ClockFacts, Sample
 from perfsuite.reports.timelines.picture import timeline_svg
 from perfsuite.reports.timelines.write import chrome_trace
 from perfsuite.runtime.ranks.spans import SpanRecorder
-from perfsuite.runtime.ranks.timeline import KEPT_STEPS, Part, StepKeeper
+from perfsuite.runtime.ranks.timeline import KEPT_STEPS, KeptSpan, StepKeeper
 from perfsuite.runtime.timelines import join
 from perfsuite.schedules import replay
 
@@ -22,21 +22,21 @@ def keeper(**place: Any) -> StepKeeper:
     return StepKeeper(**{"schedule": "gpipe", "ranks": 2, "rank": 0, "pipeline": 0, **place})
 
 
-def step(rank: int, begin: float) -> list[Part]:
+def step(rank: int, begin: float) -> list[KeptSpan]:
     """GPipe's step of one micro-batch on two ranks, F = 1 and B = 2; the last stage's loss is half of its forward."""
     if rank == 0:
         actions = [
-            Part("forward", 0, 0, 0, 1),
-            Part("send", 0, 0, 1, 1.1),
-            Part("wait", 0, 0, 1, 4),
-            Part("backward", 0, 0, 4, 6),
+            KeptSpan("forward", 0, 0, 0, 1),
+            KeptSpan("send", 0, 0, 1, 1.1),
+            KeptSpan("wait", 0, 0, 1, 4),
+            KeptSpan("backward", 0, 0, 4, 6),
         ]
     else:
         actions = [
-            Part("forward", 1, 0, 1, 1.5),
-            Part("forward", 1, 0, 1.5, 2),
-            Part("backward", 1, 0, 2, 4),
-            Part("optimizer", -1, -1, 6, 9),
+            KeptSpan("forward", 1, 0, 1, 1.5),
+            KeptSpan("forward", 1, 0, 1.5, 2),
+            KeptSpan("backward", 1, 0, 2, 4),
+            KeptSpan("optimizer", -1, -1, 6, 9),
         ]
     return [part._replace(start_s=part.start_s + begin, end_s=part.end_s + begin) for part in actions]
 
@@ -136,7 +136,7 @@ def test_only_the_latest_steps_are_kept_whole():
 
 def test_steps_without_actions_have_no_timeline():
     own = keeper()
-    own.take([Part("optimizer", -1, -1, 0, 1)])
+    own.take([KeptSpan("optimizer", -1, -1, 0, 1)])
     assert own.report([Sample(time_s=1.0)], offset_s=0.0) is None
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from perfsuite.errors import InvalidParameter, PerfsuiteError, did_you_mean
 from perfsuite.models import dit, gpt, llama, moe
-from perfsuite.models.base import Model, Part
+from perfsuite.models.base import Model, SampleTensor
 
-__all__ = ["MODELS", "Model", "Part", "find", "stated"]
+__all__ = ["MODELS", "Model", "SampleTensor", "find", "stated"]
 
 MODELS: Mapping[str, Model] = MappingProxyType(
     {model.name: model for model in (*gpt.MODELS, *llama.MODELS, *moe.MODELS, *dit.MODELS)}

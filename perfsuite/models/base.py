@@ -19,7 +19,7 @@ product or attention runs again."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class SampleTensor:
     """One tensor of a training sample, without the batch dimension."""
 
     name: str
@@ -61,7 +61,7 @@ class Model(ABC):
 
     @property
     @abstractmethod
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[SampleTensor, ...]:
         """The tensors of one sample."""
 
     @property

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.models.base import Model, Part
+from perfsuite.models.base import Model, SampleTensor
 
 INDEX = "dataset.json"
 _DTYPES = ("uint16", "int32", "int64", "float16", "float32")
@@ -33,8 +33,8 @@ _FEW_ROWS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
-    """One part's file."""
+class TensorFile:
+    """The file of one tensor of all samples."""
 
     name: str
     file: str
@@ -55,7 +55,7 @@ class Dataset:
 
     directory: Path
     samples: int
-    tables: tuple[Table, ...]
+    tables: tuple[TensorFile, ...]
 
     def open(self) -> Mapping[str, Any]:
         """Memory-mapped arrays by part: nothing is read before a row is asked for."""
@@ -98,14 +98,14 @@ def _holds(directory: Path, model: Model, samples: int) -> bool:
         return False
 
 
-def _stored(model: Model) -> list[Part]:
+def _stored(model: Model) -> list[SampleTensor]:
     return [part for part in model.parts if part.stored]
 
 
-def _write(part: Part, directory: Path, samples: int, seed: int) -> Table:
+def _write(part: SampleTensor, directory: Path, samples: int, seed: int) -> TensorFile:
     rows = min(samples, _FEW_ROWS) if part.name == "caption" else samples
     dtype = ("uint16" if part.below <= 1 << 16 else "int32") if part.below else "float16"
-    table = Table(name=part.name, file=f"{part.name}.bin", dtype=dtype, shape=part.shape, rows=rows)
+    table = TensorFile(name=part.name, file=f"{part.name}.bin", dtype=dtype, shape=part.shape, rows=rows)
     random = np.random.default_rng(seed)
     with open(directory / table.file, "wb") as file:
         for _ in range(rows):
@@ -124,7 +124,7 @@ def read(directory: Path, model: Model) -> Dataset:
     index = directory / INDEX
     try:
         described = json.loads(index.read_text())
-        tables = tuple(Table(**{**part, "shape": tuple(part["shape"])}) for part in described["parts"])
+        tables = tuple(TensorFile(**{**part, "shape": tuple(part["shape"])}) for part in described["parts"])
         samples = int(described["samples"])
     except OSError as error:
         raise InvalidParameter(f"{index} cannot be read: {error.strerror}; a data set needs it") from None
@@ -141,7 +141,7 @@ def read(directory: Path, model: Model) -> Dataset:
     return Dataset(directory=directory, samples=samples, tables=tuple(table for table in tables if table.name in names))
 
 
-def _check(part: Part, tables: tuple[Table, ...], directory: Path, model: Model) -> None:
+def _check(part: SampleTensor, tables: tuple[TensorFile, ...], directory: Path, model: Model) -> None:
     table = next((table for table in tables if table.name == part.name), None)
     if table is None:
         there = ", ".join(table.name for table in tables) or "none"

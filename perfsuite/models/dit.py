@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import MeshShape
 from perfsuite.models.attention import AttentionMethod
-from perfsuite.models.base import Checkpointing, Model, Part, require_sizes
+from perfsuite.models.base import Checkpointing, Model, SampleTensor, require_sizes
 from perfsuite.models.encoders import ENCODERS, LATENT_CHANNELS, SHRINK, Encoders, find_encoders
 
 if TYPE_CHECKING:
@@ -67,13 +67,13 @@ class Dit(Model):
         return self.frames * self.patches
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[SampleTensor, ...]:
         """The video's latents from the data set; noise and noise level are drawn for every sample."""
         latents = (self.channels, self.frames, self.side, self.side)
         return (
-            Part(name="latents", shape=latents),
-            Part(name="noise", shape=latents, stored=False),
-            Part(name="level", shape=(), below=NOISE_LEVELS, stored=False),
+            SampleTensor(name="latents", shape=latents),
+            SampleTensor(name="noise", shape=latents, stored=False),
+            SampleTensor(name="level", shape=(), below=NOISE_LEVELS, stored=False),
         )
 
     @property
@@ -169,17 +169,17 @@ class Stdit(Dit):
         return find_encoders(self.encoders, self.name, self.caption_width)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[SampleTensor, ...]:
         """As :attr:`Dit.parts`, and the embedded caption; with encoders a video and words in place of both."""
         encoders = self.find_encoders()
         if encoders is None:
-            return (*super().parts, Part(name="caption", shape=(self.caption_length, self.caption_width)))
+            return (*super().parts, SampleTensor(name="caption", shape=(self.caption_length, self.caption_width)))
         pixels = SHRINK * self.side
         drawn = [part for part in super().parts if not part.stored]
         return (
-            Part(name="video", shape=(3, self.frames, pixels, pixels)),
+            SampleTensor(name="video", shape=(3, self.frames, pixels, pixels)),
             *drawn,
-            Part(name="words", shape=(self.caption_length,), below=encoders.text.words),
+            SampleTensor(name="words", shape=(self.caption_length,), below=encoders.text.words),
         )
 
     @property

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import MeshShape
 from perfsuite.models.attention import AttentionMethod
-from perfsuite.models.base import Checkpointing, Model, Part
+from perfsuite.models.base import Checkpointing, Model, SampleTensor
 
 if TYPE_CHECKING:
     from perfsuite.models.language_module import LanguageModule
@@ -33,9 +33,9 @@ class LanguageModel(Model):
     """By the part's name in the module; ``blocks.*.`` stands for every block."""
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[SampleTensor, ...]:
         """S + 1 tokens: inputs and, one later, targets."""
-        return (Part(name="tokens", shape=(self.tokens_per_sample + 1,), below=self.different_tokens),)
+        return (SampleTensor(name="tokens", shape=(self.tokens_per_sample + 1,), below=self.different_tokens),)
 
     @property
     @abstractmethod

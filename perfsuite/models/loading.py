@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from perfsuite.models.base import Model, Part
+from perfsuite.models.base import Model, SampleTensor
 from perfsuite.models.dataset import Dataset
 
 _PR_SET_PDEATHSIG = 1
@@ -48,7 +48,7 @@ class Share:
             first += self.replicas * self.micro_batch_size
 
 
-def draw(part: Part, number: int) -> torch.Tensor:
+def draw(part: SampleTensor, number: int) -> torch.Tensor:
     """The random value of ``part`` in sample ``number``."""
     generator = torch.Generator().manual_seed(number * 31 + len(part.name))
     if part.below:

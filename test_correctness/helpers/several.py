@@ -15,7 +15,7 @@ ONCE = Budget(smoke=True, timeout_s=300.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Build:
     """One of several workloads."""
 
     workload: Workload
@@ -26,7 +26,7 @@ class Part:
 class Several(Workload):
     """Runs and checks its parts one after the other, each built and closed as a case of its own is."""
 
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, Build] = field(default_factory=dict)
     """By a name that begins the names of its records."""
 
     @property
@@ -67,7 +67,7 @@ class _OwnRank:
         self._rank.record(f"{self._name}: {name}", value, **how)
 
 
-def records_of(driver: Driver, mesh: str, parts: Mapping[str, Part]) -> dict[str, dict[str, float]]:
+def records_of(driver: Driver, mesh: str, parts: Mapping[str, Build]) -> dict[str, dict[str, float]]:
     """Value by name of record, by part."""
     shape = MeshShape.parse(mesh)
     job = Job(workload=Several(parts=dict(parts)), world_size=shape.world_size, shape=shape, budget=ONCE)

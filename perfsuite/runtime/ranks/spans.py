@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfsuite.platforms.base import Clock
-from perfsuite.runtime.ranks.timeline import Part, StepKeeper
+from perfsuite.runtime.ranks.timeline import KeptSpan, StepKeeper
 
 REMAINDER = "remainder"
 """Name of the time that no span covers."""
@@ -80,11 +80,11 @@ class SpanRecorder:
         self.samples.append(dict(totals))
         self.open_spans.clear()
 
-    def _last_iteration(self, end: object, ended_s: float, iterations: int) -> list[Part]:
+    def _last_iteration(self, end: object, ended_s: float, iterations: int) -> list[KeptSpan]:
         """What the last iteration of the sample did, on the host's clock; every iteration has as many spans."""
         spans = self.open_spans[-(len(self.open_spans) // iterations) :]
         return [
-            Part(
+            KeptSpan(
                 name=span.name,
                 stage=span.attributes.get("stage", -1),
                 micro_batch=span.attributes.get("micro_batch", -1),

@@ -18,7 +18,7 @@ KEPT_STEPS = 64
 """Steps whose parts are kept, the latest; of earlier ones only the sums."""
 
 
-class Part(NamedTuple):
+class KeptSpan(NamedTuple):
     """One span of a step, as a rank keeps and sends it."""
 
     name: str
@@ -46,9 +46,9 @@ class StepKeeper:
     """Which pipeline it is in words, where several run side by side."""
     busy: list[tuple[float, float, float]] = field(default_factory=list)
     """Per sample: seconds of computing, start of the first and end of the last action."""
-    kept: deque[list[Part]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    kept: deque[list[KeptSpan]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
 
-    def take(self, spans: Sequence[Part]) -> None:
+    def take(self, spans: Sequence[KeptSpan]) -> None:
         """Keep the last iteration of a sample."""
         parts = [part for part in spans if part.name in KINDS]
         actions = [part for part in parts if part.name in COMPUTE]

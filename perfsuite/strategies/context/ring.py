@@ -24,7 +24,7 @@ from perfsuite.strategies.context.kernels import block_backward, block_forward, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Window:
     """Which of a rank's queries see which of the keys that are there."""
 
     queries: slice
@@ -35,21 +35,21 @@ class Part:
 _ALL = slice(None)
 
 
-def part_at(step: int, rank: int, tokens: int, *, zigzag: bool) -> Part | None:
+def window_at(step: int, rank: int, tokens: int, *, zigzag: bool) -> Window | None:
     """What ``rank`` computes at ``step`` with ``tokens`` per rank; None where all of the keys are later than its own.
 
     Zig-zag: of keys that began on an earlier rank the first half is earlier than all queries and the second later
     than all; of a later rank's, all are earlier than the queries' second half and later than their first.
     """
     if step == 0:
-        return Part(queries=_ALL, keys=_ALL, causal=True)
+        return Window(queries=_ALL, keys=_ALL, causal=True)
     earlier = step <= rank
     if not zigzag:
-        return Part(queries=_ALL, keys=_ALL) if earlier else None
+        return Window(queries=_ALL, keys=_ALL) if earlier else None
     half = tokens // 2
     if earlier:
-        return Part(queries=_ALL, keys=slice(0, half))
-    return Part(queries=slice(half, None), keys=_ALL)
+        return Window(queries=_ALL, keys=slice(0, half))
+    return Window(queries=slice(half, None), keys=_ALL)
 
 
 class RingCore(nn.Module):
@@ -121,17 +121,17 @@ class _Around:
     def __init__(self, group: dist.ProcessGroup, kernel: AttentionKernel, zigzag: bool) -> None:
         self.group, self.kernel, self.zigzag = group, kernel, zigzag
 
-    def steps(self, keys: torch.Tensor) -> Iterator[tuple[Part | None, torch.Tensor]]:
+    def steps(self, keys: torch.Tensor) -> Iterator[tuple[Window | None, torch.Tensor]]:
         """What to compute at every step, and the (2, B, K, S, E) keys and values that are here at it."""
         rank, ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         for step in range(ranks):
             coming = _Shift(keys, self.group) if step < ranks - 1 else None
-            yield part_at(step, rank, keys.shape[3], zigzag=self.zigzag), keys
+            yield window_at(step, rank, keys.shape[3], zigzag=self.zigzag), keys
             if coming:
                 keys = coming.wait_along_cp()
 
 
-def _block(part: Part, query: torch.Tensor, keys: torch.Tensor) -> AttentionBlock:
+def _block(part: Window, query: torch.Tensor, keys: torch.Tensor) -> AttentionBlock:
     key, value = keys[:, :, :, part.keys]
     return AttentionBlock(query=query[:, :, part.queries], key=key, value=value, causal=part.causal)
 
