@@ -8,7 +8,7 @@ import pytest
 
 from perfsuite.metrics import REGISTRY
 from perfsuite.models import MODELS
-from perfsuite.published.lookup import differences, figures, lookup, select, shipped
+from perfsuite.published.lookup import figures, lookup, select, shipped
 
 
 def test_lookup_finds_the_run_of_a_case():
@@ -33,18 +33,6 @@ def test_what_a_case_leaves_open_it_does_not_state():
     assert ["2.025"] == [figure.text for figure in lookup("s4000", "train_step", case, 8, metric="samples_per_s")]
 
 
-def test_differences_name_what_both_state_and_differ_in():
-    (figure,) = select(platform="v100", metric="samples_per_s", world_size=32, model="gpt-1536x16")[1:2]
-    case = {"model": "gpt-1536x16", "mesh": "pp4-dp8", "micro_batch_size": 2, "num_micro_batches": 32, "num_heads": 12}
-    assert differences(figure, "v100", {**case, "num_heads": 16}) == ()
-    assert differences(figure, "s4000", case) == ("platform v100, not s4000", "num_heads 16, not 12")
-    assert differences(figure, "v100", {**case, "num_heads": 16, "mesh": "pp2-dp8-tp2"}) == (
-        "tp 1, not 2",
-        "pp 4, not 2",
-        "vocabulary 50304, not 50432",
-    )
-
-
 def oneflow(**changes):
     """The case that measures the first run of report 003 on eight devices, or one that differs from it."""
     same = {"model": "gpt-1536x16", "mesh": "dp8", "micro_batch_size": 2, "dtype": "fp16"}
@@ -63,24 +51,6 @@ def test_a_run_of_another_length_or_vocabulary_is_another_run():
     assert times(**shape, sequence_length=1024) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "found"),
-    [
-        ({}, ()),
-        ({"overrides": {"context": 1024}}, ("sequence_length 2048, not 1024",)),
-        ({"overrides": {"words_multiple": 1}}, ("vocabulary 50304, not 50257",)),
-        ({"model": "gpt2-xl"}, ("model gpt-1536x16, not gpt2-xl",)),
-    ],
-)
-def test_length_and_vocabulary_are_differences(changes, found):
-    (figure,) = [
-        each for each in select(platform="v100", metric="step_time_s", world_size=8) if each.text == "417.952 (ms)"
-    ]
-    told = differences(figure, "v100", oneflow(**changes))
-    assert told[: len(found)] == found
-    assert bool(told) == bool(found)
-
-
 def test_the_vocabulary_of_every_published_row_is_padded_for_its_ranks():
     rows = {
         (each.model, each.parameters["tp"]): each.parameters
@@ -96,8 +66,6 @@ def test_the_vocabulary_of_every_published_row_is_padded_for_its_ranks():
 def test_report_002_states_no_strategy():
     (figure,) = select(platform="s4000", model="Llama2-7B", metric="final_loss")
     assert "strategy" not in figure.parameters
-    case = {"model": "llama2-7b", "mesh": "dp8", "micro_batch_size": 3, "dtype": "amp", "strategy": "fsdp"}
-    assert differences(figure, "s4000", case) == ()
 
 
 def test_lookup_by_shape_of_the_model():

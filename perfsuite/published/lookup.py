@@ -237,25 +237,6 @@ def _agrees(figure: PublishedFigure, settings: Mapping[str, Any]) -> bool:
     return all(plain(stated[name]) == plain(settings[name]) for name in names)
 
 
-def differences(figure: PublishedRun, platform: str, parameters: Mapping[str, Any]) -> tuple[str, ...]:
-    """How a case differs from a published run, one phrase each; empty when nothing is known to differ.
-
-    Names of the case's ``parameters`` that the report does not state are left out, and so are those the case lacks.
-
-    >>> figure = select(platform="s4000", model="opensora", metric="final_loss", world_size=2)[0]
-    >>> differences(figure, "cpu", {"model": "opensora-tiny"})
-    ('platform s4000, not cpu', 'model opensora, not opensora-tiny')
-    """
-    phrases = [] if platform in figure.platforms else [f"platform {' or '.join(figure.platforms)}, not {platform}"]
-    stated, settings = {"model": figure.model, **figure.parameters}, _settings(parameters)
-    phrases += [
-        f"{name} {stated[name]}, not {settings[name]}"
-        for name in stated
-        if stated[name] and name in settings and plain(stated[name]) != plain(settings[name])
-    ]
-    return tuple(phrases)
-
-
 def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters that a case states (not None), a mesh taken apart into the sizes of dp, tp and pp, and the shape of
     its model: a run of another length or vocabulary is another run.
