@@ -204,7 +204,7 @@ def test_torch_musa_is_asked_for_where_torch_has_no_musa() -> None:
 
 
 def test_an_unknown_family_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="family 'tpu' is not installed; choose from musa, cuda, cpu"):
+    with pytest.raises(ConfigurationError, match="'tpu' is not installed; choose from musa, cuda, rocm, ascend, cpu"):
         device_code("tpu")
 
 
@@ -232,7 +232,7 @@ def test_the_documents_family_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     catalog = load_catalog([rows / "toy.toml"])
     host = machines.host(machines.xeon(tmp_path / "host"), {})
-    assert ["musa", "cuda", "toy", "cpu"] == list(families(host))
+    assert ["musa", "cuda", "toy", "rocm", "ascend", "cpu"] == list(families(host))
     assert "cpu" == detect_machine(catalog, host=host).name  # simulated: never found, only asked for
     machine = detect_machine(catalog, "toy", host=host)
     assert ("toy1", 2, True) == (machine.name, machine.device_count, machine.simulated)

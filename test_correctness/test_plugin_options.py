@@ -67,9 +67,9 @@ def test_a_directory_that_cannot_be_made_is_one_line(pytester, monkeypatch):
         (["--benchmark-max-time=2.5"], {"max_time_s": 2.5, "warmup_time_s": 2.5}),
         (["--benchmark-disable"], {"smoke": True}),
         (["--benchmark-disable", "--benchmark-enable"], {}),
-        (["--perf-timeout=3min"], {"timeout_s": 180.0}),
+        (["--perf-timeout=3min"], {"timeout_s": 180.0, "fixed_timeout": True}),
         (["-o", "perf_timeout=7"], {"timeout_s": 7.0}),
-        (["-o", "perf_timeout=7", "--perf-timeout=500ms"], {"timeout_s": 0.5}),
+        (["-o", "perf_timeout=7", "--perf-timeout=500ms"], {"timeout_s": 0.5, "fixed_timeout": True}),
         (["--perf-cache-flush", "--perf-yardstick"], {"cache_flush": True, "yardstick": True}),
     ],
 )
@@ -95,8 +95,8 @@ def test_text(perf):
     repo = repository(pytester, monkeypatch, tests)
     assert repo.run().ret == 0
     marked, text = (job.budget for job in repo.driver.jobs)
-    assert marked == Budget(min_rounds=2, max_time_s=0.5, warmup_time_s=0.5, timeout_s=90.0)
-    assert text == Budget(timeout_s=120.0)
+    assert marked == Budget(min_rounds=2, max_time_s=0.5, warmup_time_s=0.5, timeout_s=90.0, fixed_timeout=True)
+    assert text == Budget(timeout_s=120.0, fixed_timeout=True)
 
 
 @pytest.mark.parametrize("marker", ["perf_timeout(0)", "perf_timeout()", "perf_timeout(1, 2)", "perf_timeout(x=1)"])

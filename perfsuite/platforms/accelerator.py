@@ -84,11 +84,8 @@ class Accelerator(DeviceCode):
         return int(getattr(properties, "L2_cache_size", 0) or _LAST_LEVEL_CACHE_BYTES)
 
     def pci_address(self, index: int) -> str | None:
-        """Of the properties that torch 2.8 and newer tell."""
-        properties = self._module.get_device_properties(index)
-        if not hasattr(properties, "pci_bus_id"):
-            return ""
-        return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+        """Unknown, unless a vendor's properties of a device tell it."""
+        return ""
 
     def release(self) -> None:
         """Give the allocator's cache back to the device."""

@@ -194,6 +194,9 @@ class DeviceCode(ABC):
     """Rank side of a device family; imports torch when made."""
 
     family: ClassVar[str]
+    binds_groups: ClassVar[bool] = False
+    """Whether a process group is bound to its rank's device, so that a barrier does not guess it.  torch makes the
+    groups of a mesh from a bound one by splitting its communicator, which the backend has to support."""
     clock: Clock
 
     @abstractmethod

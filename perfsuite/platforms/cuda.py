@@ -163,6 +163,7 @@ class CudaDevice(Accelerator):
     """Rank side."""
 
     family = "cuda"
+    binds_groups = True
 
     def set_tf32(self, allowed: bool) -> None:
         """Both of torch's switches: matrix products and convolutions."""
@@ -170,6 +171,13 @@ class CudaDevice(Accelerator):
 
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed
+
+    def pci_address(self, index: int) -> str | None:
+        """Of the properties that torch 2.8 and newer tell."""
+        properties = self._module.get_device_properties(index)
+        if not hasattr(properties, "pci_bus_id"):
+            return ""
+        return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
 
     def utilisation_percent(self) -> float | None:
         """As torch.cuda asks NVML, whose Python package may be missing."""

@@ -111,7 +111,7 @@ class Worker:
             rank=rank,
             world_size=world_size,
             timeout=GROUP_TIMEOUT,
-            device_id=device if device.type != "cpu" else None,  # else a barrier guesses the device from the rank
+            device_id=device if code.binds_groups else None,
         )
         self._group = dist.group.WORLD
         self._member = Membership(
