@@ -99,6 +99,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         pytest.skip(str(error))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """File by file from the end of the alphabet: the longest are late in it, and two processes then end together."""
+    items.sort(key=lambda item: item.path, reverse=True)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build the simulated device beside the tests that come before those that need it, which wait for it.

@@ -162,7 +162,7 @@ def test_pytest_under_mpirun(tmp_path):
     ("launcher", "rank_1"),
     [
         pytest.param(TORCHRUN, "RANK=1", id="torchrun"),
-        pytest.param(LIKE_MPIRUN, "OMPI_COMM_WORLD_RANK=1", id="like-mpirun"),
+        pytest.param(LIKE_MPIRUN, "OMPI_COMM_WORLD_RANK=1", id="like-mpirun", marks=pytest.mark.slow),
         pytest.param(PATIENT_MPIRUN, "OMPI_COMM_WORLD_RANK=1", id="mpirun", marks=(NEEDS_MPIRUN, pytest.mark.slow)),
     ],
 )

@@ -92,6 +92,7 @@ def verdicts(keeper):
     return {node.partition("::")[2]: verdict.name for node, verdict in keeper.settle(lambda _: None).items()}
 
 
+@pytest.mark.slow
 def test_an_unchanged_run_with_other_jitter_changes_no_verdict_of_200_cases(simulated):
     found = verdicts(simulated.run(100))
     assert 200 == len(found)

@@ -230,7 +230,9 @@ def test_kernels_tell_exposed_communication_where_every_rank_sees_them(driver, b
     assert (found["told"], found.get("exposed_kernel_share")) == (share is not None, share)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero_redundancy"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fsdp", "zero_redundancy"))]
+)
 def test_exposed_communication_comes_with_its_interval(driver, strategy):
     workload = TrainStep(model="gpt2-tiny", strategy=strategy)
     found = records(run(driver, workload, 2, budget=ONCE, purpose="exposed"))
