@@ -223,6 +223,12 @@ def test_what_cannot_be_silent_exposes_nothing_on_a_cpu(driver, strategy, mesh):
     assert {"exposed_without_silent": 1.0} == found
 
 
+def test_a_first_step_under_selective_checkpointing_is_watched_too(driver):
+    """What is computed again there has to be the very operations of the forward, those of the watch as well."""
+    case = TrainStep(model="gpt2-tiny", checkpointing="selective", accumulation=2)
+    assert run(driver, case, 1, budget=ONCE).smoke
+
+
 @pytest.mark.parametrize(("blind", "share"), [(None, 0.25), (1, None)])
 def test_kernels_tell_exposed_communication_where_every_rank_sees_them(driver, blind, share):
     workload = FunctionWorkload(function=steps.told_by_kernels, arguments={"blind": blind})

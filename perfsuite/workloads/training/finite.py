@@ -24,8 +24,8 @@ class FirstStep:
 
     def __init__(self, module: nn.Module) -> None:
         """Watch ``module`` until :meth:`end`."""
-        self._sums: dict[tuple[int, str], torch.Tensor] = {}
-        """(layer, name) in the order of the first forward."""
+        self._sums: dict[tuple[int, str], list[torch.Tensor]] = {}
+        """By (layer, name) in the order of the first forward: one of each forward, of what is computed again too."""
         self._in_layers = False
         self._handles = [
             part.register_forward_hook(self._noting(name))
@@ -45,7 +45,7 @@ class FirstStep:
 
         if not self._sums:
             return None
-        finite = torch.stack(list(self._sums.values())).isfinite().tolist()
+        finite = torch.stack([torch.stack(sums).sum() for sums in self._sums.values()]).isfinite().tolist()
         parts = enumerate(zip(self._sums, finite, strict=True))
         return next(((layer, index, name) for index, ((layer, name), fine) in parts if not fine), None)
 
@@ -59,10 +59,9 @@ class FirstStep:
         def note(_: nn.Module, __: Any, output: Any) -> None:
             self._in_layers = self._in_layers or layer is not None
             place = layer if layer is not None else _AFTER if self._in_layers else _BEFORE
+            # The same operations whenever it runs: selective checkpointing counts those of a block computed again.
             for tensor in _tensors(output):
-                total = tensor.detach().sum(dtype=torch.float32).reshape(())
-                key = (place, name)
-                self._sums[key] = self._sums[key] + total if key in self._sums else total
+                self._sums.setdefault((place, name), []).append(tensor.detach().sum(dtype=torch.float32).reshape(()))
 
         return note
 
