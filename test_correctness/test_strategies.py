@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from perfsuite.mesh import MeshShape
 from perfsuite.models import find as find_model
 from perfsuite.strategies import STRATEGIES, Plan, find
 from perfsuite.strategies.deepspeed import ds_config
+from perfsuite.strategies.deepspeed.compiled import compiling
 from perfsuite.strategies.deepspeed.zero import require_compiler
 
 
@@ -154,3 +156,15 @@ def test_what_must_be_compiled_names_the_compiler_that_is_missing(monkeypatch, t
     for name in ("g++", "ninja"):
         (tmp_path / name).touch(mode=0o755)
     require_compiler()
+
+
+def test_the_lock_of_a_killed_compilation_is_cleared_and_a_living_one_s_is_waited_for(tmp_path):
+    with compiling(tmp_path) as folder:
+        left = folder / "cpu_adam" / "lock"
+        left.parent.mkdir()
+        left.touch()
+        with (folder / "compiling").open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert left.exists()  # as a process that is killed while torch compiles leaves it
+    with compiling(tmp_path):
+        assert not left.exists()

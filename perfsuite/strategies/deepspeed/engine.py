@@ -1,9 +1,8 @@
 """Rank side of DeepSpeed ZeRO; imported once DeepSpeed is known to be there.
 
-DeepSpeed compiles kernels when they are first wanted.  That takes minutes, and a rank that is killed meanwhile leaves a
-lock that all later ones wait for.  On a CPU none is wanted here: its shared-memory collectives are switched off and the
-optimizer is torch's unless ``cpu_adam`` asks for DeepSpeed's.  With an accelerator the optimizer of offloaded state is
-DeepSpeed's CPU Adam, as it is meant.
+DeepSpeed compiles kernels when they are first wanted, which takes minutes.  On a CPU none is wanted here: its
+shared-memory collectives are switched off and the optimizer is torch's unless ``cpu_adam`` asks for DeepSpeed's.  With
+an accelerator the optimizer of offloaded state is DeepSpeed's CPU Adam, as it is meant.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from perfsuite.models.layers import TrainingModule, fill
 from perfsuite.strategies.base import Plan
 from perfsuite.strategies.deepspeed import ds_config
 from perfsuite.strategies.deepspeed.accelerator import use_device
+from perfsuite.strategies.deepspeed.compiled import load_compiled
 from perfsuite.strategies.trainer import Batch, Trainer, new_whole_module, use_reentrant_checkpoints
 from perfsuite.workload import Rank
 
@@ -37,8 +37,7 @@ def build_engine(rank: Rank, plan: Plan, options: Zero) -> ZeroTrainer:
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     make = torch.optim.AdamW
     if options.offload_optimizer and (options.cpu_adam or rank.device.type != "cpu"):
-        if options.cpu_adam:
-            _compile_in_turn(rank)
+        load_compiled(deepspeed.ops.op_builder.CPUAdamBuilder())
         make = deepspeed.ops.adam.DeepSpeedCPUAdam
     optimizer = make(trained, **ds_config.adam_settings(written, plan.learning_rate))
     engine, *_ = deepspeed.initialize(
@@ -55,15 +54,6 @@ def start(rank: Rank) -> None:
     else:
         use_device(rank.device, dist.get_backend(rank.group()))
     deepspeed.init_distributed(dist_init_required=False)
-
-
-def _compile_in_turn(rank: Rank) -> None:
-    """One rank of a host compiles CPU Adam, or finds it compiled, before the others look: no two wait for one lock."""
-    builder = deepspeed.ops.op_builder.CPUAdamBuilder
-    for first in (True, False):
-        if (rank.local_rank == 0) is first:
-            builder().load()
-        dist.barrier(rank.group())
 
 
 def _spread_module(rank: Rank, plan: Plan, settings: dict[str, Any]) -> TrainingModule:
