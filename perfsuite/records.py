@@ -73,6 +73,39 @@ class Peaks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Training:
+    """What one optimizer step trains, as plain data: enough to project it elsewhere without its workload."""
+
+    model: str
+    """Name of a configuration of perfsuite.models, with ``overrides``."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    layout: str = "1"
+    """Shape of the mesh with all its axes: ``pp2-dp4-tp8``."""
+    strategy: str = "single"
+    """As the case names it: single, ddp, fsdp, zero1, hybrid, ..."""
+    sharding: Literal["none", "optimizer", "gradients", "parameters"] = "none"
+    """What the replicas share out among themselves; each includes those before it (ZeRO 0 to 3)."""
+    micro_batch_size: int = 1
+    """Samples of one forward on one rank."""
+    num_micro_batches: int = 1
+    """Micro-batches of a step: accumulation without a pipeline."""
+    schedule: str = ""
+    """Of the pipeline; empty without."""
+    stages_per_rank: int = 1
+    dtype: str = "fp32"
+    """fp32, tf32, bf16, fp16 or fp8."""
+    checkpointing: Literal["none", "full", "selective"] = "none"
+    attention: Literal["auto", "math", "flash"] = "auto"
+    compiled: bool = False
+    sequence_parallel: bool = False
+    """Whether tensor parallelism splits what lies between its parts by tokens."""
+    overlap: bool = True
+    """Whether messages of data parallelism run beside the backward."""
+    gradient_dtype: str = "fp32"
+    """In which gradients are added up and sent."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """What one iteration of a workload does, summed over all ranks unless a field says otherwise; no clock in it."""
 

@@ -1,0 +1,233 @@
+"""A model in plain numbers, as far as its step's time and memory depend on them.
+
+Tokens S, width D, H heads of E features, K key heads, hidden F, vocabulary V.  Parameters and operations equal those
+of :mod:`perfsuite.models` for every model that perfsuite builds (a test holds it); the back-test describes published
+models that it does not build.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from perfsuite.models import Model
+from perfsuite.models.dit import Dit, Stdit
+from perfsuite.models.gpt import Gpt
+from perfsuite.models.llama import Llama
+from perfsuite.models.moe import Moe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What is trained."""
+
+    name: str
+    layers: int
+    width: int
+    heads: int
+    key_heads: int
+    hidden: int
+    gated: bool
+    """Three matrices in an MLP (SwiGLU) or two."""
+    vocabulary: int
+    """0 for a model that predicts no words."""
+    tokens: int
+    tied: bool = False
+    """The output projection is the embedding."""
+    positions: int = 0
+    """Learned ones."""
+    biases: bool = False
+    """Norms and matrices have biases."""
+    head_width: int = 0
+    """Features of a head's queries and keys; 0: D / H."""
+    value_width: int = 0
+    """Of its values; 0: as many."""
+    query_rank: int = 0
+    """Latent attention: features that queries are made from; 0: from the token."""
+    key_rank: int = 0
+    """Latent attention: features that keys and values are made from."""
+    rope_width: int = 0
+    """Latent attention: features of a key that all heads share."""
+    experts: int = 0
+    top_k: int = 0
+    expert_hidden: int = 0
+    shared_hidden: int = 0
+    """Of experts that every token meets."""
+    dense_layers: int = 0
+    """First layers without experts."""
+    capacity_factor: float | None = None
+    token_groups: tuple[tuple[float, int, int], ...] = ()
+    """Attention by parts: (attentions of a block, query tokens, key tokens) of one group; empty: causal, all tokens."""
+    more_parameters: int = 0
+    """Outside of blocks and embeddings."""
+    more_block_parameters: int = 0
+    """In a block's matrices that meet a sample once, not every token."""
+    more_projections: int = 0
+    """Numbers of a block's further matrices of width x width that every token meets."""
+    more_flops: float = 0.0
+    """Operations of a sample's forward outside of the blocks' token products and attention."""
+
+    @classmethod
+    def of(cls, model: Model) -> Architecture:
+        """That of a model of perfsuite's."""
+        base = {"name": model.name, "layers": model.layers, "width": model.width, "heads": model.heads}
+        if isinstance(model, Gpt):
+            return cls(
+                **base,  # type: ignore[arg-type] # mypy sees one type for all values
+                key_heads=model.heads,
+                hidden=4 * model.width,
+                gated=False,
+                vocabulary=model.vocabulary,
+                tokens=model.tokens_per_sample,
+                tied=True,
+                positions=model.context,
+                biases=True,
+            )
+        if isinstance(model, Llama):
+            experts = model.experts if isinstance(model, Moe) else 0
+            return cls(
+                **base,  # type: ignore[arg-type]
+                key_heads=model.kv_heads,
+                hidden=model.hidden,
+                gated=True,
+                vocabulary=model.vocabulary,
+                tokens=model.tokens_per_sample,
+                experts=experts,
+                top_k=model.top_k if isinstance(model, Moe) else 0,
+                expert_hidden=model.hidden if experts else 0,
+                capacity_factor=model.capacity_factor if isinstance(model, Moe) else None,
+            )
+        assert isinstance(model, Dit), f"{model.name} is of a kind that projections do not know"
+        return _of_dit(model, base)
+
+    @property
+    def features(self) -> int:
+        """Of a head's queries and keys (E)."""
+        return self.head_width or self.width // self.heads
+
+    @property
+    def value_features(self) -> int:
+        """Of a head's values."""
+        return self.value_width or self.features
+
+    @property
+    def matrices(self) -> int:
+        """Matrices of an MLP into its hidden features and out."""
+        return 3 if self.gated else 2
+
+    @property
+    def projections(self) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs) of the attention's matrices, the one that is split by rows last."""
+        heads, width = self.heads, self.width
+        if not self.key_rank:
+            joined = (heads + 2 * self.key_heads) * self.features
+            return ((joined, width), (width, heads * self.value_features))
+        up = heads * (self.features - self.rope_width + self.value_features)
+        queries = ((self.query_rank, width), (heads * self.features, self.query_rank))
+        if not self.query_rank:
+            queries = ((heads * self.features, width),)  # type: ignore[assignment] # one matrix in place of two
+        return (
+            *queries,
+            (self.key_rank + self.rope_width, width),
+            (up, self.key_rank),
+            (width, heads * self.value_features),
+        )
+
+    @property
+    def attention_weights(self) -> int:
+        """Numbers of a block's attention."""
+        return sum(outputs * inputs for outputs, inputs in self.projections) + self.more_projections
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers with experts."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+    def mlp_weights(self, *, experts: bool, active: bool = False) -> int:
+        """Numbers of a block's MLP: all experts and their router, or those that one token meets."""
+        if not experts:
+            return self.matrices * self.width * self.hidden
+        count = self.top_k if active else self.experts
+        routed = count * self.matrices * self.width * self.expert_hidden
+        return routed + self.matrices * self.width * self.shared_hidden + self.width * self.experts
+
+    @property
+    def block_extras(self) -> int:
+        """Numbers of a block's norms and biases."""
+        gains = 2 * self.width
+        if self.biases:
+            gains += 2 * self.width + sum(outputs for outputs, _ in self.projections) + self.hidden + self.width
+        return gains + self.query_rank + self.key_rank
+
+    def block_parameters(self, *, experts: bool = False) -> int:
+        """Numbers of one block."""
+        matrices = self.attention_weights + self.mlp_weights(experts=experts) + self.more_block_parameters
+        return matrices + (0 if self.more_block_parameters else self.block_extras)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Numbers of the embeddings."""
+        return (self.vocabulary + self.positions) * self.width
+
+    @property
+    def head_parameters(self) -> int:
+        """Numbers of the output projection that are not the embedding's, and of the last norm."""
+        return (0 if self.tied else self.vocabulary * self.width) + (2 if self.biases else 1) * self.width
+
+    @property
+    def parameters(self) -> int:
+        """All."""
+        blocks = (self.layers - self.expert_layers) * self.block_parameters()
+        blocks += self.expert_layers * self.block_parameters(experts=True)
+        ends = self.embedding_parameters + self.head_parameters if self.vocabulary else 0
+        return blocks + ends + self.more_parameters
+
+    @property
+    def scores(self) -> float:
+        """Operations of one sample's attention in one block's forward, all pairs counted."""
+        per_pair = 2.0 * self.heads * (self.features + self.value_features)
+        if not self.token_groups:
+            return per_pair * self.tokens**2
+        return sum(count * per_pair * queries * keys for count, queries, keys in self.token_groups)
+
+    @property
+    def forward_flops(self) -> float:
+        """Operations of one sample's forward, as :attr:`perfsuite.models.base.Model.forward_flops` counts them."""
+        dense = self.attention_weights + self.mlp_weights(experts=False)
+        expert = self.attention_weights + self.mlp_weights(experts=True, active=True) if self.experts else 0
+        weights = (self.layers - self.expert_layers) * dense + self.expert_layers * expert
+        products = 2.0 * self.tokens * (weights + self.vocabulary * self.width)
+        return products + self.layers * self.scores + self.more_flops
+
+
+def _of_dit(model: Dit, base: dict[str, object]) -> Architecture:
+    """Blocks of 4 D^2 for each attention and an MLP of 4 D; what a sample meets once is counted whole."""
+    width, layers = model.width, model.layers
+    within, over = (
+        (float(model.frames), model.patches, model.patches),
+        (float(model.patches), model.frames, model.frames),
+    )
+    groups: tuple[tuple[float, int, int], ...]
+    if isinstance(model, Stdit):
+        words = (1.0, model.tokens_per_sample, model.caption_length)
+        groups, further = (within, over, words), 6 * width**2
+    else:
+        groups, further = ((within[0] / 2, *within[1:]), (over[0] / 2, *over[1:])), 0
+    shell = Architecture(
+        **base,  # type: ignore[arg-type]
+        key_heads=model.heads,
+        hidden=4 * width,
+        gated=False,
+        vocabulary=0,
+        tokens=model.tokens_per_sample,
+        token_groups=groups,
+        more_projections=further,
+    )
+    block = shell.attention_weights + shell.mlp_weights(experts=False)
+    once = (model.parameters - layers * block) // layers
+    return dataclasses.replace(
+        shell,
+        more_block_parameters=once,
+        more_parameters=model.parameters - layers * (block + once),
+        more_flops=model.forward_flops - shell.forward_flops,
+    )

@@ -1,0 +1,231 @@
+"""What is known of a device and of the software on it: constants with their error and where each comes from.
+
+Device constants (matrix products, attention, memory, link, network) serve every software; traits of the software
+(how much longer a block takes than its kernels, host time, what overlaps) serve every device.  One file per pair::
+
+    {"kind": "perfsuite calibration", "schema": 1, "checksum": "sha256 of what follows", "calibration": {...}}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from perfsuite.decoding import from_json, to_json
+from perfsuite.errors import ConfigurationError
+from perfsuite.platforms import DeviceModel
+
+SCHEMA = 1
+KIND = "perfsuite calibration"
+
+Regime = Literal["in situ", "kernels only", "platform row only"]
+"""in situ: a block's step was measured on this device; kernels only: kernels were; platform row only: a data sheet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """A number, its unit, its error and where it comes from."""
+
+    value: float
+    unit: str
+    source: str
+    """Case ids, or the platform's row, or what stands in for it."""
+    relative_error: float = 0.0
+    """Half the width of its 80 % interval over its value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelPoint:
+    """One kernel that was measured."""
+
+    kind: Literal["matmul", "grouped_matmul", "attention_forward", "attention_backward"]
+    dtype: str
+    shape: tuple[int, ...]
+    """matmul (batch, m, n, k); grouped_matmul (groups, m, n, k); attention (batch, tokens, heads, key heads, features
+    of a head), causal unless ``causal`` says otherwise."""
+    time_s: float
+    source: str = ""
+    """The case."""
+    stage: str = ""
+    """forward, backward_input or backward_weight where the kernel differs by it; empty: any."""
+    causal: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveLine:
+    """Alpha and beta of one collective over groups that stand alike."""
+
+    collective: str
+    """all_reduce, all_gather, reduce_scatter, all_to_all, send_recv."""
+    ranks: int
+    alpha_us: float
+    """Time of an empty message."""
+    beta_gb_per_s: float
+    """busbw that large messages approach, GB/s."""
+    nodes: int = 1
+    stride: int = 1
+    """Distance of neighbours, in ranks."""
+    concurrent: int = 1
+    """Such groups that sent at once."""
+    relative_error: float = 0.0
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """All that is known of one device under one software."""
+
+    device: str
+    """Platform name."""
+    software: str = ""
+    """Key of the software: versions that move times; empty where nothing was measured."""
+    regime: Regime = "platform row only"
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+    """Of the device, by name: see :data:`DEVICE_CONSTANTS`."""
+    traits: Mapping[str, Constant] = field(default_factory=dict)
+    """Of the software, by name: see :data:`SOFTWARE_TRAITS`."""
+    kernels: tuple[KernelPoint, ...] = ()
+    collectives: tuple[CollectiveLine, ...] = ()
+    largest_world: int = 1
+    """Devices of the largest run that it rests on."""
+    fingerprint: str = ""
+    simulated: bool = False
+    """Made of results of a simulated device: such a calibration never projects a real one."""
+
+    def constant(self, name: str) -> Constant | None:
+        """Of the device or the software; None where it is unknown."""
+        return self.constants.get(name) or self.traits.get(name)
+
+    def value(self, name: str, default: float = 0.0) -> float:
+        """The number of this name."""
+        constant = self.constant(name)
+        return default if constant is None else constant.value
+
+    def missing(self) -> tuple[str, ...]:
+        """Names of device constants and traits that nothing measured, in the order of the tables."""
+        return tuple(name for name in (*DEVICE_CONSTANTS, *SOFTWARE_TRAITS) if self.constant(name) is None)
+
+    @classmethod
+    def from_platform(cls, row: DeviceModel) -> Calibration:
+        """What a data sheet gives: its peaks times the share that the devices of the back-test reach."""
+        constants: dict[str, Constant] = {}
+        for dtype, peak in row.tflops.items():
+            for kernel in ("matmul", "attention"):
+                share = TYPICAL[kernel]
+                constants[f"{kernel}_{dtype}_tflops"] = Constant(
+                    value=share.value * peak.value,
+                    unit="TFLOPS",
+                    source=f"{share.value:g} of {peak.value:g}: {peak.source}; {share.source}",
+                    relative_error=share.relative_error,
+                )
+        for name, sheet in (
+            ("memory_gb_per_s", row.memory_bandwidth),
+            ("link_gb_per_s", row.link),
+            ("network_gb_per_s", row.network),
+        ):
+            if sheet is not None:
+                share = TYPICAL[name.partition("_")[0]]
+                constants[name] = Constant(
+                    value=share.value * sheet.value,
+                    unit="GB/s",
+                    source=f"{share.value:g} of {sheet.value:g}: {sheet.source}; {share.source}",
+                    relative_error=share.relative_error,
+                )
+        for name in ("link_us", "network_us", "kernel_us"):
+            constants[name] = TYPICAL[name]
+        return cls(device=row.name, constants=constants)
+
+
+DEVICE_CONSTANTS: Mapping[str, str] = MappingProxyType(
+    {
+        "matmul_bf16_tflops": "sustained rate of large matrix products, by dtype (matmul_fp16_tflops, ...)",
+        "attention_bf16_tflops": "sustained rate of attention, causal halves counted as computed, by dtype",
+        "memory_gb_per_s": "sustained device memory, reads plus writes (copy, triad)",
+        "link_gb_per_s": "busbw of large messages within a node",
+        "link_us": "time that one rank adds to a ring within a node",
+        "network_gb_per_s": "busbw of a whole node per direction",
+        "network_us": "time that one node adds to a ring",
+        "kernel_us": "what a kernel takes beyond its operations and bytes",
+    }
+)
+"""What each is; those of a dtype stand for all dtypes."""
+
+SOFTWARE_TRAITS: Mapping[str, str] = MappingProxyType(
+    {
+        "in_situ_ratio": "a block's time in steady state over the sum of its kernels",
+        "host_step_s": "seconds of a step that no device works: data, launch of the first kernels, loss read back",
+        "launch_us": "host time to start one kernel; steps below it are bound by the host",
+        "overlap_ratio": "share of messages that could hide behind work and does",
+        "rank_spread_ratio": "standard deviation of ranks' step times over their mean",
+    }
+)
+
+_BACK_TEST = "typical of the devices of the back-test (docs/projection.md)"
+TYPICAL: Mapping[str, Constant] = MappingProxyType(
+    {
+        "matmul": Constant(value=0.70, unit="ratio", source=_BACK_TEST, relative_error=0.15),
+        "attention": Constant(value=0.40, unit="ratio", source=_BACK_TEST, relative_error=0.4),
+        "memory": Constant(value=0.80, unit="ratio", source=_BACK_TEST, relative_error=0.1),
+        "link": Constant(value=0.70, unit="ratio", source=_BACK_TEST, relative_error=0.25),
+        "network": Constant(value=0.70, unit="ratio", source=_BACK_TEST, relative_error=0.25),
+        "link_us": Constant(value=1.5, unit="us", source=_BACK_TEST, relative_error=0.5),
+        "network_us": Constant(value=10.0, unit="us", source=_BACK_TEST, relative_error=0.5),
+        "kernel_us": Constant(value=5.0, unit="us", source=_BACK_TEST, relative_error=0.5),
+    }
+)
+"""Shares of a data sheet's figure, and times, that stand in for what was not measured."""
+
+
+def write_calibration(calibration: Calibration, path: Path) -> None:
+    """Write the file, whole or not at all."""
+    body = to_json(calibration)
+    whole = {"kind": KIND, "schema": SCHEMA, "checksum": _checksum(body), "calibration": body}
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def read_calibration(path: Path) -> Calibration:
+    """The calibration in a file; ConfigurationError says line and reason where it is none, or damaged, or newer."""
+    try:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"calibration {path} cannot be read: {error.strerror}; give a file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"calibration {path} is not UTF-8 at byte {error.start}; write it anew") from None
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(
+            f"calibration {path}, line {error.lineno}: {error.msg}; the file is truncated or damaged: "
+            "write it anew with perfsuite calibrate"
+        ) from None
+    return _decode(whole, path)
+
+
+def _decode(whole: Any, path: Path) -> Calibration:
+    if not isinstance(whole, Mapping) or whole.get("kind") != KIND:
+        raise ConfigurationError(f"{path}, line 1: no calibration (kind {KIND!r}); perfsuite calibrate writes one")
+    schema = whole.get("schema")
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise ConfigurationError(
+            f"calibration {path} has schema {schema}, this perfsuite reads up to {SCHEMA}; use the newer perfsuite "
+            "that wrote it, or calibrate anew"
+        )
+    body = whole.get("calibration")
+    if whole.get("checksum") != _checksum(body):
+        raise ConfigurationError(
+            f"calibration {path}: the checksum does not fit what it says, so it was edited or damaged; calibrate anew"
+        )
+    try:
+        return from_json(Calibration, body)
+    except ValueError as error:
+        raise ConfigurationError(f"calibration {path}: {error}; calibrate anew") from None
+
+
+def _checksum(body: Any) -> str:
+    text = json.dumps(body, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,92 @@
+"""What is projected: a training step, the device and the nodes it runs on, and the code that runs it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from perfsuite.errors import ConfigurationError
+from perfsuite.models import Model, find
+from perfsuite.platforms import DeviceModel
+from perfsuite.projection.architecture import Architecture
+from perfsuite.projection.layout import Layout
+from perfsuite.projection.traffic import Implementation, implementation_of
+from perfsuite.records import Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """What stands in one node."""
+
+    devices: int
+    network_gb_per_s: float = 0.0
+    """Per direction of the whole node; 0: unknown."""
+
+    @classmethod
+    def of(cls, row: DeviceModel) -> Node:
+        """The maker's own node; a platform without one is taken as one node, as large as it needs to be."""
+        devices = int(row.devices_per_node.value) if row.devices_per_node else 0
+        return cls(devices=devices, network_gb_per_s=row.network.value if row.network else 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One step to project.
+
+    >>> from perfsuite.platforms import load_catalog
+    >>> training = Training(model="llama2-7b", layout="dp8", sharding="parameters", dtype="bf16")
+    >>> job = Job.of(training, load_catalog().find("s4000"))
+    >>> job.layout.world_size, job.node.devices, job.architecture.layers
+    (8, 8, 32)
+    """
+
+    training: Training
+    device: DeviceModel
+    node: Node
+    architecture: Architecture
+    """Of the model, in plain numbers: published rows have models that perfsuite does not build."""
+    implementation: Implementation
+    """Traits of the code."""
+
+    @classmethod
+    def of(
+        cls,
+        training: Training,
+        device: DeviceModel,
+        *,
+        node: Node | None = None,
+        implementation: Implementation | None = None,
+    ) -> Job:
+        """The job of a model of perfsuite's; InvalidParameter names what is legal where it cannot be spread so."""
+        model = find(training.model, training.overrides)
+        layout = Layout.of(training)
+        layout.check(model)
+        node = node or Node.of(device)
+        if layout.world_size > max(node.devices, 1) > 1 and not node.network_gb_per_s:
+            raise ConfigurationError(
+                f"{layout.world_size} devices are more than the {node.devices} of a node of {device.name}, and nobody "
+                "published a figure of its network; give network (GB/s per node and direction) in a --platform-file "
+                "or with --network"
+            )
+        return cls(
+            training=training,
+            device=device,
+            node=node,
+            architecture=Architecture.of(model.padded(layout.shape.size("tp"))),
+            implementation=implementation or implementation_of(model, training),
+        )
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """How it is spread."""
+        return Layout.of(self.training)
+
+    @functools.cached_property
+    def model(self) -> Model:
+        """The model by its name."""
+        return find(self.training.model, self.training.overrides)
+
+    @property
+    def devices_per_node(self) -> int:
+        """Devices of a node; all of them where a node is as large as it needs to be."""
+        return self.node.devices or self.layout.world_size

@@ -1,0 +1,216 @@
+"""How a job is spread: the mesh, what replicas share out, the pipeline's schedule, the batch; and what is legal.
+
+Source of the order of axes: :mod:`perfsuite.mesh`; neighbours along tp are neighbouring ranks, pp is outermost.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.mesh import DATA_PARALLEL, MeshShape
+from perfsuite.models import Model
+from perfsuite.models.base import Checkpointing
+from perfsuite.models.language import LanguageModel
+from perfsuite.records import Training
+from perfsuite.schedules import check_counts, find_schedule
+
+Sharding = Literal["none", "optimizer", "gradients", "parameters"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Where the ranks of one group along an axis stand."""
+
+    ranks: int
+    per_node: int
+    """Ranks of the group on one node, the most."""
+    nodes: int
+    stride: int
+    """Distance of neighbours, in ranks."""
+    concurrent: int
+    """Groups of this axis that send from one node at once and share its network."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One way to spread a job.
+
+    >>> layout = Layout.parse("dp64-tp8-pp2", global_batch=1024, micro_batch_size=1)
+    >>> str(layout), layout.num_micro_batches, layout.groups(8)["dp"]
+    ('pp2-dp64-tp8', 16, Group(ranks=64, per_node=1, nodes=64, stride=8, concurrent=8))
+    """
+
+    shape: MeshShape
+    sharding: Sharding = "none"
+    schedule: str = ""
+    stages_per_rank: int = 1
+    micro_batch_size: int = 1
+    num_micro_batches: int = 1
+    checkpointing: Checkpointing = "none"
+    sequence_parallel: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("stages_per_rank", "micro_batch_size", "num_micro_batches"):
+            if getattr(self, name) < 1:
+                raise InvalidParameter(f"{name}={getattr(self, name)} is no count; choose a whole number from 1")
+        if self.schedule:
+            find_schedule(self.schedule)
+
+    @classmethod
+    def parse(
+        cls,
+        text: str,
+        *,
+        global_batch: int,
+        micro_batch_size: int = 1,
+        schedule: str = "",
+        stages_per_rank: int | None = None,
+        sharding: Sharding = "none",
+        checkpointing: Checkpointing = "none",
+        sequence_parallel: bool = False,
+    ) -> Layout:
+        """The layout of a mesh as written, its micro-batches counted from the global batch.
+
+        A pipeline without a schedule gets 1f1b.  Raises InvalidParameter with the legal batches, the nearest first.
+        """
+        shape = MeshShape.parse(text)
+        if not schedule and shape.size("pp") > 1:
+            schedule = "1f1b" if (stages_per_rank or 1) == 1 else "interleaved_1f1b"
+        stages = stages_per_rank or (find_schedule(schedule).fewest_stages_per_rank if schedule else 1)
+        spread = shape.replicas * micro_batch_size
+        if global_batch < 1 or global_batch % spread:
+            below = global_batch // spread * spread
+            near = sorted({below or spread, below + spread}, key=lambda batch: abs(batch - global_batch))
+            raise InvalidParameter(
+                f"global batch {global_batch} does not divide by {shape.replicas} replicas x micro_batch_size "
+                f"{micro_batch_size} = {spread}; choose {' or '.join(map(str, near))}"
+            )
+        return cls(
+            shape=shape,
+            sharding=sharding,
+            schedule=schedule,
+            stages_per_rank=stages,
+            micro_batch_size=micro_batch_size,
+            num_micro_batches=global_batch // spread,
+            checkpointing=checkpointing,
+            sequence_parallel=sequence_parallel,
+        )
+
+    @classmethod
+    def of(cls, training: Training) -> Layout:
+        """That of a step as its case told it."""
+        return cls(
+            shape=MeshShape.parse(training.layout),
+            sharding=training.sharding,
+            schedule=training.schedule,
+            stages_per_rank=training.stages_per_rank,
+            micro_batch_size=training.micro_batch_size,
+            num_micro_batches=training.num_micro_batches,
+            checkpointing=training.checkpointing,
+            sequence_parallel=training.sequence_parallel,
+        )
+
+    def __str__(self) -> str:
+        return str(self.shape)
+
+    @property
+    def world_size(self) -> int:
+        """Devices."""
+        return self.shape.world_size
+
+    @property
+    def dp(self) -> int:
+        """Replicas of the parameters that data parallelism alone makes: ep not counted."""
+        return math.prod(self.shape.size(axis) for axis in DATA_PARALLEL)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step."""
+        return self.shape.replicas * self.micro_batch_size * self.num_micro_batches
+
+    @property
+    def stages(self) -> int:
+        """Stages of the model on all ranks of a pipeline."""
+        return self.shape.size("pp") * self.stages_per_rank
+
+    def groups(self, devices_per_node: int) -> dict[str, Group]:
+        """Where the groups of every axis with several ranks stand on nodes of so many devices.
+
+        Also ``data``: all ranks that hold the same parameters (dp, ep and cp together), ``dense`` gradients' group.
+        """
+        return _groups(self.shape, devices_per_node)
+
+    def check(self, model: Model, *, world_size: int | None = None) -> None:
+        """Raise InvalidParameter, naming the legal choices, where the model cannot be spread so."""
+        if world_size is not None and self.world_size != world_size:
+            rest = self.world_size // self.dp
+            fitting = f"dp{world_size // rest}" if world_size % rest == 0 else f"a world of a multiple of {rest}"
+            raise InvalidParameter(
+                f"layout {self} has {self.world_size} ranks for a world of {world_size}; choose {fitting}"
+            )
+        if isinstance(model, LanguageModel):
+            padded = model.padded(self.shape.size("tp"))
+            assert isinstance(padded, LanguageModel)
+            padded.check_tensor_parallel(self.shape.size("tp"))
+        elif set(self.shape.names) - {"dp", "dp_replicate", "dp_shard"}:
+            raise InvalidParameter(f"model {model.name} is spread along dp only; {self} has other axes")
+        self._check_stages(model)
+        self._check_tokens(model)
+
+    def _check_stages(self, model: Model) -> None:
+        if self.stages > model.layers:
+            legal = [count for count in range(1, model.layers + 1) if model.layers % count == 0]
+            near = sorted(legal, key=lambda count: abs(count - self.stages))[:4]
+            raise InvalidParameter(
+                f"{self.stages} stages (pp{self.shape.size('pp')} x {self.stages_per_rank}) for layers={model.layers} "
+                f"of model {model.name}; every stage has a layer: choose {', '.join(map(str, near))} stages"
+            )
+        if self.schedule:
+            check_counts(
+                self.schedule,
+                ranks=self.shape.size("pp"),
+                num_micro_batches=self.num_micro_batches,
+                stages_per_rank=self.stages_per_rank,
+            )
+
+    def _check_tokens(self, model: Model) -> None:
+        parts = self.shape.size("cp") * (self.shape.size("tp") if self.sequence_parallel else 1)
+        if model.tokens_per_sample % parts:
+            raise InvalidParameter(
+                f"cp{self.shape.size('cp')} (and tp under sequence parallelism) does not divide the "
+                f"{model.tokens_per_sample} tokens of a sample; choose a divisor"
+            )
+        if model.experts % self.shape.size("ep"):
+            what = f"the {model.experts} experts" if model.experts else "the missing experts"
+            raise InvalidParameter(f"ep{self.shape.size('ep')} does not divide {what} of model {model.name}")
+        if self.shape.size("ep") > 1 and not model.experts:
+            raise InvalidParameter(f"model {model.name} has no experts; leave ep out of {self}")
+
+
+@functools.lru_cache(maxsize=4096)
+def _groups(shape: MeshShape, devices_per_node: int) -> dict[str, Group]:
+    groups = {}
+    stride = 1
+    for axis, size in reversed(shape.axes):
+        groups[axis] = _group(size, stride, devices_per_node, shape.world_size)
+        stride *= size
+    tp = shape.size("tp")
+    data = shape.replicas * shape.size("cp")
+    groups["data"] = _group(data, tp, devices_per_node, shape.world_size)
+    return groups
+
+
+def _group(ranks: int, stride: int, devices_per_node: int, world_size: int) -> Group:
+    on_node = min(devices_per_node, world_size)
+    per_node = max(1, min(ranks, on_node // stride))
+    return Group(
+        ranks=ranks,
+        per_node=per_node,
+        nodes=math.ceil(ranks / per_node),
+        stride=stride,
+        concurrent=max(1, on_node // per_node),
+    )
