@@ -185,7 +185,10 @@ def _packages() -> dict[str, str]:
     """Installed versions by distribution name; what is not installed is not listed."""
     versions: dict[str, str] = {}
     for distribution in distributions():
-        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
+        # The two headers alone: parsing all that packages say of themselves takes the time of a small case.
+        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+        headers = dict(re.findall(r"^(Name|Version): *(\S+)", text.partition("\n\n")[0], re.MULTILINE))
+        name = re.sub(r"[-_.]+", "-", headers.get("Name", "")).lower()
         if name in _PACKAGES or name.startswith(_PACKAGE_FAMILIES):
-            versions.setdefault(name, distribution.version)
+            versions.setdefault(name, headers.get("Version", UNKNOWN))
     return dict(sorted(versions.items()))

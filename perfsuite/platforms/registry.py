@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -44,8 +44,12 @@ def family_names() -> tuple[str, ...]:
 
     Reads the metadata of every installed package: milliseconds, so not for inner loops.
     """
+    return _names(_entry_points())
+
+
+def _names(installed: Iterable[str]) -> tuple[str, ...]:
     accelerators = tuple(_BUILT_IN)[:-1]
-    return tuple(dict.fromkeys((*accelerators, *_entry_points(), *_TABLE_ONLY, "cpu")))
+    return tuple(dict.fromkeys((*accelerators, *installed, *_TABLE_ONLY, "cpu")))
 
 
 def _entry_points() -> Mapping[str, EntryPoint]:
@@ -59,9 +63,13 @@ def _entry_points() -> Mapping[str, EntryPoint]:
 
 def family_class(name: str) -> type[Family]:
     """The Family class of this name; ConfigurationError when there is none or it cannot be imported."""
+    return _class(name, {} if name in _BUILT_IN else _entry_points())
+
+
+def _class(name: str, installed: Mapping[str, EntryPoint]) -> type[Family]:
     if name in _BUILT_IN:
         family = import_object(_BUILT_IN[name])
-    elif point := _entry_points().get(name):
+    elif point := installed.get(name):
         try:
             family = point.load()
         except (ImportError, AttributeError) as error:
@@ -71,7 +79,7 @@ def family_class(name: str) -> type[Family]:
     elif name in _TABLE_ONLY:
         family = import_object(_TABLE_ONLY[name])
     else:
-        raise ConfigurationError(f"family {name!r} is not installed; choose from {', '.join(family_names())}")
+        raise ConfigurationError(f"family {name!r} is not installed; choose from {', '.join(_names(installed))}")
     if not (isinstance(family, type) and issubclass(family, Family)) or family.name != name:
         raise ConfigurationError(
             f"family {name!r} is {family!r:.80}; its entry point must name a subclass of Family with name = {name!r}"
@@ -81,8 +89,8 @@ def family_class(name: str) -> type[Family]:
 
 def families(host: Host | None = None) -> Mapping[str, Family]:
     """Every family by name, in the order in which a machine is searched."""
-    host = host or Host()
-    return {name: family_class(name)(host) for name in family_names()}
+    host, installed = host or Host(), _entry_points()
+    return {name: _class(name, installed)(host) for name in _names(installed)}
 
 
 def device_code(family: str) -> DeviceCode:
