@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
     parser.epilog = (
         "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files (baselines/PLATFORM/FINGERPRINT.json); "
-        "exit codes: 0 done; 4 wrong usage, or nothing to show"
+        "where they hold nothing that a table shows, that is wrong usage."
     )
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="journal or baseline file")
     parser.add_argument("--style", choices=list(STYLES), help="whose tables; default: those that fit what was measured")
