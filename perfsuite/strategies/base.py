@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import DATA_PARALLEL, MeshShape
@@ -102,6 +103,13 @@ class Strategy(ABC):
 
     def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
         """What ``rank`` posts in one step, by closed form; None where there is none, as by default."""
+        return None
+
+    def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any] | None:
+        """The fields of :class:`perfsuite.records.Training` that the strategy decides.
+
+        None, as by default, where the record has no words for what the strategy or its options do.
+        """
         return None
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -53,6 +53,10 @@ class Ddp(Strategy):
             plan, shape, bucket_bytes=self.bucket_bytes, item_bytes=4 if self.compression == "none" else 2
         )
         return None if tally is None else tally.calls()
+
+    def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any]:
+        """Nothing is spread; gradients may travel narrow or late."""
+        return {"overlap": self.overlap, "gradient_dtype": "fp32" if self.compression == "none" else self.compression}
 
     @property
     def bucket_bytes(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -56,6 +56,10 @@ class Fsdp(Strategy):
     def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
         """Parameters gathered, gradients scattered."""
         return fsdp_traffic(plan, shape, reshard=self.reshard, mixed_precision=self.mixed_precision)
+
+    def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any] | None:
+        """Parameters are spread, and freed between forward and backward or not; offloading has no word."""
+        return None if self.offload else {"sharding": "parameters" if self.reshard else "gradients"}
 
     def build(self, rank: Rank, plan: Plan) -> Trainer:
         """Blocks get their values one at a time and are spread at once: no rank ever holds the whole model."""

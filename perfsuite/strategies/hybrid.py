@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import AXES, MeshShape
@@ -189,6 +190,20 @@ class Hybrid(Strategy):
             replicate=self.data == "replicate",
             reshard=not pipelined if self.reshard is None else self.reshard,
         )
+
+    def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any]:
+        """What is spread over the data axes and cp, how tokens are split along tp, and the schedule along pp."""
+        schedule = self.find_schedule(shape, plan.accumulation)
+        spread = math.prod(shape.size(axis) for axis in ("dp", "dp_shard", "ep", "cp")) > 1
+        kept = schedule is not None if self.reshard is None else not self.reshard
+        sharding = "none" if self.data == "replicate" or not spread else "gradients" if kept else "parameters"
+        order = {"schedule": self.order, "stages_per_rank": schedule.stages_per_rank} if schedule else {}
+        return {
+            "sharding": sharding,
+            "sequence_parallel": self.splits_tokens and shape.size("tp") > 1,
+            "gradient_dtype": plan.dtype if plan.half else "fp32",
+            **order,
+        }
 
     def build(self, rank: Rank, plan: Plan) -> Trainer:
         """This rank's layers, with every parallelism that the mesh has."""

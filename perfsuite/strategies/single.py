@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import MeshShape
@@ -26,6 +27,10 @@ class Single(Strategy):
             raise InvalidParameter(
                 f"strategy single runs on 1 rank, the case has {shape.world_size}; choose ddp, fsdp or zero1 for more"
             )
+
+    def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any]:
+        """Nothing is spread."""
+        return {}
 
     def build(self, rank: Rank, plan: Plan) -> Trainer:
         """The whole model and AdamW."""

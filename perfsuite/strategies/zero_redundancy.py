@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -37,6 +38,10 @@ class ZeroRedundancy(Strategy):
         """DDP's, and every parameter's new value."""
         tally = zero_redundancy_traffic(plan, shape, bucket_bytes=self.bucket_mib * 2**20)
         return None if tally is None else tally.calls()
+
+    def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any]:
+        """The optimizer's state is spread."""
+        return {"sharding": "optimizer"}
 
     def build(self, rank: Rank, plan: Plan) -> Trainer:
         """The wrapped model; each rank's AdamW keeps the state of its own parameters and sends their new values."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -71,6 +72,20 @@ class Zero(Strategy):
     def narrows(self, plan: Plan) -> bool:
         """In bf16 and fp16 DeepSpeed trains a narrow copy of the parameters."""
         return plan.half
+
+    def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any] | None:
+        """What the stage spreads; gradients travel in the dtype that is trained.
+
+        None with a ds_config.json, whose every setting counts, and with offloading.
+        """
+        if self.config or self.offload_optimizer or self.offload_parameters:
+            return None
+        return {
+            "sharding": ("none", "optimizer", "gradients", "parameters")[self.stage],
+            # Source: deepspeed/runtime/zero/config.py: overlap_comm is on in stage 3 alone unless asked for.
+            "overlap": self.stage == 3,
+            "gradient_dtype": plan.dtype if plan.half else "fp32",
+        }
 
     def settings(self, plan: Plan) -> dict[str, Any]:
         """What DeepSpeed is given."""
