@@ -103,6 +103,8 @@ class Training:
     """Whether messages of data parallelism run beside the backward."""
     gradient_dtype: str = "fp32"
     """In which gradients are added up and sent."""
+    narrow: bool = False
+    """Whether parameters themselves are used in a 16-bit dtype; otherwise autocast narrows matrix products alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +129,8 @@ class Work:
     """Training samples processed."""
     tokens: float = 0.0
     """Tokens processed."""
+    training: Training | None = None
+    """Of a training step: what it trains; None where that has more to it than the record can say."""
 
 
 @dataclass(frozen=True, kw_only=True)

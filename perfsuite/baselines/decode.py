@@ -12,6 +12,8 @@ from perfsuite.baselines.rules import as_object, check_fields
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 from perfsuite.baselines.sessions import REFERENCE_MOST, first_runs
 from perfsuite.baselines.text import CASE_LISTS, Fault, Where, check_of, header_of
+from perfsuite.decoding import from_json
+from perfsuite.records import Training
 
 SCHEMA = 2
 """Version of the file format; a reader refuses a higher one."""
@@ -133,8 +135,16 @@ def _decode_entry(plain: Plain, sources: Mapping[str, _Source], where: Where, *,
         workload=extra["workload"],
         group=plain["group"],
         metrics=meanings,
+        training=_training(extra["training"], (*where, "extra_info", "training")) if "training" in extra else None,
     )
     return Entry(case=case, runs=runs, accepted=accepted, reference=reference)
+
+
+def _training(plain: Any, where: Where) -> Training:
+    try:
+        return from_json(Training, plain)
+    except ValueError as wrong:
+        raise Fault(str(wrong), where=where) from None
 
 
 def _decode_runs(

@@ -12,6 +12,7 @@ from perfsuite.baselines.entry_stats import entry_stats
 from perfsuite.baselines.rules import KEY_DIGITS
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.baselines.text import canonical, check_of, header_of
+from perfsuite.decoding import to_json
 
 LAYOUT_VERSION = "5.1.0"
 """The pytest-benchmark version whose layout the file follows; fixed, so that an upgrade changes no file."""
@@ -88,6 +89,8 @@ def _encode_entry(entry: Entry, sources: _Sources) -> dict[str, Any]:
         "workload": case.workload,
         "world_size": case.world_size,
     }
+    if case.training is not None:
+        extra["training"] = to_json(case.training)
     if entry.accepted:
         accepted = entry.accepted
         extra["accepted"] = {"reason": accepted.reason, "session": accepted.session, "time": accepted.time}

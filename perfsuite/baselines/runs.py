@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from perfsuite.decoding import to_json
 from perfsuite.errors import BaselineError
-from perfsuite.records import Better, Measurement, Result, Sample
+from perfsuite.records import Better, Measurement, Result, Sample, Training
 from perfsuite.units import plural
 
 QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)
@@ -56,6 +56,8 @@ class CaseIdentity:
     """pytest-benchmark's group."""
     metrics: Mapping[str, MetricMeaning] = field(default_factory=dict)
     """Unit and direction of each metric by name."""
+    training: Training | None = field(default=None, compare=False)
+    """What a training step trains, for projections; never compared: the parameters say it to this perfsuite."""
 
     @functools.cached_property
     def key(self) -> tuple[str, int, str, str]:
@@ -244,6 +246,7 @@ def case_of(result: Result, *, backend: str = "", group: str | None = None) -> C
             for metric in result.metrics
             if not metric.moves_with_peak
         },
+        training=result.work.training,
     )
 
 

@@ -23,7 +23,7 @@ from perfsuite.metrics.flop_conventions import FROZEN, Transformer, count_all
 from perfsuite.models.attention import AttentionMethod, require_attention
 from perfsuite.models.base import Checkpointing, Model, require_checkpointing
 from perfsuite.models.dataset import Dataset, generate, read
-from perfsuite.records import Work
+from perfsuite.records import Training, Work
 from perfsuite.strategies import Plan, Strategy
 from perfsuite.strategies.deepspeed import ds_config
 from perfsuite.workload import Process, Purpose, Rank, Step, Workload, Yardstick
@@ -271,6 +271,28 @@ class TrainStep(Workload):
             dtype=self.dtype,
             samples=samples,
             tokens=samples * model.tokens_per_sample,
+            training=self._training(plan, shape),
+        )
+
+    def _training(self, plan: Plan, shape: MeshShape) -> Training | None:
+        decided = self.find_strategy().training(plan, shape)
+        return (
+            None
+            if decided is None
+            else Training(
+                model=self.model,
+                overrides=dict(self.overrides),
+                layout=str(shape),
+                strategy=self.strategy,
+                micro_batch_size=plan.micro_batch_size,
+                num_micro_batches=plan.accumulation,
+                dtype=self.dtype,
+                checkpointing=self.checkpointing,
+                attention=self.attention,
+                compiled=self.compiled,
+                narrow=self.find_strategy().narrows(plan),
+                **decided,
+            )
         )
 
     # -- on the ranks --------------------------------------------------------------------------------------------
