@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import perfsuite
-from perfsuite.cli import ab, audit, baselines, checklist, env, platforms, published, report, schedule, trace
+from perfsuite.cli import ab, audit, baselines, calibrate, checklist, env, platforms, published, report, schedule, trace
 from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command, exit_codes
 from perfsuite.errors import PerfsuiteError
 
@@ -59,6 +59,7 @@ COMMANDS: tuple[Command, ...] = (
     trace.COMMAND,
     ab.COMMAND,
     report.COMMAND,
+    calibrate.COMMAND,
     published.COMMAND,
     checklist.COMMAND,
 )

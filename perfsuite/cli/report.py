@@ -60,12 +60,12 @@ def read_run(path: Path, catalog: Catalog) -> Recording:
     """The results in a journal or baseline file; PerfsuiteError when it is neither, or damaged."""
     if not path.is_file():
         raise ConfigurationError(f"{path} is no file; give a journal or a baseline file")
-    if _is_journal(path):
+    if is_journal(path):
         return _run_of_journal(read_journal(path), catalog)
     return _run_of_baseline(path, catalog)
 
 
-def _is_journal(path: Path) -> bool:
+def is_journal(path: Path) -> bool:
     """Whether the first line is a JSON object with a header; a baseline file has no object on one line alone."""
     with path.open("rb") as file:
         first = file.readline()

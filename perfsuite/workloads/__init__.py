@@ -8,10 +8,12 @@ from typing import Any
 
 _NAMES = MappingProxyType(
     {
+        "axis_collective": ("AxisCollective",),
         "collective": (
             *("AllGather", "AllReduce", "AllToAll", "AllToAllUneven", "Barrier", "Broadcast", "Gather"),
             *("OneDirection", "Reduce", "ReduceScatter", "RingShift", "Scatter", "SendRecv"),
         ),
+        "contention": ("MatmulBesideAllReduce",),
         "matmul": ("Matmul",),
         "memory_bandwidth": ("HostDeviceCopy", "MemoryCopy", "MemoryTriad"),
         "moe_layer": ("MoeLayer",),

@@ -1,0 +1,146 @@
+"""``perfsuite calibrate``: what a projection needs to know of a device and its software, out of stored results."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from perfsuite.baselines import store
+from perfsuite.baselines.baseline import Baseline, Entry
+from perfsuite.cli.command import EXIT_OK, Command, print_json
+from perfsuite.cli.report import is_journal
+from perfsuite.decoding import to_json
+from perfsuite.errors import ConfigurationError
+from perfsuite.journal import read_journal
+from perfsuite.platforms import load_catalog
+from perfsuite.projection.calibration import write_calibration
+from perfsuite.projection.calibration_of import Calibrated, calibrate
+from perfsuite.projection.observation import Observation, kind_of, software_key
+from perfsuite.units import plural
+
+_FOLDER = Path(".perfsuite/calibrations")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    parser.epilog = (
+        "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files (baselines/PLATFORM/FINGERPRINT.json), "
+        "of which the newest run of each case counts"
+    )
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="journal or baseline file")
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=f"calibration file that is written; default: one per device and software in {_FOLDER}",
+    )
+    parser.add_argument(
+        "--platform-file", action="append", default=[], metavar="FILE", help="TOML file with platforms of your own"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry out ``perfsuite calibrate``."""
+    observations = [seen for path in options.results for seen in read_observations(path)]
+    made = calibrate(observations, load_catalog(options.platform_file))
+    if options.out is not None and len(made) > 1:
+        pairs = "; ".join(f"{one.calibration.device} under {one.calibration.software}" for one in made)
+        raise ConfigurationError(
+            f"-o {options.out}: the results calibrate {len(made)} pairs of device and software ({pairs}), and a file "
+            "holds one; leave -o out, or give the results of one pair"
+        )
+    written = []
+    for one in made:
+        path = options.out or _FOLDER / f"{_slug(f'{one.calibration.device}-{one.calibration.software}')}.json"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_calibration(one.calibration, path)
+        except OSError as error:
+            raise ConfigurationError(f"calibration {path} cannot be written: {error.strerror}") from None
+        written.append((path, one))
+    if options.json:
+        print_json([{"file": str(path), **to_json(one)} for path, one in written])
+        return EXIT_OK
+    for path, one in written:
+        print("\n".join(_told(path, one)))
+    return EXIT_OK
+
+
+def read_observations(path: Path) -> Iterator[Observation]:
+    """What the results in a journal or baseline file tell; PerfsuiteError says line and reason where it is neither."""
+    if not path.is_file():
+        raise ConfigurationError(f"{path} is no file; give a journal or a baseline file")
+    if is_journal(path):
+        for result in read_journal(path).results.values():
+            seen = Observation.of(result)
+            if seen is not None:
+                yield seen
+        return
+    baseline = store.read(path)
+    for entry in baseline.entries.values():
+        if entry.newest.quantiles_s:
+            yield _of_entry(entry, baseline)
+
+
+def _of_entry(entry: Entry, baseline: Baseline) -> Observation:
+    """A baseline keeps no single ranks: their spread and hosts are unknown."""
+    case, run = entry.case, entry.newest
+    launch_us = run.metrics.get("launch_us")
+    return Observation(
+        case=case.node,
+        kind=kind_of(case.workload),
+        parameters=case.parameters,
+        platform=baseline.hardware.platform,
+        world_size=case.world_size,
+        time_s=math.exp(run.location) if run.location is not None else run.quantiles_s[2],
+        software=software_key(run.environment),
+        simulated=baseline.hardware.simulated,
+        fingerprint=baseline.hardware.fingerprint,
+        launch_s=None if launch_us is None else launch_us * 1e-6,
+        training=case.training,
+        values=run.metrics,
+    )
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
+
+
+def _told(path: Path, one: Calibrated) -> Iterator[str]:
+    calibration = one.calibration
+    simulated = ", simulated" if calibration.simulated else ""
+    yield f"{calibration.device}{simulated} under {calibration.software}: {calibration.regime}"
+    missing = {gap.name for gap in one.gaps}
+    known = {**calibration.constants, **calibration.traits}
+    for name in sorted(set(known) - missing):
+        constant = known[name]
+        yield (
+            f"  {name:28} {constant.value:12.5g} {constant.unit:7} +-{100 * constant.relative_error:5.1f} %  "
+            f"{constant.source}"
+        )
+    yield (
+        f"  and {plural(len(calibration.kernels), 'kernel')}, "
+        f"{plural(len(calibration.collectives), 'line')} of messages, from {plural(one.cases, 'case')}"
+    )
+    for note in one.notes:
+        yield f"  note: {note}"
+    if one.gaps:
+        yield f"missing: {len(one.gaps)}"
+    for gap in one.gaps:
+        yield f"  {gap.name}: {gap.meaning}"
+        yield f"    stands in: {gap.stand_in or 'nothing; it counts as none'}"
+        yield f"    measure it: {gap.command}"
+    yield f"written: {path}"
+
+
+COMMAND = Command(
+    name="calibrate",
+    help="make a calibration file for projections out of stored results",
+    arguments=arguments,
+    run=run,
+)

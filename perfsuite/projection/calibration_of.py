@@ -1,0 +1,197 @@
+"""A calibration out of stored results: one per device and software, what is missing in it and how to measure that.
+
+What nothing measured under this software is taken from another software of the same device, else from the platform's
+row, and each constant says which.  Simulated results and real ones never meet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from perfsuite.errors import ConfigurationError
+from perfsuite.platforms import Catalog, DeviceModel
+from perfsuite.projection.calibration import DEVICE_CONSTANTS, SOFTWARE_TRAITS, Calibration, Constant, Regime
+from perfsuite.projection.device_constants import collective_lines, constants_of, kernel_points, link_constants
+from perfsuite.projection.observation import Observation
+from perfsuite.projection.traits import traits_of
+
+OTHER_SOFTWARE = 0.15
+"""Relative error of what was measured under another software: a release moves one device by 10 to 15 %."""
+_TESTS: Mapping[str, str] = MappingProxyType(
+    {
+        "matmul": "test_perf/test_matmul.py",
+        "attention": "test_perf/test_kernels.py::test_attention_kernel",
+        "memory": "test_perf/test_memory_bandwidth.py",
+        "kernel": "test_perf/test_memory_bandwidth.py",
+        "link": "test_perf/test_collectives.py",
+        "network": "test_perf/test_collectives.py",
+        "launch": "test_perf/test_kernels.py::test_kernel_launch",
+        "in_situ": "test_perf/test_calibration.py::test_depth",
+        "host": "test_perf/test_calibration.py::test_depth",
+        "overlap": "test_perf/test_calibration.py::test_contention",
+        "rank": "test_perf/test_every_device.py::test_matmul_everywhere",
+    }
+)
+"""Where the cases of a constant are, by the beginning of its name."""
+_LAUNCHER = "torchrun --nnodes=2 --nproc-per-node={devices} -m pytest"
+"""What measures a network: no single node can."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """A constant that nothing measured."""
+
+    name: str
+    meaning: str
+    stand_in: str
+    """What is used in its place, and its source; empty: nothing is known of it."""
+    command: str
+    """That measures it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrated:
+    """A calibration and all there is to say about it."""
+
+    calibration: Calibration
+    gaps: tuple[Gap, ...]
+    notes: tuple[str, ...] = ()
+    """Why cases that were there could not tell what they should."""
+    cases: int = 0
+    """Observations that it was made of."""
+
+
+def calibrate(observations: Iterable[Observation], catalog: Catalog) -> tuple[Calibrated, ...]:
+    """A calibration for every device and software among the observations.
+
+    Raises ConfigurationError where nothing calibrates, where simulated and real results are mixed, and for a platform
+    that the catalog does not know.
+    """
+    seen = tuple(observations)
+    if not seen:
+        raise ConfigurationError("none of the results has times; run cases of test_perf and give their journal")
+    if len({one.simulated for one in seen}) > 1:
+        raise ConfigurationError(
+            "some of the results are of simulated devices and some of real ones; the two never meet: give either kind"
+        )
+    pairs = sorted({(one.platform, one.software) for one in seen})
+    made = []
+    for platform, software in pairs:
+        own = [one for one in seen if (one.platform, one.software) == (platform, software)]
+        others = [one for one in seen if one.platform == platform and one.software != software]
+        device = catalog.find(platform)
+        if _tells(own):
+            made.append(_calibrated(own, others, device))
+    if not made:
+        kinds = ", ".join(sorted({one.kind for one in seen}))
+        raise ConfigurationError(
+            f"nothing calibrates a device in results of {kinds}; run test_perf/test_matmul.py, "
+            "test_memory_bandwidth.py and test_calibration.py first"
+        )
+    return tuple(made)
+
+
+def _tells(observations: Sequence[Observation]) -> bool:
+    points = kernel_points(observations)
+    return bool(points or constants_of(observations, points) or collective_lines(observations))
+
+
+def _calibrated(own: Sequence[Observation], others: Sequence[Observation], device: DeviceModel) -> Calibrated:
+    row = Calibration.from_platform(device)
+    measured = _measured(own)
+    elsewhere = _of_other_software(_measured(others), others)
+    stand_ins = {**row.constants, **elsewhere.constants}
+    points = measured.kernels or elsewhere.kernels
+    lines = measured.collectives or elsewhere.collectives
+    regime: Regime = "kernels only" if measured.kernels or elsewhere.kernels else "platform row only"
+    whole = dataclasses.replace(
+        measured,
+        device=device.name,
+        software=own[0].software,
+        regime=regime,
+        constants={**stand_ins, **measured.constants},
+        kernels=points,
+        collectives=lines,
+        largest_world=max(one.world_size for one in own),
+        fingerprint=own[0].fingerprint,
+        simulated=own[0].simulated,
+    )
+    traits, notes = traits_of(own, device, whole)
+    whole = dataclasses.replace(whole, traits=traits, regime="in situ" if "in_situ_ratio" in traits else regime)
+    known = {**measured.constants, **traits}
+    gaps = tuple(_gap(name, meaning, whole) for name, meaning in _wanted(whole).items() if name not in known)
+    return Calibrated(calibration=whole, gaps=gaps, notes=notes, cases=len(own))
+
+
+def _measured(observations: Sequence[Observation]) -> Calibration:
+    points, lines = kernel_points(observations), collective_lines(observations)
+    constants = {**constants_of(observations, points), **link_constants(lines)}
+    return Calibration(device="", constants=constants, kernels=points, collectives=lines)
+
+
+def _of_other_software(measured: Calibration, others: Sequence[Observation]) -> Calibration:
+    """The same, each constant with the wider error of another software, which its source names."""
+    if not others:
+        return measured
+    names = "; ".join(sorted({one.software for one in others}))
+    constants = {
+        name: dataclasses.replace(
+            constant,
+            source=f"under other software ({names}): {constant.source}",
+            relative_error=max(constant.relative_error, OTHER_SOFTWARE),
+        )
+        for name, constant in measured.constants.items()
+    }
+    return dataclasses.replace(measured, constants=constants)
+
+
+def _wanted(calibration: Calibration) -> dict[str, str]:
+    """Names and meanings of all constants; those by dtype in the dtype that was measured."""
+    dtypes = {point.dtype for point in calibration.kernels if point.kind == "matmul"}
+    dtype = "bf16" if "bf16" in dtypes or not dtypes else sorted(dtypes)[0]
+    wanted = {name.replace("bf16", dtype): meaning for name, meaning in DEVICE_CONSTANTS.items()}
+    return {**wanted, **SOFTWARE_TRAITS}
+
+
+def _gap(name: str, meaning: str, calibration: Calibration) -> Gap:
+    constant: Constant | None = calibration.constant(name)
+    stand_in = f"{constant.value:.4g} {constant.unit} ({constant.source})" if constant else ""
+    return Gap(name=name, meaning=meaning, stand_in=stand_in, command=command_for(name, calibration.device))
+
+
+def command_for(name: str, platform: str) -> str:
+    """The command that measures a constant on a platform.
+
+    >>> command_for("matmul_bf16_tflops", "s4000")
+    'python -m pytest test_perf/test_matmul.py -k "s4000"'
+    """
+    test = next(path for beginning, path in _TESTS.items() if name.startswith(beginning))
+    start = _LAUNCHER.format(devices="N") if name.startswith("network") else "python -m pytest"
+    return f'{start} {test} -k "{platform}"'
+
+
+def software_flag(calibration: Calibration, software: str) -> str:
+    """What to beware of where ``software`` is what will run; empty where the calibration is of the same.
+
+    >>> software_flag(Calibration(device="s4000", software="torch 2.5.0"), "torch 2.7.1")
+    'calibrated under torch 2.5.0, not torch 2.7.1: a release moves a device by 10 to 15 %; calibrate anew'
+    """
+    if not calibration.software or not software or calibration.software == software:
+        return ""
+    return (
+        f"calibrated under {calibration.software}, not {software}: a release moves a device by 10 to 15 %; "
+        "calibrate anew"
+    )
+
+
+def require_kind(calibration: Calibration, *, simulated: bool) -> None:
+    """Raise ConfigurationError where a calibration of simulated devices meets real ones, or the other way round."""
+    if calibration.simulated != simulated:
+        made, wanted = ("simulated", "real") if calibration.simulated else ("real", "simulated")
+        raise ConfigurationError(
+            f"the calibration of {calibration.device} was made on {made} devices and never projects {wanted} ones; "
+            f"calibrate on {wanted} ones"
+        )

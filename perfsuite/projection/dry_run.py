@@ -1,0 +1,246 @@
+"""Counts what the code of a model moves, keeps and starts, under fake tensors: no device, no values.  Imports torch.
+
+A model of 1 and of 2 blocks runs one forward and backward; what the second adds is a block's.  A tensor's shape says
+what it grows with: tokens x width, tokens x hidden features, tokens x words, pairs of tokens, or
+parameters alone.  A kernel reads its arguments and writes its results once, what it changes in place included.
+Views are free, and products and attention are no traffic: their kernels have costs of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from typing import Any, Literal
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.models import Model
+from perfsuite.models.dit import Dit
+from perfsuite.models.gpt import Gpt
+from perfsuite.models.language import LanguageModel
+from perfsuite.models.llama import Llama
+
+Kind = Literal["width", "hidden", "words", "pairs", "weights"]
+_BATCH, _TOKENS, _WIDTH, _HEADS, _WORDS = 2, 61, 6144, 8, 250
+_HIDDEN = 5000
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_grouped_mm")
+_FREE = ("empty", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "device", "detach", "alias")
+_NARROW = torch.bfloat16
+
+
+@dataclass(kw_only=True)
+class Pass:
+    """What one pass over a model moved."""
+
+    moved: Counter[Kind] = field(default_factory=Counter)
+    """Bytes by what they grow with."""
+    kernels: int = 0
+    """That are no product and no attention."""
+    products: int = 0
+    """Products and attentions."""
+
+    def less(self, other: Pass, times: int) -> Pass:
+        """What this has more than ``other``, of one of so many blocks more."""
+        moved = Counter({kind: (self.moved[kind] - other.moved[kind]) / times for kind in self.moved})
+        return Pass(
+            moved=moved,  # type: ignore[arg-type] # bytes of half a pair of blocks may be halves
+            kernels=(self.kernels - other.kernels) // times,
+            products=(self.products - other.products) // times,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockCounts:
+    """Of one block, bytes per token and width (or hidden feature, or parameter of the block)."""
+
+    forward_width_bytes: float
+    forward_hidden_bytes: float
+    forward_weight_bytes: float
+    backward_width_bytes: float
+    backward_hidden_bytes: float
+    backward_weight_bytes: float
+    score_bytes: tuple[float, float]
+    """Forward and backward, per head and pair of tokens."""
+    forward_kernels: int
+    backward_kernels: int
+    kept_width_bytes: float
+    """Kept for the backward, of what tensor parallelism splits."""
+    kept_whole_bytes: float
+    """Of what it leaves whole."""
+    kept_hidden_bytes: float
+
+
+class _Count(TorchDispatchMode):
+    """Adds up what every kernel moves into ``now``."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.now = Pass()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.partition("::")[2]
+        if func.is_view or name in _FREE:
+            return out
+        if name in _PRODUCTS or name.startswith("_scaled_dot_product"):
+            self.now.products += 1
+            return out
+        self.now.kernels += 1
+        read = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        for tensor in (*read.values(), *written):
+            self.now.moved[kind_of(tensor.shape, self.sizes)] += tensor.numel() * tensor.element_size()
+        return out
+
+
+def kind_of(shape: torch.Size, sizes: Mapping[str, int]) -> Kind:
+    """What a tensor of this shape grows with."""
+    count, tokens = math.prod(shape), sizes["tokens"]
+    if count % tokens:
+        return "weights"
+    if len(shape) >= 2 and shape[-1] == shape[-2] == tokens:
+        return "pairs"
+    last = shape[-1] if shape else 0
+    return "words" if last == sizes["words"] else "hidden" if last in sizes["hidden"] else "width"  # type: ignore[operator]
+
+
+def probe(model: Model, layers: int) -> Model:
+    """A small sibling with so many blocks, whose tensors tell by their shapes what they grow with."""
+    if isinstance(model, Gpt):
+        sizes: dict[str, Any] = {"words": _WORDS, "words_multiple": 1, "context": _TOKENS, "sequence_length": 0}
+    elif isinstance(model, Llama):
+        share = max(1, _HEADS * model.kv_heads // model.heads)
+        sizes = {"words": _WORDS, "hidden": _HIDDEN, "kv_heads": share, "sequence_length": _TOKENS}
+    elif isinstance(model, Dit):
+        return dataclasses.replace(model, layers=2 * layers, width=6140, heads=5)
+    else:
+        raise InvalidParameter(
+            f"model {model.name} is of a kind that a dry run does not know; give a gpt, llama or dit"
+        )
+    return dataclasses.replace(model, layers=layers, width=_WIDTH, heads=_HEADS, **sizes)
+
+
+def count_block(model: Model, *, autocast: bool = False, narrow: bool = False) -> BlockCounts:
+    """What one block of ``model`` moves and keeps; in fp32, under autocast in bf16, or ``narrow``, all in bf16."""
+    one, two = (_run(probe(model, layers), autocast=autocast, narrow=narrow) for layers in (1, 2))
+    small = probe(model, 1)
+    blocks = small.layers
+    forward, backward = two[0].less(one[0], blocks), two[1].less(one[1], blocks)
+    kept = {kind: (two[2][kind] - one[2][kind]) / blocks for kind in two[2]}
+    tokens = _BATCH * small.tokens_per_sample
+    per_width, per_hidden = tokens * small.width, tokens * _hidden(small)
+    per_pair = tokens * small.tokens_per_sample * small.heads
+    weights = (probe(model, 2).parameters - small.parameters) / blocks
+    whole = kept.get("width", 0.0)
+    if isinstance(small, LanguageModel):
+        halves = [_run(probe(model, layers), autocast=autocast, narrow=narrow, parts=2)[2] for layers in (1, 2)]
+        split = 2 * (whole - (halves[1]["width"] - halves[0]["width"]) / blocks)
+    else:
+        split = 0.0
+    return BlockCounts(
+        forward_width_bytes=forward.moved["width"] / per_width,
+        forward_hidden_bytes=forward.moved["hidden"] / per_hidden,
+        forward_weight_bytes=forward.moved["weights"] / weights,
+        backward_width_bytes=backward.moved["width"] / per_width,
+        backward_hidden_bytes=backward.moved["hidden"] / per_hidden,
+        backward_weight_bytes=backward.moved["weights"] / weights,
+        score_bytes=(forward.moved["pairs"] / per_pair, backward.moved["pairs"] / per_pair),
+        forward_kernels=forward.kernels,
+        backward_kernels=backward.kernels,
+        kept_width_bytes=split / per_width,
+        kept_whole_bytes=(whole - split) / per_width,
+        kept_hidden_bytes=kept.get("hidden", 0.0) / per_hidden,
+    )
+
+
+def _hidden(model: Model) -> int:
+    return model.hidden if isinstance(model, Llama) else 4 * model.width
+
+
+def _run(model: Model, *, autocast: bool, narrow: bool, parts: int = 1) -> tuple[Pass, Pass, Counter[Kind]]:
+    """(forward, backward, bytes kept between them) of the whole model, or of one of so many tensor-parallel parts."""
+    sizes = {
+        "tokens": model.tokens_per_sample,
+        "words": model.vocabulary or -1,
+        "hidden": (_hidden(model), _hidden(model) // parts),
+    }
+    counter: Any = _Count(sizes)  # type: ignore[arg-type] # hidden features have two sizes
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    with FakeTensorMode(), _default_dtype(_NARROW if narrow else torch.float32):
+        module = model.build()
+        if parts > 1:
+            _split(module, model, parts)
+        batch = {
+            part.name: torch.randint(0, part.below, (_BATCH, *part.shape))
+            if part.below
+            else torch.randn(_BATCH, *part.shape)
+            for part in model.parts
+        }
+        own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+        with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            with torch.autocast("cpu", _NARROW, enabled=autocast):
+                loss = module(**batch)
+            forward, counter.now = counter.now, Pass()
+            loss.backward()
+    bytes_kept: Counter[Kind] = Counter()
+    for storage, tensor in kept.items():
+        if storage not in own:
+            bytes_kept[kind_of(tensor.shape, counter.sizes)] += tensor.untyped_storage().nbytes()
+    return forward, counter.now, bytes_kept
+
+
+def _split(module: torch.nn.Module, model: Model, parts: int) -> None:
+    """Leave every block's matrices the part of one tensor-parallel rank, by the model's own plan."""
+    assert isinstance(model, LanguageModel)
+    for name, linear in list(module.named_modules()):
+        way = next((way for pattern, way in model.parallelize.items() if fnmatch(name, pattern)), None)
+        if not isinstance(linear, torch.nn.Linear) or way not in ("column", "row"):
+            continue
+        out, into = linear.out_features, linear.in_features
+        out, into = (out // parts, into) if way == "column" else (out, into // parts)
+        owner, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(owner), leaf, torch.nn.Linear(into, out, bias=linear.bias is not None))
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def count_optimizer() -> tuple[float, int]:
+    """(bytes per parameter, kernels) that AdamW moves and starts for a list of parameters, in fp32, by foreach.
+
+    With real tensors: its step count is read on the host.
+    """
+    parameter = torch.nn.Parameter(torch.ones(1000))
+    optimizer = torch.optim.AdamW([parameter], foreach=True)
+    counter = _Count({"tokens": 1000, "words": -1, "hidden": ()})  # type: ignore[dict-item] # none
+    for step in range(2):  # the first makes the state
+        parameter.grad = torch.ones(1000)
+        if step == 0:
+            optimizer.step()
+    with counter:
+        optimizer.step()
+    return counter.now.moved["width"] / 1000, counter.now.kernels

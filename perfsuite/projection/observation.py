@@ -1,0 +1,103 @@
+"""One stored result as far as calibration reads it: a case, what was timed, and under which software.
+
+Results of journals and entries of baseline files say the same in other words; workloads are known by the names of
+their classes, because this package sees none of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfsuite.records import Result, Training
+
+_LIBRARIES = ("torch", "torch_musa", "torch_npu", "cuda", "rocm", "cudnn", "mudnn", "nccl", "rccl", "mccl", "deepspeed")
+"""Whose versions move times, in the order of the key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What one case took."""
+
+    case: str
+    """pytest node id."""
+    kind: str
+    """Class of the workload: Matmul, AllReduce, TrainStep, ..."""
+    parameters: Mapping[str, Any]
+    """Its fields."""
+    platform: str
+    world_size: int
+    time_s: float
+    """Median seconds of an iteration."""
+    software: str
+    simulated: bool = False
+    fingerprint: str = ""
+    hosts: int = 1
+    launch_s: float | None = None
+    """Host seconds to start an iteration; None where nobody measured it."""
+    rank_times_s: tuple[float, ...] = ()
+    """Medians of the ranks; empty where only their maximum was kept."""
+    cache_bytes: int = 0
+    training: Training | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Metrics and records by name."""
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether starting an iteration takes as long as the iteration."""
+        return self.launch_s is not None and self.launch_s > 0.9 * self.time_s
+
+    @classmethod
+    def of(cls, result: Result) -> Observation | None:
+        """That of a result; None for one that has no times."""
+        measurement = result.measurement
+        if measurement is None or measurement.smoke or result.outcome != "measured":
+            return None
+        launches = [rank.launch_s for rank in measurement.ranks if rank.launch_s is not None]
+        values = {record.name: record.value for record in measurement.records}
+        values |= {metric.name: metric.value for metric in result.metrics if metric.value is not None}
+        return cls(
+            case=result.case,
+            kind=kind_of(result.workload),
+            parameters=result.parameters,
+            platform=result.platform,
+            world_size=result.world_size,
+            time_s=result.median_s,
+            software=software_key(result.environment),
+            simulated=result.simulated,
+            fingerprint=result.fingerprint,
+            hosts=len({rank.host for rank in measurement.ranks}),
+            launch_s=statistics.median(launches) if launches else None,
+            rank_times_s=tuple(rank.median_s for rank in measurement.ranks),
+            cache_bytes=max(rank.cache_bytes for rank in measurement.ranks),
+            training=result.work.training,
+            values=values,
+        )
+
+
+def kind_of(workload: str) -> str:
+    """The class in ``module:Class``.
+
+    >>> kind_of("perfsuite.workloads.matmul:Matmul")
+    'Matmul'
+    """
+    return workload.rpartition(":")[2]
+
+
+def software_key(environment: Mapping[str, Any]) -> str:
+    """Versions that move times, in one line; ``unknown`` where a result tells none.
+
+    What the ranks said goes before what is installed.
+
+    >>> software_key({"packages": {"torch": "2.13.0", "numpy": "2.4"}, "worker": {"nccl": "2.21.5"}})
+    'torch 2.13.0, nccl 2.21.5'
+    """
+    worker, packages = environment.get("worker"), environment.get("packages")
+    told: dict[str, Any] = {}
+    for source in (packages, worker, worker.get("versions") if isinstance(worker, Mapping) else None):
+        if isinstance(source, Mapping):
+            told |= {str(name).replace("-", "_"): version for name, version in source.items()}
+    known = [f"{name} {told[name]}" for name in _LIBRARIES if isinstance(told.get(name), str)]
+    return ", ".join(known) or "unknown"

@@ -1,0 +1,172 @@
+"""Traits of the software out of its own cases: a block in steady state, host time, overlap, the spread of ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from perfsuite.errors import PerfsuiteError
+from perfsuite.models import find
+from perfsuite.platforms import DeviceModel
+from perfsuite.projection.calibration import Calibration, Constant
+from perfsuite.projection.device_constants import ONE_CASE
+from perfsuite.projection.job import Job
+from perfsuite.projection.observation import Observation
+from perfsuite.projection.step import Projection, project
+from perfsuite.records import Training
+
+
+_NO_SLOPE = 0.01
+"""Of what its kernels take: a block that took less was not measured."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Depths:
+    """Steps that differ in the number of layers alone: their slope is a block in steady state."""
+
+    steps: Mapping[int, Observation]
+    """By layers, fewest first."""
+
+    @property
+    def block_s(self) -> float:
+        """Seconds of one more layer, by least squares."""
+        return _slope([(layers, seen.time_s) for layers, seen in self.steps.items()])
+
+    @property
+    def misfit(self) -> float:
+        """The most that a step is off the line, relative to it."""
+        points = [(layers, seen.time_s) for layers, seen in self.steps.items()]
+        slope = _slope(points)
+        rest = statistics.fmean(time_s - slope * layers for layers, time_s in points)
+        return max(abs(time_s - rest - slope * layers) / time_s for layers, time_s in points)
+
+
+def depths_of(observations: Iterable[Observation]) -> tuple[Depths, ...]:
+    """Series of steps on one device at two depths or more."""
+    series: dict[str, dict[int, Observation]] = {}
+    for seen in observations:
+        training = seen.training
+        if training is None or seen.world_size > 1:
+            continue
+        try:
+            layers = find(training.model, training.overrides).layers
+        except PerfsuiteError:  # a model of another perfsuite
+            continue
+        others = {name: value for name, value in training.overrides.items() if name != "layers"}
+        key = repr(dataclasses.replace(training, overrides=dict(sorted(others.items()))))
+        series.setdefault(key, {})[layers] = seen
+    return tuple(Depths(steps=dict(sorted(steps.items()))) for steps in series.values() if len(steps) > 1)
+
+
+def traits_of(
+    observations: Sequence[Observation], device: DeviceModel, kernels: Calibration
+) -> tuple[dict[str, Constant], tuple[str, ...]]:
+    """Traits by name, and why some cases could not tell theirs.  ``kernels`` is what the device's kernels gave."""
+    traits: dict[str, Constant] = {}
+    notes: list[str] = []
+    launches = [seen for seen in observations if seen.kind == "KernelLaunch" and seen.launch_s]
+    if launches:
+        launch_us = statistics.median(seen.launch_s or 0.0 for seen in launches) * 1e6
+        traits["launch_us"] = Constant(value=launch_us, unit="us", source=_names(launches), relative_error=ONE_CASE)
+    overlap = _overlap(observations)
+    if overlap is not None:
+        traits["overlap_ratio"] = overlap
+    spread_of = _rank_spread(observations)
+    if spread_of is not None:
+        traits["rank_spread_ratio"] = spread_of
+    in_situ, told = _in_situ(depths_of(observations), device, kernels, traits)
+    return {**traits, **in_situ}, (*notes, *told)
+
+
+def _overlap(observations: Iterable[Observation]) -> Constant | None:
+    """Of products and a message together, the shorter is hidden so far: (products + message - both) / shorter."""
+    trios: dict[str, dict[str, Observation]] = {}
+    for seen in observations:
+        if seen.kind == "MatmulBesideAllReduce":
+            others = {name: value for name, value in seen.parameters.items() if name != "part"}
+            trios.setdefault(f"{seen.world_size} {sorted(others.items())}", {})[seen.parameters["part"]] = seen
+    whole = [trio for trio in trios.values() if len(trio) == 3]
+    if not whole:
+        return None
+    shares = []
+    for trio in whole:
+        both, products, message = (trio[part].time_s for part in ("both", "products", "message"))
+        shares.append(min(1.0, max(0.0, (products + message - both) / min(products, message))))
+    spread = (max(shares) - min(shares)) / 2 if len(shares) > 1 else ONE_CASE
+    source = _names(seen for trio in whole for seen in trio.values())
+    return Constant(value=statistics.median(shares), unit="ratio", source=source, relative_error=round(spread, 4))
+
+
+def _rank_spread(observations: Iterable[Observation]) -> Constant | None:
+    """Of the widest case whose ranks compute the same and wait for nobody."""
+    alone = [seen for seen in observations if seen.kind in ("Matmul", "MemoryTriad") and len(seen.rank_times_s) > 1]
+    if not alone:
+        return None
+    widest = max(alone, key=lambda seen: len(seen.rank_times_s))
+    times = widest.rank_times_s
+    ratio = statistics.stdev(times) / statistics.fmean(times)
+    error = 1 / (2 * (len(times) - 1)) ** 0.5  # of a standard deviation from so many normal numbers
+    return Constant(value=ratio, unit="ratio", source=widest.case, relative_error=round(error, 4))
+
+
+def _in_situ(
+    series: Sequence[Depths], device: DeviceModel, kernels: Calibration, traits: Mapping[str, Constant]
+) -> tuple[dict[str, Constant], tuple[str, ...]]:
+    """A block over the sum of its kernels, and what a step has besides blocks and ends of the model."""
+    known = dataclasses.replace(
+        kernels, traits={name: value for name, value in traits.items() if name != "host_step_s"}
+    )
+    ratios: list[float] = []
+    misfits: list[float] = []
+    sources: list[Observation] = []
+    notes: list[str] = []
+    for depths in series:
+        foreseen = [(layers, _project(seen, device, known)) for layers, seen in depths.steps.items()]
+        if any(_is_host_bound(projection) for _, projection in foreseen):
+            notes.append(
+                f"{_names(depths.steps.values())}: bound by the host, so they tell nothing of the device's block"
+            )
+            continue
+        block_s = _slope([(layers, projection.step_time_s) for layers, projection in foreseen])
+        if depths.block_s <= _NO_SLOPE * block_s:
+            notes.append(f"{_names(depths.steps.values())}: a step of more layers took no longer; measure it again")
+            continue
+        ratios.append(depths.block_s / block_s)
+        misfits.append(depths.misfit)
+        sources += depths.steps.values()
+    if not ratios:
+        return {}, tuple(notes)
+    ratio = statistics.median(ratios)
+    error = max((max(ratios) - min(ratios)) / 2 / ratio, *misfits)
+    in_situ = Constant(value=ratio, unit="ratio", source=_names(sources), relative_error=round(error, 4))
+    known = dataclasses.replace(known, traits={**known.traits, "in_situ_ratio": in_situ})
+    rests = [seen.time_s - _project(seen, device, known).step_time_s for seen in sources]
+    host = Constant(value=max(0.0, statistics.median(rests)), unit="s", source=_names(sources), relative_error=0.5)
+    return {"in_situ_ratio": in_situ, "host_step_s": host}, tuple(notes)
+
+
+def _project(seen: Observation, device: DeviceModel, calibration: Calibration) -> Projection:
+    training: Training | None = seen.training
+    assert training is not None
+    return project(Job.of(training, device), calibration)
+
+
+def _is_host_bound(projection: Projection) -> bool:
+    return any(part.name == "launching kernels" and part.seconds > 0 for part in projection.parts)
+
+
+def _slope(points: Sequence[tuple[int, float]]) -> float:
+    """Of a line through (layers, seconds), by least squares.
+
+    >>> _slope([(1, 3.0), (2, 5.0), (4, 9.0)])
+    2.0
+    """
+    middle, height = statistics.fmean(x for x, _ in points), statistics.fmean(y for _, y in points)
+    return sum((x - middle) * (y - height) for x, y in points) / sum((x - middle) ** 2 for x, _ in points)
+
+
+def _names(cases: Iterable[Observation]) -> str:
+    names = [seen.case for seen in cases]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

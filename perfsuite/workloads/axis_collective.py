@@ -1,0 +1,91 @@
+"""One collective along one axis of a mesh: groups of ranks that may stand apart, all of them sending at once.
+
+A training step sends so: along dp with tp inside, neighbours are tp ranks apart and as many groups share the network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from perfsuite.errors import InvalidParameter, did_you_mean
+from perfsuite.mesh import MeshShape
+from perfsuite.records import Work
+from perfsuite.workload import Rank, Step, Workload, Yardstick
+from perfsuite.workloads.collective import AllGather, AllReduce, AllToAll, ReduceScatter
+from perfsuite.workloads.collective_base import Collective, CollectiveStep
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+_KINDS = MappingProxyType({kind.name: kind for kind in (AllReduce, AllGather, ReduceScatter, AllToAll)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxisCollective(Workload):
+    """A collective of every group along ``axis``, all groups at once; the slowest tells the time."""
+
+    collective: str
+    """all_reduce, all_gather, reduce_scatter or all_to_all."""
+    mesh: str
+    """Shape of the mesh: dp2-tp4."""
+    axis: str
+    """Of the mesh, with several ranks."""
+    message_bytes: int
+    """Size S within a group, as nccl-tests counts it."""
+    dtype: str = "fp32"
+
+    metrics: ClassVar[tuple[str, ...]] = ("latency_us",)
+    yardstick: ClassVar[Yardstick] = "memory"
+
+    def __post_init__(self) -> None:
+        if self.collective not in _KINDS:
+            raise InvalidParameter(
+                f"collective={self.collective!r} is unknown; {did_you_mean(self.collective, _KINDS)}"
+            )
+        shape = MeshShape.parse(self.mesh)
+        if shape.size(self.axis) < 2:
+            several = ", ".join(name for name, size in shape.axes if size > 1) or "none: give a mesh of several ranks"
+            raise InvalidParameter(f"mesh {shape} has no several ranks along axis {self.axis!r}; choose {several}")
+        self.inner.require_ranks(shape.size(self.axis))
+
+    @property
+    def inner(self) -> Collective:
+        """What every group does."""
+        return _KINDS[self.collective](message_bytes=self.message_bytes, dtype=self.dtype)
+
+    def layout(self) -> str:
+        """The mesh."""
+        return self.mesh
+
+    def work(self, shape: MeshShape) -> Work:
+        """No bandwidth of one link: how groups share links is what is measured."""
+        return Work(dtype=self.dtype)
+
+    def build(self, rank: Rank) -> Step:
+        """Buffers of this rank and the call over its group."""
+        return CollectiveStep(self.inner, _Along(rank, self.axis))  # type: ignore[arg-type] # what it needs of a rank
+
+    def check(self, rank: Rank, step: Step) -> None:
+        """As the collective alone, among the ranks of the group."""
+        self.inner.check(_Along(rank, self.axis), step)  # type: ignore[arg-type] # as above
+
+
+class _Along:
+    """A rank as one of its group along an axis."""
+
+    def __init__(self, rank: Rank, axis: str) -> None:
+        self._rank, self._axis = rank, axis
+        self.device: torch.device = rank.device
+        self.world_size = rank.shape.size(axis)
+        self.rank = rank.shape.coordinates(rank.rank)[axis]
+
+    def group(self) -> dist.ProcessGroup:
+        """That along the axis."""
+        return self._rank.group(self._axis)
+
+    def dtype(self, name: str) -> Any:
+        """torch's."""
+        return self._rank.dtype(name)

@@ -1,0 +1,54 @@
+"""What ``perfsuite calibrate`` needs beside kernels and collectives: depths, contention, groups along axes of meshes.
+
+A step of 1, 2 and 4 layers tells a block in steady state by its slope, and the head, the optimizer and the host by what
+remains.  At the small scale all of it is run only where it is asked for.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsuite import sizes, workloads
+from perfsuite.mesh import MeshShape
+from perfsuite.units import MIB
+
+EXTENDED = pytest.mark.extended
+SMALL = ["dp2-tp2"]
+FULL = ["dp2-tp4", "dp4-tp2", "pp2-dp2-tp2"]
+BLOCKS = {
+    "gpt2-tiny": {},
+    "llama2-7b": {"dtype": "bf16", "overrides": {"sequence_length": 2048}},
+    "gpt3-13b": {"dtype": "bf16"},
+}
+"""How the models whose blocks are measured are trained on one card."""
+
+
+@EXTENDED
+@sizes(param="model", full=["llama2-7b", "gpt3-13b"], small=["gpt2-tiny"])
+@pytest.mark.parametrize("layers", [1, 2, 4], ids="l{}".format)
+def test_depth(perf, model, layers):
+    """The same step with more and more layers on one card."""
+    case = BLOCKS[model]
+    overrides = {**case.get("overrides", {}), "layers": layers}
+    perf(workloads.TrainStep(model=model, builds=("memory",), **{**case, "overrides": overrides}))
+
+
+@EXTENDED
+@sizes(param="side", full=[8192], small=[256])
+@pytest.mark.parametrize("part", ["both", "products", "message"])
+def test_contention(perf, side, part):
+    """Products beside an all-reduce, and each alone."""
+    full = {"products": 16, "message_bytes": 256 * MIB, "dtype": "bf16"}
+    small = {"products": 8, "message_bytes": MIB, "dtype": "fp32"}
+    case = full if side == 8192 else small
+    perf(workloads.MatmulBesideAllReduce(side=side, part=part, **case), on=2 if side == 256 else 8)
+
+
+@EXTENDED
+@sizes(param="mesh", full=FULL, small=SMALL, ranks=lambda mesh: MeshShape.parse(mesh).world_size)
+@pytest.mark.parametrize("axis", ["dp", "tp"])
+@pytest.mark.parametrize("message_bytes", [MIB, 64 * MIB], ids=["1MiB", "64MiB"])
+def test_axis(perf, mesh, axis, message_bytes):
+    """Groups along an axis, all at once: those along dp stand as far apart as tp is wide."""
+    workload = workloads.AxisCollective(collective="all_reduce", mesh=mesh, axis=axis, message_bytes=message_bytes)
+    perf(workload, on=MeshShape.parse(mesh).world_size)
