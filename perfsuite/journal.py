@@ -2,7 +2,7 @@
 
 pytest-benchmark writes its file at the end of a session; the journal is there after a crash, a kill or a power cut.
 The first line is a header, every other line a result, a failure, an interrupted case, a skip, the environment of the
-results after it, or peaks::
+results after it, peaks, what the gate said, or the end::
 
     {"header": {"schema": 1, "session": "...", "fingerprint": "...", "versions": {...}, ...}}
     {"environment": {"hostname": "...", ...}}
@@ -11,6 +11,8 @@ results after it, or peaks::
     {"interrupted": {"case": "test_perf/...", "signal": "SIGTERM"}}
     {"skip": {"case": "test_perf/...", "reason": "..."}}
     {"peaks": {"tflops": {"fp32": {...}}, ...}}
+    {"gate": {"gate": true, "fail_on": [...], "verdicts": [{"case": "...", "name": "pass", ...}, ...]}}
+    {"end": {"at": "...", "took_s": 81.2, "exit_status": 0, "warnings": [...]}}
 
 Peaks that had to be measured stand there as often as they were, because that goes on after the last case; results are
 read as shares of the last ones.
@@ -34,6 +36,7 @@ from perfsuite.decoding import from_json, to_json
 from perfsuite.errors import JournalError
 from perfsuite.metrics import rederive
 from perfsuite.records import SCHEMA, Peaks, Result
+from perfsuite.run_record import GateRecord, Revision, RunEnd, RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,10 @@ class Header:
     """UTC, ISO 8601."""
     versions: Mapping[str, Any] = field(default_factory=dict)
     """Versions of Python, perfsuite, pytest, pytest-benchmark and torch."""
+    revision: Revision = field(default_factory=Revision)
+    """What code is measured; empty in journals written before it was kept."""
+    arguments: tuple[str, ...] = ()
+    """What the command line gave pytest."""
     schema: int = SCHEMA
 
 
@@ -70,6 +77,32 @@ class Journal:
     """The last line was not complete and is left out."""
     peaks: Peaks | None = None
     """What the results are shares of, where it had to be measured."""
+    gate: GateRecord | None = None
+    """What the gate said; None in journals written before it was kept, and of runs that were killed."""
+    end: RunEnd | None = None
+    """How the run ended; None as for ``gate``."""
+
+    @property
+    def record(self) -> RunRecord:
+        """The run for reports."""
+        header = self.header
+        return RunRecord(
+            name=self.path.name,
+            platform=header.platform,
+            fingerprint=header.fingerprint,
+            session=header.session,
+            started_at=header.started_at,
+            versions=header.versions,
+            revision=header.revision,
+            arguments=header.arguments,
+            results=self.results,
+            failures=self.failures,
+            interrupted=self.interrupted,
+            skips=self.skips,
+            gate=self.gate,
+            end=self.end,
+            peaks=self.peaks,
+        )
 
 
 class JournalWriter:
@@ -120,6 +153,15 @@ class JournalWriter:
         if nothing_finished:
             self._head = self._end
 
+    def judged(self, gate: GateRecord) -> None:
+        """Add what the gate said of the whole run."""
+        self._append({"gate": to_json(gate)})
+
+    def ended(self, end: RunEnd) -> None:
+        """Add how the run ended; of a run in which no case finished nothing is kept."""
+        if self._end != self._head:
+            self._append({"end": to_json(end)})
+
     def close(self) -> None:
         """Close the file, and remove it when no case finished.  Idempotent."""
         if self._descriptor >= 0:
@@ -151,6 +193,10 @@ class JournalWriter:
             self.close()
 
 
+_WHOLE: Mapping[str, Any] = {"peaks": Peaks, "gate": GateRecord, "end": RunEnd}
+"""Lines on the run as a whole: the last of a kind counts."""
+
+
 def read_journal(path: Path) -> Journal:
     """The journal at ``path``.
 
@@ -169,7 +215,7 @@ def read_journal(path: Path) -> Journal:
     interrupted: dict[str, str] = {}
     skips: dict[str, str] = {}
     environment: Mapping[str, Any] = {}
-    peaks: Peaks | None = None
+    whole: dict[str, Any] = {}
     header = _read_header(path, lines[0])
     for number, line in enumerate(lines[1:], start=2):
         kind, body = _read_line(path, number, line)
@@ -178,8 +224,8 @@ def read_journal(path: Path) -> Journal:
             results[result.case] = dataclasses.replace(result, environment=environment)
             failures.pop(result.case, None)
             interrupted.pop(result.case, None)
-        elif kind == "peaks":
-            peaks = _decode(path, number, Peaks, body)
+        elif kind in _WHOLE:
+            whole[kind] = _decode(path, number, _WHOLE[kind], body)
         elif kind == "environment" and isinstance(body, dict):
             environment = body
         elif kind == "failure" and isinstance(body, dict) and {"case", "message"} <= set(body):
@@ -191,6 +237,7 @@ def read_journal(path: Path) -> Journal:
         else:
             raise _damage(path, number, f"{kind!r} is not what a line of a journal is; expected result or failure")
     skips = {case: reason for case, reason in skips.items() if case not in results}
+    peaks: Peaks | None = whole.get("peaks")
     if peaks is not None:
         results = {case: rederive(result, peaks) for case, result in results.items()}
     return Journal(
@@ -201,7 +248,7 @@ def read_journal(path: Path) -> Journal:
         interrupted=interrupted,
         skips=skips,
         truncated=bool(rest),
-        peaks=peaks,
+        **whole,
     )
 
 

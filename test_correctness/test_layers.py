@@ -16,6 +16,7 @@ LINES = (
     ("platforms", "metrics", "models", "schedules", "statistics"),
     ("strategies", "runtime", "baselines", "published", "projection"),
     ("gate", "audit", "workloads"),
+    ("run_record",),
     ("reports", "journal"),
     ("deadlines", "measured_peaks", "session", "arms", "comparison", "gatekeeper"),
     ("plugin", "cli"),

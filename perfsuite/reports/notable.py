@@ -1,0 +1,253 @@
+"""What a reader of a run should look at, the gravest first: one function for terminal, summary and page.
+
+An effect has an interval only where it comes from several runs.  What one run of each case shows is ``unsure``: the
+spread of equal work, cases that do the same under different ids, is the least noise there is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from perfsuite.errors import first_line
+from perfsuite.gate.verdict import FAILING, TIME, GateSettings, Verdict, percent
+from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
+from perfsuite.metrics.spec import significant
+from perfsuite.records import ABOVE_MEASURED_PEAK, Result
+from perfsuite.reports.slowest import slowest_everywhere
+from perfsuite.run_record import RunRecord
+from perfsuite.units import format_seconds, plural
+
+Kind = Literal[
+    "impossible",
+    "failed",
+    "regressed",
+    "drifted",
+    "environment",
+    "undecided",
+    "out-of-memory",
+    "above-peak",
+    "equal-work",
+    "slowest",
+    "bubble",
+    "change-point",
+    "improved",
+]
+"""The gravest first; ``undecided`` are other verdicts that fail by ``--perf-fail-on``."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Sure = Literal["sure", "likely", "unsure"]
+"""sure: a fact, or confirmed by runs of both sides; likely: runs against stored ones; unsure: one run of each case."""
+TOLERANCE = GateSettings.tolerance
+"""Equal work may be this far apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notable:
+    """One thing to look at."""
+
+    kind: Kind
+    case: str
+    """pytest node id, of several cases the one with the largest effect; empty for the suite as a whole."""
+    sentence: str
+    """Without the case's id."""
+    sure: Sure
+    effect: float | None = None
+    """Relative change, larger is worse (0.05: 5 % slower); of equal work slowest over fastest less 1; None without."""
+    interval: tuple[float, float] | None = None
+    """95 % interval of the effect; None where there are not several runs."""
+    cases: tuple[str, ...] = ()
+    """All cases that it tells of, where they are several."""
+
+
+def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, ...]:
+    """Everything notable of a run, the gravest kind first and in each the largest effect.
+
+    ``more`` are findings of other rooms, such as change points of a history.
+    """
+    every = [
+        *_failed(run),
+        *_judged(run),
+        *_out_of_memory(run),
+        *_above_peak(run.results.values()),
+        *_equal_work(run.results.values()),
+        *slow_ranks(run.results.values()),
+        *_bubbles(run.results.values()),
+        *more,
+    ]
+    return tuple(sorted(every, key=lambda one: (KINDS.index(one.kind), -(one.effect or 0.0))))
+
+
+def equal_work(results: Iterable[Result]) -> list[tuple[Result, ...]]:
+    """Groups of measured cases of the same workload, parameters, mesh and ranks on the same hardware, fastest first."""
+    groups: dict[tuple[object, ...], list[Result]] = defaultdict(list)
+    for result in results:
+        if result.outcome == "measured" and result.median_s > 0:
+            settings = json.dumps(result.parameters, sort_keys=True, default=str)
+            hardware = (result.platform, result.fingerprint, result.simulated)
+            groups[(result.workload, settings, result.world_size, *hardware)].append(result)
+    return [tuple(sorted(group, key=lambda one: one.median_s)) for group in groups.values() if len(group) > 1]
+
+
+def spread_of_equal_work(results: Iterable[Result]) -> float | None:
+    """Slowest over fastest of the group that is furthest apart, less 1; None where no two cases do the same."""
+    return max((group[-1].median_s / group[0].median_s - 1 for group in equal_work(results)), default=None)
+
+
+def _failed(run: RunRecord) -> Iterator[Notable]:
+    for case, message in run.failures.items():
+        yield Notable(kind="failed", case=case, sentence=f"failed: {first_line(message)}", sure="sure")
+    for case, signal in run.interrupted.items():
+        yield Notable(kind="failed", case=case, sentence=f"interrupted by {signal}", sure="sure")
+
+
+def _judged(run: RunRecord) -> Iterator[Notable]:
+    gate = run.gate
+    if gate is None:
+        return
+    if gate.suite is not None and gate.suite_line:
+        kind: Kind = gate.suite if gate.suite in ("regressed", "drifted", "environment") else "undecided"
+        yield Notable(kind=kind, case="", sentence=gate.suite_line, sure="likely", effect=math.inf)
+    for verdict in gate.verdicts:
+        if verdict.name in FAILING or verdict.name == "improved":
+            yield _of_verdict(verdict, verdict.name)  # type: ignore[arg-type]  # these names are kinds
+        elif gate.fails(verdict.name):
+            yield _of_verdict(verdict, "undecided")
+
+
+def _of_verdict(verdict: Verdict, kind: Kind) -> Notable:
+    finding = verdict.decisive
+    confirmed = kind == "impossible" or (finding is not None and bool(finding.exact or finding.change))
+    return Notable(
+        kind=kind,
+        case=verdict.case,
+        sentence=_sentence(verdict),
+        sure="sure" if confirmed else "likely",
+        effect=finding.effect if finding else None,
+        interval=finding.interval if finding else None,
+    )
+
+
+def _sentence(verdict: Verdict) -> str:
+    finding = verdict.decisive
+    if finding is None or finding.effect is None:
+        return f"{verdict.name}: {'; '.join(verdict.reasons)}" if verdict.reasons else verdict.name
+    told = change_in_words(finding.effect, finding.interval, finding.quantity)
+    if finding.before is not None and finding.after is not None:
+        told += f", {_amount(finding.before, finding.unit)} -> {_amount(finding.after, finding.unit)}"
+    return told if verdict.name in ("regressed", "improved") else f"{verdict.name}: {told}"
+
+
+def change_in_words(effect: float, interval: tuple[float, float] | None, quantity: str = TIME) -> str:
+    """An effect with its interval.
+
+    >>> change_in_words(0.081, (0.062, 0.1)), change_in_words(-0.2, None, "busbw_gb_per_s")
+    ('8.1 % slower [6.2, 10]', '20 % better in busbw_gb_per_s')
+    """
+    if quantity == TIME:
+        direction = "slower" if effect >= 0 else "faster"
+    else:
+        direction = f"{'worse' if effect >= 0 else 'better'} in {quantity}"
+    size = percent(abs(effect)) if math.isfinite(effect) else "more than nothing"
+    if interval is None:
+        return f"{size} {direction}"
+    ends = sorted(abs(end) if (end >= 0) == (effect >= 0) else -abs(end) for end in interval)
+    return f"{size} {direction} [{', '.join(percent(end).removesuffix(' %') for end in ends)}]"
+
+
+def _amount(value: float, unit: str) -> str:
+    return format_seconds(value) if unit == "s" else f"{significant(value)} {unit}".rstrip()
+
+
+def _out_of_memory(run: RunRecord) -> Iterator[Notable]:
+    verdicts = run.gate.by_case if run.gate else {}
+    for case, result in run.results.items():
+        verdict = verdicts.get(case)
+        if result.outcome == "out_of_memory" and not (verdict and verdict.name in FAILING):
+            known = ", as in the stored runs" if verdict and verdict.name == "pass" else ""
+            told = result.detail.removeprefix("OOM").strip()
+            yield Notable(
+                kind="out-of-memory", case=case, sentence=f"out of memory {told}".strip() + known, sure="sure"
+            )
+
+
+def _above_peak(results: Iterable[Result]) -> Iterator[Notable]:
+    """One finding for each peak that was exceeded."""
+    above: dict[str, dict[str, float]] = defaultdict(dict)
+    for result in results:
+        for metric in result.metrics:
+            if metric.peak is not None and (metric.is_above_measured_peak or metric.note == ABOVE_MEASURED_PEAK):
+                name = f"{result.work.dtype} {metric.peak.unit}" if result.work.flops else metric.peak.unit
+                excess = (metric.value or 0.0) / metric.peak.value if metric.peak.value else math.inf
+                above[name][result.case] = max(excess, above[name].get(result.case, 0.0))
+    for name, cases in above.items():
+        worst = max(cases, key=cases.__getitem__)
+        yield Notable(
+            kind="above-peak",
+            case=worst,
+            sentence=f"peak exceeded: {plural(len(cases), 'case')} above the measured peak ({name}), which was none",
+            sure="sure",
+            cases=tuple(cases),
+        )
+
+
+def _equal_work(results: Iterable[Result]) -> Iterator[Notable]:
+    for group in equal_work(results):
+        fastest, slowest = group[0], group[-1]
+        apart = slowest.median_s / fastest.median_s - 1
+        if apart > TOLERANCE:
+            yield Notable(
+                kind="equal-work",
+                case=slowest.case,
+                sentence=f"{plural(len(group), 'case')} of equal work: {format_seconds(fastest.median_s)} to "
+                f"{format_seconds(slowest.median_s)}, {apart:.0%} apart, one run each",
+                sure="unsure",
+                effect=apart,
+                cases=tuple(result.case for result in group),
+            )
+
+
+def slow_ranks(results: Iterable[Result]) -> Iterator[Notable]:
+    """Ranks or devices that nearly all cases wait for."""
+    for slow in slowest_everywhere(results):
+        yield Notable(
+            kind="slowest",
+            case=slow.worst_case,
+            sentence=f"{slow.name} is the slowest in {slow.count} of {plural(slow.of, 'case')}, typically by "
+            f"{slow.excess:.1%}",
+            sure="likely",
+            effect=slow.excess,
+            cases=slow.cases,
+        )
+
+
+def _bubbles(results: Iterable[Result]) -> Iterator[Notable]:
+    """One finding for all pipelines that stand idle for longer than their own durations explain."""
+    beyond: dict[str, tuple[float, float]] = {}
+    for result in results:
+        values = _values(result, "bubble_ratio", "simulated_bubble_ratio")
+        if len(values) == 2 and values["bubble_ratio"] > values["simulated_bubble_ratio"] + SIMULATION_TOLERANCE:
+            beyond[result.case] = (values["bubble_ratio"], values["simulated_bubble_ratio"])
+    if beyond:
+        worst = max(beyond, key=lambda case: beyond[case][0] - beyond[case][1])
+        measured, simulated = beyond[worst]
+        yield Notable(
+            kind="bubble",
+            case=worst,
+            sentence=f"{plural(len(beyond), 'pipeline')} idle for longer than their own durations explain, most: "
+            f"bubble {measured:.0%}, simulated {simulated:.0%}",
+            sure="unsure",
+            cases=tuple(beyond),
+        )
+
+
+def _values(result: Result, *names: str) -> Mapping[str, float]:
+    return {metric.name: metric.value for metric in result.metrics if metric.name in names and metric.value is not None}
+
+
+def of_kind(findings: Sequence[Notable], *kinds: Kind) -> tuple[Notable, ...]:
+    """Those of the kinds named."""
+    return tuple(one for one in findings if one.kind in kinds)

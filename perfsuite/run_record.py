@@ -1,0 +1,98 @@
+"""One run of the suite as reports see it, whether it just ended or is read from a journal or a baseline file."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfsuite.gate.verdict import Verdict
+from perfsuite.records import Peaks, Result, VerdictName
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revision:
+    """What code was measured; all empty outside of git."""
+
+    commit: str = ""
+    """Full hash."""
+    branch: str = ""
+    """Empty on a detached head that no CI service names."""
+    dirty: bool = False
+    """Whether tracked files differ from the commit."""
+    subject: str = ""
+    """First line of the commit's message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRecord:
+    """What the gate said in one run."""
+
+    gate: bool
+    """Whether verdicts failed their cases (``--perf-gate``)."""
+    fail_on: tuple[str, ...] = ()
+    """Verdicts that failed."""
+    verdicts: tuple[Verdict, ...] = ()
+    """Of every judged case, with its findings."""
+    suite: VerdictName | None = None
+    """Verdict on the suite as a whole; None where it is not slower."""
+    suite_line: str = ""
+    """The same in words."""
+    banner: tuple[str, ...] = ()
+    """What a reader must know of the session as a whole."""
+
+    @functools.cached_property
+    def by_case(self) -> Mapping[str, Verdict]:
+        """Verdicts by node id."""
+        return {verdict.case: verdict for verdict in self.verdicts}
+
+    def fails(self, verdict: VerdictName) -> bool:
+        """Whether a verdict failed its case in this run."""
+        return self.gate and verdict in self.fail_on
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnd:
+    """How a run ended; a run without one was killed."""
+
+    at: str
+    """UTC, ISO 8601."""
+    took_s: float
+    """Seconds from the first case to the end."""
+    exit_status: int
+    """pytest's, as far as it was known when the journal was closed."""
+    warnings: tuple[str, ...] = ()
+    """What makes the numbers less than they look."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """Everything that reports are made of."""
+
+    name: str
+    """Session, or the file's name."""
+    platform: str
+    fingerprint: str
+    results: Mapping[str, Result]
+    """The newest result of each case, by node id."""
+    session: str = ""
+    started_at: str = ""
+    """UTC, ISO 8601."""
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    """Versions of Python, perfsuite, pytest, pytest-benchmark and torch."""
+    revision: Revision = field(default_factory=Revision)
+    arguments: tuple[str, ...] = ()
+    """What the command line gave pytest."""
+    failures: Mapping[str, str] = field(default_factory=dict)
+    """Message of each case that failed and was not measured."""
+    interrupted: Mapping[str, str] = field(default_factory=dict)
+    """Signal that ended the run while this case was running."""
+    skips: Mapping[str, str] = field(default_factory=dict)
+    """Reason of each case that was skipped."""
+    gate: GateRecord | None = None
+    """None where nobody judged, and in journals written before it was kept."""
+    end: RunEnd | None = None
+    """None for a run that was killed, and in journals written before it was kept."""
+    peaks: Peaks | None = None
+    """What the results are shares of, where it had to be measured."""

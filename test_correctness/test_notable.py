@@ -1,0 +1,175 @@
+"""What a reader should look at: ranked, each with its effect and how sure it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from perfsuite.gate.verdict import Effect, Finding, Verdict
+from perfsuite.records import Metric, Peak, RankFacts, Result, Work
+from perfsuite.reports.notable import KINDS, Notable, equal_work, notable, spread_of_equal_work
+from perfsuite.run_record import GateRecord, RunRecord
+from perfsuite.runtime.driver import Job
+from perfsuite.workload import Budget, FunctionWorkload
+from test_correctness.helpers.scripted_driver import measurement
+
+
+def result(case: str, median_s: float = 0.5, *, ranks: int = 1, metrics=(), **parameters) -> Result:
+    job = Job(workload=FunctionWorkload(function=result), world_size=ranks, budget=Budget())
+    return Result(
+        case=f"t.py::{case}",
+        workload="t:step",
+        parameters=parameters,
+        platform="cpu",
+        world_size=ranks,
+        outcome="measured",
+        work=Work(flops={"exact": 1.0}, dtype="fp32"),
+        metrics=metrics,
+        measurement=measurement(job, (median_s,) * 3),
+    )
+
+
+def run(*results: Result, **fields) -> RunRecord:
+    by_case = {one.case: one for one in results}
+    return RunRecord(name="s", platform="cpu", fingerprint="cpu-x", results=by_case, **fields)
+
+
+def regressed(case: str, effect: float) -> Verdict:
+    interval = (effect - 0.02, effect + 0.02)
+    finding = Finding(
+        quantity="time",
+        name="regressed",
+        tolerance=0.03,
+        effect=effect,
+        interval=interval,
+        before=1.0,
+        after=1.0 + effect,
+        unit="s",
+        change=Effect(change=effect, interval=interval, count=6),
+    )
+    return Verdict(case=case, name="regressed", findings=(finding,))
+
+
+def test_the_gravest_kind_comes_first_and_in_it_the_largest_effect():
+    gone = dataclasses.replace(result("gone", n=7), outcome="out_of_memory", measurement=None, detail="OOM at 44 GiB")
+    gate = GateRecord(
+        gate=True,
+        verdicts=(
+            regressed("t.py::a", 0.08),
+            regressed("t.py::b", 0.2),
+            Verdict(case="t.py::c", name="impossible", reasons=("above the peak",)),
+            Verdict(case="t.py::d", name="improved"),
+            Verdict(case="t.py::e", name="pass"),
+        ),
+    )
+    found = notable(run(gone, gate=gate, failures={"t.py::f": "rank 1 died\nTraceback"}))
+    assert [(one.kind, one.case[6:]) for one in found] == [
+        ("impossible", "c"),
+        ("failed", "f"),
+        ("regressed", "b"),
+        ("regressed", "a"),
+        ("out-of-memory", "gone"),
+        ("improved", "d"),
+    ]
+    assert found[3].sentence == "8 % slower [6, 10], 1 s -> 1.08 s"
+    assert (found[3].sure, found[3].effect, found[3].interval) == ("sure", 0.08, pytest.approx((0.06, 0.1)))
+    assert found[1].sentence == "failed: rank 1 died"
+    assert found[4].sentence == "out of memory at 44 GiB"
+
+
+def test_verdicts_that_fail_by_option_are_told_and_others_are_not():
+    verdicts = (Verdict(case="t.py::a", name="inconclusive"), Verdict(case="t.py::b", name="no-baseline"))
+    assert notable(run(gate=GateRecord(gate=True, fail_on=("regressed",), verdicts=verdicts))) == ()
+    (told,) = notable(run(gate=GateRecord(gate=True, fail_on=("inconclusive",), verdicts=verdicts)))
+    assert (told.kind, told.case) == ("undecided", "t.py::a")
+    assert notable(run(gate=GateRecord(gate=False, fail_on=("inconclusive",), verdicts=verdicts))) == ()
+
+
+def test_a_suite_that_is_slower_stands_before_its_cases():
+    gate = GateRecord(gate=True, verdicts=(regressed("t.py::a", 0.5),), suite="regressed", suite_line="+10 % slower")
+    assert [one.case for one in notable(run(gate=gate))] == ["", "t.py::a"]
+
+
+def test_equal_work_apart_by_more_than_the_tolerance_is_told_as_unsure():
+    results = (result("a", 1.0, n=1), result("b", 1.64, n=1), result("c", 1.02, n=2), result("d", 1.0, n=2))
+    (told,) = notable(run(*results))
+    assert (told.kind, told.case, told.sure, told.interval) == ("equal-work", "t.py::b", "unsure", None)
+    assert told.sentence == "2 cases of equal work: 1 s to 1.64 s, 64% apart, one run each"
+    assert spread_of_equal_work(results) == pytest.approx(0.64)
+
+
+@pytest.mark.parametrize(
+    "change", [{"world_size": 2}, {"parameters": {"n": 2}}, {"workload": "t:x"}, {"platform": "x"}]
+)
+def test_work_that_differs_in_anything_is_not_equal(change):
+    one, other = result("a", 1.0, n=1), result("b", 9.0, n=1)
+    assert len(equal_work([one, other])) == 1
+    assert equal_work([one, dataclasses.replace(other, **change)]) == []
+    assert spread_of_equal_work([one]) is None
+
+
+def test_a_result_above_a_measured_peak_has_no_share():
+    peak = Peak(value=1.0, unit="TFLOPS", source="measured here", kind="measured")
+    metric = Metric(name="tflops", value=294.7, unit="TFLOPS", better="higher", peak=peak)
+    below = dataclasses.replace(metric, value=0.9)
+    (told,) = notable(run(result("a", metrics=(metric,), n=1), result("b", metrics=(below,), n=2)))
+    assert (told.kind, told.case, told.cases, told.effect) == ("above-peak", "t.py::a", ("t.py::a",), None)
+    assert told.sentence.startswith("peak exceeded: 1 case above the measured peak (fp32 TFLOPS)")
+    assert "29" not in told.sentence
+
+
+def test_a_bubble_beyond_its_simulation_is_told_once_for_all_pipelines():
+    def pipeline(case: str, bubble: float, simulated: float) -> Result:
+        metrics = [
+            Metric(name=name, value=value, unit="", better="lower")
+            for name, value in (("bubble_ratio", bubble), ("simulated_bubble_ratio", simulated))
+        ]
+        return result(case, metrics=tuple(metrics), name=case)
+
+    (told,) = notable(run(pipeline("a", 0.61, 0.31), pipeline("b", 0.3, 0.2), pipeline("c", 0.21, 0.2)))
+    assert (told.kind, told.case, told.cases) == ("bubble", "t.py::a", ("t.py::a", "t.py::b"))
+    assert told.sentence.endswith("bubble 61%, simulated 31%")
+
+
+def on_devices(case: str, times_s: tuple[float, ...]) -> Result:
+    one = result(case, ranks=len(times_s), name=case)
+    ranks = tuple(
+        dataclasses.replace(one.measurement.ranks[0], rank=rank, device=f"cuda:{rank}", median_s=time_s)
+        for rank, time_s in enumerate(times_s)
+    )
+    assert isinstance(ranks[0], RankFacts)
+    return dataclasses.replace(one, measurement=dataclasses.replace(one.measurement, ranks=ranks, arrival=None))
+
+
+def test_a_device_that_is_slowest_everywhere_is_named():
+    (told,) = notable(run(*(on_devices(f"c{number}", (1.0, 1.01, 1.1, 1.02)) for number in range(6))))
+    assert (told.kind, told.effect, len(told.cases)) == ("slowest", pytest.approx(1.1 / 1.01 - 1), 6)
+    assert told.sentence == "device cuda:2 is the slowest in 6 of 6 cases, typically by 8.9%"
+
+
+@pytest.mark.parametrize(
+    "times_s",
+    [
+        [(1.0, 1.1)] * 5,  # of two ranks one is slowest five times in a row once in sixteen suites
+        [(1.0, 1.001, 1.0, 1.0)] * 8,  # always, by nothing
+        [(1.1, 1.0, 1.0, 1.0), (1.0, 1.1, 1.0, 1.0)] * 4,  # everybody in turn
+    ],
+)
+def test_chance_names_no_device(times_s):
+    assert notable(run(*(on_devices(f"c{number}", times) for number, times in enumerate(times_s)))) == ()
+
+
+def test_findings_of_other_rooms_take_their_place():
+    change = Notable(kind="change-point", case="t.py::x", sentence="slower since abc", sure="likely", effect=0.05)
+    gate = GateRecord(gate=True, verdicts=(regressed("t.py::a", 0.1), Verdict(case="t.py::d", name="improved")))
+    assert [one.kind for one in notable(run(gate=gate), more=[change])] == ["regressed", "change-point", "improved"]
+    assert KINDS[0] == "impossible"
+
+
+def test_an_effect_without_bound_is_no_figure():
+    finding = Finding(quantity="loss", name="regressed", tolerance=0.0, effect=math.inf, exact=True)
+    verdict = Verdict(case="t.py::a", name="regressed", findings=(finding,))
+    (told,) = notable(run(gate=GateRecord(gate=True, verdicts=(verdict,))))
+    assert told.sentence == "more than nothing worse in loss"
