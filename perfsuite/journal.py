@@ -24,6 +24,7 @@ as not finished.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -31,10 +32,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfsuite.baselines.renames import result_of_today
+from perfsuite.baselines.renames import names_of_today, result_of_today
 from perfsuite.decoding import from_json, to_json
 from perfsuite.errors import JournalError
-from perfsuite.metrics import rederive
+from perfsuite.journal_result import late_result, share_of, split_result
 from perfsuite.records import SCHEMA, Peaks, Result
 from perfsuite.run_record import GateRecord, Revision, RunEnd, RunRecord
 
@@ -96,7 +97,7 @@ class Journal:
             revision=header.revision,
             arguments=header.arguments,
             results=self.results,
-            failures=self.failures,
+            failures={**self.failures, **(self.end.failed if self.end else {})},
             interrupted=self.interrupted,
             skips=self.skips,
             gate=self.gate,
@@ -200,8 +201,9 @@ _WHOLE: Mapping[str, Any] = {"peaks": Peaks, "gate": GateRecord, "end": RunEnd}
 def read_journal(path: Path) -> Journal:
     """The journal at ``path``.
 
-    Raises JournalError naming the line and the reason for anything but a last line without its end: a foreign or
-    hand-broken file, a newer schema.
+    Metrics and measurements are decoded when they are asked for.  Raises JournalError naming the line and the reason
+    for anything but a last line without its end: a foreign or hand-broken file, a newer schema; for damage inside a
+    measurement when it is asked for.
     """
     try:
         data = path.read_bytes()
@@ -218,10 +220,11 @@ def read_journal(path: Path) -> Journal:
     whole: dict[str, Any] = {}
     header = _read_header(path, lines[0])
     for number, line in enumerate(lines[1:], start=2):
-        kind, body = _read_line(path, number, line)
+        light, measurement_json = split_result(line)
+        kind, body = _read_line(path, number, light)
         if kind == "result":
-            result = result_of_today(_decode(path, number, Result, body))
-            results[result.case] = dataclasses.replace(result, environment=environment)
+            result = _read_result(path, number, body, measurement_json, environment)
+            results[result.case] = result
             failures.pop(result.case, None)
             interrupted.pop(result.case, None)
         elif kind in _WHOLE:
@@ -239,7 +242,7 @@ def read_journal(path: Path) -> Journal:
     skips = {case: reason for case, reason in skips.items() if case not in results}
     peaks: Peaks | None = whole.get("peaks")
     if peaks is not None:
-        results = {case: rederive(result, peaks) for case, result in results.items()}
+        results = {case: share_of(result, peaks) for case, result in results.items()}
     return Journal(
         path=path,
         header=header,
@@ -264,6 +267,17 @@ def _read_header(path: Path, line: bytes) -> Header:
         )
     header: Header = _decode(path, 1, Header, body)
     return header
+
+
+def _read_result(path: Path, number: int, body: Any, measurement_json: bytes, environment: Mapping[str, Any]) -> Result:
+    try:
+        if not measurement_json or not isinstance(body, dict):
+            return result_of_today(dataclasses.replace(from_json(Result, body), environment=environment))
+        names = names_of_today(body.get("workload", ""), body.get("parameters", {}))
+        today = {**body, "workload": names[0], "parameters": names[1]}
+        return late_result(today, measurement_json, environment, functools.partial(_damage, path, number))
+    except ValueError as error:
+        raise _damage(path, number, str(error)) from None
 
 
 def _read_line(path: Path, number: int, line: bytes) -> tuple[str, Any]:

@@ -64,6 +64,8 @@ class RunEnd:
     """pytest's, as far as it was known when the journal was closed."""
     warnings: tuple[str, ...] = ()
     """What makes the numbers less than they look."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Message of each case that failed by anything but its verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)

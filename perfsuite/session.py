@@ -33,6 +33,7 @@ from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive, rederive
 from perfsuite.platforms import Machine
 from perfsuite.records import Measurement, Peaks, Record, Result, Work
+from perfsuite.run_record import GateRecord, RunEnd
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.reference import describe
@@ -124,6 +125,8 @@ class PerfSession:
         self.results: dict[str, Result] = {}
         """The first result of each case, by node id."""
         self.cases: dict[str, Case] = {}
+        self.interrupted: dict[str, str] = {}
+        """Signal that ended the run while this case was running."""
         self.reused: set[str] = set()
         """Cases reported from the journal that this run resumes."""
         self._resumed: Journal | None = None
@@ -178,6 +181,7 @@ class PerfSession:
                 raise
             except (CaseStopped, KeyboardInterrupt) as stopped:
                 signal = stopped.signal if isinstance(stopped, CaseStopped) else "SIGINT"
+                self.interrupted[case.id] = signal
                 self._write(lambda journal: journal.interrupted(case.id, signal))
                 raise
         self._keep(result)
@@ -219,6 +223,12 @@ class PerfSession:
     def log_tails(self) -> dict[int, str]:
         """Rank -> last lines of its log, of the last failed case."""
         return self._driver.log_tails() if self._driver else {}
+
+    def end(self, gate: GateRecord | None, last: RunEnd) -> None:
+        """Write what the gate said and how the run ended; nothing of this run comes after it."""
+        if gate is not None:
+            self._write(lambda journal: journal.judged(gate))
+        self._write(lambda journal: journal.ended(last))
 
     def close(self) -> None:
         """End every process and close the journal.  Idempotent."""

@@ -69,17 +69,59 @@ def parse_duration(text: str) -> float:
     return float(match[1]) * unit
 
 
-def format_seconds(seconds: float) -> str:
-    """A duration to four significant digits in the unit that reads best.
+def format_seconds(seconds: float, digits: int = 4) -> str:
+    """A duration to ``digits`` significant digits in the unit that reads best.
 
     >>> format_seconds(0.0015), format_seconds(12.3456), format_seconds(4e-7)
     ('1.5 ms', '12.35 s', '0.4 us')
     """
     if abs(seconds) >= 1:
-        return f"{seconds:.4g} s"
+        return f"{seconds:.{digits}g} s"
     if abs(seconds) >= 1e-3:
-        return f"{seconds * 1e3:.4g} ms"
-    return f"{seconds * 1e6:.4g} us"
+        return f"{_plainly(seconds * 1e3, digits)} ms"
+    return f"{_plainly(seconds * 1e6, digits)} us"
+
+
+def _plainly(value: float, digits: int) -> str:
+    """Below 1000 and with no exponent: of two digits 120 is rounded and stays whole."""
+    return f"{float(f'{value:.{digits}g}'):.4g}"
+
+
+def clock_time(seconds: float) -> str:
+    """A duration for people.
+
+    >>> clock_time(42.4), clock_time(200), clock_time(7260)
+    ('42 s', '3 min 20 s', '2 h 1 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+_RATES = {
+    "TFLOPS": ("TFLOPS", "GFLOPS", "MFLOPS"),
+    "TOPS": ("TOPS", "GOPS", "MOPS"),
+    "GB/s": ("GB/s", "MB/s", "kB/s"),
+}
+
+
+def readable_rate(values: Sequence[float], unit: str) -> tuple[str, float]:
+    """The unit in which a column of rates reads best, and how many of it are one of ``unit``.
+
+    The middle value is at least 1 of it.  Sizes in GiB, which are powers of two, likewise; other units stay.
+
+    >>> readable_rate([0.694, 0.174], "TFLOPS"), readable_rate([8.475e-05], "GB/s"), readable_rate([3.0], "us")
+    (('GFLOPS', 1000.0), ('kB/s', 1000000.0), ('us', 1.0))
+    """
+    if unit == "GiB":
+        name, size = readable_unit([value * GIB for value in values])
+        return name, GIB / size
+    there = [abs(value) for value in values if value]
+    names = _RATES.get(unit, (unit,))
+    middle = statistics.median_low(there) if there else 1.0
+    step = next((step for step in range(len(names)) if middle * 1e3**step >= 1), len(names) - 1)
+    return names[step], 1e3**step
 
 
 def readable_unit(sizes_bytes: Sequence[float]) -> tuple[str, int]:

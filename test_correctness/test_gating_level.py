@@ -10,6 +10,7 @@ import pytest
 
 from perfsuite.errors import ConfigurationError
 from perfsuite.plugin import gating
+from perfsuite.plugin.revision import revision_of, stamp
 from test_correctness.helpers.gated_repository import ScriptedArms, baseline_file, commit_all
 
 pytest_plugins = ["pytester"]
@@ -134,11 +135,11 @@ class TestAnchor:
 
 def test_a_commit_with_changes_is_no_anchor(pytester):
     pytester.makepyfile(test_it="x = 1")
-    assert gating.commit_of(pytester.path, pytester.path / "baselines") == ""
+    assert stamp(revision_of(pytester.path, pytester.path / "baselines")) == ""
     commit_all("first")
-    clean = gating.commit_of(pytester.path, pytester.path / "baselines")
+    clean = stamp(revision_of(pytester.path, pytester.path / "baselines"))
     assert len(clean) == 40
     pytester.makepyfile(test_it="x = 2")
-    assert gating.commit_of(pytester.path, pytester.path / "baselines") == f"{clean}-dirty"
-    assert gating.commit_of(pytester.path, pytester.path / "test_it.py") == clean
-    assert gating.commit_of(pytester.path, pytester.path.parent / "elsewhere") == f"{clean}-dirty"
+    assert stamp(revision_of(pytester.path, pytester.path / "baselines")) == f"{clean}-dirty"
+    assert stamp(revision_of(pytester.path, pytester.path / "test_it.py")) == clean
+    assert stamp(revision_of(pytester.path, pytester.path.parent / "elsewhere")) == f"{clean}-dirty"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -9,9 +10,11 @@ import os
 import pytest
 
 from perfsuite.errors import JournalError
+from perfsuite.gate.verdict import Effect, Finding, Verdict
 from perfsuite.journal import Header, JournalWriter, read_journal
 from perfsuite.metrics import derive
 from perfsuite.records import Peaks, Result, Work
+from perfsuite.run_record import GateRecord, Revision, RunEnd
 from perfsuite.runtime.driver import Job
 from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers.scripted_driver import measurement
@@ -186,3 +189,79 @@ def test_lines_are_plain_json_that_other_tools_read(path):
     lines = [json.loads(line) for line in written(path, result("a")).read_text().splitlines()]
     assert [next(iter(line)) for line in lines] == ["header", "environment", "result"]
     assert lines[2]["result"]["measurement"]["samples"] == [{"time_s": 0.5}] * 3
+
+
+def test_the_journal_tells_the_whole_run(path):
+    revision = Revision(commit="c" * 40, branch="main", dirty=True, subject="A \x1b[31msubject")
+    header = dataclasses.replace(HEADER, revision=revision, arguments=("-k", "all_reduce", "\udcff"))
+    effect = Effect(change=0.08, interval=(0.05, 0.11), count=6)
+    finding = Finding(quantity="time", name="regressed", tolerance=0.03, effect=0.08, mde=float("inf"), change=effect)
+    gate = GateRecord(
+        gate=True,
+        fail_on=("regressed",),
+        verdicts=(Verdict(case="a", name="regressed", findings=(finding,)), Verdict(case="b", name="pass")),
+        suite="drifted",
+        suite_line="slower",
+        banner=("noisy",),
+    )
+    end = RunEnd(
+        at="2024-01-01T00:05:00+00:00", took_s=300.5, exit_status=1, warnings=("not quiet",), failed={"b": "x"}
+    )
+    writer = JournalWriter(path, header)
+    writer.result(result("a"))
+    writer.failure("c", "rank 1 died")
+    writer.judged(gate)
+    writer.ended(end)
+    writer.close()
+    journal = read_journal(path)
+    assert (journal.header, journal.gate, journal.end) == (header, gate, end)
+    record = journal.record
+    assert record.failures == {"b": "x", "c": "rank 1 died"}
+    assert (record.revision, record.gate, record.end, list(record.results)) == (revision, gate, end, ["a"])
+
+
+def test_a_run_in_which_nothing_finished_leaves_no_journal_though_it_ended(path):
+    writer = JournalWriter(path, HEADER)
+    writer.skip("a", "no device")
+    writer.ended(RunEnd(at="", took_s=0.0, exit_status=0))
+    writer.close()
+    assert not path.exists()
+
+
+def test_a_journal_written_before_these_were_kept_is_read(path):
+    lines = written(path, result("a")).read_text().splitlines()
+    assert not {"revision", "arguments"} & set(json.loads(lines[0])["header"])
+    record = read_journal(path).record
+    assert (record.gate, record.end, record.revision, record.arguments) == (None, None, Revision(), ())
+
+
+def test_a_measurement_is_decoded_when_it_is_asked_for(path, monkeypatch):
+    whole = result("a", 0.25)
+    read = read_journal(written(path, whole)).results["a"]
+    monkeypatch.setattr("perfsuite.journal_result.json.loads", lambda text: pytest.fail("decoded"))
+    assert (read.median_s, read.world_size, read.parameters) == (0.25, 2, whole.parameters)
+    monkeypatch.undo()
+    assert read == whole
+    assert whole == read
+    assert dataclasses.replace(read, case="b") == dataclasses.replace(whole, case="b")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"measurement": {"samples": [1, [2]], "x": '},"fingerprint":"'}},
+        {"text": ',"measurement":{"samples":[', "fingerprint": "f"},
+    ],
+)
+def test_parameters_may_be_called_like_parts_of_a_result(path, parameters):
+    whole = dataclasses.replace(result("a"), parameters=parameters)
+    assert read_journal(written(path, whole)).results["a"] == whole
+
+
+def test_damage_inside_a_measurement_is_named_by_line_when_it_is_asked_for(path):
+    text = written(path, result("a")).read_text()
+    path.write_text(text.replace('"iterations":7', '"iterations":"seven"'))
+    read = read_journal(path).results["a"]
+    assert read.median_s == 0.5
+    with pytest.raises(JournalError, match=r"line 3: Measurement.iterations is 'seven', not a int"):
+        _ = read.measurement

@@ -17,7 +17,7 @@ LINES = (
     ("strategies", "runtime", "baselines", "published", "projection"),
     ("gate", "audit", "workloads"),
     ("run_record",),
-    ("reports", "journal"),
+    ("reports", "journal", "journal_result"),
     ("deadlines", "measured_peaks", "session", "arms", "comparison", "gatekeeper"),
     ("plugin", "cli"),
 )

@@ -1,7 +1,17 @@
 """What the numbers mean: one file per family of formulas, assembled into one immutable registry."""
 
 from perfsuite.metrics.collective import AlphaBeta, fit_alpha_beta
-from perfsuite.metrics.registry import REGISTRY, derive, find, rederive
+from perfsuite.metrics.registry import REGISTRY, derive, find, rederive, rederived
 from perfsuite.metrics.spec import MetricSpec, MetricValue
 
-__all__ = ["REGISTRY", "AlphaBeta", "MetricSpec", "MetricValue", "derive", "find", "fit_alpha_beta", "rederive"]
+__all__ = [
+    "REGISTRY",
+    "AlphaBeta",
+    "MetricSpec",
+    "MetricValue",
+    "derive",
+    "find",
+    "fit_alpha_beta",
+    "rederive",
+    "rederived",
+]

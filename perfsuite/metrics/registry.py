@@ -46,13 +46,18 @@ def rederive(result: Result, peaks: Peaks) -> Result:
     """The result with what it says of a measured peak said of ``peaks``, which were found later."""
     if result.measurement is None:
         return result
-    metrics = tuple(
-        _derive_one(REGISTRY[metric.name], result.work, result.measurement, peaks)
+    metrics = rederived(result.metrics, work=result.work, measurement=result.measurement, peaks=peaks)
+    return dataclasses.replace(result, metrics=metrics)
+
+
+def rederived(metrics: Iterable[Metric], *, work: Work, measurement: Measurement, peaks: Peaks) -> tuple[Metric, ...]:
+    """The metrics with those that are of a measured peak derived again."""
+    return tuple(
+        _derive_one(REGISTRY[metric.name], work, measurement, peaks)
         if metric.peak is not None and metric.peak.kind == "measured" and metric.name in REGISTRY
         else metric
-        for metric in result.metrics
+        for metric in metrics
     )
-    return dataclasses.replace(result, metrics=metrics)
 
 
 def _derive_one(spec: MetricSpec, work: Work, measurement: Measurement, peaks: Peaks) -> Metric:

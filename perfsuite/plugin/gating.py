@@ -34,13 +34,14 @@ from perfsuite.plugin.fixtures import CaseState, state_key
 from perfsuite.plugin.gate_options import GateOptions, gate_options_key, tolerances_of
 from perfsuite.plugin.hooks import Judgement
 from perfsuite.plugin.options import runs_tests
-from perfsuite.plugin.revision import commit_of
+from perfsuite.plugin.revision import revision_of, stamp
 from perfsuite.plugin.state import suite_of
 from perfsuite.plugin.suite import Suite
 from perfsuite.plugin.verdict_reports import remade, suite_reports, with_verdict
 from perfsuite.records import Result
 from perfsuite.reports.summary import markdown_summary
 from perfsuite.reports.verdicts import SUITE_FAILS, aa_lines, gate_lines, suite_lines
+from perfsuite.run_record import GateRecord
 
 
 class Gating:
@@ -67,7 +68,7 @@ class Gating:
             folder=options.folder_for(simulated=suite.machine.simulated),
             backend=suite.machine.family.backend,
             base=self._base() if options.base else None,
-            commit=commit_of(config.rootpath, options.folder),
+            commit=stamp(suite.revision),
             boot=boot_of(Host()),
             links=options.links,
             disturbance=functools.partial(telemetry_word, suite.machine.family.telemetry(), suite.machine.family.name),
@@ -89,7 +90,7 @@ class Gating:
             new=Arm(name="new code", root=root),
             arguments=shared_arguments(self.config),
             case_deadline_s=self.suite.session.deadline_s,
-            commit="" if python else commit_of(base.root, self.options.folder),
+            commit="" if python else stamp(revision_of(base.root, self.options.folder)),
             anchor=lambda commit: self._trees.enter_context(arm_of(root, commit, f"stored commit ({commit[:10]})")),
         )
 
@@ -227,6 +228,18 @@ class Gating:
         self.update_lines += [f"{node}: not stored, {why}" for node, why in done.refused.items()]
         self.refused = bool(done.alarming)
 
+    def record(self) -> GateRecord:
+        """What the gate said, for the journal and for reports."""
+        suite, fail_on = self.keeper.suite, self.options.fail_on
+        return GateRecord(
+            gate=self.options.gate,
+            fail_on=tuple(sorted(fail_on)),
+            verdicts=tuple(self.keeper.verdicts.values()),
+            suite=suite.name if suite else None,
+            suite_line="".join(suite_lines(suite, fail_on if self.options.gate else ())),
+            banner=tuple(self.keeper.banner),
+        )
+
     def finish(self, session: pytest.Session) -> None:
         """What went wrong with the baselines makes the run fail even when every case passed."""
         if (self.problem or self.refused) and session.exitstatus == pytest.ExitCode.OK:
@@ -235,9 +248,8 @@ class Gating:
         if nothing and self.keeper.taken and session.exitstatus == pytest.ExitCode.OK:
             self.problem = self._nothing_gated()
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        self._write_summary()
 
-    def _write_summary(self) -> None:
+    def write_summary(self) -> None:
         """To the file asked for and to the page of the CI service; a file that cannot be written costs no result."""
         assert self.suite.session is not None
         targets = [(self.options.summary, "w"), (os.environ.get("GITHUB_STEP_SUMMARY"), "a")]

@@ -21,6 +21,7 @@ from perfsuite.plugin import (
     options,
     outcome,
     progress,
+    recorded,
     tables,
     trace,
 )
@@ -106,11 +107,15 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
     """End every process before the reports are written: whatever happens in those, nothing is left running."""
-    outcome.close_unless_hurried(session.config)
     gate = _gate(session.config)
     try:
         if gate is not None:
             gate.finish(session)
+        if suite_key in session.config.stash:
+            recorded.end(session, gate)
+        outcome.close_unless_hurried(session.config)
+        if gate is not None:
+            gate.write_summary()
         return (yield)
     finally:
         outcome.close(session.config)

@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 from perfsuite.baselines.runs import DIRTY
+from perfsuite.run_record import Revision
 
 _DEADLINE_S = 10.0
+_BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "CHANGE_BRANCH", "BRANCH_NAME")
+"""Where CI services, which check out a detached head, name the branch: GitHub, GitLab, Jenkins."""
 
 
-def commit_of(root: Path, written: Path) -> str:
-    """The revision of the root directory, with ``-dirty`` where tracked files differ from it; empty outside of git.
+def revision_of(root: Path, written: Path) -> Revision:
+    """The revision of the root directory; dirty where tracked files differ from it.
 
     Files in the folder ``written`` do not count: a baseline that was just stored changes no code.  Where git does not
     say in time whether anything differs, something may.
     """
-    told = _git(root, "rev-parse", "--show-toplevel", "HEAD")
+    told = _git(root, "rev-parse", "--show-toplevel", "HEAD", "--abbrev-ref", "HEAD")
     if told is None:
-        return ""
-    top, commit = told.splitlines()
+        return Revision()
+    top, commit, branch = told.splitlines()
     changed = _git(root, "status", "--porcelain", "--untracked-files=no", "-z")
     own = written.resolve()
     clean = changed is not None and all(
         (Path(top) / entry[3:]).resolve().is_relative_to(own) for entry in changed.split("\0") if entry
     )
-    return commit if clean else commit + DIRTY
+    named = next((os.environ[name] for name in _BRANCHES if os.environ.get(name)), "")
+    return Revision(
+        commit=commit,
+        branch=named if branch == "HEAD" else branch,
+        dirty=not clean,
+        subject=(_git(root, "log", "-1", "--format=%s") or "").strip(),
+    )
+
+
+def stamp(revision: Revision) -> str:
+    """The commit as runs of a baseline name it."""
+    return revision.commit + (DIRTY if revision.commit and revision.dirty else "")
 
 
 def _git(root: Path, *arguments: str) -> str | None:
     """What a git command prints; None where it fails."""
+    command = ["git", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False, timeout=_DEADLINE_S
-        )
+        done = subprocess.run(command, capture_output=True, check=False, timeout=_DEADLINE_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return done.stdout.decode(errors="surrogateescape") if done.returncode == 0 else None

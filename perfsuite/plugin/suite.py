@@ -33,8 +33,11 @@ from perfsuite.platforms import (
 from perfsuite.platforms.quiet import HostLoad, read_host_load
 from perfsuite.platforms.torch_version import installed_torch, require_torch
 from perfsuite.plugin import launch
+from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
+from perfsuite.plugin.revision import revision_of
 from perfsuite.plugin.world_sizes import LaunchSizes
+from perfsuite.run_record import Revision
 from perfsuite.runtime.scratch import make_directory
 from perfsuite.session import PerfSession, new_session_id
 from perfsuite.units import plural
@@ -65,6 +68,10 @@ class Suite:
         """Whether any perf test was collected; until then nothing is done and no problem told."""
         self.left_out = 0
         """Extended cases that were deselected."""
+        self.opened = False
+        """Whether this run measures, and has a journal."""
+        self.started_at = ""
+        """UTC, ISO 8601."""
         self.verdicts: dict[str, str] = {}
         """Verdict of each judged case in one word, by node id."""
         self.naming = False
@@ -104,6 +111,21 @@ class Suite:
 
         logs, self._remove_logs = make_directory("run")
         return LocalTransport(start_method=self.machine.family.start_method, preload=launch.PRELOAD, log_directory=logs)
+
+    @functools.cached_property
+    def revision(self) -> Revision:
+        """What code is measured."""
+        return revision_of(self.config.rootpath, self.config.stash[gate_options_key].folder)
+
+    @functools.cached_property
+    def versions(self) -> Mapping[str, str]:
+        """Versions of what takes part in the run."""
+        return versions()
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What the command line gave pytest."""
+        return tuple(map(str, self.config.invocation_params.args))
 
     @functools.cached_property
     def _families(self) -> Mapping[str, Family]:
@@ -207,12 +229,16 @@ class Suite:
             return
         if self.settings.resume:
             session.resume(read_journal(self.settings.resume))
+        self.opened = True
+        self.started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         header = Header(
             session=session.id,
             fingerprint=session.fingerprint,
             platform=self.machine.name,
-            started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            versions=versions(),
+            started_at=self.started_at,
+            versions=self.versions,
+            revision=self.revision,
+            arguments=self.arguments,
         )
         session.journal = JournalWriter(self.settings.journal or self._default_journal(session), header)
 
@@ -270,7 +296,7 @@ class Suite:
         hardware = self.session.fingerprint if self.session else "unknown"
         line = (
             f"perfsuite: {perfsuite.__version__}, platform {machine}, transport {transport}, "
-            f"torch {versions()['torch']}, hardware {hardware}"
+            f"torch {self.versions['torch']}, hardware {hardware}"
         )
         left_out = f"perfsuite: {self.left_out} extended cases left out; -m extended runs them"
         lines = [line, left_out] if self.left_out else [line]

@@ -27,14 +27,9 @@ def gate_lines(
     """
     if not verdicts:
         return
-    gated = sum(verdict.gated for verdict in verdicts.values())
-    if not gated and not gate and not any(verdict.fails for verdict in verdicts.values()):
-        way_on = "" if stores else "; --perf-update=append stores one"
-        yield f"compared 0 of {len(verdicts)} cases with a baseline{way_on}"
+    yield verdict_counts(verdicts, gate, stores=stores)
+    if _nothing_compared(verdicts, gate):
         return
-    counts = Counter(verdict.name for verdict in verdicts.values())
-    told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    yield f"{'gated' if gate else 'compared'} {gated} of {len(verdicts)} cases: {told}"
     yield from _undecided_lines(verdicts.values(), gate)
     yield from banner
     yield from (f"{verdict.case}: {describe(verdict)}" for verdict in verdicts.values() if verdict.name not in _QUIET)
@@ -43,6 +38,21 @@ def gate_lines(
         yield f"{verdict.case}: {describe(verdict)}"
     if len(flagged) > _MOST_QUIET:
         yield f"and {len(flagged) - _MOST_QUIET} more cases with remarks (JUnit's verdict_detail has them)"
+
+
+def verdict_counts(verdicts: Mapping[str, Verdict], gate: bool, *, stores: bool = False) -> str:
+    """``gated 18 of 20 cases: 17 pass, 1 regressed``, or that there is nothing to compare with, and what to do."""
+    if _nothing_compared(verdicts, gate):
+        way_on = "" if stores else "; --perf-update=append stores one"
+        return f"compared 0 of {len(verdicts)} cases with a baseline{way_on}"
+    gated = sum(verdict.gated for verdict in verdicts.values())
+    counts = Counter(verdict.name for verdict in verdicts.values())
+    told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    return f"{'gated' if gate else 'compared'} {gated} of {len(verdicts)} cases: {told}"
+
+
+def _nothing_compared(verdicts: Mapping[str, Verdict], gate: bool) -> bool:
+    return not gate and not any(verdict.gated or verdict.fails for verdict in verdicts.values())
 
 
 def suite_lines(suite: SuiteVerdict | None, fail_on: Collection[str]) -> Iterator[str]:

@@ -1,0 +1,116 @@
+"""Results of a journal, decoded as far as they are asked for: samples and timelines are nine tenths of a journal."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from perfsuite.decoding import from_json
+from perfsuite.errors import JournalError
+from perfsuite.metrics import rederived
+from perfsuite.records import Measurement, Metric, Peaks, Result
+
+_START = b',"measurement":{"samples":['
+_END = b'},"fingerprint":"'
+_TIME = re.compile(rb'\{"time_s":([-+.\de]+)[,}]')
+
+
+class JournaledResult(Result):
+    """A result whose metrics and measurement are decoded when they are first asked for.
+
+    Where they are damaged, that raises JournalError naming the line.
+    """
+
+    _plain_metrics: Any
+    _measurement_json: bytes
+    _peaks: Peaks | None
+    _damage: Callable[[str], JournalError]
+
+    @functools.cached_property
+    def metrics(self) -> tuple[Metric, ...]:  # a field there, made late here
+        """As shares of the peaks that the journal ends with."""
+        try:
+            metrics = tuple(from_json(Metric, plain) for plain in self._plain_metrics)
+        except (ValueError, TypeError) as error:
+            raise self._damage(str(error)) from None
+        peaks = self._peaks
+        known = (*peaks.tflops.values(), peaks.memory_bandwidth) if peaks is not None else ()
+        moved = [
+            metric for metric in metrics if metric.peak and metric.peak.kind == "measured" and metric.peak not in known
+        ]
+        if peaks is None or not moved or self.measurement is None:
+            return metrics
+        return rederived(metrics, work=self.work, measurement=self.measurement, peaks=peaks)
+
+    @functools.cached_property
+    def measurement(self) -> Measurement | None:
+        """None when the case ran out of memory."""
+        try:
+            return from_json(Measurement, json.loads(self._measurement_json))
+        except ValueError as error:
+            raise self._damage(str(error)) from None
+
+    @property
+    def median_s(self) -> float:
+        """Median seconds per iteration; of a measurement that nobody asked for, read off its samples alone."""
+        if "measurement" in vars(self):
+            return super().median_s
+        samples = self._measurement_json[: self._measurement_json.index(b"]")]
+        times = [float(time) for time in _TIME.findall(samples)]
+        return statistics.median(times) if len(times) == samples.count(b"{") - 1 > 0 else super().median_s
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Result):
+            return NotImplemented
+        return all(getattr(self, field.name) == getattr(other, field.name) for field in dataclasses.fields(Result))
+
+    __hash__ = None  # type: ignore[assignment]  # it holds mappings
+
+
+def split_result(line: bytes) -> tuple[bytes, bytes]:
+    """A result's line without its measurement, and the measurement; the whole line and nothing where it has none.
+
+    Keys of a case's parameters may be called anything: they stand before the measurement, nothing so called after it.
+    """
+    start, end = line.rfind(_START), line.rfind(_END)
+    if start < 0 or end < start:
+        return line, b""
+    return line[:start] + line[end + 1 :], line[start + len(b',"measurement":') : end + 1]
+
+
+def late_result(
+    plain: Mapping[str, Any],
+    measurement_json: bytes,
+    environment: Mapping[str, Any],
+    damage: Callable[[str], Exception],
+) -> JournaledResult:
+    """The result that ``plain`` stands for but for its measurement; ValueError where it is damaged."""
+    early = {name: value for name, value in plain.items() if name != "metrics"}
+    result = from_json(JournaledResult, early)
+    fields = vars(result)  # what is absent there is made by the properties above
+    del fields["metrics"], fields["measurement"]
+    fields.update(
+        environment=environment,
+        _plain_metrics=plain.get("metrics", ()),
+        _measurement_json=measurement_json,
+        _peaks=None,
+        _damage=damage,
+    )
+    return result
+
+
+def share_of(result: Result, peaks: Peaks) -> Result:
+    """The result with what it says of a measured peak said of ``peaks``; of a late one, when it is asked."""
+    if isinstance(result, JournaledResult) and "metrics" not in vars(result):
+        vars(result)["_peaks"] = peaks
+        return result
+    measurement = result.measurement
+    if measurement is None:
+        return result
+    metrics = rederived(result.metrics, work=result.work, measurement=measurement, peaks=peaks)
+    return dataclasses.replace(result, metrics=metrics)

@@ -1,0 +1,197 @@
+"""A run on one screen: what was measured, what the gate says, whether to trust it, a line per family, what is notable.
+
+At most MOST_LINES lines at any number of cases, none wider than the terminal but an id or a path alone on its line.
+Meaning is in the words; a mark is only what a terminal may colour.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from perfsuite.reports.families import family_lines
+from perfsuite.reports.notable import Notable, spread_of_equal_work
+from perfsuite.reports.plain import folded, printable
+from perfsuite.reports.verdicts import verdict_counts
+from perfsuite.run_record import RunRecord
+from perfsuite.units import clock_time, plural
+
+MOST_LINES = 40
+NOT_QUIET = "the machine is not quiet: "
+_LABEL = 12
+"""Columns of a line's label."""
+_FAMILY_LINES = 2
+_WARNINGS = 2
+_REASONS = 3
+_REASON = 60
+"""Characters of a reason for skipping."""
+Mark = Literal["", "bad", "doubt", "good"]
+_MARKS: dict[str, tuple[str, Mark]] = {
+    **dict.fromkeys(("impossible", "failed", "regressed", "drifted", "environment", "undecided"), ("!", "bad")),
+    "out-of-memory": ("!", "doubt"),
+    "improved": ("+", "good"),
+}
+"""By kind of finding; others are ``~`` and doubtful."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScreenLine:
+    """One line of text."""
+
+    text: str
+    mark: Mark = ""
+
+
+def title(run: RunRecord) -> str:
+    """``perfsuite: cpu (1 x AMD EPYC), torch 2.13.0``."""
+    torch = run.versions.get("torch")
+    return printable(f"perfsuite: {run.platform}" + (f", torch {torch}" if torch else ""), 160)
+
+
+def screen(
+    run: RunRecord,
+    findings: Sequence[Notable],
+    *,
+    width: int,
+    quiet: bool = False,
+    stores: bool = False,
+    links: Sequence[tuple[str, str]] = (),
+) -> list[ScreenLine]:
+    """The lines below the title.
+
+    ``quiet``: counts and what is notable only; ``stores``: this run updates the baseline itself; ``links``: where more
+    is, as label and command or path.
+    """
+    head = _labelled("", outcome_counts(run), width)
+    if not quiet:
+        head += [*_gate(run, width, stores), *_trust(run, width), *_families(run, width)]
+    tail = [line for label, place in links for line in _labelled(label, place, width)]
+    tail = [*_skips(run, width), *([] if quiet else tail)]
+    return [*head, *notable_lines(findings, width=width, most=MOST_LINES - 1 - len(head) - len(tail)), *tail]
+
+
+def outcome_counts(run: RunRecord) -> str:
+    """``216 measured, 28 skipped, 1 failed; 5 min 50 s``."""
+    outcomes = Counter(result.outcome for result in run.results.values())
+    counts = {
+        "measured": outcomes["measured"],
+        "built, checked and run once, not measured": outcomes["smoke"],
+        "out of memory": outcomes["out_of_memory"],
+        "failed": len(run.failures),
+        "interrupted": len(run.interrupted),
+        "skipped": len(run.skips),
+    }
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "no cases"
+    return f"{told}; {clock_time(run.end.took_s)}" if run.end is not None and run.end.took_s else told
+
+
+def _gate(run: RunRecord, width: int, stores: bool) -> Iterator[ScreenLine]:
+    if run.gate is None:
+        return
+    told = verdict_counts(run.gate.by_case, run.gate.gate, stores=stores)
+    failing = any(run.gate.fails(verdict.name) for verdict in run.gate.verdicts)
+    yield from _labelled("gate", told, width, "bad" if failing else "")
+    for line in run.gate.banner:
+        yield from _labelled("", line, width, "doubt")
+
+
+def _trust(run: RunRecord, width: int) -> Iterator[ScreenLine]:
+    measured = [result for result in run.results.values() if result.outcome == "measured"]
+    if not measured:
+        return
+    warnings = run.end.warnings if run.end is not None else ()
+    loud = [line.removeprefix(NOT_QUIET) for line in warnings if line.startswith(NOT_QUIET)]
+    told = "not known whether the machine was quiet" if run.end is None else "no sign of others on the machine"
+    parts = [f"NOT QUIET: {loud[0].partition(', e.g. ')[0]}" if loud else told]
+    if any(result.simulated for result in measured):
+        parts.insert(0, "SIMULATED devices: no time here is a measurement")
+    spread = spread_of_equal_work(measured)
+    if spread is not None:
+        parts.append(f"equal work differs by up to {100 * spread:.3g} %")
+    yield from _labelled("trust", "; ".join(parts), width, "doubt" if loud else "")
+    others = [line for line in warnings if not line.startswith(NOT_QUIET)]
+    for line in others[:_WARNINGS]:
+        yield from _labelled("", printable(line, 2 * width), width, "doubt")
+    if len(others) > _WARNINGS:
+        yield from _labelled("", f"and {plural(len(others) - _WARNINGS, 'more warning')}: --perf-show=tables", width)
+
+
+def _families(run: RunRecord, width: int) -> Iterator[ScreenLine]:
+    for line in family_lines(run.results.values()):
+        yield from (ScreenLine(text=text) for text in _packed(line.family, line.parts, width))
+
+
+def _packed(label: str, parts: Sequence[str], width: int) -> list[str]:
+    """As many parts as fit on _FAMILY_LINES lines, and how many do not."""
+    lines: list[str] = [label.ljust(_LABEL)]
+    left = len(parts)
+    for part in parts:
+        more = f"   + {left - 1} more" if left > 1 else ""
+        last = len(lines) == _FAMILY_LINES
+        room = width - len(lines[-1]) - (len(more) if last else 0)
+        gap = "   " if len(lines[-1]) > _LABEL else ""
+        if len(gap) + len(part) > room and len(lines[-1]) > _LABEL:
+            if last:
+                break
+            lines.append(" " * _LABEL)
+            gap, room = "", width - _LABEL - len(more)
+        if len(part) > room and left < len(parts) and len(lines) > 1:
+            lines = lines[:-1] if lines[-1].isspace() else lines
+            break
+        lines[-1] += gap + part
+        left -= 1
+    if left:
+        more = f"   + {left} more"
+        lines += [] if len(lines[-1]) + len(more) <= width else [" " * _LABEL]
+        lines[-1] += more if lines[-1].strip() else more.strip()
+    return [short for line in lines for short in folded(line, width, " " * _LABEL)]
+
+
+def notable_lines(findings: Sequence[Notable], *, width: int, most: int) -> list[ScreenLine]:
+    """What to look at, the gravest first, in at most ``most`` lines; the others are counted."""
+    if not findings:
+        return []
+    lines = [ScreenLine(text="notable")]
+    for told, one in enumerate(findings):
+        left = len(findings) - told
+        own = _finding(one, width)
+        room = most - len(lines) - (1 if left > 1 else 0)
+        if len(own) > room and told:
+            kinds = Counter(rest.kind for rest in findings[told:])
+            counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+            lines.append(ScreenLine(text=f" . and {left} more: {counts}"))
+            break
+        lines += own
+    return lines
+
+
+def _finding(one: Notable, width: int) -> list[ScreenLine]:
+    sign, mark = _MARKS.get(one.kind, ("~", "doubt"))
+    case, sentence = printable(one.case), printable(one.sentence)
+    together = f" {sign} {sentence}   {case}".rstrip()
+    if len(together) <= width:
+        return [ScreenLine(text=together, mark=mark)]
+    texts = [*folded(f" {sign} {sentence}", width, "   "), *([f"   {case}"] if case else [])]
+    return [ScreenLine(text=text, mark=mark) for text in texts]
+
+
+def skip_reasons(skips: Iterable[str]) -> list[tuple[str, int]]:
+    """Reasons with their counts, the commonest first; numbers of ranks in a reason do not make it another."""
+    return Counter(printable(reason, _REASON) for reason in skips).most_common()
+
+
+def _skips(run: RunRecord, width: int) -> list[ScreenLine]:
+    reasons = skip_reasons(run.skips.values())
+    if not reasons:
+        return []
+    told = ", ".join(f"{reason} {count}" for reason, count in reasons[:_REASONS])
+    more = f", {plural(len(reasons) - _REASONS, 'other reason')}" if len(reasons) > _REASONS else ""
+    return [ScreenLine(text=text) for text in folded(f" . skipped {len(run.skips)}: {told}{more}", width, "   ")]
+
+
+def _labelled(label: str, text: str, width: int, mark: Mark = "") -> list[ScreenLine]:
+    plain = printable(text, 4 * width)
+    start = label.ljust(_LABEL) if label else ""
+    return [ScreenLine(text=line, mark=mark) for line in folded(start + plain, width, " " * _LABEL)]
