@@ -43,9 +43,10 @@ TRAINING = (
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
     "torch._dynamo",
+    "torch._inductor.compile_fx",
 )
 OF_RANKS = (*PRELOAD, *FunctionWorkload.preload, *TRAINING)
-"""What the ranks of tests import: once in the template, those of training alone take 2.6 s of a core."""
+"""What the ranks of tests import: once in the template, those of training alone take 5 s of a core."""
 
 
 @pytest.hookimpl(tryfirst=True)

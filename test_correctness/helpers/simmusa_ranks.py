@@ -25,7 +25,7 @@ from simmusa.costs import VARIABLE, Costs
 ROOT = Path(__file__).parents[2]
 FAMILY = "simmusa=simmusa.family:SimMusa"
 KERNELS = ("torch", "perfsuite.runtime.ranks.worker")
-TRAINING = (*KERNELS, "torch._dynamo", "torch.distributed.fsdp", "deepspeed")
+TRAINING = (*KERNELS, "torch._dynamo", "torch.distributed.fsdp", "deepspeed", "torch._inductor.compile_fx")
 """What the parent of the ranks imports."""
 QUICK = Budget(min_rounds=3, max_rounds=3, max_time_s=0.05, warmup_time_s=0.05, timeout_s=300.0)
 ONCE = Budget(smoke=True, timeout_s=300.0)

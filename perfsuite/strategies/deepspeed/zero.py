@@ -36,7 +36,8 @@ class Zero(Strategy):
 
     process: ClassVar[Process] = Process()
     """DeepSpeed keeps groups and settings in its modules: whoever ran it can run nothing else."""
-    preload: ClassVar[tuple[str, ...]] = ("deepspeed",)
+    preload: ClassVar[tuple[str, ...]] = ("deepspeed", "torch._inductor.compile_fx")
+    """Its engine imports functions that torch.compile decorates, which imports torch's compiler: seconds of every rank."""
     ignorable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
