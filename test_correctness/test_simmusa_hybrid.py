@@ -9,6 +9,7 @@ from perfsuite.session import Case
 from perfsuite.workloads.training.train_step import TrainStep
 from simmusa.costs import Costs
 from test_correctness.helpers.simmusa_ranks import ONCE, TRAINING, opened, require_built
+from test_correctness.helpers.twin_sizes import as_its_twin
 
 FAST = {
     "cp4": {"model": "llama2-tiny", "attention": "flash"},
@@ -39,8 +40,9 @@ def session(tmp_path_factory):
 
 def runs(session, mesh, case):
     """Whether the case trains like one process and its step ends with a finite loss that ranks agree about."""
-    overrides = {"layers": 4, **case.get("overrides", {})} if "pp" in mesh else case.get("overrides", {})
-    workload = TrainStep(strategy="hybrid", mesh=mesh, **{**case, "overrides": overrides})
+    overrides = case.get("overrides", {})
+    sizes = {"overrides": {"layers": 4, **overrides}} if "pp" in mesh else as_its_twin(case["model"], mesh, **overrides)
+    workload = TrainStep(strategy="hybrid", mesh=mesh, **{**case, **sizes})
     size = MeshShape.parse(mesh).world_size
     name = f"test_it[s4000-{mesh}-{'-'.join(map(str, case))}]"
     return session.run(Case(id=name, workload=workload, world_size=size, budget=ONCE, platform="s4000"))

@@ -12,6 +12,7 @@ from perfsuite.session import Case
 from perfsuite.workloads.training.train_step import TrainStep
 from simmusa.costs import Costs
 from test_correctness.helpers.simmusa_ranks import QUICK, TRAINING, opened, require_built
+from test_correctness.helpers.twin_sizes import as_its_twin
 
 MESSAGES = Costs(alpha_ns=1_000_000, link_bytes_per_s=1e9)
 """Only messages take time: a byte a nanosecond."""
@@ -29,7 +30,7 @@ def measured(tmp_path_factory):
         sessions = {}
 
         def measure(mesh, costs, **case):
-            given = {"model": "llama2-tiny", "strategy": "hybrid", "builds": ("traffic",), "overrides": {"kv_heads": 4}}
+            given = {"strategy": "hybrid", "builds": ("traffic",), **as_its_twin("llama2-tiny", mesh, kv_heads=4)}
             workload, ranks = TrainStep(mesh=mesh, **{**given, **case}), MeshShape.parse(mesh).world_size
             prices = str(costs.as_dict())
             if prices not in sessions:
@@ -84,9 +85,10 @@ def test_a_step_of_messages_takes_its_closed_form(measured, mesh, options):
 def test_products_are_the_time_of_the_part_that_computes_them(measured):
     result = measured("tp2", PRODUCTS, builds=("traffic", "exposed"))
     model = TrainStep(model="llama2-tiny", overrides=result.parameters["overrides"]).find_model()
-    tokens, layers = model.tokens_per_sample, model.layers
-    attention = 2 * tokens * model.width * (2 * model.width + 2 * model.key_width) + 4 * tokens**2 * model.width
-    mlp = 2 * tokens * 3 * model.width * model.hidden
+    tokens, layers, samples = model.tokens_per_sample, model.layers, result.parameters["micro_batch_size"]
+    projections = 2 * tokens * model.width * (2 * model.width + 2 * model.key_width)
+    attention = samples * (projections + 4 * tokens**2 * model.width)
+    mlp = samples * 2 * tokens * 3 * model.width * model.hidden
     components = {each.name: each for each in result.measurement.components}
     # Each rank has half of both; a backward has twice the products of a forward.
     assert pytest.approx(3 * layers * mlp / 2 * 1e-9, rel=EXACT) == components["mlp"].compute_s

@@ -23,6 +23,7 @@ from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import steps, training_faults
+from test_correctness.helpers.twin_sizes import as_its_twin
 
 ROOT = Path(__file__).parent.parent
 QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=90.0)
@@ -60,8 +61,8 @@ def records(measurement):
     [
         (1, {"model": "gpt2-tiny", "accumulation": 2}),
         (2, {"model": "gpt2-tiny", "strategy": "ddp", "accumulation": 2}),
-        (2, {"model": "latte-tiny", "strategy": "zero_redundancy"}),
-        (2, {"model": "llama2-tiny", "strategy": "fsdp", "checkpointing": "full"}),
+        (2, {"strategy": "zero_redundancy", **as_its_twin("latte-tiny")}),
+        (2, {"strategy": "fsdp", "checkpointing": "full", **as_its_twin("llama2-tiny")}),
     ],
     ids=["single", "ddp", "zero_redundancy", "fsdp"],
 )
@@ -88,7 +89,7 @@ def test_deepspeed_runs_between_other_cases(driver):
 
 
 def test_copies_of_what_is_spread(driver):
-    hybrid = TrainStep(model="gpt2-tiny", strategy="fsdp", mesh="dp_replicate2-dp_shard2")
+    hybrid = TrainStep(strategy="fsdp", mesh="dp_replicate2-dp_shard2", **as_its_twin("gpt2-tiny"))
     assert records(run(driver, hybrid, 4, budget=ONCE))["parity_error"] <= 1e-5
 
 
@@ -102,7 +103,7 @@ def test_generated_files_are_read_by_loaders_that_end_with_the_case(driver, tmp_
 
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_frozen_encoders_are_spread_and_left_alone(driver, strategy):
-    workload = TrainStep(model="opensora-tiny", overrides={"encoders": "tiny"}, strategy=strategy)
+    workload = TrainStep(strategy=strategy, **as_its_twin("opensora-tiny", encoders="tiny"))
     found = records(run(driver, workload, 2, budget=ONCE))
     assert found["parity_error"] <= 1e-5
     memory = records(run(driver, workload, 2, budget=ONCE, purpose="memory"))
@@ -111,8 +112,9 @@ def test_frozen_encoders_are_spread_and_left_alone(driver, strategy):
     assert memory["weights_bytes"] == pytest.approx(4 * (model.parameters + model.frozen_parameters) / spread, rel=0.02)
     assert memory["gradients_bytes"] == pytest.approx(4 * model.parameters / spread, rel=0.02)
     flops = workload.work(MeshShape.of(dp=2)).flops
-    assert flops["frozen encoders"] == 2 * model.frozen_flops
-    assert flops[EXACT] == 2 * 3 * model.forward_flops
+    samples = 2 * workload.micro_batch_size
+    assert flops["frozen encoders"] == samples * model.frozen_flops
+    assert flops[EXACT] == samples * 3 * model.forward_flops
 
 
 def test_a_nan_loss_fails_the_case_and_the_next_one_runs(driver):
