@@ -34,22 +34,22 @@ PRICES = Costs(kernel_ns=6_000_000, flops_per_s={"fp32": 1e9}, bytes_per_s=1e7, 
 STORED_SESSIONS = 5
 
 
-def cases() -> dict[str, object]:
-    """200 cases: 40 products, 80 copies, 80 triads."""
+def cases(count: int) -> dict[str, object]:
+    """A fifth of them products, twice as many copies, as many triads."""
     found: dict[str, object] = {}
-    for index in range(40):
+    for index in range(count // 5):
         found[f"test_matmul[s4000-{index}]"] = Matmul(m=32 + index, k=32, n=32)
-    for index in range(80):
+    for index in range(2 * count // 5):
         found[f"test_copy[s4000-{index}]"] = MemoryCopy(buffer_bytes=4096 * (index + 1))
         found[f"test_triad[s4000-{index}]"] = MemoryTriad(buffer_bytes=4096 * (index + 1))
     return found
 
 
 class Simulated:
-    """Sessions of the 200 cases in one rank that lives on."""
+    """Sessions of the same cases in one rank that lives on."""
 
-    def __init__(self, session, folder):
-        self.session, self.folder = session, folder
+    def __init__(self, session, folder, count):
+        self.session, self.folder, self.count = session, folder, count
         process = OneProcess(session.driver)
         self.session._driver = process
         self.hardware: Hardware = hardware_of(fingerprint(session.machine), session.machine.name, True)
@@ -67,7 +67,7 @@ class Simulated:
             backend="mccl",
             boot=f"boot{number}",  # a session of the machine of its own
         )
-        for name, workload in cases().items():
+        for name, workload in cases(self.count).items():
             keeper.take(self._measure(f"test_x.py::{name}", workload), Tolerances())
         return keeper
 
@@ -76,11 +76,11 @@ class Simulated:
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory):
+def simulated(request, tmp_path_factory):
     require_built()
     folder = tmp_path_factory.mktemp("baselines")
     with opened(PRICES, tmp_path_factory.mktemp("ranks"), KERNELS) as session:
-        made = Simulated(session, folder)
+        made = Simulated(session, folder, request.param)
         for number in range(STORED_SESSIONS):
             keeper = made.run(number)
             keeper.settle(lambda _: None)
@@ -93,17 +93,19 @@ def verdicts(keeper):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("simulated", [200], indirect=True)
 def test_an_unchanged_run_with_other_jitter_changes_no_verdict_of_200_cases(simulated):
     found = verdicts(simulated.run(100))
     assert 200 == len(found)
     assert {} == {name: verdict for name, verdict in found.items() if verdict != "pass"}
 
 
+@pytest.mark.parametrize("simulated", [pytest.param(200, marks=pytest.mark.slow), 50], indirect=True)
 def test_three_per_cent_in_one_operation_are_found_and_named(simulated):
     settings = GateSettings(yardstick=False, tolerance=0.01)
     found = verdicts(simulated.run(101, slow={"aten::mm": 1.03}, settings=settings))
     slowed = {name for name in found if name.startswith("test_matmul")}
-    assert (200, 40) == (len(found), len(slowed))
+    assert (simulated.count, simulated.count // 5) == (len(found), len(slowed))
     assert slowed == {name for name, verdict in found.items() if verdict == "regressed"}
     assert {"pass"} == {verdict for name, verdict in found.items() if name not in slowed}
 
