@@ -37,7 +37,7 @@ class Zero(Strategy):
     process: ClassVar[Process] = Process()
     """DeepSpeed keeps groups and settings in its modules: whoever ran it can run nothing else."""
     preload: ClassVar[tuple[str, ...]] = ("deepspeed", "torch._inductor.compile_fx")
-    """Its engine imports functions that torch.compile decorates, which imports torch's compiler: seconds of every rank."""
+    """Its engine has functions that torch.compile decorates: seconds of importing torch's compiler in every rank."""
     ignorable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
