@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]  # runs that tests start are nobody's workers
     if works_for_another or not getattr(config.option, "numprocesses", None):
         # No child needs the first, which takes 0.7 s to import, and none runs in several processes.
-        os.environ.setdefault("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:xdist")
+        os.environ.setdefault("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:xdist -p no:xdist.looponfail")
     if not works_for_another:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # of container images: each child would compile perfsuite anew
         # Two threads of a rank spin for each other between small operations, and take the cores that others need.

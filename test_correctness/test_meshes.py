@@ -35,9 +35,13 @@ PURPOSES = {
 }
 
 
+SLOW = ("dp2-tp2", "dp_replicate2-dp_shard2")
+"""Four ranks of DTensors: tp2 and pp2-dp2 tell the same of each axis, test_hybrid.py and test_train_step.py of both."""
+
+
 def marked(meshes):
-    """Four ranks of DTensors are slow; tp2 and pp2-dp2 tell the same of each axis, test_hybrid.py of both at once."""
-    return [pytest.param(mesh, marks=pytest.mark.slow) if mesh == "dp2-tp2" else mesh for mesh in meshes]
+    """Parameters of a test."""
+    return [pytest.param(mesh, marks=pytest.mark.slow) if mesh in SLOW else mesh for mesh in meshes]
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,7 @@ def test_memory_is_the_bytes_of_what_was_allocated(driver):
     assert found["final_host_bytes"] > found["peak_bytes"]
 
 
-def memory_of_runs(driver, workload, runs=3):
+def memory_of_runs(driver, workload, runs=2):
     """Bytes by kind on two ranks, which are the same in every run; the resident set is the kernel's."""
     found = [records(run(driver, workload, 2, budget=ONCE, purpose="memory")) for _ in range(runs)]
     for each in found:
