@@ -37,6 +37,12 @@ class Costs:
     seed: int = 0
     memory_bytes: int = 48 << 30
     """Of each device; what is beyond is out of memory."""
+    context_bytes: int = 0
+    """Of each device, taken before anything is allocated."""
+    communicator_bytes: int = 0
+    """Of each communicator: a group's, and one for two ranks that exchange single messages."""
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """By operation, as ``slow``: the launch, from 1, that breaks its device for the rest of the process."""
 
     def kernel_time_ns(self, *, flops: float = 0.0, dtype: str = "fp32", moved_bytes: float = 0.0) -> int:
         """A kernel's time: the longer of its arithmetic and its traffic.
@@ -83,5 +89,7 @@ S4000 = Costs(
     host_bytes_per_s=50e9,
     alpha_ns=20_000,
     link_bytes_per_s=80e9,
+    context_bytes=512 << 20,
+    communicator_bytes=64 << 20,
 )
 """Round numbers below the published peaks of an MTT S4000: invented, as every time from them is."""

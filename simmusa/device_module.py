@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from simmusa.costs import S4000, VARIABLE
 from simmusa.native import native
+from simmusa.registered import NEWEST, VERSION, registered
 
 DEVICES = "SIMMUSA_DEVICES"
 """Environment: how many devices a process sees."""
@@ -173,29 +174,28 @@ def _exchange_device(index: int) -> int:
 # -- memory ------------------------------------------------------------------------------------------------------
 
 
-def _memory(device: Any) -> tuple[int, int, int, int, int]:
-    current, peak, allocated, freed, blocks = native().memory(_index(device))
-    return current, peak, allocated, freed, blocks
+def _memory(device: Any = None) -> dict[str, int]:
+    return dict(native().memory(_index(device)))
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """Bytes and blocks; nothing is cached, so what is reserved is what is allocated."""
-    current, peak, allocated, freed, blocks = _memory(device)
-    statistics = {"num_alloc_retries": 0, "num_ooms": 0, "allocation.all.current": blocks}
-    for kind in ("allocated_bytes", "active_bytes", "reserved_bytes"):
-        statistics |= {
-            f"{kind}.all.current": current,
-            f"{kind}.all.peak": peak,
-            f"{kind}.all.allocated": allocated,
-            f"{kind}.all.freed": freed,
-        }
+    """Bytes and blocks of the caching allocator."""
+    now = _memory(device)
+    statistics = {
+        "num_alloc_retries": now["retries"],
+        "num_ooms": now["failures"],
+        "allocation.all.current": now["blocks"],
+        "reserved_bytes.all.current": now["reserved"],
+        "reserved_bytes.all.peak": now["reserved_peak"],
+    }
+    for kind in ("allocated_bytes", "active_bytes"):
+        statistics |= {f"{kind}.all.{name}": now[name] for name in ("current", "peak", "allocated", "freed")}
     return statistics
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """(free, total)."""
-    total = int(native().memory_limit())
-    return total - _memory(device)[0], total
+    return _memory(device)["free"], int(native().memory_limit())
 
 
 # -- random numbers: the CPU's generators -------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def _names() -> dict[str, Any]:
         "default_stream": default_stream,
         "device": device,
         "device_count": native().device_count,
-        "empty_cache": lambda: None,
+        "empty_cache": lambda: native().empty_cache(_index()),
         "fork_rng": fork_rng,
         "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
         "get_device_capability": lambda device=None: _ARCHITECTURE,
@@ -240,11 +240,11 @@ def _names() -> dict[str, Any]:
         "is_initialized": lambda: True,
         "manual_seed": _seed_all,
         "manual_seed_all": _seed_all,
-        "max_memory_allocated": lambda device=None: _memory(device)[1],
-        "max_memory_reserved": lambda device=None: _memory(device)[1],
+        "max_memory_allocated": lambda device=None: _memory(device)["peak"],
+        "max_memory_reserved": lambda device=None: _memory(device)["reserved_peak"],
         "mem_get_info": mem_get_info,
-        "memory_allocated": lambda device=None: _memory(device)[0],
-        "memory_reserved": lambda device=None: _memory(device)[0],
+        "memory_allocated": lambda device=None: _memory(device)["current"],
+        "memory_reserved": lambda device=None: _memory(device)["reserved"],
         "memory_stats": memory_stats,
         "reset_peak_memory_stats": lambda device=None: native().reset_peak(_index(device)),
         "seed": generator.seed,
@@ -289,11 +289,13 @@ def _make_mccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 def install() -> ModuleType:
     """Register the device and its backend with torch, once; costs are those of ``$SIMMUSA_COSTS``.
 
-    Raises UnsupportedCase where it cannot be built, ConfigurationError for costs that are none.
+    Raises UnsupportedCase where it cannot be built, ConfigurationError for costs or a version that are none.
     """
     costs = S4000.changed(os.environ.get(VARIABLE, "{}"))
     native().set_device_count(devices_asked())
     native().set_costs(costs.as_dict())
+    offered = registered(os.environ.get(VERSION, NEWEST))
+    native().set_registered(offered.version, offered.operators, offered.dtypes, offered.architectures)
     torch.utils.rename_privateuse1_backend("musa")
     module = ModuleType("torch.musa")
     vars(module).update(_names())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from perfsuite.errors import ConfigurationError, UnsupportedCase
 from simmusa import build
 from simmusa.costs import S4000, Costs
+from simmusa.registered import registered
 from test_correctness.helpers import simmusa_steps as steps
 from test_correctness.helpers.simmusa_ranks import require_built
 
@@ -91,11 +93,53 @@ def test_streams_run_at_once(on_device):
 
 def test_memory_is_counted_to_the_byte(on_device):
     found = on_device(steps.memory)
-    assert {"two": 8000, "one": 4000, "none": 0, "peak": 8000, "after": 0} == {
+    # Pieces of 512 bytes, as the real allocator's.
+    assert {"two": 8192, "one": 4096, "none": 0, "peak": 8192, "after": 0} == {
         name: found[name] for name in ("two", "one", "none", "peak", "after")
     }
-    assert (0, 1 << 20) == tuple(found["info"])
-    assert found["beyond"].startswith("OutOfMemoryError: MUSA out of memory. Tried to allocate 4194304 bytes.")
+    assert (0, 64 << 20) == tuple(found["info"])
+    assert found["beyond"].startswith("OutOfMemoryError: MUSA out of memory. Tried to allocate 134217728 bytes.")
+
+
+def test_memory_is_reserved_in_segments_beside_a_context(on_device):
+    found = on_device(steps.segments)
+    # 2 MiB for small pieces; two of 8 MiB share a segment of 20, the third has its own; a live piece keeps its segment.
+    expected = {"before": 0, "free": 80, "small": 2, "large": 42, "freed": 42, "emptied": 22, "fits": ""}
+    assert expected == {name: found[name] for name in expected}
+    assert found["fragmented"].startswith("OutOfMemoryError: MUSA out of memory. Tried to allocate 62914560 bytes.")
+    assert (1, "") == (found["retries"], found["all"])
+
+
+@pytest.mark.parametrize(("version", "later"), [("2.7.0", "special_i1"), ("2.7.1", "")])
+def test_only_what_torch_musa_registers_runs(on_device, version, later):
+    found = on_device(steps.refused, version)
+    assert found["missing"].startswith("NotImplementedError: Could not run 'aten::_int_mm' with arguments from the")
+    assert found["missing"].endswith(f"torch_musa {version} does not register it")
+    assert re.fullmatch(r"RuntimeError: \"aten::clamp(\.out)?\" not implemented for 'Char'", found["dtype"])
+    assert 'RuntimeError: "aten::_scaled_mm" is only supported for MUSA_ARCH >= 310' == found["architecture"]
+    assert bool(later) == (later in found["later"] and bool(found["later"]))
+    assert "" == found["there"]
+
+
+def test_a_device_after_a_fault_is_lost_for_its_process():
+    """In a process that nothing else uses afterwards."""
+    require_built()
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        found = pool.submit(steps.faults).result(timeout=120)
+    assert {"first": "", "second": "", "other device": ""} == {
+        name: found[name] for name in ("first", "second", "other device")
+    }
+    for name in ("launch", "wait", "allocation"):
+        assert "RuntimeError: MUSA error: an illegal memory access was encountered" == found[name]
+    for name in ("index", "after the index"):
+        assert "MUSA error: device-side assert triggered" in found[name]
+
+
+def test_a_version_that_was_not_derived_is_told():
+    with pytest.raises(
+        ConfigurationError, match=r"SIMMUSA_TORCH_MUSA='2\.6' was not derived from its sources; choose 2.1"
+    ):
+        registered("2.6")
 
 
 def test_what_the_real_device_refuses(on_device):

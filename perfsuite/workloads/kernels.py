@@ -19,14 +19,34 @@ def require_dimensions(**dimensions: int) -> None:
 
 
 def require_kernel(what: str, device: torch.device, call: Callable[[], object]) -> None:
-    """Raise UnsupportedCase, with torch's reason, unless ``call`` succeeds; running out of memory stays what it is."""
+    """Raise UnsupportedCase, with torch's reason, unless ``call`` succeeds.
+
+    Running out of memory stays what it is, and so does an error after which the device answers no more: what a kernel
+    does wrong is no lack of one, and its process is of no use to the next case.
+    """
     import torch
 
     try:
         call()
+        if not _answers(device):
+            call()  # a fault is told by whatever comes after it
     except torch.OutOfMemoryError:
         raise
     except (NotImplementedError, RuntimeError, TypeError, AttributeError, ValueError) as error:
+        if not _answers(device):
+            raise
         raise UnsupportedCase(
             f"torch {torch.__version__} has no {what} on {device.type}: {first_line(error)}"
         ) from None
+
+
+def _answers(device: torch.device) -> bool:
+    """Whether the device is still there for this process, as it is not after a fault of a kernel."""
+    import torch
+
+    try:
+        if device.type != "cpu":
+            torch.get_device_module(device).synchronize()
+    except RuntimeError:
+        return False
+    return True

@@ -1,4 +1,5 @@
 // The PrivateUse1 device: its guard (devices, streams, events), its allocator and its hooks.
+#include "refusals.h"
 #include "timeline.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -39,40 +40,14 @@ void mark_used() {
 
 // -- memory -----------------------------------------------------------------------------------------------------
 
-std::mutex memory_mutex;
-Memory memory[kMaxDevices];
-
-void count(int device, int64_t bytes) {
-  std::lock_guard<std::mutex> guard(memory_mutex);
-  auto& mine = memory[device];
-  mine.current += bytes;
-  mine.allocated += bytes;
-  mine.blocks += 1;
-  mine.peak = std::max(mine.peak, mine.current);
-}
-
-void discount(int device, int64_t bytes) {
-  std::lock_guard<std::mutex> guard(memory_mutex);
-  auto& mine = memory[device];
-  mine.current -= bytes;
-  mine.freed += bytes;
-  mine.blocks -= 1;
-}
-
 void release(void* context) {
   auto* block = static_cast<Block*>(context);
-  if (block->counted) discount(block->device, block->bytes);
+  if (block->piece) give_piece(block->piece);
   if (!block->owner && block->data) std::free(block->data);
   delete block;
 }
 
-void require_space(int device, int64_t bytes) {
-  auto limit = Timeline::get().costs().memory_bytes;
-  auto now = memory_of(device).current;
-  TORCH_CHECK_WITH(
-      OutOfMemoryError, now + bytes <= limit, "MUSA out of memory. Tried to allocate ", bytes, " bytes. Device ", device,
-      " has ", limit, " bytes, of which ", now, " are allocated.");
-}
+uint64_t stream_of(int device) { return key_of(current_stream(device)); }
 
 class DeviceAllocator final : public c10::DeviceAllocator {
  public:
@@ -83,21 +58,21 @@ class DeviceAllocator final : public c10::DeviceAllocator {
     block->bytes = static_cast<int64_t>(bytes);
     if (bytes) {
       try {
-        require_space(current, block->bytes);
+        require_sound(current);
+        block->piece = take_piece(current, stream_of(current), block->bytes);
         TORCH_CHECK_WITH(OutOfMemoryError, posix_memalign(&block->data, 64, bytes) == 0, "MUSA out of memory: the host has no room for a simulated allocation of ", bytes, " bytes");
       } catch (...) {
+        if (block->piece) give_piece(block->piece);
         delete block;
         throw;
       }
-      block->counted = true;
-      count(current, block->bytes);
     }
     return {block->data, block, &release, Device(kMusa, static_cast<DeviceIndex>(current))};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
   bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t) override {}
+  void emptyCache(c10::MempoolId_t) override { give_back_segments(current); }
   void recordStream(const c10::DataPtr&, Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
     c10::CachingDeviceAllocator::DeviceStats stats;
@@ -109,8 +84,9 @@ class DeviceAllocator final : public c10::DeviceAllocator {
       kinds[0].freed = now.freed;
     };
     fill(stats.allocated_bytes);
-    fill(stats.reserved_bytes);
     fill(stats.active_bytes);
+    stats.reserved_bytes[0].current = now.reserved;
+    stats.reserved_bytes[0].peak = now.reserved_peak;
     return stats;
   }
   void resetAccumulatedStats(DeviceIndex) override {}
@@ -284,9 +260,13 @@ c10::DataPtr adopt(const c10::Storage& cpu, int device) {
   block->data = cpu.mutable_data();
   block->bytes = static_cast<int64_t>(cpu.nbytes());
   block->device = device;
-  block->counted = block->bytes > 0;
+  try {
+    if (block->bytes) block->piece = take_piece(device, stream_of(device), block->bytes);
+  } catch (...) {
+    delete block;
+    throw;
+  }
   block->owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(cpu.unsafeGetStorageImpl());
-  if (block->counted) count(device, block->bytes);
   return {block->data, block, &release, musa(device)};
 }
 
@@ -298,16 +278,6 @@ void resize_storage(const c10::Storage& storage, size_t bytes) {
   if (kept) std::memcpy(data.get(), impl->data(), kept);
   impl->set_data_ptr_noswap(std::move(data));
   impl->set_nbytes(bytes);
-}
-
-Memory memory_of(int device) {
-  std::lock_guard<std::mutex> guard(memory_mutex);
-  return memory[device];
-}
-
-void reset_peak(int device) {
-  std::lock_guard<std::mutex> guard(memory_mutex);
-  memory[device].peak = memory[device].current;
 }
 
 bool is_pinned(const void* data) {

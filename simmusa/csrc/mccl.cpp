@@ -2,7 +2,8 @@
 //
 // A collective starts when the last rank has come and the group's earlier communication has ended, and lasts
 // alpha + bytes / bandwidth of the rank with most bytes.  The ranks say when they came by a second all-reduce
-// (maximum) beside the one that moves the data.  A message starts when sender and receiver are both there.
+// (maximum) beside the one that moves the data.  A message starts when sender and receiver are both there, and ends
+// for both when it is received.
 #include "mccl.h"
 
 #include "ops.h"
@@ -10,6 +11,7 @@
 #include <ATen/core/ivalue_inl.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -19,6 +21,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <tuple>
 #include <utility>
 
 namespace simmusa {
@@ -162,46 +165,62 @@ class CollectiveWork final : public Work {
   bool blocks_;
 };
 
+// What each side tells the other about a message.
+struct Side {
+  int64_t posted_ns, lasts_ns;
+  int64_t number;   // among the messages of its lane
+  int64_t batched;  // 1 in a batch, which has the group's communicator; alone it has that of the two ranks
+};
+
 struct Message {
   std::string name;
   Stamp posted;
-  Tensor moment;  // when the sender began
-  double nominal_ns = 0;
+  Side mine{};
+  Tensor told, heard;  // the two sides, as they travel
   Tensors alive;
-  intrusive_ptr<Work> data, header;
+  std::vector<intrusive_ptr<Work>> works;
   bool ended = false;
   Stamp end;
 };
 
-// Messages of one direction between two ranks, in order.
+// Messages in their order: of a batch those of one direction between two ranks, which run beside those of the other;
+// otherwise all between the two, one after the other.
 struct Lane {
   std::mutex mutex;
   StreamKey channel = 0;
+  int peer = 0;
+  int64_t posted = 0;
   std::deque<std::shared_ptr<Message>> open;
+  std::string error;
 
-  // The sender's side: known at once.  Returns when it begins.
-  int64_t begin_send(Message& message) {
-    auto lasts_ns = Timeline::get().duration_of(message.name, message.nominal_ns);
-    auto end_ns = Timeline::get().complete(channel, message.name, message.posted.time_ns, lasts_ns);
-    message.end = {end_ns, message.posted.seen};
-    return end_ns - lasts_ns;
-  }
-
-  // Ends every message up to this one; a receiver blocks until the sender has said when it began.
-  void finish(const std::shared_ptr<Message>& wanted, bool sends) {
+  // Ends every message up to this one, which blocks until the other side has come.
+  void finish(const std::shared_ptr<Message>& wanted) {
     std::lock_guard<std::mutex> guard(mutex);
     while (!wanted->ended) {
+      TORCH_CHECK(error.empty(), error);
       auto next = open.front();
+      for (const auto& work : next->works) work->wait();
       open.pop_front();
-      next->header->wait();
-      next->data->wait();
-      if (!sends) {
-        auto ready_ns = std::max(next->posted.time_ns, next->moment.const_data_ptr<int64_t>()[0]);
-        auto lasts_ns = Timeline::get().duration_of(next->name, next->nominal_ns);
-        next->end = {Timeline::get().complete(channel, next->name, ready_ns, lasts_ns), next->posted.seen};
-      }
+      const auto* heard = next->heard.const_data_ptr<int64_t>();
+      Side theirs{heard[0], heard[1], heard[2], heard[3]};
+      error = disagreement(*next, theirs);
+      TORCH_CHECK(error.empty(), error);
+      auto ready_ns = std::max(next->mine.posted_ns, theirs.posted_ns);
+      auto lasts_ns = std::max(next->mine.lasts_ns, theirs.lasts_ns);
+      next->end = {Timeline::get().complete(channel, next->name, ready_ns, lasts_ns), next->posted.seen};
       next->ended = true;
     }
+  }
+
+  // Two sides that are not at the same place of the same communicator wait for each other for ever.
+  std::string disagreement(const Message& message, const Side& theirs) const {
+    auto place = [](const Side& side) {
+      return side.batched ? std::string("in a batch") : "alone as message " + std::to_string(side.number) + " of the two";
+    };
+    const auto& mine = message.mine;
+    if (mine.batched == theirs.batched && (mine.batched || mine.number == theirs.number)) return "";
+    return message.name + " with rank " + std::to_string(peer) + " is called " + place(mine) + " here and " +
+        place(theirs) + " there: on a device both wait for ever; give them one order, or one batch";
   }
 };
 
@@ -211,8 +230,10 @@ class MessageWork final : public Work {
       : Work(-1, type), lane_(std::move(lane)), message_(std::move(message)), device_(device) {}
 
   bool isCompleted() override {
-    if (!message_->ended && !message_->data->isCompleted()) return false;
-    lane_->finish(message_, retrieveOpType() == c10d::OpType::SEND);
+    if (!message_->ended)
+      for (const auto& work : message_->works)
+        if (!work->isCompleted()) return false;
+    lane_->finish(message_);
     return Timeline::get().query(message_->end);
   }
   bool isSuccess() const override { return message_->ended; }
@@ -221,7 +242,7 @@ class MessageWork final : public Work {
     return true;
   }
   void synchronize() override {
-    lane_->finish(message_, retrieveOpType() == c10d::OpType::SEND);
+    lane_->finish(message_);
     Timeline::get().wait(key_of(current_stream(device_)), message_->end);
   }
   void abort() override {}
@@ -262,6 +283,7 @@ class ManyWorks final : public Work {
 class Mccl final : public c10d::Backend {
  public:
   Mccl(intrusive_ptr<c10d::Backend> gloo, int rank, int size) : Backend(rank, size), gloo_(std::move(gloo)) {}
+  ~Mccl() override { give_back_buffers(); }
 
   const std::string getBackendName() const override { return "mccl"; }
   void setSequenceNumberForGroup() override { gloo_->setSequenceNumberForGroup(); }
@@ -271,6 +293,7 @@ class Mccl final : public c10d::Backend {
   // Communicators are destroyed by all of their ranks together: one that leaves by itself waits for the others.
   void shutdown() override {
     if (getSize() > 1) gloo_->barrier(c10d::BarrierOptions())->wait();
+    give_back_buffers();
   }
 
   // What begins between the two is queued as ever and waited for together.
@@ -479,24 +502,44 @@ class Mccl final : public c10d::Backend {
     return Timeline::get().post(key_of(current_stream(device)), channel, name, uses);
   }
 
+  // A communicator: a queue of work and buffers beside what torch allocates.
+  StreamKey communicator(int device) {
+    auto bytes = Timeline::get().costs().communicator_bytes;
+    TORCH_CHECK_WITH(
+        DistBackendError, take_beside(device, bytes), "MCCL error: unhandled musa error\nmcclUnhandledMusaError: Call to "
+        "MUSA function failed.\nLast error:\nFailed to MUSA calloc ", bytes, " bytes: out of memory");
+    buffers_.emplace_back(device, bytes);
+    return new_channel(device);
+  }
+
+  void give_back_buffers() {
+    std::lock_guard<std::mutex> guard(start_mutex_);
+    for (const auto& [device, bytes] : buffers_) give_beside(device, bytes);
+    buffers_.clear();
+  }
+
   StreamKey channel(int device) {
     std::lock_guard<std::mutex> guard(start_mutex_);
     auto& mine = channels_[device];
-    if (!mine) mine = new_channel(device);
+    if (!mine) mine = communicator(device);
     return mine;
   }
 
+  // Batches use the group's communicator; two ranks that exchange single messages make one of their own.
   std::shared_ptr<Lane> lane(int device, int peer, bool sends) {
+    bool batched = together_.has_value();
+    if (batched) channel(device);
     std::lock_guard<std::mutex> guard(start_mutex_);
-    auto& mine = lanes_[{peer, sends}];
+    auto& mine = lanes_[{peer, batched, batched && sends}];
     if (!mine) {
       mine = std::make_shared<Lane>();
-      mine->channel = new_channel(device);
+      mine->peer = peer;
+      mine->channel = batched ? new_channel(device) : communicator(device);
     }
     return mine;
   }
 
-  // Data under an even tag, the moment when the sender began under the odd one beside it.
+  // Data under a tag of its own, and beside it two that tell each side what the other knows.
   intrusive_ptr<Work> message(Tensors& tensors, int peer, int tag, bool sends) {
     TORCH_CHECK(peer >= 0, "mccl receives from a named rank alone");
     int device = device_of(tensors);
@@ -505,18 +548,19 @@ class Mccl final : public c10d::Backend {
     made->name = sends ? "mccl::send" : "mccl::recv";
     made->posted =
         queue_up(device, lane->channel, made->name, sends ? tensors : Tensors{}, sends ? Tensors{} : tensors);
-    made->nominal_ns = link_ns(total_bytes(tensors));
     made->alive = cpu(tensors);
+    auto lasts_ns = Timeline::get().duration_of(made->name, link_ns(total_bytes(tensors)));
     std::lock_guard<std::mutex> guard(lane->mutex);
-    made->moment = at::tensor({sends ? lane->begin_send(*made) : int64_t{0}}, at::kLong);
-    Tensors moment{made->moment};
-    if (sends) {
-      made->header = gloo_->send(moment, peer, 2 * tag + 1);
-      made->data = gloo_->send(made->alive, peer, 2 * tag);
-    } else {
-      made->header = gloo_->recv(moment, peer, 2 * tag + 1);
-      made->data = gloo_->recv(made->alive, peer, 2 * tag);
-    }
+    made->mine = {made->posted.time_ns, lasts_ns, ++lane->posted, together_.has_value() ? 1 : 0};
+    const auto& [posted_ns, nominal_ns, number, batched] = made->mine;
+    made->told = at::tensor({posted_ns, nominal_ns, number, batched}, at::kLong);
+    made->heard = at::zeros({4}, at::kLong);
+    Tensors told{made->told}, heard{made->heard};
+    auto from_sender = 3 * tag + 1, from_receiver = 3 * tag + 2;
+    made->works = {
+        gloo_->send(told, peer, sends ? from_sender : from_receiver),
+        gloo_->recv(heard, peer, sends ? from_receiver : from_sender),
+        sends ? gloo_->send(made->alive, peer, 3 * tag) : gloo_->recv(made->alive, peer, 3 * tag)};
     lane->open.push_back(made);
     auto type = sends ? c10d::OpType::SEND : c10d::OpType::RECV;
     return begun(c10::make_intrusive<MessageWork>(lane, made, type, device));
@@ -527,7 +571,8 @@ class Mccl final : public c10d::Backend {
   std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
   std::optional<std::vector<intrusive_ptr<Work>>> together_;
   std::map<int, StreamKey> channels_;
-  std::map<std::pair<int, bool>, std::shared_ptr<Lane>> lanes_;
+  std::map<std::tuple<int, bool, bool>, std::shared_ptr<Lane>> lanes_;
+  std::vector<std::pair<int, int64_t>> buffers_;  // of communicators, by device
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // What Python sees: numbers in, numbers out.
 #include "mccl.h"
 #include "ops.h"
+#include "refusals.h"
 #include "timeline.h"
 
 #include <c10/core/Stream.h>
@@ -28,6 +29,9 @@ Costs costs_of(const py::dict& given) {
     else if (key == "jitter") costs.jitter = value.cast<double>();
     else if (key == "seed") costs.seed = value.cast<uint64_t>();
     else if (key == "memory_bytes") costs.memory_bytes = value.cast<int64_t>();
+    else if (key == "context_bytes") costs.context_bytes = value.cast<int64_t>();
+    else if (key == "communicator_bytes") costs.communicator_bytes = value.cast<int64_t>();
+    else if (key == "faults") costs.faults = rates(value);
     else throw py::key_error(key);
   }
   return costs;
@@ -49,8 +53,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   });
   module.def("memory", [](int device) {
     auto now = memory_of(device);
-    return py::make_tuple(now.current, now.peak, now.allocated, now.freed, now.blocks);
+    return std::map<std::string, int64_t>{
+        {"current", now.current}, {"peak", now.peak}, {"allocated", now.allocated}, {"freed", now.freed},
+        {"blocks", now.blocks}, {"reserved", now.reserved}, {"reserved_peak", now.reserved_peak},
+        {"retries", now.retries}, {"failures", now.failures}, {"free", free_bytes(device)}};
   });
+  module.def("empty_cache", &give_back_segments);
+  module.def(
+      "set_registered",
+      [](const std::string& version, const std::vector<std::string>& operators,
+         const std::map<std::string, std::vector<std::string>>& dtypes, const std::map<std::string, int>& least) {
+        set_registered({version, operators, dtypes, least});
+      });
   module.def("reset_peak", &reset_peak);
   module.def("set_tf32", &set_tf32);
   module.def("set_costs", [](const py::dict& given) { Timeline::get().set_costs(costs_of(given)); });

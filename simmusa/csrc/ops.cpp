@@ -1,6 +1,8 @@
 // Kernels: the CPU's, run on the device's own bytes without a copy, with the time that the cost model gives them.
 #include "ops.h"
 
+#include "refusals.h"
+
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_local_scalar_dense.h>
@@ -172,10 +174,11 @@ class Call {
 
   void run() {
     take_arguments();
+    require_registered(schema_, arguments_.empty() ? Tensor() : arguments_[0]);
     if (device_ < 0) device_ = current_device();
     stream_ = key_of(current_stream(device_));
     if (!view_) Timeline::get().begin(stream_, schema_.name(), uses_);
-    op_.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), stack_);
+    run_on_cpu();
     give_back_metadata();
     take_returns();
     if (view_) return;
@@ -189,6 +192,19 @@ class Call {
   struct Pair {
     Tensor device, cpu;
   };
+
+  // An index beyond its tensor is the host's error on a CPU; on a device it is the kernel that finds it.
+  void run_on_cpu() {
+    try {
+      op_.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), stack_);
+    } catch (const c10::Error& error) {
+      std::string what = error.what_without_backtrace();
+      bool beyond = what.find("out of bounds") != std::string::npos || what.find("index out of range in self") != std::string::npos;
+      if (view_ || !beyond) throw;
+      break_device(device_, "device-side assert triggered");
+      require_sound(device_);
+    }
+  }
 
   Tensor argument(const Tensor& tensor, bool writes) {
     if (!tensor.defined()) return tensor;

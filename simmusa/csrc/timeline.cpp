@@ -1,5 +1,7 @@
 #include "timeline.h"
 
+#include "refusals.h"
+
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -45,6 +47,7 @@ void Timeline::set_costs(Costs costs) {
   std::lock_guard<std::mutex> guard(mutex_);
   costs_ = std::move(costs);
   draws_ = 0;
+  launches_.clear();
 }
 
 Costs Timeline::costs() {
@@ -95,8 +98,17 @@ void Timeline::check(
   }
 }
 
+// The launch itself is as any other: what comes after it finds the device broken.
+void Timeline::count_launch(StreamKey stream, const std::string& name) {
+  auto found = costs_.faults.find(name);
+  if (found != costs_.faults.end() && ++launches_[name] == static_cast<int64_t>(found->second))
+    break_device(device_of(stream), "an illegal memory access was encountered");
+}
+
 void Timeline::begin(StreamKey stream, const std::string& name, const std::vector<Use>& uses) {
+  require_sound(device_of(stream));
   std::lock_guard<std::mutex> guard(mutex_);
+  count_launch(stream, name);
   auto& state = streams_[stream];
   host_ns_ += costs_.launch_ns;
   merge(state.seen, host_seen_);
@@ -127,7 +139,9 @@ void Timeline::touched(StreamKey stream, const std::vector<Use>& made) {
 }
 
 Stamp Timeline::post(StreamKey from, StreamKey channel, const std::string& name, const std::vector<Use>& uses) {
+  require_sound(device_of(from));
   std::lock_guard<std::mutex> guard(mutex_);
+  count_launch(from, name);
   auto& caller = streams_[from];
   auto& state = streams_[channel];
   host_ns_ += costs_.launch_ns;
@@ -183,6 +197,7 @@ void Timeline::run(const std::vector<std::function<void()>>& deliveries) {
 }
 
 void Timeline::synchronize(const Stamp& stamp) {
+  for (const auto& [stream, number] : stamp.seen) require_sound(device_of(stream));
   std::vector<std::function<void()>> due;
   {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -193,6 +208,7 @@ void Timeline::synchronize(const Stamp& stamp) {
 }
 
 void Timeline::synchronize_stream(StreamKey stream) {
+  require_sound(device_of(stream));
   Stamp stamp;
   {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -203,16 +219,18 @@ void Timeline::synchronize_stream(StreamKey stream) {
 }
 
 void Timeline::synchronize_device(int device) {
+  require_sound(device);
   std::vector<StreamKey> streams;
   {
     std::lock_guard<std::mutex> guard(mutex_);
     for (const auto& [stream, state] : streams_)
-      if (static_cast<int>(stream >> 32) == device) streams.push_back(stream);
+      if (device_of(stream) == device) streams.push_back(stream);
   }
   for (auto stream : streams) synchronize_stream(stream);
 }
 
 bool Timeline::query(const Stamp& stamp) {
+  for (const auto& [stream, number] : stamp.seen) require_sound(device_of(stream));
   std::vector<std::function<void()>> due;
   {
     std::lock_guard<std::mutex> guard(mutex_);

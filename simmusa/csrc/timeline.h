@@ -7,6 +7,8 @@
 //         to memory that is not ordered after an earlier conflicting one is an error, whatever the clocks say.
 #pragma once
 
+#include "memory.h"
+
 #include <c10/core/ScalarType.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
@@ -38,6 +40,9 @@ struct Costs {
   double jitter = 0;                   // each duration times 1 + jitter x uniform(-1, 1)
   uint64_t seed = 0;
   int64_t memory_bytes = int64_t{48} << 30;
+  int64_t context_bytes = 0;
+  int64_t communicator_bytes = 0;
+  std::map<std::string, double> faults;  // by operation: the launch, from 1, that breaks its device
 };
 
 struct Access {
@@ -51,7 +56,7 @@ struct Block {
   void* data = nullptr;
   int64_t bytes = 0;
   int device = 0;
-  bool counted = false;
+  Piece* piece = nullptr;  // what stands for it in the device's memory
   c10::intrusive_ptr<c10::StorageImpl> owner;  // set where a CPU kernel allocated the bytes
   std::vector<Access> writes, reads;
 };
@@ -122,6 +127,7 @@ class Timeline {
     std::function<void()> deliver;
   };
 
+  void count_launch(StreamKey stream, const std::string& name);
   void check(StreamKey stream, const Seen& seen, uint64_t number, const std::string& name, const std::vector<Use>& uses);
   double jittered(double nominal_ns);
   std::vector<std::function<void()>> see(const Seen& seen);
@@ -131,6 +137,7 @@ class Timeline {
   Costs costs_;
   int64_t host_ns_ = 0;
   uint64_t draws_ = 0;
+  std::map<std::string, int64_t> launches_;  // of the operations that break a device
   Seen host_seen_;
   std::map<StreamKey, StreamState> streams_;
   std::vector<Deferred> deferred_;
@@ -139,6 +146,7 @@ class Timeline {
 };
 
 StreamKey key_of(const c10::Stream& stream);
+inline int device_of(StreamKey stream) { return static_cast<int>(stream >> 32); }
 std::string name_of(StreamKey stream);
 
 // -- device.cpp
@@ -155,12 +163,7 @@ c10::Allocator* allocator();
 Block* block_of(const c10::Storage& storage);
 // A device storage over the bytes of a CPU storage, counted as allocated.
 c10::DataPtr adopt(const c10::Storage& cpu, int device);
-struct Memory {
-  int64_t current = 0, peak = 0, allocated = 0, freed = 0, blocks = 0;
-};
 void resize_storage(const c10::Storage& storage, size_t bytes);
-Memory memory_of(int device);
-void reset_peak(int device);
 bool is_pinned(const void* data);
 
 // The next event that this thread records holds `stamp` instead of its stream's present state.

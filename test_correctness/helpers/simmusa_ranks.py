@@ -144,6 +144,61 @@ class LateStep(Step):
         self.rank.record(f"rank{self.rank.rank}_ms", start.elapsed_time(end), reduce="only")
 
 
+def sends_to_a_late_rank(rank, side):
+    """Rank 1 multiplies before it receives; how long each of the two was at it."""
+    import torch
+    import torch.distributed as dist
+
+    musa = torch.get_device_module("musa")
+    a, x = torch.ones(side, side, device=rank.device), torch.ones(256, device=rank.device)
+
+    def step():
+        start, end = (musa.Event(enable_timing=True) for _ in range(2))
+        dist.barrier()
+        musa.synchronize()
+        start.record()
+        if rank.rank == 0:
+            dist.send(x, 1)
+        else:
+            torch.mm(a, a)
+            dist.recv(x, 0)
+        end.record()
+        end.synchronize()
+        rank.record(f"rank{rank.rank}_ms", start.elapsed_time(end), reduce="only")
+
+    return step
+
+
+def both_send_first(rank, batched):
+    """Two ranks that post what they send before what they receive; ``batched``: the ranks that make one batch of it."""
+    import torch
+    import torch.distributed as dist
+
+    out, into = torch.ones(256, device=rank.device), torch.ones(256, device=rank.device)
+    peer = 1 - rank.rank
+
+    def step():
+        if rank.rank in batched:
+            works = dist.batch_isend_irecv([dist.P2POp(dist.isend, out, peer), dist.P2POp(dist.irecv, into, peer)])
+        else:
+            works = [dist.isend(out, peer), dist.irecv(into, peer)]
+        for work in works:
+            work.wait()
+
+    return step
+
+
+def asks_for_a_kernel_that_faults(rank):
+    """A probe of a kernel that reads a row that is not there."""
+    import torch
+
+    from perfsuite.workloads.kernels import require_kernel
+
+    table, row = torch.ones(4, 2, device=rank.device), torch.tensor([4], device=rank.device)
+    require_kernel("rows", rank.device, lambda: torch.nn.functional.embedding(row, table))
+    return lambda: None
+
+
 def reads_too_early(rank):
     """Uses what an all-reduce gives without waiting for it."""
     import torch

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from simmusa.costs import Costs
 
+MIB = 1 << 20
 PRICES = Costs(
     launch_ns=1_000,
     flops_per_s={"fp32": 1e12, "tf32": 2e12, "bf16": 4e12},
     bytes_per_s=1e12,
     host_bytes_per_s=1e10,
-    memory_bytes=1 << 20,
+    memory_bytes=64 << 20,
 )
 
 
@@ -206,9 +208,83 @@ def memory() -> dict[str, Any]:
     del y
     found |= {"none": musa.memory_allocated() - before, "peak": musa.max_memory_allocated() - before}
     free, total = musa.mem_get_info()
-    found["info"] = (total - free - before, total)
-    found["beyond"] = error_of(lambda: torch.empty(1 << 20, device="musa"))
+    found["info"] = (total - free - musa.memory_reserved(), total)
+    found["beyond"] = error_of(lambda: torch.empty(1 << 25, device="musa"))
     found["after"] = musa.memory_allocated() - before
+    return found
+
+
+def segments() -> dict[str, Any]:
+    """What is reserved, in MiB: the caching allocator keeps segments, and a piece that lives keeps a whole one."""
+    import gc
+
+    import torch
+
+    musa = device(dataclasses.replace(PRICES, memory_bytes=100 * MIB, context_bytes=20 * MIB))
+    gc.collect()
+    musa.empty_cache()
+
+    def buffer(mib: float) -> torch.Tensor:
+        return torch.empty(round(mib * MIB), dtype=torch.uint8, device="musa")
+
+    def reserved() -> float:
+        return musa.memory_reserved() / MIB
+
+    found: dict[str, Any] = {"before": reserved(), "free": musa.mem_get_info()[0] / MIB}
+    small = buffer(0.5)
+    found["small"] = reserved()
+    large = [buffer(8) for _ in range(3)]
+    found["large"] = reserved()
+    del large[0], large[1]
+    found["freed"] = reserved()
+    musa.empty_cache()
+    found["emptied"] = reserved()
+    # 80 MiB beside the context, 22 of them reserved: 58 are free, and 12 within the segment of the one that is left.
+    before = musa.memory_stats()["num_alloc_retries"]
+    found["fits"] = error_of(lambda: buffer(58))
+    found["fragmented"] = error_of(lambda: buffer(60))
+    found["retries"] = musa.memory_stats()["num_alloc_retries"] - before
+    del small, large
+    found["all"] = error_of(lambda: buffer(78))
+    return found
+
+
+def refused(version: str) -> dict[str, str]:
+    """What operators of the CPU do on a device whose torch_musa lacks them, and those that it has."""
+    import torch
+
+    device()
+    from simmusa.native import native
+    from simmusa.registered import registered
+
+    offered = registered(version)
+    native().set_registered(offered.version, offered.operators, offered.dtypes, offered.architectures)
+    bytes_of_8 = torch.ones(32, 32, dtype=torch.int8, device="musa")
+    x = torch.ones(32, 32, device="musa")
+    narrow = bytes_of_8.to(torch.float8_e4m3fn)
+    scale = torch.ones((), device="musa")
+    return {
+        "missing": error_of(lambda: torch._int_mm(bytes_of_8, bytes_of_8)),
+        "dtype": error_of(lambda: bytes_of_8.clamp(0, 1)),
+        "architecture": error_of(lambda: torch._scaled_mm(narrow, narrow.t(), scale, scale)),
+        "later": error_of(lambda: torch.special.i1(x)),
+        "there": error_of(lambda: (x @ x).clamp(0, 1).softmax(0)),
+    }
+
+
+def faults() -> dict[str, str]:
+    """A device after a kernel that reads beyond its memory, and one after an index that is no row."""
+    import torch
+
+    musa = device(dataclasses.replace(PRICES, faults={"aten::mm": 2}))
+    x, other = torch.ones(8, 8, device="musa:0"), torch.ones(8, 8, device="musa:1")
+    found = {"first": error_of(lambda: x @ x), "second": error_of(lambda: x @ x)}
+    found |= {"launch": error_of(lambda: x + 1), "wait": error_of(musa.synchronize)}
+    found["allocation"] = error_of(lambda: torch.empty(8, device="musa:0"))
+    found["other device"] = error_of(lambda: other + 1)
+    table, wrong = torch.ones(4, 2, device="musa:1"), torch.tensor([4], device="musa:1")
+    found["index"] = error_of(lambda: torch.nn.functional.embedding(wrong, table))
+    found["after the index"] = error_of(lambda: other + 1)
     return found
 
 

@@ -1,0 +1,71 @@
+"""Where the simulated device is as strict as a real one: what goes wrong there goes wrong here, on ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from perfsuite.errors import RanksFailed
+from perfsuite.session import Case
+from perfsuite.workload import FunctionWorkload
+from perfsuite.workloads import collective
+from simmusa.costs import Costs
+from test_correctness.helpers import simmusa_ranks as ranks
+from test_correctness.helpers.simmusa_ranks import KERNELS, ONCE, opened, require_built
+
+PRICES = Costs(launch_ns=1_000, flops_per_s={"fp32": 10e12}, alpha_ns=20_000, link_bytes_per_s=100e9)
+NO_ROOM = dataclasses.replace(PRICES, memory_bytes=64 << 20, communicator_bytes=48 << 20)
+"""For a communicator, and not for two."""
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    require_built()
+    with opened(PRICES, tmp_path_factory.mktemp("ranks"), KERNELS) as session:
+        yield session
+
+
+def run(session, workload, world_size):
+    return session.run(Case(id=str(workload), workload=workload, world_size=world_size, budget=ONCE, platform="s4000"))
+
+
+def of(function, **arguments):
+    return FunctionWorkload(function=function, arguments=arguments)
+
+
+def test_a_send_ends_when_it_is_received(session):
+    """A pipeline that counts on sends to end by themselves would look faster than it is."""
+    result = run(session, of(ranks.sends_to_a_late_rank, side=500), 2)
+    product_ns = PRICES.kernel_time_ns(flops=2 * 500**3)
+    expected_ms = (2 * PRICES.launch_ns + product_ns - PRICES.launch_ns + PRICES.communication_time_ns(1024)) * 1e-6
+    found = {record.name: record.value for record in result.measurement.records}
+    assert dict.fromkeys(("rank0_ms", "rank1_ms"), pytest.approx(expected_ms, rel=1e-12)) == found
+
+
+@pytest.mark.parametrize("batched", [(), (0,)], ids=["alone", "one in a batch"])
+def test_two_ranks_that_both_send_first_wait_for_ever(session, batched):
+    with pytest.raises(
+        RanksFailed, match=r"mccl::(send|recv) with rank [01] is called .* on a device both wait for ever"
+    ):
+        run(session, of(ranks.both_send_first, batched=batched), 2)
+
+
+def test_a_batch_sends_and_receives_at_once(session):
+    run(session, of(ranks.both_send_first, batched=(0, 1)), 2)
+
+
+def test_a_probe_that_breaks_the_device_is_no_missing_kernel(session):
+    """It was told as one, and the next case on the rank failed for it."""
+    with pytest.raises(RanksFailed, match="device-side assert triggered"):
+        run(session, of(ranks.asks_for_a_kernel_that_faults), 1)
+    run(session, collective.Barrier(), 2)
+
+
+@pytest.mark.slow
+def test_a_communicator_that_does_not_fit_is_out_of_memory(tmp_path):
+    require_built()
+    with opened(NO_ROOM, tmp_path, KERNELS) as session:
+        assert "smoke" == run(session, collective.AllReduce(message_bytes=1024), 2).outcome
+        result = run(session, of(ranks.sends_to_a_late_rank, side=10), 2)
+    assert "out_of_memory" == result.outcome
