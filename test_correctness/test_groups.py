@@ -87,6 +87,28 @@ def test_a_rank_that_died_between_two_cases_ends_its_group(devices):
     assert not set(processes(run(devices, 3), 0, 1, 2)) & set(whole)
 
 
+def test_a_rank_whose_end_nobody_has_told_yet_fails_no_case(driver, monkeypatch):
+    """The forkserver speaks when it is asked a second time: the first is when ranks for the next case are taken."""
+    whole = processes(run(driver, 2), 0, 1)
+    transport = driver._transport
+    forkserver, real, looked = transport._server.process.pid, transport._look, []
+
+    def look(*arguments):
+        looked.append(arguments)
+        if len(looked) == 2:
+            os.kill(forkserver, signal.SIGCONT)
+        real(*arguments)
+
+    os.kill(forkserver, signal.SIGSTOP)
+    try:
+        os.kill(whole[1], signal.SIGKILL)
+        transport._slots[1].link.poll(30.0)  # its end of the link is closed with it
+        monkeypatch.setattr(transport, "_look", look)
+        assert not set(processes(run(driver, 2), 0, 1)) & set(whole)
+    finally:
+        os.kill(forkserver, signal.SIGCONT)
+
+
 def test_descriptors_do_not_grow_with_the_world_sizes(devices):
     counts = change(devices, (2, 3) * 6)
     assert counts[2:4] == counts[-2:]

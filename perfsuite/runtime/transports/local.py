@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import shlex
 import signal
 import socket
@@ -130,6 +131,7 @@ class LocalTransport(Transport):
         until = time.monotonic() + deadline_s
         slots = range(self._first, self._first + count)
         self._look(0.0)
+        self._await_ends(slots, until)
         stale = [slot for slot in slots if self._is_stale(slot, fresh, env)]
         self.kill(stale)
         for slot in stale:
@@ -278,6 +280,13 @@ class LocalTransport(Transport):
         child = self._slots.get(slot)
         return child is None or bool(child.ended) or child.env != dict(env) or (fresh and child.used)
 
+    def _await_ends(self, slots: Iterable[int], until: float) -> None:
+        """Hear of every worker that has hung up how it ended: the forkserver may not have said so yet."""
+        children = [self._slots[slot] for slot in slots if slot in self._slots]
+        gone = [child for child in children if child.pid and not child.ended and _has_hung_up(child.link)]
+        while any(not child.ended for child in gone) and (left := until - time.monotonic()) > 0:
+            self._look(min(0.5, left))
+
     def _await_started(self, slots: Iterable[int], until: float) -> None:
         waiting = {slot for slot in slots if not self._slots[slot].pid}
         while waiting:
@@ -340,6 +349,13 @@ def worker_environment() -> dict[str, str]:
     hidden = {*launcher_variables(os.environ), "OMP_NUM_THREADS", "PYTEST_CURRENT_TEST"}
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     return {**kept, "TORCH_GLOO_LAZY_INIT": "1"}
+
+
+def _has_hung_up(link: Connection) -> bool:
+    """Whether nobody holds the other end any more; what was said before may still be there to read."""
+    poller = select.poll()
+    poller.register(link.fileno(), 0)
+    return any(event & select.POLLHUP for _, event in poller.poll(0))
 
 
 def _next_event(child: _Child) -> Event | None:
