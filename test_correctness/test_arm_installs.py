@@ -173,6 +173,25 @@ def test_an_installed_copy_is_no_revision(site, checkout):
     assert new == [3, {"shop": f"{site}/shop/__init__.py"}]
 
 
+def test_an_installed_copy_of_what_lies_in_an_unusual_folder_is_named_and_a_dependency_is_not(site, tmp_path):
+    project = {
+        "code/pyproject.toml": '[project]\nname = "Shop_Core"\n',
+        "third_party/yaml/__init__.py": "FACTOR = 8\n",
+    }
+    checkout = committed(tmp_path / "checkout", *({**project, "code/shop/__init__.py": f"F = {n}\n"} for n in (1, 2)))
+    for package, distribution in (("shop", "shop-core"), ("yaml", "PyYAML")):
+        (site / package).mkdir()
+        (site / package / "__init__.py").write_text("FACTOR = 3\n")
+        metadata = site / f"{distribution}-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        (metadata / "top_level.txt").write_text(package)
+    (error, _), new = said_by_arms(site, checkout)
+    assert f"module shop was imported from {site}/shop/__init__.py, outside of the tree" in error
+    assert 3 == new[0]
+    assert [[3, {}]] * 2 == said_by_arms(site, checkout, "yaml")
+
+
 def test_a_namespace_has_portions_in_both_trees_and_its_modules_are_the_arms(site, tmp_path):
     package = {"src/ns/shop/speed.py": "FACTOR = 1\n"}
     after = {"src/ns/shop/speed.py": "FACTOR = 2\n", "src/ns/shop/added.py": "FACTOR = 2\n"}

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 from perfsuite.runtime import own_tree
+from perfsuite.runtime.copies import NO_PROJECT, UNREADABLE, Copies, package_folders
 from perfsuite.runtime.own_tree import ForeignModule, mirrored, own_modules, require_own_modules, variable
 
 
@@ -65,3 +66,50 @@ def test_a_tree_inside_the_checkout_is_the_arms_own(trees, monkeypatch):
     inside = checkout / "tmp" / "tree"
     monkeypatch.setenv(own_tree.VARIABLE, variable(inside, checkout)[own_tree.VARIABLE])
     require_own_modules({"shop": module("shop", inside / "src" / "shop" / "__init__.py")})
+
+
+def written(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_folders_with_modules_and_the_project_that_installs_them(tmp_path):
+    tree = written(
+        tmp_path / "tree",
+        {
+            "code/pyproject.toml": '[build-system]\nrequires = []\n[project]\nname = "shop-core"  # ours\n',
+            "code/ns/shop/__init__.py": "",
+            "code/ns/shop/deep/__init__.py": "",
+            "old/setup.py": "setup(name=NAME)",
+            "old/till.py": "",
+            "docs/index.md": "",
+        },
+    )
+    folders = {str(tree / name): project for name, project in (("code/ns", "shop-core"), ("code", "shop-core"))}
+    assert package_folders(tree) == {**folders, str(tree): NO_PROJECT, str(tree / "old"): UNREADABLE}
+
+
+@pytest.mark.parametrize(
+    ("owner", "origin", "text", "copied"),
+    [
+        ("shop-core", "", "b", True),  # a release of the project
+        ("Shop.Core", "", "b", True),
+        ("", "", "b", True),  # copied by hand
+        ("other", "file://CHECKOUT/dist/other.whl", "b", True),
+        ("other", "", "a", True),  # the same text
+        ("other", "https://example.org/other.whl", "b", False),  # a dependency of that name
+    ],
+)
+def test_a_copy_is_told_from_a_dependency_by_what_installed_it(tmp_path, owner, origin, text, copied):
+    tree = written(tmp_path / "tree", {"code/shop/__init__.py": "", "code/shop/till.py": "a"})
+    installed = written(tmp_path / "site", {"shop/__init__.py": "", "shop/till.py": text}) / "shop" / "till.py"
+    copies = Copies(
+        {str(tree / "code"): "shop-core"},
+        tmp_path / "checkout",
+        owners=lambda: {"shop": [owner]} if owner else {},
+        origin=lambda _: f'{{"url": "{origin.replace("CHECKOUT", str(tmp_path / "checkout"))}"}}',
+    )
+    assert copies.has("shop.till", installed) == copied
+    assert not copies.has("shop_of_others.till", installed)

@@ -12,14 +12,13 @@ from dataclasses import replace
 
 from perfsuite.gate.disturbed import UNSTABLE_RUNS, of_all_samples, unstable
 from perfsuite.gate.growth import growth
-from perfsuite.gate.judge import ENOUGH_SESSIONS, SURELY_ALPHA, Estimate
+from perfsuite.gate.judge import ENOUGH_SESSIONS, Estimate
 from perfsuite.gate.quantity import ALL
 from perfsuite.gate.question import Question, flagged
 from perfsuite.gate.stages import MIN_PAIRS, level_moved, why_no_anchor, yardstick_moved
 from perfsuite.gate.suite import yardstick_explains
 from perfsuite.gate.verdict import TIME, Finding, percent
 from perfsuite.records import VerdictName
-from perfsuite.statistics.student import t_quantile
 from perfsuite.units import plural
 
 SHIFT_LIMIT = 0.1
@@ -64,7 +63,7 @@ def _with_base(asked: Question, level: Estimate, change: Estimate) -> Finding:
     if change.outcome == "regressed":
         return replace(asked.shown(change, "regressed", asked.work.pairs), confirmed=True)
     anchor = asked.since_anchor
-    if anchor is not None and anchor.outcome == "regressed" and _surely(anchor):
+    if anchor is not None and asked.view.judge(asked.work, asked.judged).is_sure(anchor):
         return _drifted(asked, anchor)
     if level.effect < 0:
         return _faster(asked, level)
@@ -75,10 +74,6 @@ def _with_base(asked: Question, level: Estimate, change: Estimate) -> Finding:
     cleared = change.outcome in ("pass", "improved")
     shown = asked.shown(change, "pass" if cleared else "inconclusive", asked.work.pairs)
     return flagged(shown, _SMALL) if cleared else shown
-
-
-def _surely(anchor: Estimate) -> bool:
-    return anchor.effect > t_quantile(1 - SURELY_ALPHA, anchor.dof) * anchor.error
 
 
 def _drifted(asked: Question, anchor: Estimate) -> Finding:

@@ -12,7 +12,8 @@ from typing import Literal
 
 from perfsuite.gate.noise import Level
 from perfsuite.gate.verdict import GateSettings
-from perfsuite.statistics.robust import clipped_variance, huber_mean, median, variance, without_largest
+from perfsuite.statistics.paired import paired_mean
+from perfsuite.statistics.robust import clipped_variance, huber_mean, median, rough_sigma, variance, without_largest
 from perfsuite.statistics.student import t_quantile
 
 SURE = 0.999
@@ -82,6 +83,8 @@ class Bounds:
     """The same for errors that screening and re-measurement have in common: the screening won nothing against them."""
     confirm_alpha: float = CONFIRM_ALPHA
     """The same for an A/B."""
+    surely_alpha: float = SURELY_ALPHA
+    """The same for what is asked of a case whose base is not slower."""
     doubt: float = 1.0
     """Standard errors below which nothing is suspicious."""
 
@@ -231,7 +234,7 @@ class Judge:
             return False
         scatter = self.level.sigma * math.sqrt(self.inside)
         if len(values) >= MIN_SCATTER:
-            scatter = min(scatter, math.sqrt(variance(values)))
+            scatter = min(scatter, rough_sigma(values))
         return self._pairs_would_show(math.sqrt(2) * scatter)
 
     def _pairs_would_show(self, scatter: float) -> bool:
@@ -242,7 +245,7 @@ class Judge:
 
     def more_pairs_tell(self, pairs: Sequence[tuple[float, float]]) -> bool:
         """Whether further pairs like these would show a slowdown of the limit, where stored runs do not tell it."""
-        return not self.today.known and self._pairs_would_show(math.sqrt(variance([new - old for old, new in pairs])))
+        return not self.today.known and self._pairs_would_show(paired_mean([new - old for old, new in pairs]).spread)
 
     def difference(self, values: Sequence[float]) -> float:
         """Median of this session's values against the stored level, the host's shift taken off."""
@@ -313,15 +316,24 @@ class Judge:
         """Whether the level is left for certain by these runs of one session.
 
         Where the host's drifts are not known the session counts as one more run like the stored ones, whose sessions
-        scatter by all of ``sigma``: nothing tells its drift from a change.  ``expected``: something that can make the
-        case slower is known to have changed, which is rare, and asked as surely as an A/B is.
+        scatter by all of ``sigma``: nothing tells its drift from a change.  A few stored runs may lie closer together
+        than runs of this session do: then what lies between sessions is taken to be as large a share of these.
+        ``expected``: something that can make the case slower is known to have changed, which is rare, and asked as
+        surely as an A/B is.
         """
-        level = self.level
+        level, bounds = self.level, self.bounds
         error = self.spread(len(values)).error
         if not self.today.known:
-            error = max(error, level.sigma * math.sqrt(1 + 1 / level.sessions))
-        alpha = max(SURELY_ALPHA, min(CONFIRM_ALPHA, self.bounds.shared_alpha)) if expected else SURELY_ALPHA
+            inside = rough_sigma(values) if len(values) >= MIN_SCATTER else 0.0
+            scatter = max(level.sigma, inside / math.sqrt(1 - min(UNKNOWN_SHARE, self.between)))
+            error = max(error, scatter * math.sqrt(1 + 1 / level.sessions))
+        alpha = max(bounds.surely_alpha, min(CONFIRM_ALPHA, bounds.shared_alpha)) if expected else bounds.surely_alpha
         return self._effect(values) > max(self.bounds.tolerance, t_quantile(1 - alpha, self.dof) * error)
+
+    def is_sure(self, pairs: Estimate) -> bool:
+        """Whether an A/B with the stored commit shows a slowdown that the base does not: one question more."""
+        reach = t_quantile(1 - self.bounds.surely_alpha, pairs.dof) * pairs.error
+        return pairs.outcome == "regressed" and pairs.effect > reach
 
     def _effect(self, values: Sequence[float]) -> float:
         return huber_mean(values, self.level.sigma) - self.level.centre - self.today.shift
@@ -398,10 +410,10 @@ class Judge:
         expected = 2 * self.inside * self.level.sigma**2
         total = dof + count - 1
         pooled = math.sqrt((dof * expected + (count - 1) * clipped_variance(differences, math.sqrt(expected))) / total)
-        own = math.sqrt(variance(differences))
-        alone, together = (t_quantile(1 - SURELY_ALPHA, freedom) for freedom in (count - 1, total))
-        if not self.today.known and count >= ENOUGH_PAIRS and alone * own < together * pooled:
-            return huber_mean(differences, own), own / math.sqrt(count), count - 1
+        if not self.today.known and count >= ENOUGH_PAIRS:
+            own = paired_mean(differences)
+            if own.reach(2 * SURELY_ALPHA) < t_quantile(1 - SURELY_ALPHA, total) * pooled / math.sqrt(count):
+                return own.mean, own.error, own.dof
         return huber_mean(differences, pooled), pooled / math.sqrt(count), total
 
     def _confirms(self, effect: float, error: float, dof: int) -> bool:

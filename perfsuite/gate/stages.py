@@ -173,12 +173,15 @@ def _anchor_pairs_needed(work: CaseWork, judged: Judged, view: View) -> int:
         return 0
     if judged.name == ALL or why_no_anchor(work, view) or _anchor_is_base(work, view):
         return 0
+    since = since_anchor(work, judged, view)
+    if since is not None and since.outcome == "regressed" and not view.judge(work, judged).is_sure(since):
+        return view.settings.pairs + view.settings.more_pairs
     return _pairs_needed(work, judged, view, work.anchor_pairs)
 
 
 def _arms_tell(work: CaseWork, judged: Judged, view: View) -> bool:
-    """Whether the base and the stored commit could show what the level does not exclude."""
-    return view.judge(work, judged, work.fresh).arms_tell(view.values(judged, work.fresh))
+    """Whether the base and the stored commit could show what the level does not exclude; all runs tell how they scatter."""
+    return view.judge(work, judged, work.fresh).arms_tell(view.values(judged, work.runs))
 
 
 def _more_would_help(work: CaseWork, judged: Judged, view: View, estimate: Estimate) -> bool:

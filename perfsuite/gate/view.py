@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
-from perfsuite.gate.judge import CONFIRM_ALPHA, Bounds, Judge, Today
+from perfsuite.gate.judge import CONFIRM_ALPHA, SURELY_ALPHA, Bounds, Judge, Today
 from perfsuite.gate.quantity import ALL, Quantity
 from perfsuite.gate.shift import Replicates, Shares, own_inside
 from perfsuite.gate.suite import SuiteShift
@@ -55,6 +55,7 @@ class View:
             alpha=alpha / max(1.0, expected, self.suspects),
             shared_alpha=alpha / max(1, self.tests),
             confirm_alpha=min(quantity.weight * CONFIRM_ALPHA, alpha / max(1, self.confirming)),
+            surely_alpha=quantity.weight * SURELY_ALPHA,
             doubt=SECONDARY_DOUBT if quantity.is_secondary else 1.0,
         )
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from perfsuite.errors import CaseError
+from perfsuite.runtime.copies import Copies, package_folders
 
 VARIABLE = "PERFSUITE_ARM"
 """Tells the processes of an arm where its code comes from: JSON of :class:`_Places`."""
@@ -45,6 +46,8 @@ class _Places:
     """What the tree stands for; the tree itself where it stands for nothing else."""
     folders: tuple[Path, ...]
     """Folders of the tree that modules are imported from."""
+    copies: Copies
+    """Tells of modules that are installed copies of those in further folders of the tree."""
 
     @property
     def exclusive(self) -> bool:
@@ -59,7 +62,14 @@ def variable(tree: Path, checkout: Path, folders: Iterable[str | Path] = ()) -> 
     """
     usual = [tree / name for name in _SOURCE_FOLDERS]
     known = dict.fromkeys(str(Path(folder).resolve()) for folder in [*folders, *usual])
-    places = {"tree": str(tree.resolve()), "checkout": str(checkout.resolve()), "folders": list(known)}
+    tree, checkout = tree.resolve(), checkout.resolve()
+    elsewhere = {} if tree == checkout else package_folders(tree)
+    places = {
+        "tree": str(tree),
+        "checkout": str(checkout),
+        "folders": list(known),
+        "elsewhere": {folder: project for folder, project in elsewhere.items() if folder not in known},
+    }
     return {VARIABLE: json.dumps(places)}
 
 
@@ -150,23 +160,31 @@ def described(imports: Mapping[str, str]) -> str:
 
 def _places() -> _Places | None:
     told = os.environ.get(VARIABLE)
-    if not told:
-        return None
+    return _places_of(told) if told else None
+
+
+@functools.lru_cache(maxsize=1)
+def _places_of(told: str) -> _Places:
     said = json.loads(told)
     return _Places(
         tree=Path(said["tree"]),
         checkout=Path(said["checkout"]),
         folders=tuple(map(Path, said.get("folders", ()))),
+        copies=Copies(said.get("elsewhere", {}), Path(said["checkout"])),
     )
 
 
 def _project_modules(modules: Mapping[str, ModuleType], places: _Places) -> Iterator[tuple[str, Path]]:
-    """(name, file or folder) of modules that lie in the tree or its checkout or have the name of one in the tree."""
+    """(name, file or folder) of modules that lie in the tree or its checkout, have a name of it, or are copies."""
     named = functools.lru_cache(maxsize=None)(functools.partial(_in_folders, places.folders))
     for name, module in sorted(modules.items()):
         found = list(_files(module))
         inside = [path for path in found if _of_project(path, places.tree)]
-        outside = [path for path in found if _of_project(path, places.checkout) or _named(name, named)]
+        outside = [
+            path
+            for path in found
+            if _of_project(path, places.checkout) or _named(name, named) or places.copies.has(name, path)
+        ]
         for path in (inside or outside)[:1]:
             yield name, path
 
