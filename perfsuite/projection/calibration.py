@@ -136,7 +136,7 @@ class Calibration:
                     source=f"{share.value:g} of {sheet.value:g}: {sheet.source}; {share.source}",
                     relative_error=share.relative_error,
                 )
-        for name in ("link_us", "network_us", "kernel_us"):
+        for name in ("link_us", "network_us", "kernel_us", "wave_outputs"):
             constants[name] = TYPICAL[name]
         return cls(device=row.name, constants=constants)
 
@@ -150,6 +150,7 @@ DEVICE_CONSTANTS: Mapping[str, str] = MappingProxyType(
         "link_us": "time that one rank adds to a ring within a node",
         "network_gb_per_s": "busbw of a whole node per direction",
         "network_us": "time that one node adds to a ring",
+        "wave_outputs": "outputs of a product whose time idle units lose: half of what all take at once",
         "kernel_us": "what a kernel takes beyond its operations and bytes",
     }
 )
@@ -175,6 +176,7 @@ TYPICAL: Mapping[str, Constant] = MappingProxyType(
         "network": Constant(value=0.70, unit="ratio", source=_BACK_TEST, relative_error=0.25),
         "link_us": Constant(value=1.5, unit="us", source=_BACK_TEST, relative_error=0.5),
         "network_us": Constant(value=10.0, unit="us", source=_BACK_TEST, relative_error=0.5),
+        "wave_outputs": Constant(value=1.0e6, unit="outputs", source=_BACK_TEST, relative_error=0.5),
         "kernel_us": Constant(value=5.0, unit="us", source=_BACK_TEST, relative_error=0.5),
     }
 )

@@ -8,6 +8,7 @@ from typing import Literal
 
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.job import Job
+from perfsuite.projection.memory import MemoryBreakdown
 from perfsuite.records import Training
 
 Resource = Literal["matmul", "attention", "memory", "link", "network", "bubble", "straggler", "host"]
@@ -21,34 +22,6 @@ class Part:
     name: str
     resource: Resource
     seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryBreakdown:
-    """Bytes that the fullest rank has allocated at most, by component."""
-
-    parameters: float
-    gradients: float
-    optimizer: float
-    activations: float
-    logits: float = 0.0
-    temporary: float = 0.0
-    """Gathered layers, a layer's weight gradient kept aside, a layer computed again."""
-    communication: float = 0.0
-    """Buckets and buffers."""
-    capacity: float = 0.0
-    """Of the device; 0: unknown."""
-
-    @property
-    def total(self) -> float:
-        """All components."""
-        parts = (self.parameters, self.gradients, self.optimizer, self.activations)
-        return sum(parts) + self.logits + self.temporary + self.communication
-
-    @property
-    def share(self) -> float | None:
-        """Of the capacity; None where that is unknown."""
-        return self.total / self.capacity if self.capacity else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,89 @@
+"""Seconds of a message: measured lines of groups that stand alike, else rings over links and network.
+
+A ring of n ranks moves S (n - 1) / n per rank (all_reduce twice that), the first time over links within nodes, at each
+node's border over its network, which the groups that send at once share.  A latency is paid for every rank and node
+that the ring passes, so that it grows with the group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from perfsuite.collectives import busbw_factor
+from perfsuite.projection.calibration import Calibration, CollectiveLine
+from perfsuite.projection.layout import Group
+
+
+class Message(NamedTuple):
+    """Seconds by what is waited for: one of the two is 0."""
+
+    link_s: float
+    network_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Whichever it is."""
+        return self.link_s + self.network_s
+
+
+_PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+
+
+@dataclass(kw_only=True)
+class Links:
+    """How long messages take between the devices of a node and between nodes."""
+
+    calibration: Calibration
+    devices_per_node: int
+
+    def __post_init__(self) -> None:
+        value = self.calibration.value
+        self._link, self._link_s = value("link_gb_per_s") * 1e9, value("link_us") * 1e-6
+        self._network, self._network_s = value("network_gb_per_s") * 1e9, value("network_us") * 1e-6
+        self._by_size = {ranks: value(f"link_{ranks}_gb_per_s") * 1e9 or self._link for ranks in (2, 4, 8)}
+        self._lines: dict[str, list[CollectiveLine]] = {}
+        for line in self.calibration.collectives:
+            self._lines.setdefault(line.collective, []).append(line)
+
+    def seconds(self, collective: str, message_bytes: float, group: Group | None) -> Message:
+        """Of one collective of size S over a group."""
+        if group is None or group.ranks == 1 or not message_bytes:
+            return Message(0.0, 0.0)
+        line = self._line(collective, group)
+        if line is not None:
+            factor = busbw_factor(collective, group.ranks) if collective in _PASSES else 1.0
+            took = line.alpha_us * 1e-6 + message_bytes * factor / (line.beta_gb_per_s * 1e9)
+            return Message(took, 0.0) if group.nodes == 1 else Message(0.0, took)
+        if collective in ("send_recv", "ring"):
+            return self._point_to_point(message_bytes, group)
+        passes = _PASSES[collective]
+        moved = passes * message_bytes * (group.ranks - 1) / group.ranks
+        hops = group.nodes if group.nodes > 1 else 0
+        latency = passes * ((group.ranks - 1 - max(0, hops - 1)) * self._link_s + hops * self._network_s)
+        inside = moved / self._by_size.get(group.per_node, self._link) if self._link else 0.0
+        if group.nodes == 1:
+            return Message(inside + latency, 0.0)
+        crossing = moved
+        if collective == "all_to_all":  # a node's ranks send all that is for other nodes, each its own part
+            crossing = message_bytes * group.per_node * (group.nodes - 1) / group.nodes
+        outside = crossing * group.concurrent / self._network if self._network else 0.0
+        return Message(0.0, outside + latency) if outside >= inside else Message(inside + latency, 0.0)
+
+    def _point_to_point(self, message_bytes: float, group: Group) -> Message:
+        """A message to the neighbour along an axis; over the network the ranks of a node share it."""
+        if group.nodes == 1 or (group.per_node > 1 and group.nodes == 1):
+            return Message(message_bytes / self._link + self._link_s if self._link else 0.0, 0.0)
+        senders = min(group.stride, self.devices_per_node) if group.per_node == 1 else group.concurrent
+        share = self._network / senders if senders else self._network
+        return Message(0.0, message_bytes / share + self._network_s if share else 0.0)
+
+    def _line(self, collective: str, group: Group) -> CollectiveLine | None:
+        """The measured line of groups that stand alike."""
+        for line in self._lines.get(collective, ()):
+            if (line.ranks, line.nodes) == (group.ranks, group.nodes) and line.stride == group.stride:
+                return line
+        alike = [
+            line for line in self._lines.get(collective, ()) if (line.ranks, line.nodes) == (group.ranks, group.nodes)
+        ]
+        return alike[0] if alike else None

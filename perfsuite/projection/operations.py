@@ -1,0 +1,286 @@
+"""What one rank computes and sends for one micro-batch in one block, at the ends of the model and in the optimizer.
+
+t tokens of a rank, D width, F hidden features; every product is (m, n, k): m x k by k x n.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+from perfsuite.projection.architecture import Architecture
+from perfsuite.projection.layout import Layout
+from perfsuite.projection.traffic import Implementation
+
+Pass = Literal["forward", "backward_input", "backward_weight"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Matmul:
+    """``groups`` products of m x k by k x n; several groups are one grouped product."""
+
+    m: float
+    n: float
+    k: float
+    groups: int = 1
+    stage: Pass = "forward"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attention:
+    """Softmax attention of one block, forward or backward, that writes no scores."""
+
+    batch: float
+    queries: float
+    keys: float
+    heads: float
+    key_heads: float
+    features: int
+    values: int
+    causal: bool
+    backward: bool = False
+
+    @property
+    def flops(self) -> float:
+        """Operations, 2.5 times as many in the backward, which computes the scores again; a mask leaves half."""
+        pairs = self.batch * self.heads * self.queries * self.keys * (0.5 if self.causal else 1.0)
+        return pairs * 2.0 * (self.features + self.values) * (2.5 if self.backward else 1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """Kernels that do nothing but read and write."""
+
+    moved_bytes: float
+    kernels: float = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """A message along an axis; its size S as nccl-tests counts it."""
+
+    collective: str
+    message_bytes: float
+    axis: str
+    overlap: float = 0.0
+    """Share that hides behind the work beside it."""
+
+
+Operation = Matmul | Attention | Traffic | Collective
+Operations = tuple[Operation, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """Operations of one micro-batch by pass; what is computed again stands apart."""
+
+    forward: Operations = ()
+    backward_input: Operations = ()
+    backward_weight: Operations = ()
+    recompute: Operations = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What of a model one rank computes."""
+
+    model: Architecture
+    layout: Layout
+    code: Implementation
+
+    @property
+    def tp(self) -> int:
+        """Ranks that share a block's matrices."""
+        return self.layout.shape.size("tp")
+
+    @property
+    def tokens(self) -> float:
+        """Of a micro-batch on this rank."""
+        return self.layout.micro_batch_size * self.model.tokens / self.layout.shape.size("cp")
+
+    @property
+    def outer_tokens(self) -> float:
+        """Between the parts that tensor parallelism splits."""
+        return self.tokens / self.tp if self.layout.sequence_parallel else self.tokens
+
+
+@functools.lru_cache(maxsize=4096)
+def block(share: Share, *, experts: bool) -> Passes:
+    """One block."""
+    model, code, checkpointing = share.model, share.code, share.layout.checkpointing
+    products = (*_projections(share), *(_expert_products(share) if experts else _dense_products(share)))
+    scores = _scores(share)
+    sent, returned, again = _messages(share, experts=experts)
+    forward = (*products, *scores[0], *_elementwise(share, experts=experts, backward=False), *sent)
+    recompute: Operations = ()
+    if checkpointing == "full":
+        recompute = (*forward, *again)
+    elif checkpointing == "selective" and any(code.score_bytes):
+        recompute = scores[0]
+    elementwise = _elementwise(share, experts=experts, backward=True)
+    assert model.layers, "a model has blocks"
+    return Passes(
+        forward=forward,
+        backward_input=(*(_input_gradient(product) for product in products), *scores[1], *elementwise, *returned),
+        backward_weight=tuple(_weight_gradient(product) for product in products),
+        recompute=recompute,
+    )
+
+
+def _input_gradient(product: Matmul) -> Matmul:
+    return Matmul(m=product.m, n=product.k, k=product.n, groups=product.groups, stage="backward_input")
+
+
+def _weight_gradient(product: Matmul) -> Matmul:
+    return Matmul(m=product.k, n=product.n, k=product.m, groups=product.groups, stage="backward_weight")
+
+
+def _projections(share: Share) -> tuple[Matmul, ...]:
+    *columns, (width, inner) = share.model.projections
+    split = [Matmul(m=share.tokens, n=outputs / share.tp, k=inputs) for outputs, inputs in columns]
+    more = share.model.more_projections
+    further = (Matmul(m=share.tokens, n=more / share.model.width, k=share.model.width),) if more else ()
+    return (*split, Matmul(m=share.tokens, n=width, k=inner / share.tp), *further)
+
+
+def _mlp(tokens: float, width: int, hidden: float, model: Architecture, groups: int = 1) -> tuple[Matmul, ...]:
+    """An MLP whose matrices into the hidden features are one."""
+    return (
+        Matmul(m=tokens, n=(model.matrices - 1) * hidden, k=width, groups=groups),
+        Matmul(m=tokens, n=width, k=hidden, groups=groups),
+    )
+
+
+def _dense_products(share: Share) -> tuple[Matmul, ...]:
+    return _mlp(share.tokens, share.model.width, share.model.hidden / share.tp, share.model)
+
+
+def _expert_products(share: Share) -> tuple[Matmul, ...]:
+    """Router, the experts of this rank with as many rows as it sends, and those that every token meets."""
+    model, tokens = share.model, share.tokens
+    here = model.experts // share.layout.shape.size("ep")
+    rows = tokens * model.top_k * (model.capacity_factor or 1.0) / here
+    router = Matmul(m=tokens, n=model.experts, k=model.width)
+    routed = _mlp(rows, model.width, model.expert_hidden / share.tp, model, groups=here)
+    shared = _mlp(tokens, model.width, model.shared_hidden / share.tp, model) if model.shared_hidden else ()
+    return (router, *routed, *shared)
+
+
+def _scores(share: Share) -> tuple[Operations, Operations]:
+    """Attention forward and backward: one kernel, or products and the traffic of scores that are written."""
+    model, code = share.model, share.code
+    heads, keys = model.heads / share.tp, model.key_heads / share.tp
+    batch, queries = share.layout.micro_batch_size, model.tokens / share.layout.shape.size("cp")
+    if model.token_groups:
+        parts = [(batch * count, rows, columns, False) for count, rows, columns in model.token_groups]
+    else:
+        parts = [(float(batch), queries, model.tokens, code.causal_skips)]
+    sizes = {"heads": heads, "key_heads": keys, "features": model.features, "values": model.value_features}
+    forward, backward = (
+        tuple(
+            Attention(batch=count, queries=rows, keys=columns, causal=causal, backward=is_backward, **sizes)  # type: ignore[arg-type]
+            for count, rows, columns, causal in parts
+        )
+        for is_backward in (False, True)
+    )
+    if not any(code.score_bytes):
+        return forward, backward
+    pairs = sum(count * heads * rows * columns for count, rows, columns, _ in parts)
+    first, second = code.score_bytes
+    plain = tuple(
+        Matmul(m=rows, n=columns, k=model.features, groups=round(count * heads)) for count, rows, columns, _ in parts
+    )
+    return (
+        (*plain, *plain, Traffic(moved_bytes=first * pairs, kernels=2)),
+        (*plain, *plain, *plain, *plain, Traffic(moved_bytes=second * pairs, kernels=2)),
+    )
+
+
+def _elementwise(share: Share, *, experts: bool, backward: bool) -> tuple[Traffic, ...]:
+    model, code = share.model, share.code
+    width, hidden, kernels = (
+        (code.backward_width_bytes, code.backward_hidden_bytes, code.backward_kernels)
+        if backward
+        else (code.forward_width_bytes, code.forward_hidden_bytes, code.forward_kernels)
+    )
+    features = (model.top_k * model.expert_hidden + model.shared_hidden) if experts else model.hidden
+    moved = width * share.outer_tokens * model.width + hidden * share.tokens * features / share.tp
+    if model.key_rank:  # heads are put together from what all share and what is their own
+        parts = model.heads / share.tp * (2 * model.features + model.value_features)
+        moved += (16.0 if backward else 8.0) * share.tokens * parts
+    if experts:
+        moved += code.permute_bytes * share.tokens * model.top_k * model.width
+    return (Traffic(moved_bytes=moved, kernels=kernels),)
+
+
+def _messages(share: Share, *, experts: bool) -> tuple[Operations, Operations, Operations]:
+    """(forward, backward, what recomputation sends besides nothing) of one block."""
+    model, layout, code = share.model, share.layout, share.code
+    forward: list[Operation] = []
+    backward: list[Operation] = []
+    if share.tp > 1:
+        whole = 2.0 * share.tokens * model.width
+        gather, scatter, reduce = (
+            Collective(collective=name, message_bytes=whole, axis="tp", overlap=code.tensor_overlap)
+            for name in ("all_gather", "reduce_scatter", "all_reduce")
+        )
+        if layout.sequence_parallel:
+            forward += 2 * [gather, scatter]
+            backward += 2 * [gather, scatter, gather]
+        else:
+            forward += 2 * [reduce]
+            backward += 2 * [reduce]
+    if layout.shape.size("cp") > 1:
+        context = _context(share)
+        forward += context[0]
+        backward += context[1]
+    if experts and layout.shape.size("ep") > 1:
+        rows = share.tokens * model.top_k * (model.capacity_factor or 1.0)
+        routed = Collective(collective="all_to_all", message_bytes=2.0 * rows * model.width, axis="ep")
+        forward += 2 * [routed]
+        backward += 2 * [routed]
+    return tuple(forward), tuple(backward), ()
+
+
+def _context(share: Share) -> tuple[list[Operation], list[Operation]]:
+    """Keys and values go round the ring behind attention, or heads and tokens change places."""
+    model, ranks = share.model, share.layout.shape.size("cp")
+    keys = share.tokens * model.key_heads * (model.features + model.value_features) / share.tp
+    if share.code.context == "ring":
+        ring = Collective(collective="ring", message_bytes=2.0 * keys * (ranks - 1), axis="cp", overlap=1.0)
+        return [ring], [ring, ring]
+    queries = share.tokens * model.heads * (model.features + model.value_features) / share.tp
+    turned = Collective(collective="all_to_all", message_bytes=2.0 * (keys + queries), axis="cp")
+    return [turned], [turned]
+
+
+@functools.lru_cache(maxsize=4096)
+def embedding(share: Share) -> Passes:
+    """Rows of the embedding, read and written; their gradient is added up in a table of its own."""
+    moved = share.outer_tokens * share.model.width
+    return Passes(
+        forward=(Traffic(moved_bytes=6.0 * moved, kernels=3),),
+        backward_weight=(Traffic(moved_bytes=10.0 * moved, kernels=3),),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def head(share: Share) -> Passes:
+    """The output projection and the loss."""
+    model, code = share.model, share.code
+    if not model.vocabulary:
+        return Passes()
+    words = model.vocabulary / share.tp
+    product = Matmul(m=share.tokens, n=words, k=model.width)
+    gather: Operations = ()
+    if share.tp > 1:
+        whole = 2.0 * share.tokens * model.width
+        gather = (Collective(collective="all_gather", message_bytes=whole, axis="tp", overlap=code.tensor_overlap),)
+    forward = Traffic(moved_bytes=code.forward_logit_bytes * share.tokens * words, kernels=4)
+    backward = Traffic(moved_bytes=code.backward_logit_bytes * share.tokens * words, kernels=4)
+    return Passes(
+        forward=(product, forward, *gather),
+        backward_input=(_input_gradient(product), backward, *gather),
+        backward_weight=(_weight_gradient(product),),
+    )

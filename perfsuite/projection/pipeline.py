@@ -1,0 +1,90 @@
+"""How long a pipeline of given stages takes: its closed form, or the simulator where stages differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from perfsuite.metrics.pipeline import step_bounds_s
+from perfsuite.schedules import StageTimes, find_schedule, make_schedule, simulate, stages_of
+
+MOST_ACTIONS = 20_000
+"""Simulated at once; of a longer step the rest repeats."""
+_EQUAL = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A schedule and what one micro-batch takes in every stage."""
+
+    schedule: str
+    ranks: int
+    num_micro_batches: int
+    stages_per_rank: int
+    times: StageTimes
+
+    def step_s(self, *, simulated: bool = True) -> float:
+        """Seconds from the first action to the last.
+
+        Equal stages by the schedule's formula.  Others are simulated, or without ``simulated`` estimated: the busiest
+        rank's work, and every other rank's one micro-batch once.
+        """
+        spec = find_schedule(self.schedule)
+        sums = self._stage_sums()
+        if spec.bubble is not None and max(sums) - min(sums) <= _EQUAL * max(sums) and self._halves_are_equal():
+            bubble: Fraction = spec.bubble(self.ranks, self.num_micro_batches, self.stages_per_rank)
+            return self.busiest_s / float(1 - bubble)
+        if spec.bubble is None or simulated:
+            return self._simulated_s()
+        return self._estimate_s(sums)
+
+    @property
+    def busiest_s(self) -> float:
+        """Seconds that the busiest rank works."""
+        return self.num_micro_batches * max(self._rank_sums())
+
+    def _stage_sums(self) -> list[float]:
+        times = self.times
+        both = zip(times.forward_s, times.backward_input_s, times.backward_weight_s, strict=True)
+        return [sum(stage) for stage in both]
+
+    def _halves_are_equal(self) -> bool:
+        forward = self.times.forward_s
+        return max(forward) - min(forward) <= _EQUAL * max(forward)
+
+    def _rank_sums(self) -> list[float]:
+        sums, placement = self._stage_sums(), find_schedule(self.schedule).placement
+        return [
+            sum(
+                sums[stage]
+                for stage in stages_of(
+                    rank, ranks=self.ranks, stages_per_rank=self.stages_per_rank, placement=placement
+                )
+            )
+            for rank in range(self.ranks)
+        ]
+
+    def _estimate_s(self, sums: Sequence[float]) -> float:
+        ranks = self._rank_sums()
+        if self.schedule == "naive":
+            return self.num_micro_batches * sum(sums)
+        fill = (sum(sums) - max(ranks)) / self.stages_per_rank
+        if self.num_micro_batches < self.ranks:
+            fill += (self.stages_per_rank - 1) * (self.ranks - self.num_micro_batches) * max(sums)
+        return self.num_micro_batches * max(ranks) + fill
+
+    def _simulated_s(self) -> float:
+        """Of very many micro-batches the first few, and the rest as the busiest rank works."""
+        spec, count = find_schedule(self.schedule), self.num_micro_batches
+        per_micro_batch = self.ranks * self.stages_per_rank * (3 if spec.splits_backward else 2)
+        fewer = max(4 * self.ranks, MOST_ACTIONS // per_micro_batch)
+        rest = max(0, (count - fewer) // self.ranks * self.ranks)
+        schedule = make_schedule(
+            self.schedule,
+            ranks=self.ranks,
+            num_micro_batches=count - rest,
+            stages_per_rank=self.stages_per_rank,
+        )
+        first, last = step_bounds_s(simulate(schedule, self.times))
+        return last - first + rest * max(self._rank_sums())
