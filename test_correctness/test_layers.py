@@ -26,7 +26,7 @@ those of their own.
 """
 LEVEL = {name: level for level, names in enumerate(LINES) for name in names}
 MODULES = sorted(PACKAGE.glob("**/*.py"))
-RANK_SIDE = ("models", "strategies", "runtime.ranks")
+RANK_SIDE = ("models", "strategies", "runtime.ranks", "projection.dry_run")
 """Rooms with modules that only ranks load."""
 
 

@@ -30,7 +30,7 @@ from perfsuite.models.language import LanguageModel
 from perfsuite.models.llama import Llama
 
 Kind = Literal["width", "hidden", "words", "pairs", "weights"]
-_BATCH, _TOKENS, _WIDTH, _HEADS, _WORDS = 2, 61, 6144, 8, 250
+_BATCH, _TOKENS, _WIDTH, _HEADS, _WORDS = 2, 61, 6144, 16, 250
 _HIDDEN = 5000
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_grouped_mm")
 _FREE = ("empty", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "device", "detach", "alias")
@@ -52,7 +52,7 @@ class Pass:
         """What this has more than ``other``, of one of so many blocks more."""
         moved = Counter({kind: (self.moved[kind] - other.moved[kind]) / times for kind in self.moved})
         return Pass(
-            moved=moved,  # type: ignore[arg-type] # bytes of half a pair of blocks may be halves
+            moved=moved,
             kernels=(self.kernels - other.kernels) // times,
             products=(self.products - other.products) // times,
         )
@@ -79,11 +79,11 @@ class BlockCounts:
     kept_hidden_bytes: float
 
 
-class _Count(TorchDispatchMode):
+class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's is untyped
     """Adds up what every kernel moves into ``now``."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # as above
         self.sizes = sizes
         self.now = Pass()
 
@@ -121,7 +121,7 @@ def probe(model: Model, layers: int) -> Model:
     if isinstance(model, Gpt):
         sizes: dict[str, Any] = {"words": _WORDS, "words_multiple": 1, "context": _TOKENS, "sequence_length": 0}
     elif isinstance(model, Llama):
-        share = max(1, _HEADS * model.kv_heads // model.heads)
+        share = max(2, _HEADS * model.kv_heads // model.heads)
         sizes = {"words": _WORDS, "hidden": _HIDDEN, "kv_heads": share, "sequence_length": _TOKENS}
     elif isinstance(model, Dit):
         return dataclasses.replace(model, layers=2 * layers, width=6140, heads=5)

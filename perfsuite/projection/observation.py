@@ -36,7 +36,7 @@ class Observation:
     fingerprint: str = ""
     hosts: int = 1
     launch_s: float | None = None
-    """Host seconds to start an iteration; None where nobody measured it."""
+    """Host seconds to start an iteration; None where nobody measured it, and on a CPU, where that is to compute it."""
     rank_times_s: tuple[float, ...] = ()
     """Medians of the ranks; empty where only their maximum was kept."""
     cache_bytes: int = 0
@@ -55,7 +55,8 @@ class Observation:
         measurement = result.measurement
         if measurement is None or measurement.smoke or result.outcome != "measured":
             return None
-        launches = [rank.launch_s for rank in measurement.ranks if rank.launch_s is not None]
+        queued = [rank for rank in measurement.ranks if rank.device != "cpu"]
+        launches = [rank.launch_s for rank in queued if rank.launch_s is not None]
         values = {record.name: record.value for record in measurement.records}
         values |= {metric.name: metric.value for metric in result.metrics if metric.value is not None}
         return cls(

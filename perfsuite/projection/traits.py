@@ -10,12 +10,11 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.models import find
 from perfsuite.platforms import DeviceModel
 from perfsuite.projection.calibration import Calibration, Constant
-from perfsuite.projection.device_constants import ONE_CASE
+from perfsuite.projection.device_constants import ONE_CASE, named
 from perfsuite.projection.job import Job
 from perfsuite.projection.observation import Observation
 from perfsuite.projection.step import Projection, project
 from perfsuite.records import Training
-
 
 _NO_SLOPE = 0.01
 """Of what its kernels take: a block that took less was not measured."""
@@ -68,7 +67,7 @@ def traits_of(
     launches = [seen for seen in observations if seen.kind == "KernelLaunch" and seen.launch_s]
     if launches:
         launch_us = statistics.median(seen.launch_s or 0.0 for seen in launches) * 1e6
-        traits["launch_us"] = Constant(value=launch_us, unit="us", source=_names(launches), relative_error=ONE_CASE)
+        traits["launch_us"] = Constant(value=launch_us, unit="us", source=named(launches), relative_error=ONE_CASE)
     overlap = _overlap(observations)
     if overlap is not None:
         traits["overlap_ratio"] = overlap
@@ -94,7 +93,7 @@ def _overlap(observations: Iterable[Observation]) -> Constant | None:
         both, products, message = (trio[part].time_s for part in ("both", "products", "message"))
         shares.append(min(1.0, max(0.0, (products + message - both) / min(products, message))))
     spread = (max(shares) - min(shares)) / 2 if len(shares) > 1 else ONE_CASE
-    source = _names(seen for trio in whole for seen in trio.values())
+    source = named(seen for trio in whole for seen in trio.values())
     return Constant(value=statistics.median(shares), unit="ratio", source=source, relative_error=round(spread, 4))
 
 
@@ -122,15 +121,19 @@ def _in_situ(
     sources: list[Observation] = []
     notes: list[str] = []
     for depths in series:
+        dtype = next(seen.training.dtype for seen in depths.steps.values() if seen.training)
+        if not known.value(f"matmul_{dtype}_tflops"):
+            notes.append(f"{named(depths.steps.values())}: no product in {dtype} was measured to hold them against")
+            continue
         foreseen = [(layers, _project(seen, device, known)) for layers, seen in depths.steps.items()]
         if any(_is_host_bound(projection) for _, projection in foreseen):
             notes.append(
-                f"{_names(depths.steps.values())}: bound by the host, so they tell nothing of the device's block"
+                f"{named(depths.steps.values())}: bound by the host, so they tell nothing of the device's block"
             )
             continue
         block_s = _slope([(layers, projection.step_time_s) for layers, projection in foreseen])
         if depths.block_s <= _NO_SLOPE * block_s:
-            notes.append(f"{_names(depths.steps.values())}: a step of more layers took no longer; measure it again")
+            notes.append(f"{named(depths.steps.values())}: a step of more layers took no longer; measure it again")
             continue
         ratios.append(depths.block_s / block_s)
         misfits.append(depths.misfit)
@@ -139,10 +142,10 @@ def _in_situ(
         return {}, tuple(notes)
     ratio = statistics.median(ratios)
     error = max((max(ratios) - min(ratios)) / 2 / ratio, *misfits)
-    in_situ = Constant(value=ratio, unit="ratio", source=_names(sources), relative_error=round(error, 4))
+    in_situ = Constant(value=ratio, unit="ratio", source=named(sources), relative_error=round(error, 4))
     known = dataclasses.replace(known, traits={**known.traits, "in_situ_ratio": in_situ})
     rests = [seen.time_s - _project(seen, device, known).step_time_s for seen in sources]
-    host = Constant(value=max(0.0, statistics.median(rests)), unit="s", source=_names(sources), relative_error=0.5)
+    host = Constant(value=max(0.0, statistics.median(rests)), unit="s", source=named(sources), relative_error=0.5)
     return {"in_situ_ratio": in_situ, "host_step_s": host}, tuple(notes)
 
 
@@ -164,9 +167,3 @@ def _slope(points: Sequence[tuple[int, float]]) -> float:
     """
     middle, height = statistics.fmean(x for x, _ in points), statistics.fmean(y for _, y in points)
     return sum((x - middle) * (y - height) for x, y in points) / sum((x - middle) ** 2 for x, _ in points)
-
-
-def _names(cases: Iterable[Observation]) -> str:
-    names = [seen.case for seen in cases]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
