@@ -2,7 +2,7 @@
 
 pytest-benchmark writes its file at the end of a session; the journal is there after a crash, a kill or a power cut.
 The first line is a header, every other line a result, a failure, an interrupted case, a skip, the environment of the
-results after it, peaks, what the gate said, or the end::
+results after it, a projection, peaks, what the gate said, or the end::
 
     {"header": {"schema": 1, "session": "...", "fingerprint": "...", "versions": {...}, ...}}
     {"environment": {"hostname": "...", ...}}
@@ -10,6 +10,7 @@ results after it, peaks, what the gate said, or the end::
     {"failure": {"case": "test_perf/...", "message": "..."}}
     {"interrupted": {"case": "test_perf/...", "signal": "SIGTERM"}}
     {"skip": {"case": "test_perf/...", "reason": "..."}}
+    {"projected": {"kind": "projected", "case": "test_perf/...", "step_time_s": 0.5, ...}}
     {"peaks": {"tflops": {"fp32": {...}}, ...}}
     {"gate": {"gate": true, "fail_on": [...], "verdicts": [{"case": "...", "name": "pass", ...}, ...]}}
     {"end": {"at": "...", "took_s": 81.2, "exit_status": 0, "warnings": [...]}}
@@ -36,6 +37,7 @@ from perfsuite.baselines.renames import names_of_today, result_of_today
 from perfsuite.decoding import from_json, to_json
 from perfsuite.errors import JournalError
 from perfsuite.journal_result import late_result, share_of, split_result
+from perfsuite.projection.record import Projected
 from perfsuite.records import SCHEMA, Peaks, Result
 from perfsuite.run_record import GateRecord, Revision, RunEnd, RunRecord
 
@@ -78,6 +80,8 @@ class Journal:
     """The last line was not complete and is left out."""
     peaks: Peaks | None = None
     """What the results are shares of, where it had to be measured."""
+    projections: Mapping[str, Projected] = field(default_factory=dict)
+    """What cases would measure, by node id; none of them is a result."""
     gate: GateRecord | None = None
     """What the gate said; None in journals written before it was kept, and of runs that were killed."""
     end: RunEnd | None = None
@@ -146,6 +150,10 @@ class JournalWriter:
     def interrupted(self, case: str, signal: str) -> None:
         """Add the case that was running when ``signal`` (SIGTERM, SIGINT) ended the run; a resumed run runs it."""
         self._append({"interrupted": {"case": case, "signal": signal}})
+
+    def projected(self, record: Projected) -> None:
+        """Add what a case would measure."""
+        self._append({"projected": to_json(record)})
 
     def skip(self, case: str, reason: str) -> None:
         """Add a case that was skipped; a journal of nothing else is not kept."""
@@ -216,6 +224,7 @@ def read_journal(path: Path) -> Journal:
     failures: dict[str, str] = {}
     interrupted: dict[str, str] = {}
     skips: dict[str, str] = {}
+    projections: dict[str, Projected] = {}
     environment: Mapping[str, Any] = {}
     whole: dict[str, Any] = {}
     header = _read_header(path, lines[0])
@@ -227,6 +236,9 @@ def read_journal(path: Path) -> Journal:
             results[result.case] = result
             failures.pop(result.case, None)
             interrupted.pop(result.case, None)
+        elif kind == "projected":
+            projection = _decode(path, number, Projected, body)
+            projections[projection.case] = projection
         elif kind in _WHOLE:
             whole[kind] = _decode(path, number, _WHOLE[kind], body)
         elif kind == "environment" and isinstance(body, dict):
@@ -250,6 +262,7 @@ def read_journal(path: Path) -> Journal:
         failures=failures,
         interrupted=interrupted,
         skips=skips,
+        projections=projections,
         truncated=bool(rest),
         **whole,
     )

@@ -32,6 +32,7 @@ from perfsuite.measured_peaks import MeasuredPeaks
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive, rederive
 from perfsuite.platforms import Machine
+from perfsuite.projection.record import Projected
 from perfsuite.records import Measurement, Peaks, Record, Result, Work
 from perfsuite.run_record import GateRecord, RunEnd
 from perfsuite.runtime.driver import Job
@@ -211,6 +212,10 @@ class PerfSession:
     def skip(self, case_id: str, reason: str) -> None:
         """Note in the journal that a case was not run, for reports that are made of it."""
         self._write(lambda journal: journal.skip(case_id, reason))
+
+    def project(self, record: Projected) -> None:
+        """Note in the journal what a case would measure; it is no result of this session."""
+        self._write(lambda journal: journal.projected(record))
 
     def finish(self) -> None:
         """After the last case: measure once more the peaks that cases are shares of, and tell shares of the best."""

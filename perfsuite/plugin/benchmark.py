@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perfsuite.errors import InvalidParameter
+from perfsuite.plugin import projecting
 from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.state import suite_key
 from perfsuite.records import SCHEMA, Result
@@ -158,3 +159,6 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
     suite = config.stash.get(suite_key, None)
     if suite is not None and suite.session is not None:
         output_json["perfsuite"] = {"schema": SCHEMA, "session": suite.session.id}
+        projections = projecting.rows(suite)
+        if projections:
+            output_json["perfsuite"]["projected"] = list(projections)

@@ -91,7 +91,8 @@ def _cases(sweep: Sweep, model: DeviceModel, suite: Suite, with_platform: bool) 
                 platform_mark,
                 pytest.mark.world_size(n=point.needs),
                 *([pytest.mark.extended] if point.extended else []),
-                *([pytest.mark.skip(reason=why_not)] if why_not else []),
+                # A case that is projected is begun, says what it would run, and is skipped then.
+                *([pytest.mark.skip(reason=why_not)] if why_not and not suite.projects else []),
             ]
             if not why_not:
                 suite.start_workers()

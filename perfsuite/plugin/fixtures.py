@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from perfsuite.errors import InvalidParameter, PerfsuiteError, UnsupportedCase
+from perfsuite.plugin import projecting
 from perfsuite.plugin.benchmark import ONE_RECORD, clock_key, feed, feed_nothing
 from perfsuite.plugin.collect import is_perf
 from perfsuite.plugin.options import budget_of
@@ -180,6 +181,7 @@ def _run(suite: Suite, case: Case, platform: DeviceModel) -> Result:
     if not why_not and dtype and not suite.machine.natively(dtype):
         why_not = suite.machine.why_not_native(dtype)
     if why_not:
+        projecting.keep(suite, case, why_not)
         raise UnsupportedCase(why_not)
     with suite.running_case():
         return session.run(case)

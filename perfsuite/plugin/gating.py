@@ -29,6 +29,7 @@ from perfsuite.platforms import fingerprint
 from perfsuite.platforms.environment import boot_of
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.telemetry import Telemetry, disturbance, family_of_processes
+from perfsuite.plugin import projecting
 from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.fixtures import CaseState, state_key
 from perfsuite.plugin.gate_options import GateOptions, gate_options_key, tolerances_of
@@ -260,6 +261,7 @@ class Gating:
             banner=(*suite_lines(self.keeper.suite, self.options.fail_on), *self.keeper.banner),
             gate=self.options.gate,
         )
+        text += "".join(f"{line}\n" for line in projecting.markdown(self.suite))
         for path, mode in targets:
             if path:
                 try:

@@ -21,6 +21,7 @@ from perfsuite.plugin import (
     options,
     outcome,
     progress,
+    projecting,
     recorded,
     tables,
     trace,
@@ -36,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     options.declare(parser)
     gate_options.declare(parser)
     tables.declare(parser)
+    projecting.declare(parser)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -45,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     options.configure(config)
     gate_options.configure(config)  # runs that count as evidence tighten the options above
     tables.configure(config)
+    projecting.configure(config)
     distributed.configure(config)
 
 

@@ -32,7 +32,7 @@ from perfsuite.platforms import (
 )
 from perfsuite.platforms.quiet import HostLoad, read_host_load
 from perfsuite.platforms.torch_version import installed_torch, require_torch
-from perfsuite.plugin import launch
+from perfsuite.plugin import launch, projecting
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
 from perfsuite.plugin.revision import revision_of
@@ -81,6 +81,11 @@ class Suite:
         self.hurried = False
         """A signal or a lost agent ended the run: a launcher is about to kill this process too."""
         self._remove_logs: Callable[[], None] = lambda: None
+
+    @property
+    def projects(self) -> bool:
+        """Whether cases that cannot run here are projected."""
+        return projecting.state_key in self.config.stash
 
     # -- what there is -------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import pytest
 
 from perfsuite.gate.physics import examine
 from perfsuite.platforms.quiet import disturbance, read_host_load, warning
+from perfsuite.plugin import projecting
 from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.suite import Suite
 from perfsuite.plugin.tables import SKIPPED, state_key
@@ -42,7 +43,10 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     session = suite.session
     for line in skip_lines(config.stash[state_key].missing, suite.absent, nothing_measured=not session.results):
         terminalreporter.write_line(f"perfsuite: {line}", yellow=True)
+    projections = projecting.lines(suite)
     if not session.results:
+        for line in projections:
+            terminalreporter.write_line(line)
         return
     results = list(session.results.values())
     rows = [
@@ -55,7 +59,14 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     for line in (line for table in tables for line in table):
         terminalreporter.write_line(line)
     terminalreporter.write_line("")
-    for line in (*every_device_lines(results), *published_lines(results), *peak_lines(results), *clock_lines(results)):
+    for line in (
+        *every_device_lines(results),
+        *published_lines(results),
+        *peak_lines(results),
+        *clock_lines(results),
+    ):
+        terminalreporter.write_line(line)
+    for line in projections:
         terminalreporter.write_line(line)
     if suite.settings.budget.sustain_s is not None:
         terminalreporter.write_line(f"sustained for {format_seconds(suite.settings.budget.sustain_s)} each")

@@ -28,6 +28,7 @@ from perfsuite.models.dit import Dit
 from perfsuite.models.gpt import Gpt
 from perfsuite.models.language import LanguageModel
 from perfsuite.models.llama import Llama
+from perfsuite.projection.counted import BlockCounts
 
 Kind = Literal["width", "hidden", "words", "pairs", "weights"]
 _BATCH, _TOKENS, _WIDTH, _HEADS, _WORDS = 2, 61, 6144, 16, 250
@@ -56,27 +57,6 @@ class Pass:
             kernels=(self.kernels - other.kernels) // times,
             products=(self.products - other.products) // times,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockCounts:
-    """Of one block, bytes per token and width (or hidden feature, or parameter of the block)."""
-
-    forward_width_bytes: float
-    forward_hidden_bytes: float
-    forward_weight_bytes: float
-    backward_width_bytes: float
-    backward_hidden_bytes: float
-    backward_weight_bytes: float
-    score_bytes: tuple[float, float]
-    """Forward and backward, per head and pair of tokens."""
-    forward_kernels: int
-    backward_kernels: int
-    kept_width_bytes: float
-    """Kept for the backward, of what tensor parallelism splits."""
-    kept_whole_bytes: float
-    """Of what it leaves whole."""
-    kept_hidden_bytes: float
 
 
 class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's is untyped
@@ -141,7 +121,6 @@ def count_block(model: Model, *, autocast: bool = False, narrow: bool = False) -
     kept = {kind: (two[2][kind] - one[2][kind]) / blocks for kind in two[2]}
     tokens = _BATCH * small.tokens_per_sample
     per_width, per_hidden = tokens * small.width, tokens * _hidden(small)
-    per_pair = tokens * small.tokens_per_sample * small.heads
     weights = (probe(model, 2).parameters - small.parameters) / blocks
     whole = kept.get("width", 0.0)
     if isinstance(small, LanguageModel):
@@ -156,7 +135,6 @@ def count_block(model: Model, *, autocast: bool = False, narrow: bool = False) -
         backward_width_bytes=backward.moved["width"] / per_width,
         backward_hidden_bytes=backward.moved["hidden"] / per_hidden,
         backward_weight_bytes=backward.moved["weights"] / weights,
-        score_bytes=(forward.moved["pairs"] / per_pair, backward.moved["pairs"] / per_pair),
         forward_kernels=forward.kernels,
         backward_kernels=backward.kernels,
         kept_width_bytes=split / per_width,

@@ -1,0 +1,108 @@
+"""What the blocks of perfsuite's own models move, keep and start, as :mod:`perfsuite.projection.dry_run` counts it.
+
+A test holds every row equal to a dry run of the model that it names.  fp32 has ``plain``; bf16 and fp16 have
+``autocast``, where parameters stay wide and products narrow, or ``narrow``, where all is narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Literal
+
+from perfsuite.models import Model
+from perfsuite.models.dit import Latte, Stdit
+from perfsuite.models.gpt import Gpt
+from perfsuite.models.llama import Llama
+from perfsuite.records import Training
+
+Way = Literal["plain", "autocast", "narrow"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockCounts:
+    """Of one block; bytes per token and width, per token and hidden feature, per parameter of the block."""
+
+    forward_width_bytes: float
+    forward_hidden_bytes: float
+    forward_weight_bytes: float
+    """Casts of parameters, once per micro-batch."""
+    backward_width_bytes: float
+    backward_hidden_bytes: float
+    backward_weight_bytes: float
+    """Casts of their gradients."""
+    forward_kernels: int
+    """That are no product and no attention."""
+    backward_kernels: int
+    kept_width_bytes: float
+    """Kept for the backward, of what tensor parallelism splits."""
+    kept_whole_bytes: float
+    """Of what it leaves whole."""
+    kept_hidden_bytes: float
+
+
+_ROWS: tuple[tuple[str, Way, tuple[int, ...]], ...] = (
+    # Forward width, hidden, weights; backward width, hidden, weights; kernels of both; kept split, whole, hidden.
+    ("gpt", "plain", (40, 8, 0, 92, 16, 0, 5, 10, 16, 16, 8)),
+    ("gpt", "autocast", (48, 4, 6, 94, 8, 6, 15, 22, 8, 12, 4)),
+    ("gpt", "narrow", (20, 4, 0, 46, 8, 0, 5, 10, 8, 8, 4)),
+    ("llama", "plain", (153, 20, 0, 333, 36, 0, 30, 52, 16, 24, 16)),
+    ("llama", "autocast", (203, 10, 6, 399, 18, 6, 46, 70, 8, 26, 8)),
+    ("llama", "narrow", (189, 10, 0, 351, 18, 0, 38, 62, 8, 20, 8)),
+    ("llama-grouped", "plain", (137, 20, 0, 308, 36, 0, 32, 55, 16, 24, 16)),
+    ("llama-grouped", "autocast", (169, 10, 6, 358, 18, 6, 48, 73, 8, 26, 8)),
+    ("llama-grouped", "narrow", (155, 10, 0, 310, 18, 0, 40, 65, 8, 20, 8)),
+    ("latte", "plain", (96, 8, 0, 204, 16, 0, 15, 29, 0, 48, 8)),
+    ("latte", "autocast", (94, 4, 6, 180, 8, 6, 27, 47, 0, 32, 4)),
+    ("latte", "narrow", (48, 4, 0, 102, 8, 0, 15, 29, 0, 24, 4)),
+    ("stdit", "plain", (136, 8, 0, 308, 16, 0, 19, 43, 0, 84, 8)),
+    ("stdit", "autocast", (148, 4, 6, 300, 8, 6, 41, 70, 0, 50, 4)),
+    ("stdit", "narrow", (68, 4, 0, 154, 8, 0, 19, 43, 0, 42, 4)),
+)
+COUNTED: Mapping[tuple[str, Way], BlockCounts] = MappingProxyType(
+    {
+        (kind, way): BlockCounts(**dict(zip((field.name for field in fields(BlockCounts)), counts, strict=True)))
+        for kind, way, counts in _ROWS
+    }
+)
+"""By kind of block and way."""
+COUNTED_OF: Mapping[str, str] = MappingProxyType(
+    {"gpt": "gpt2", "llama": "llama2-7b", "llama-grouped": "llama2-70b", "latte": "latte-l", "stdit": "opensora"}
+)
+"""The model whose block was counted; sizes do not matter, but that eight heads of a 70B's queries share a key."""
+OPTIMIZER_BYTES, OPTIMIZER_KERNELS = 52.0, 13
+"""Per parameter, and for a list of them: AdamW by foreach in fp32, as strategies make it."""
+
+
+def kind_of(model: Model) -> str | None:
+    """The kind of a model's block; None for one that was not counted (experts).
+
+    >>> from perfsuite.models import find
+    >>> kind_of(find("gpt3-13b")), kind_of(find("llama2-70b"))
+    ('gpt', 'llama-grouped')
+    """
+    if model.experts:
+        return None
+    if isinstance(model, Gpt):
+        return "gpt"
+    if isinstance(model, Llama):
+        return "llama" if model.kv_heads == model.heads else "llama-grouped"
+    return "latte" if isinstance(model, Latte) else "stdit" if isinstance(model, Stdit) else None
+
+
+def way_of(training: Training) -> Way:
+    """How a step computes.
+
+    >>> way_of(Training(model="gpt2", dtype="bf16")), way_of(Training(model="gpt2", dtype="bf16", narrow=True))
+    ('autocast', 'narrow')
+    """
+    if training.dtype in ("fp32", "tf32"):
+        return "plain"
+    return "narrow" if training.narrow else "autocast"
+
+
+def counted(model: Model, training: Training) -> BlockCounts | None:
+    """The counts of the block that a step has; None where none were made."""
+    kind = kind_of(model)
+    return None if kind is None else COUNTED[kind, way_of(training)]

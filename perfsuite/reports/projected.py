@@ -1,0 +1,182 @@
+"""Measured, projected and published figures of one case side by side, with both ratios.  Never a gate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfsuite.metrics import find
+from perfsuite.projection.record import Projected
+from perfsuite.published.lookup import PublishedFigure, lookup
+from perfsuite.records import Result
+from perfsuite.reports.tables.markdown import escape
+from perfsuite.units import GIB, format_seconds, plural
+
+_STEP = "step_time_s"
+_WORKLOAD = "train_step"
+_COLUMNS = (
+    *("case", "metric", "measured", "projected", "80 % band", "published"),
+    *("projected/measured", "projected/published"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """One metric of one case by every way that it is known."""
+
+    case: str
+    metric: str
+    projected: float
+    low: float
+    high: float
+    measured: float | None = None
+    published: float | None = None
+    label: str = ""
+    """Plausibility of the published figure."""
+    lower_bound: bool = False
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """As printed."""
+        at_most = {"higher": "<= ", "lower": ">= "}.get(find(self.metric).better, "") if self.lower_bound else ""
+        return (
+            self.case,
+            self.metric,
+            _number(self.metric, self.measured),
+            f"{at_most}{_number(self.metric, self.projected)}",
+            f"{_number(self.metric, self.low)} to {_number(self.metric, self.high)}",
+            f"{_number(self.metric, self.published)}{f' [{self.label}]' if self.label else ''}",
+            _ratio(self.projected, self.measured),
+            _ratio(self.projected, self.published),
+        )
+
+
+def beside(
+    projections: Mapping[str, Projected], results: Mapping[str, Result], parameters: Mapping[str, Mapping[str, object]]
+) -> tuple[Beside, ...]:
+    """A row per case for its step time, and one for each metric that a report published of it.
+
+    ``parameters`` are those of every projected case, by its id.
+    """
+    rows = []
+    for case, one in projections.items():
+        if one.reason:
+            continue
+        figures = lookup(one.platform, _WORKLOAD, parameters.get(case, {}), one.world_size)
+        names = [_STEP, *dict.fromkeys(figure.metric for figure in figures if figure.metric != _STEP)]
+        for name in names:
+            value = one.value(name)
+            if value is None:
+                continue
+            known: list[PublishedFigure | None] = [figure for figure in figures if figure.metric == name]
+            low, high = _band(one, value, name)
+            for figure in known or [None]:
+                rows.append(
+                    Beside(
+                        case=case,
+                        metric=name,
+                        projected=value,
+                        low=low,
+                        high=high,
+                        measured=_measured(results.get(case), name),
+                        published=figure.metric_value if figure else None,
+                        label=figure.label if figure else "",
+                        lower_bound=one.lower_bound,
+                    )
+                )
+    return tuple(rows)
+
+
+def _band(one: Projected, value: float, metric: str) -> tuple[float, float]:
+    """The band of a metric: rates are high where times are low."""
+    if metric == _STEP:
+        return one.low_s, one.high_s
+    return value * one.step_time_s / one.high_s, value * one.step_time_s / one.low_s
+
+
+def _measured(result: Result | None, name: str) -> float | None:
+    if result is None:
+        return None
+    return next((metric.value for metric in result.metrics if metric.name == name), None)
+
+
+def projected_lines(
+    projections: Mapping[str, Projected], results: Mapping[str, Result], parameters: Mapping[str, Mapping[str, object]]
+) -> Iterator[str]:
+    """The table of a terminal, what binds each case, what to beware of, and what could not be projected."""
+    if not projections:
+        return
+    yield ""
+    yield "projected: what cases would measure; none of it was measured"
+    rows = [row.cells for row in beside(projections, results, parameters)]
+    if rows:
+        table = [_COLUMNS, *rows]
+        widths = [max(len(row[column]) for row in table) for column in range(len(_COLUMNS))]
+        for row in table:
+            left, *rest = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+            yield "  ".join([row[0].ljust(widths[0]), left, *rest]).rstrip()
+    yield from _remarks(projections)
+
+
+def _remarks(projections: Mapping[str, Projected]) -> Iterator[str]:
+    told = [one for one in projections.values() if not one.reason]
+    for (regime, source, calibration), count in Counter(
+        (one.regime, one.band_source, one.calibration) for one in told
+    ).items():
+        parts = ", ".join(part for part in (f"regime {regime}", f"band {source}", calibration) if part)
+        yield f"{plural(count, 'case')}: {parts}"
+    for one in told:
+        yield (
+            f"{one.case}: most of {format_seconds(one.step_time_s)} waits for {one.binding}; "
+            f"{one.memory_bytes / GIB:.3g} GiB of the fullest rank"
+        )
+    for flag, count in Counter(flag for one in told for flag in one.flags).most_common():
+        yield f"{plural(count, 'case')}: {flag}"
+    for reason, count in Counter(one.reason for one in projections.values() if one.reason).most_common():
+        yield f"{plural(count, 'case')} not projected: {reason}"
+
+
+def projected_markdown(
+    projections: Mapping[str, Projected], results: Mapping[str, Result], parameters: Mapping[str, Mapping[str, object]]
+) -> list[str]:
+    """The same for a page; nothing without projections."""
+    if not projections:
+        return []
+    lines = ["### projected", "", "What cases would measure; none of it was measured.", ""]
+    lines += [f"| {' | '.join(_COLUMNS)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    for row in beside(projections, results, parameters):
+        first, *rest = map(escape, row.cells)
+        lines.append(f"| `{first}` | {' | '.join(rest)} |")
+    return [*lines, "", *(f"- {escape(line)}" for line in _remarks(projections)), ""]
+
+
+def as_json(
+    projections: Mapping[str, Projected], results: Mapping[str, Result], parameters: Mapping[str, Mapping[str, object]]
+) -> Sequence[Mapping[str, object]]:
+    """Rows for files of other programs, ``kind`` in each."""
+    return [
+        {
+            "kind": "projected",
+            "case": row.case,
+            "metric": row.metric,
+            "projected": row.projected,
+            "low": row.low,
+            "high": row.high,
+            "measured": row.measured,
+            "published": row.published,
+            "label": row.label,
+            "lower_bound": row.lower_bound,
+            "projected_to_measured": None if not row.measured else row.projected / row.measured,
+            "projected_to_published": None if not row.published else row.projected / row.published,
+        }
+        for row in beside(projections, results, parameters)
+    ]
+
+
+def _number(metric: str, value: float | None) -> str:
+    return "" if value is None else f"{find(metric).format(value)} {find(metric).unit}".strip()
+
+
+def _ratio(value: float, of: float | None) -> str:
+    return f"{value / of:.2f}" if of else ""

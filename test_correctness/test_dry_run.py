@@ -1,0 +1,64 @@
+"""What a block moves and keeps, counted under fake tensors: equal to the rows that projections use."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.models import find
+from perfsuite.projection.counted import COUNTED, COUNTED_OF, OPTIMIZER_BYTES, OPTIMIZER_KERNELS, counted
+from perfsuite.projection.dry_run import count_block, count_optimizer, kind_of
+from perfsuite.records import Training
+
+FAST = [("gpt", "autocast")]
+WAYS = {"plain": {}, "autocast": {"autocast": True}, "narrow": {"narrow": True}}
+# Statistics of norms, rotary tables and words of captions grow with neither of what is counted.
+SIZELESS = 0.1
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"), [row if row in FAST else pytest.param(*row, marks=pytest.mark.slow) for row in COUNTED]
+)
+def test_row_is_what_a_dry_run_counts(kind, way):
+    counts = dataclasses.asdict(count_block(find(COUNTED_OF[kind]), **WAYS[way]))
+    assert {name: pytest.approx(value, abs=SIZELESS) for name, value in counts.items()} == dataclasses.asdict(
+        COUNTED[kind, way]
+    )
+
+
+def test_bytes_of_a_block_counted_by_hand():
+    """GPT in 16 bits, forward: two norms move 4 + 4 bytes, two residuals 6 + 6; GELU reads 2 and writes 2."""
+    row = COUNTED["gpt", "narrow"]
+    assert (20, 4) == (row.forward_width_bytes, row.forward_hidden_bytes)
+    # Casts of a parameter from 4 to 2 bytes and of its gradient back.
+    assert (6, 6) == (COUNTED["gpt", "autocast"].forward_weight_bytes, COUNTED["gpt", "autocast"].backward_weight_bytes)
+
+
+def test_optimizer_moves_what_the_row_says():
+    assert (OPTIMIZER_BYTES, OPTIMIZER_KERNELS) == count_optimizer()
+
+
+def test_block_of_a_step():
+    assert counted(find("gpt3-13b"), Training(model="gpt3-13b", dtype="bf16")) is COUNTED["gpt", "autocast"]
+    assert counted(find("moe-tiny"), Training(model="moe-tiny")) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ((2, 61, 96), "width"),
+        ((122, 250), "words"),
+        ((2, 61, 168), "hidden"),
+        ((4, 61, 61), "pairs"),
+        ((96, 96), "weights"),
+    ],
+)
+def test_shape_says_what_a_tensor_grows_with(shape, kind):
+    assert kind == kind_of(shape, {"tokens": 61, "words": 250, "hidden": (168,)})
+
+
+def test_experts_are_not_counted():
+    with pytest.raises(InvalidParameter, match="a dry run does not know"):
+        count_block(find("moe-tiny"))
