@@ -60,5 +60,5 @@ def test_shape_says_what_a_tensor_grows_with(shape, kind):
 
 
 def test_experts_are_not_counted():
-    with pytest.raises(InvalidParameter, match="a dry run does not know"):
+    with pytest.raises(InvalidParameter, match="has experts, which a dry run does not know"):
         count_block(find("moe-tiny"))

@@ -98,6 +98,8 @@ def kind_of(shape: torch.Size, sizes: Mapping[str, int]) -> Kind:
 
 def probe(model: Model, layers: int) -> Model:
     """A small sibling with so many blocks, whose tensors tell by their shapes what they grow with."""
+    if model.experts:
+        raise InvalidParameter(f"model {model.name} has experts, which a dry run does not know; give a dense model")
     if isinstance(model, Gpt):
         sizes: dict[str, Any] = {"words": _WORDS, "words_multiple": 1, "context": _TOKENS, "sequence_length": 0}
     elif isinstance(model, Llama):

@@ -101,17 +101,20 @@ def projected(
 
 def metrics_of(step_time_s: float, world_size: int, work: Work, peaks: Peaks) -> tuple[Metric, ...]:
     """Metrics of a step that takes so long, through the registry that measured ones come from."""
-    rank = RankFacts(
-        rank=0,
-        host="",
-        device="",
-        threads=1,
-        cores=None,
-        median_s=step_time_s,
-        min_s=step_time_s,
-        max_s=step_time_s,
-        cpu_share=1.0,
-        max_rss_bytes=0,
+    ranks = tuple(
+        RankFacts(
+            rank=rank,
+            host="",
+            device=str(rank),
+            threads=1,
+            cores=None,
+            median_s=step_time_s,
+            min_s=step_time_s,
+            max_s=step_time_s,
+            cpu_share=1.0,
+            max_rss_bytes=0,
+        )
+        for rank in range(world_size)
     )
     as_if_measured = Measurement(
         samples=(Sample(time_s=step_time_s),),
@@ -120,7 +123,7 @@ def metrics_of(step_time_s: float, world_size: int, work: Work, peaks: Peaks) ->
         warmup_steady=True,
         aligned=False,
         clock=ClockFacts(name="projected", resolution_s=0.0, cost_s=0.0),
-        ranks=(rank,) * world_size,
+        ranks=ranks,
         backend="",
         process="fresh",
         transport="",

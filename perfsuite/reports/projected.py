@@ -11,13 +11,13 @@ from perfsuite.projection.record import Projected
 from perfsuite.published.lookup import PublishedFigure, lookup
 from perfsuite.records import Result
 from perfsuite.reports.tables.markdown import escape
-from perfsuite.units import GIB, format_seconds, plural
+from perfsuite.units import GIB, plural
 
 _STEP = "step_time_s"
 _WORKLOAD = "train_step"
 _COLUMNS = (
     *("case", "metric", "measured", "projected", "80 % band", "published"),
-    *("projected/measured", "projected/published"),
+    *("projected/measured", "projected/published", "waits most for", "memory"),
 )
 
 
@@ -35,13 +35,17 @@ class Beside:
     label: str = ""
     """Plausibility of the published figure."""
     lower_bound: bool = False
+    binding: str = ""
+    """Resource that most of the step waits for, and its share; in the row of the step time."""
+    memory: str = ""
+    """Of the fullest rank; in the row of the step time."""
 
     @property
     def cells(self) -> tuple[str, ...]:
         """As printed."""
         at_most = {"higher": "<= ", "lower": ">= "}.get(find(self.metric).better, "") if self.lower_bound else ""
         return (
-            self.case,
+            self.case.partition("::")[2] or self.case,
             self.metric,
             _number(self.metric, self.measured),
             f"{at_most}{_number(self.metric, self.projected)}",
@@ -49,6 +53,8 @@ class Beside:
             f"{_number(self.metric, self.published)}{f' [{self.label}]' if self.label else ''}",
             _ratio(self.projected, self.measured),
             _ratio(self.projected, self.published),
+            self.binding,
+            self.memory,
         )
 
 
@@ -83,9 +89,15 @@ def beside(
                         published=figure.metric_value if figure else None,
                         label=figure.label if figure else "",
                         lower_bound=one.lower_bound,
+                        binding=_binding(one) if name == _STEP else "",
+                        memory=f"{one.memory_bytes / GIB:.3g} GiB" if name == _STEP and one.memory_bytes else "",
                     )
                 )
-    return tuple(rows)
+    return tuple(dict.fromkeys(rows))  # two tables of a report may have one figure
+
+
+def _binding(one: Projected) -> str:
+    return f"{one.binding} {100 * one.seconds.get(one.binding, 0.0) / one.step_time_s:.0f} %"
 
 
 def _band(one: Projected, value: float, metric: str) -> tuple[float, float]:
@@ -114,8 +126,8 @@ def projected_lines(
         table = [_COLUMNS, *rows]
         widths = [max(len(row[column]) for row in table) for column in range(len(_COLUMNS))]
         for row in table:
-            left, *rest = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
-            yield "  ".join([row[0].ljust(widths[0]), left, *rest]).rstrip()
+            rest = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+            yield "  ".join([row[0].ljust(widths[0]), *rest]).rstrip()
     yield from _remarks(projections)
 
 
@@ -126,11 +138,6 @@ def _remarks(projections: Mapping[str, Projected]) -> Iterator[str]:
     ).items():
         parts = ", ".join(part for part in (f"regime {regime}", f"band {source}", calibration) if part)
         yield f"{plural(count, 'case')}: {parts}"
-    for one in told:
-        yield (
-            f"{one.case}: most of {format_seconds(one.step_time_s)} waits for {one.binding}; "
-            f"{one.memory_bytes / GIB:.3g} GiB of the fullest rank"
-        )
     for flag, count in Counter(flag for one in told for flag in one.flags).most_common():
         yield f"{plural(count, 'case')}: {flag}"
     for reason, count in Counter(one.reason for one in projections.values() if one.reason).most_common():
@@ -144,7 +151,7 @@ def projected_markdown(
     if not projections:
         return []
     lines = ["### projected", "", "What cases would measure; none of it was measured.", ""]
-    lines += [f"| {' | '.join(_COLUMNS)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    lines += [f"| {' | '.join(_COLUMNS)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: |"]
     for row in beside(projections, results, parameters):
         first, *rest = map(escape, row.cells)
         lines.append(f"| `{first}` | {' | '.join(rest)} |")

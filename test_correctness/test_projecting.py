@@ -1,0 +1,164 @@
+"""--perf-project: cases that cannot run here carry a projection, and nothing takes it for a result."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from perfsuite.decoding import from_json, to_json
+from perfsuite.journal import read_journal
+from perfsuite.mesh import MeshShape
+from perfsuite.platforms import load_catalog
+from perfsuite.projection.calibration import Calibration, write_calibration
+from perfsuite.projection.job import Job
+from perfsuite.projection.record import Projected, metrics_of, projected
+from perfsuite.projection.step import project
+from perfsuite.records import Metric, Peaks
+from perfsuite.reports.projected import as_json, beside, projected_lines, projected_markdown
+from perfsuite.workloads.training.train_step import TrainStep
+from test_correctness.helpers.report_runs import trained
+from test_correctness.helpers.scripted_driver import repository
+
+pytest_plugins = ["pytester"]
+
+CASES = """
+from perfsuite import workloads
+
+def test_step(perf):
+    perf(workloads.TrainStep(model="gpt2-tiny", strategy="ddp"), on=2)
+
+def test_kernel(perf):
+    perf(workloads.Matmul(m=256, k=256, n=256, dtype="bf16"))
+
+@world_sizes(16)
+def test_wide(perf, ranks):
+    perf(workloads.TrainStep(model="gpt2-tiny", strategy="ddp"), on=ranks)
+"""
+CASE = "test_perf/test_it.py::test_it[s4000-ws8-opensora]"
+OPENSORA = {"model": "opensora", "strategy": "fsdp", "options": {"reshard": False}, "dtype": "bf16"}
+
+
+def test_absent_platform_stays_skipped_and_is_projected(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, CASES)
+    result = repo.run(
+        *("-k", "s4000", "--perf-journal=j.jsonl", "--benchmark-json=b.json", "--perf-summary=s.md", "-rs"),
+        "--perf-project",
+    )
+    result.assert_outcomes(skipped=3)
+    result.stdout.fnmatch_lines(
+        [
+            "*MTT S4000 not found*",
+            "projected: what cases would measure; none of it was measured",
+            "case*measured*projected*80 % band*published*",
+            "test_step?s4000?*step_time_s*",
+            "1 case not projected: only training steps are projected*",
+        ]
+    )
+    assert repo.driver.timed() == []
+    journal = read_journal(pytester.path / "j.jsonl")
+    assert {} == journal.results
+    step = next(one for case, one in journal.projections.items() if "test_step" in case)
+    assert ("projected", 2, "ddp", True) == (
+        step.kind,
+        step.world_size,
+        step.training.strategy,
+        "not found" in step.not_measured,
+    )
+    assert step.low_s < step.step_time_s < step.high_s
+    assert "| `test_step[s4000]` | step_time_s |" in (pytester.path / "s.md").read_text()
+
+
+def test_without_the_option_nothing_is_begun_or_projected(pytester, monkeypatch):
+    result = repository(pytester, monkeypatch, CASES).run("-k", "s4000")
+    result.assert_outcomes(skipped=3)
+    result.stdout.no_fnmatch_line("projected: *")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("nothing.json", "is no file"), ("test_it.py", "truncated or damaged"), ("other.json", "no calibration")],
+)
+def test_wrong_calibration_ends_the_run_at_once(pytester, monkeypatch, given, said):
+    repo = repository(pytester, monkeypatch, CASES)
+    (pytester.path / "other.json").write_text("{}")
+    result = repo.run("-k", "s4000", f"--perf-project={given}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*--perf-project: *{said}*"])
+
+
+def test_simulated_calibration_projects_no_real_platform(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, CASES)
+    row = Calibration.from_platform(load_catalog().find("s4000"))
+    write_calibration(dataclasses.replace(row, simulated=True), pytester.path / "c.json")
+    result = repo.run("-k", "s4000 and test_step", "--perf-project=c.json")
+    result.stdout.fnmatch_lines(["1 case not projected: *made on simulated devices and never projects real ones*"])
+
+
+# -- the record and its tables -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def record():
+    device = load_catalog().find("s4000")
+    work = TrainStep(**OPENSORA).work(MeshShape.of(dp=8))
+    projection = project(Job.of(work.training, device), Calibration.from_platform(device))
+    return projected(CASE, projection, work, Peaks(tflops=device.tflops))
+
+
+def test_record_is_read_again_and_says_what_it_is(record):
+    plain = json.loads(json.dumps(to_json(record)))
+    assert "projected" == plain["kind"]
+    assert record == from_json(Projected, plain)
+
+
+def test_metrics_follow_from_the_step_as_measured_ones_do(record):
+    work = TrainStep(**OPENSORA).work(MeshShape.of(dp=8))
+    values = {metric.name: metric.value for metric in metrics_of(2.0, 8, work, Peaks())}
+    assert (2.0, work.samples / 2) == (values["step_time_s"], values["samples_per_s"])
+    assert work.tokens / 2 / 8 == values["tokens_per_s_per_device"]
+    assert "mfu_percent" not in values
+    assert record.value("mfu_percent") is not None
+
+
+def test_measured_projected_and_published_stand_under_one_case(record):
+    record = dataclasses.replace(
+        record,
+        step_time_s=4.0,
+        low_s=3.0,
+        high_s=5.0,
+        metrics=(Metric(name="step_time_s", value=4.0, unit="s", better="lower"),),
+    )
+    result = trained(CASE.partition("::")[2], 8, 2.0, **OPENSORA)
+    rows = beside({CASE: record}, {CASE: result}, {CASE: result.parameters})
+    assert {2.0} == {row.measured for row in rows}
+    assert 3.95 in {row.published for row in rows}
+    row = next(
+        row for row in as_json({CASE: record}, {CASE: result}, {CASE: result.parameters}) if row["published"] == 3.95
+    )
+    assert (2.0, pytest.approx(4 / 3.95), "projected") == (
+        row["projected_to_measured"],
+        row["projected_to_published"],
+        row["kind"],
+    )
+    page = "\n".join(projected_markdown({CASE: record}, {CASE: result}, {CASE: result.parameters}))
+    assert "| 3 s to 5 s | 3.95 s [M?] | 2.00 | 1.01 |" in page
+
+
+def test_rates_are_high_where_times_are_low(record):
+    (row,) = (
+        row
+        for row in beside({CASE: record}, {}, {CASE: TrainStep(**OPENSORA).parameters()})
+        if row.metric == "samples_per_s"
+    )
+    assert row.low < row.projected < row.high
+    assert pytest.approx(8 / record.high_s) == row.low
+
+
+def test_lower_bound_of_time_is_an_upper_one_of_rates(record):
+    bound = dataclasses.replace(record, lower_bound=True)
+    printed = "\n".join(projected_lines({CASE: bound}, {}, {CASE: TrainStep(**OPENSORA).parameters()}))
+    assert ">= " in printed
+    assert "<= " in printed
+    assert [] == list(projected_lines({}, {}, {}))
