@@ -12,7 +12,20 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import perfsuite
-from perfsuite.cli import ab, audit, baselines, calibrate, checklist, env, platforms, published, report, schedule, trace
+from perfsuite.cli import (
+    ab,
+    audit,
+    baselines,
+    calibrate,
+    checklist,
+    env,
+    platforms,
+    published,
+    report,
+    schedule,
+    show,
+    trace,
+)
 from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command, exit_codes
 from perfsuite.errors import PerfsuiteError
 
@@ -58,6 +71,7 @@ COMMANDS: tuple[Command, ...] = (
     schedule.COMMAND,
     trace.COMMAND,
     ab.COMMAND,
+    show.COMMAND,
     report.COMMAND,
     calibrate.COMMAND,
     published.COMMAND,

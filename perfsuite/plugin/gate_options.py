@@ -52,8 +52,6 @@ class GateOptions:
     """Baselines of real devices unless an option says otherwise."""
     links: bool
     """Whether a baseline file may be a symbolic link out of its folder."""
-    summary: Path | None
-    """Where the Markdown summary goes."""
     settings: GateSettings
 
     def folder_for(self, *, simulated: bool) -> Path:
@@ -98,7 +96,6 @@ def declare(parser: pytest.Parser) -> None:
     add("--perf-runs", metavar="N", type=int, default=1, help="record N runs of each case, each in fresh processes")
     add("--perf-aa", metavar="N", type=int, default=0, help="show the gate's own error rates here from N equal runs")
     add("--perf-baselines", metavar="DIR", help="folder of the baselines (ini: perf_baselines)")
-    add("--perf-summary", metavar="FILE", help="write a Markdown summary; $GITHUB_STEP_SUMMARY gets it too")
     parser.addini("perf_baselines", "folder of the baselines, relative to the root", default="baselines")
     parser.addini(
         "perf_simulated_baselines",
@@ -124,7 +121,6 @@ def configure(config: pytest.Config) -> None:
 
 def _read(config: pytest.Config) -> GateOptions:
     option = config.getoption
-    directory = config.invocation_params.dir
     mode, reason = _update_of(config)
     if option("perf_runs") < 1:
         raise pytest.UsageError(f"--perf-runs: {option('perf_runs')} is no number of runs; give at least 1")
@@ -136,7 +132,6 @@ def _read(config: pytest.Config) -> GateOptions:
         if option(name) and not option("perf_gate"):
             raise pytest.UsageError(f"--{name.replace('_', '-')} says how the gate works; give --perf-gate with it")
     _refuse_smoke(config, mode)
-    summary = option("perf_summary")
     return GateOptions(
         gate=option("perf_gate"),
         base=option("perf_base"),
@@ -150,7 +145,6 @@ def _read(config: pytest.Config) -> GateOptions:
         simulated_folder=config.rootpath / (option("perf_baselines") or config.getini("perf_simulated_baselines")),
         folder_of_real=config.rootpath / config.getini("perf_baselines"),
         links=config.getini("perf_baselines_links"),
-        summary=directory / summary if summary else None,
         settings=GateSettings(
             tolerance=_tolerance(config.getini("perf_tolerance"), "ini perf_tolerance"),
             remeasure=option("perf_gate") or mode is not None,

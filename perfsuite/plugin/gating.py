@@ -29,20 +29,23 @@ from perfsuite.platforms import fingerprint
 from perfsuite.platforms.environment import boot_of
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.telemetry import Telemetry, disturbance, family_of_processes
-from perfsuite.plugin import projecting
 from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.fixtures import CaseState, state_key
 from perfsuite.plugin.gate_options import GateOptions, gate_options_key, tolerances_of
 from perfsuite.plugin.hooks import Judgement
 from perfsuite.plugin.options import runs_tests
+from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.revision import revision_of, stamp
 from perfsuite.plugin.state import suite_of
 from perfsuite.plugin.suite import Suite
 from perfsuite.plugin.verdict_reports import remade, suite_reports, with_verdict
 from perfsuite.records import Result
-from perfsuite.reports.summary import markdown_summary
 from perfsuite.reports.verdicts import SUITE_FAILS, aa_lines, gate_lines, suite_lines
 from perfsuite.run_record import GateRecord
+from perfsuite.units import plural
+
+_UPDATE_LINES = 5
+"""Lines on what was stored that one screen has room for."""
 
 
 class Gating:
@@ -250,26 +253,6 @@ class Gating:
             self.problem = self._nothing_gated()
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
-    def write_summary(self) -> None:
-        """To the file asked for and to the page of the CI service; a file that cannot be written costs no result."""
-        assert self.suite.session is not None
-        targets = [(self.options.summary, "w"), (os.environ.get("GITHUB_STEP_SUMMARY"), "a")]
-        text = markdown_summary(
-            self.suite.session.results,
-            self.keeper.verdicts,
-            hardware=self.keeper.hardware.fingerprint,
-            banner=(*suite_lines(self.keeper.suite, self.options.fail_on), *self.keeper.banner),
-            gate=self.options.gate,
-        )
-        text += "".join(f"{line}\n" for line in projecting.markdown(self.suite))
-        for path, mode in targets:
-            if path:
-                try:
-                    with open(path, mode, encoding="utf-8") as file:
-                        file.write(text)
-                except OSError as error:
-                    self.update_lines.append(f"summary {path} was not written: {error.strerror}")
-
     def _say(self, text: str) -> None:
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and self.config.getoption("verbose") >= 0:
@@ -298,24 +281,32 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
 
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:
-    """What the gate found, what it stored, and the A/A where one was asked for."""
+    """What the gate found, what it stored, and the A/A where one was asked for; the screen has most of it too."""
     gating = config.stash.get(gating_key, None)
     if gating is None or not gating.keeper.taken:
         return
+    out, whole = Out(terminalreporter), config.stash[level_key] in ("tables", "cases")
     keeper, options = gating.keeper, gating.options
-    suite_said = suite_lines(keeper.suite, options.fail_on if options.gate else frozenset())
+    suite_said = list(suite_lines(keeper.suite, options.fail_on if options.gate else frozenset()))
     stores = options.update is not None
-    lines = [*gate_lines(keeper.verdicts, keeper.banner, options.gate, stores=stores), *gating.update_lines]
+    lines = list(gate_lines(keeper.verdicts, keeper.banner, options.gate, stores=stores)) if whole else []
+    lines += gating.update_lines if whole else shortened(gating.update_lines)
     if options.aa_runs:
         lines += aa_lines(keeper.a_a())
-    if lines or suite_said or gating.problem:
-        terminalreporter.section("perfsuite gate" if options.gate else "perfsuite baselines")
-    for line in suite_said:
-        terminalreporter.write_line(line, red=line.startswith(SUITE_FAILS))
+    if lines or (suite_said and whole) or gating.problem:
+        out.section("perfsuite gate" if options.gate else "perfsuite baselines")
+    for line in suite_said if whole else ():
+        out.line(line, red=line.startswith(SUITE_FAILS))
     for line in lines:
-        terminalreporter.write_line(line)
+        out.line(line) if whole else out.fold(line)
     if gating.problem:
-        terminalreporter.write_line(f"error: {gating.problem}", red=True)
+        out.line(f"error: {gating.problem}", red=True)
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """The first lines, and how many more there are."""
+    more = len(lines) - _UPDATE_LINES
+    return [*lines[:_UPDATE_LINES], *([f"and {plural(more, 'more line')}: --perf-show=tables"] if more > 0 else [])]
 
 
 @pytest.hookimpl(tryfirst=True)

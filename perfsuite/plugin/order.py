@@ -14,12 +14,14 @@ import pytest
 
 from perfsuite.plugin import (
     benchmark,
+    ci,
     collect,
     compare,
     distributed,
     gate_options,
     options,
     outcome,
+    output,
     progress,
     projecting,
     recorded,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare options and ini keys; their values are checked when pytest is configured, where an error is one line."""
     options.declare(parser)
+    output.declare(parser)
+    ci.declare(parser)
     gate_options.declare(parser)
     tables.declare(parser)
     projecting.declare(parser)
@@ -45,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Check the options before pytest-benchmark looks at its own, and before anything is measured."""
     compare.take_bare_option(config)
     options.configure(config)
+    output.configure(config)
     gate_options.configure(config)  # runs that count as evidence tighten the options above
     tables.configure(config)
     projecting.configure(config)
@@ -64,6 +69,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
     """It is known which cases there are: open what keeps them, and find out what would be missing at the end."""
     distributed.leave_out_measured(session)
     cases = collect.cases_of(session)
+    session.config.stash[recorded.cases_key] = frozenset(item.nodeid for item in cases)
     compare.give_bare_option_back(session)
     collect.open_journal(session, cases)
     returned = yield  # pytest prints the header and how many tests there are
@@ -73,6 +79,8 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
         session.config.pluginmanager.register(gating, gating.__name__)
         gating.begin(session, cases)
     trace.begin(session, cases)
+    tables.begin(session, cases)
+    ci.begin(session, cases)
     return returned
 
 
@@ -117,8 +125,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
         if suite_key in session.config.stash:
             recorded.end(session, gate)
         outcome.close_unless_hurried(session.config)
-        if gate is not None:
-            gate.write_summary()
+        ci.write(session.config)
         return (yield)
     finally:
         outcome.close(session.config)
@@ -131,12 +138,16 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         from perfsuite.plugin.summary import show as show_summary
 
         show_summary(terminalreporter, config)
+        output.leave_out_perf_rows(config, config.stash[recorded.cases_key])
     trace.show(terminalreporter, config)
     if _gate(config) is not None:
         from perfsuite.plugin.gating import show as show_gate
 
         show_gate(terminalreporter, config)
+    if recorded.record_key in config.stash:
+        importlib.import_module("perfsuite.plugin.summary").show_screen(terminalreporter, config)
     tables.show(terminalreporter, config)
+    ci.show(terminalreporter, config)
     distributed.show(terminalreporter, config)
 
 

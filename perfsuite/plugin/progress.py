@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from perfsuite.units import clock_time
+
 QUIET_S = 10.0
 """Runs that are expected to end sooner show nothing."""
 LOG_EVERY_S = 30.0
@@ -31,8 +33,8 @@ class Progress:
     def describe(self, case: str, now: float) -> str:
         """The hint for a case that starts now: which of how many, elapsed, time left as foretold, its name."""
         left_s = self.left_s(now)
-        foretold = "" if left_s is None else f", about {_clock(left_s)} left"
-        return f"case {self.done + 1} of {self.total}, {_clock(now - self.started_at)}{foretold}: {case}"
+        foretold = "" if left_s is None else f", about {clock_time(left_s)} left"
+        return f"case {self.done + 1} of {self.total}, {clock_time(now - self.started_at)}{foretold}: {case}"
 
     def left_s(self, now: float) -> float | None:
         """Seconds until the end if the cases to come take as long as those before; None before the first is done."""
@@ -48,18 +50,6 @@ class Progress:
         """Whether a log should get a line: LOG_EVERY_S after the start or after the last one."""
         since = self.started_at if self.said_at is None else self.said_at
         return now - since >= LOG_EVERY_S
-
-
-def _clock(seconds: float) -> str:
-    """A duration for people.
-
-    >>> _clock(42.4), _clock(200), _clock(7260)
-    ('42 s', '3 min 20 s', '2 h 1 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 class ProgressReporter:

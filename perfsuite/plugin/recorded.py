@@ -19,6 +19,8 @@ FAILED = "failed: "
 """What the reason of a failure begins with."""
 _LONGEST = 2000
 """Characters of a failure's message that are kept."""
+cases_key = pytest.StashKey[frozenset[str]]()
+"""Node ids of the perf cases of this run."""
 record_key = pytest.StashKey[RunRecord]()
 """Of a run that has ended; absent in runs without perf cases."""
 

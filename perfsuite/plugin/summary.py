@@ -11,6 +11,9 @@ import pytest
 from perfsuite.gate.physics import examine
 from perfsuite.platforms.quiet import disturbance, read_host_load, warning
 from perfsuite.plugin import projecting
+from perfsuite.plugin.gate_options import gate_options_key
+from perfsuite.plugin.output import Out, level_key
+from perfsuite.plugin.recorded import record_key
 from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.suite import Suite
 from perfsuite.plugin.tables import SKIPPED, state_key
@@ -18,16 +21,11 @@ from perfsuite.records import Result
 from perfsuite.reports.beside import published_lines
 from perfsuite.reports.devices import sustained_lines, throttled_lines
 from perfsuite.reports.every_device import every_device_lines
-from perfsuite.reports.pipeline import pipeline_section
-from perfsuite.reports.scaling import scaling_table, scalings
-from perfsuite.reports.terminal import (
-    CaseRow,
-    alpha_beta_table,
-    clock_lines,
-    metric_tables,
-    outcome_line,
-    peak_lines,
-)
+from perfsuite.reports.notable import notable
+from perfsuite.reports.scaling import scalings
+from perfsuite.reports.screen import screen, title
+from perfsuite.reports.sections import tables
+from perfsuite.reports.terminal import CaseRow, clock_lines, outcome_line, peak_lines
 from perfsuite.session import PerfSession
 from perfsuite.units import format_seconds, plural
 
@@ -36,46 +34,86 @@ _REASONS = 3
 
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:
-    """Tables of metrics, fits, peaks, clocks, and what to beware of; nothing when no perf case finished."""
+    """One screen, and with ``--perf-show=tables`` every table above it; nothing when no perf case finished."""
     suite = config.stash.get(suite_key, None)
     if suite is None or suite.session is None:
         return
-    session = suite.session
-    for line in skip_lines(config.stash[state_key].missing, suite.absent, nothing_measured=not session.results):
-        terminalreporter.write_line(f"perfsuite: {line}", yellow=True)
-    projections = projecting.lines(suite)
+    session, level = suite.session, config.stash[level_key]
+    out = Out(terminalreporter)
     if not session.results:
-        for line in projections:
-            terminalreporter.write_line(line)
+        for line in skip_lines(config.stash[state_key].missing, suite.absent, nothing_measured=True):
+            out.fold(f"perfsuite: {line}", yellow=True)
+    elif level in ("tables", "cases"):
+        for line in skip_lines(config.stash[state_key].missing, suite.absent, nothing_measured=False):
+            out.line(f"perfsuite: {line}", yellow=True)
+        _show_tables(out, suite, session)
+    if level != "quiet":
+        for line in projecting.lines(suite):
+            out.line(line)
+
+
+def show_screen(terminalreporter: Any, config: pytest.Config) -> None:
+    """What everybody should see, last."""
+    run = config.stash.get(record_key, None)
+    suite = config.stash.get(suite_key, None)
+    if run is None or suite is None or not (run.results or run.failures):
         return
+    level, out = config.stash[level_key], Out(terminalreporter)
+    findings = notable(run)
+    lines = screen(
+        run,
+        findings,
+        width=out.width,
+        quiet=level == "quiet",
+        stores=config.stash[gate_options_key].update is not None,
+        links=links(suite, config),
+    )
+    out.section(title(run))
+    for line in lines:
+        out.line(line.text, **_COLOURS[line.mark])
+
+
+_COLOURS: Mapping[str, Mapping[str, bool]] = {
+    "": {},
+    "bad": {"red": True},
+    "doubt": {"yellow": True},
+    "good": {"green": True},
+}
+
+
+def links(suite: Suite, config: pytest.Config) -> list[tuple[str, str]]:
+    """Where more is: the command that shows the journal again, relative to the current directory where it is below."""
+    session = suite.session
+    if session is None or session.journal is None or session.journal_problem:
+        return []
+    path = session.journal.path
+    here = config.invocation_params.dir
+    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    return [("tables", f"perfsuite show {shown}")]
+
+
+def _show_tables(out: Out, suite: Suite, session: PerfSession) -> None:
+    """Tables of metrics, fits, peaks, clocks, and what to beware of."""
     results = list(session.results.values())
     rows = [
         CaseRow(result=result, verdict=suite.verdicts.get(case, ""), reused=case in session.reused)
         for case, result in session.results.items()
     ]
-    terminalreporter.section(f"perfsuite: {suite.machine}")
-    terminalreporter.write_line(f"{outcome_line(rows)}; hardware {session.fingerprint}")
-    tables = (metric_tables(rows), alpha_beta_table(results), scaling_table(results), pipeline_section(results))
-    for line in (line for table in tables for line in table):
-        terminalreporter.write_line(line)
-    terminalreporter.write_line("")
-    for line in (
-        *every_device_lines(results),
-        *published_lines(results),
-        *peak_lines(results),
-        *clock_lines(results),
-    ):
-        terminalreporter.write_line(line)
-    for line in projections:
-        terminalreporter.write_line(line)
+    out.section(f"perfsuite: {suite.machine}")
+    out.line(f"{outcome_line(rows)}; hardware {session.fingerprint}")
+    for line in tables(rows, out.width):
+        out.line(line)
+    out.line("")
+    for line in (*every_device_lines(results), *published_lines(results), *peak_lines(results), *clock_lines(results)):
+        out.line(line)
     if suite.settings.budget.sustain_s is not None:
-        terminalreporter.write_line(f"sustained for {format_seconds(suite.settings.budget.sustain_s)} each")
+        out.line(f"sustained for {format_seconds(suite.settings.budget.sustain_s)} each")
         for line in sustained_lines(results):
-            terminalreporter.write_line(line)
+            out.line(line)
     for line in warnings(suite, session):
-        terminalreporter.write_line(f"warning: {line}", yellow=True)
+        out.line(f"warning: {line}", yellow=True)
     if session.journal is not None:
-        terminalreporter.write_line(f"journal {session.journal.path}")
+        out.line(f"journal {session.journal.path}")
 
 
 def skip_lines(missing: Mapping[str, str], absent: Collection[str], *, nothing_measured: bool) -> Iterator[str]:

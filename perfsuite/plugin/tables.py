@@ -6,6 +6,7 @@ What was skipped or failed is kept too, so that its rows say why they are empty;
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perfsuite.errors import PerfsuiteError, first_line
+from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.state import suite_key, suite_of
+from perfsuite.plugin.targets import require_writable
 
 if TYPE_CHECKING:
     from perfsuite.reports.tables.recording import Recording
@@ -73,6 +76,13 @@ def configure(config: pytest.Config) -> None:
     if asked and path is not None and path.is_dir():
         raise pytest.UsageError(f"--perf-report: {path} is a folder; name a file in it")
     config.stash[state_key] = ReportState(path=path, style=style or "")
+
+
+def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
+    """Find out before anything is measured whether the report can be written."""
+    path = session.config.stash[state_key].path
+    if path is not None and cases and runs_tests(session.config):
+        require_writable(path, "--perf-report")
 
 
 def keep_reason(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:

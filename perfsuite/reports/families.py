@@ -70,7 +70,8 @@ def _rate(value: float, unit: str) -> str:
 
 
 def _figure(metric: Metric, value: float) -> str:
-    return f"{_rate(value, metric.unit)} {share_of_peak(metric)}".strip()
+    figure = _rate(value, metric.unit)
+    return f"{figure} {share_of_peak(metric).removesuffix(figure.partition(' ')[2])}".strip()
 
 
 def _metric(result: Result, *names: str) -> tuple[Metric, float] | None:

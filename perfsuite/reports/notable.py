@@ -17,7 +17,7 @@ from perfsuite.errors import first_line
 from perfsuite.gate.verdict import FAILING, TIME, GateSettings, Verdict, percent
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
 from perfsuite.metrics.spec import significant
-from perfsuite.records import ABOVE_MEASURED_PEAK, Result
+from perfsuite.records import ABOVE_MEASURED_PEAK, Result, Work
 from perfsuite.reports.slowest import slowest_everywhere
 from perfsuite.run_record import RunRecord
 from perfsuite.units import format_seconds, plural
@@ -83,13 +83,23 @@ def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, .
 
 def equal_work(results: Iterable[Result]) -> list[tuple[Result, ...]]:
     """Groups of measured cases of the same workload, parameters, mesh and ranks on the same hardware, fastest first."""
-    groups: dict[tuple[object, ...], list[Result]] = defaultdict(list)
+    alike: dict[tuple[object, ...], list[Result]] = defaultdict(list)
     for result in results:
-        if result.outcome == "measured" and result.median_s > 0:
-            settings = json.dumps(result.parameters, sort_keys=True, default=str)
+        if result.outcome == "measured":
             hardware = (result.platform, result.fingerprint, result.simulated)
-            groups[(result.workload, settings, result.world_size, *hardware)].append(result)
+            alike[(result.workload, result.world_size, *hardware, _amount_of_work(result.work))].append(result)
+    groups: dict[tuple[object, ...], list[Result]] = defaultdict(list)
+    for key, members in alike.items():
+        for result in members if len(members) > 1 else ():
+            settings = json.dumps(result.parameters, sort_keys=True, default=str)
+            if result.median_s > 0:
+                groups[(*key, settings)].append(result)
     return [tuple(sorted(group, key=lambda one: one.median_s)) for group in groups.values() if len(group) > 1]
+
+
+def _amount_of_work(work: Work) -> tuple[object, ...]:
+    """What is quick to compare and equal where parameters are."""
+    return (work.dtype, work.bytes_moved, work.message_bytes, work.samples, work.tokens, *work.flops.items())
 
 
 def spread_of_equal_work(results: Iterable[Result]) -> float | None:

@@ -20,7 +20,7 @@ from perfsuite.metrics.pipeline import (
 )
 from perfsuite.metrics.spec import significant
 from perfsuite.records import Measurement, Result, Timeline
-from perfsuite.reports.terminal import lay_out
+from perfsuite.reports.layout import lay_out
 from perfsuite.reports.timelines.files import check_timeline
 from perfsuite.schedules import Imbalance, formula_bubble, replay
 from perfsuite.units import format_seconds, readable_unit
@@ -118,7 +118,7 @@ def peak_activations_bytes(measurement: Measurement | None) -> tuple[float, ...]
     return tuple(sizes[rank] for rank in sorted(sizes)) if sorted(sizes) == list(range(len(sizes))) else ()
 
 
-def pipeline_section(results: Iterable[Result]) -> list[str]:
+def pipeline_section(results: Iterable[Result], width: int | None = None) -> list[str]:
     """A table per test of the cases with a timeline, and what is wrong with them; nothing when no case has one."""
     tests: dict[str, list[PipelineRow]] = {}
     unreadable: list[str] = []
@@ -132,13 +132,15 @@ def pipeline_section(results: Iterable[Result]) -> list[str]:
             unreadable.append(f"  {result.case}: {damage}")
         else:
             tests.setdefault(result.case.partition("[")[0], []).append(pipeline)
-    lines = [line for test, members in tests.items() for line in ("", *_table(test, members), *_binding(members))]
+    lines = [
+        line for test, members in tests.items() for line in ("", *_table(test, members, width), *_binding(members))
+    ]
     every = [pipeline for members in tests.values() for pipeline in members]
     notes = [*_explanation(every), *_impossible(every), *unreadable]
     return [*lines, *([] if lines else [""]), *notes] if notes else []
 
 
-def _table(test: str, pipelines: Sequence[PipelineRow]) -> list[str]:
+def _table(test: str, pipelines: Sequence[PipelineRow], width: int | None) -> list[str]:
     name, unit = readable_unit([size for row in pipelines for size in row.peak_activations_bytes])
     told = all(row.schedule in _short(row) for row in pipelines)
     columns: Mapping[str, list[str]] = {
@@ -157,7 +159,7 @@ def _table(test: str, pipelines: Sequence[PipelineRow]) -> list[str]:
         ],
     }
     kept = {heading: cells for heading, cells in columns.items() if any(cells)}
-    return [test, *lay_out(list(kept), [list(row) for row in zip(*kept.values(), strict=True)])]
+    return [test, *lay_out(list(kept), [list(row) for row in zip(*kept.values(), strict=True)], width)]
 
 
 def _short(pipeline: PipelineRow) -> str:

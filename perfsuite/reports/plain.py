@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Iterable
 
 _ACTIVE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters, which begin escape sequences and forge lines
@@ -50,7 +51,7 @@ def folded(line: str, width: int, indent: str = "  ") -> list[str]:
     if len(line) <= width:
         return [line]
     return textwrap.wrap(
-        line,
+        line.lstrip(),
         width,
         initial_indent=line[: len(line) - len(line.lstrip())],
         subsequent_indent=indent,
@@ -58,3 +59,26 @@ def folded(line: str, width: int, indent: str = "  ") -> list[str]:
         break_on_hyphens=False,
         drop_whitespace=True,
     )
+
+
+_PATH = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\"(),;]+/)+([^\s/:'\"(),;]*)")
+
+
+def without_paths(text: str) -> str:
+    """Absolute paths cut to their last part: what is meant for others does not tell where somebody works.
+
+    >>> without_paths("in /home/me/repo/test_it.py: see https://a.b/c/d")
+    'in test_it.py: see https://a.b/c/d'
+    """
+    return _PATH.sub(r"\1", text)
+
+
+def without_hosts(text: str, hosts: Iterable[str]) -> str:
+    """The text with the names of hosts and users left out.
+
+    >>> without_hosts("rank 3 on node17 was lost", ["node17"])
+    'rank 3 on (host) was lost'
+    """
+    for host in hosts:
+        text = re.sub(rf"(?<![\w-]){re.escape(host)}(?![\w-])", "(host)", text)
+    return text

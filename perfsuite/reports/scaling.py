@@ -10,7 +10,7 @@ from typing import Any
 from perfsuite.metrics.scaling import Kind, efficiency, kind_of, speed_up
 from perfsuite.metrics.spec import devices_used
 from perfsuite.records import Result
-from perfsuite.reports.terminal import lay_out
+from perfsuite.reports.layout import lay_out
 
 _RANKS = re.compile(r"(?<=[\[-])ws\d+(-|(?=\]))")
 _OF_RECIPE = re.compile(r"(\[\w+-\d{3}[a-z]?-.+)-(\d+)x(\d+)(?=\])")
@@ -135,7 +135,7 @@ def scalings(results: Iterable[Result]) -> dict[str, Scaling]:
     return scale(point for result in results if (point := point_of(result)) is not None)
 
 
-def scaling_table(results: Iterable[Result]) -> list[str]:
+def scaling_table(results: Iterable[Result], width: int | None = None) -> list[str]:
     """For a terminal: a row per case of a series, its kind, speed-up and efficiency, and what they are counted from."""
     by_case = scalings(results)
     if not by_case:
@@ -153,7 +153,7 @@ def scaling_table(results: Iterable[Result]) -> list[str]:
         ]
         for scaling in by_case.values()
     ]
-    lines = ["", *lay_out(["scaling", "ranks", "kind", "speed-up", "over", "efficiency"], rows)]
+    lines = ["", *lay_out(["scaling", "ranks", "kind", "speed-up", "over", "efficiency"], rows, width)]
     if any(scaling.shared and scaling.point is not scaling.base for scaling in by_case.values()):
         lines.append("  ranks of one device share it: more ranks brought no more hardware, and linear is out of reach")
     return lines

@@ -1,99 +1,267 @@
-"""A Markdown summary of a run, for a file and for the page that a CI service shows beside the build."""
+"""A Markdown summary of a run, for a file and for the page that a CI service shows beside the build.
+
+Its first line is the verdict in words, because many readers see no more; then what is notable, then the cases that
+changed; the others are counted and folded.  It is for others: no path, and no host's name unless it is asked for.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
-from perfsuite.gate.describe import describe, word
-from perfsuite.gate.verdict import Verdict
+from perfsuite.gate.describe import word
+from perfsuite.gate.verdict import Verdict, percent
 from perfsuite.metrics import find
-from perfsuite.metrics.spec import significant
-from perfsuite.records import Metric, Result
-from perfsuite.reports.tables.markdown import escape
-from perfsuite.units import format_seconds
+from perfsuite.records import Result
+from perfsuite.reports.families import share_of_peak
+from perfsuite.reports.notable import Notable, change_in_words
+from perfsuite.reports.plain import printable, without_hosts, without_paths
+from perfsuite.reports.screen import outcome_counts, skip_reasons
+from perfsuite.run_record import RunRecord
+from perfsuite.units import format_seconds, plural, readable_rate
 
-_ATTENTION = (
-    "impossible",
-    "regressed",
-    "drifted",
-    "environment",
-    "inconclusive",
-    "unstable-host",
-    "not-comparable",
-    "improved",
-)
+LIMIT_BYTES = 64_000
+"""Of a summary; a step's limit at GitHub is 1 MiB, and other steps write there too."""
+_ACTIVE = re.compile(r"([\\`*_\[\]<>|#~!&])")
+_SLOWER = ("regressed", "drifted", "environment")
+_FOOT_BYTES = 300
+_NOTABLE = 40
+
+
+def verdict_sentence(run: RunRecord) -> str:
+    """What became of the run, in words: ``12 cases slower, worst `...` 8.1 % slower [6.2, 10]; 204 unchanged``."""
+    verdicts = run.gate.verdicts if run.gate is not None else ()
+    parts = []
+    if run.gate is not None and run.gate.suite is not None and run.gate.fails(run.gate.suite):
+        parts.append(f"the suite as a whole fails: {_text(run.gate.suite_line)}")
+    parts += _counted(len(run.failures) + len(run.interrupted), "failed")
+    parts += _counted(sum(verdict.name == "impossible" for verdict in verdicts), "impossible to be true")
+    parts += _extreme([verdict for verdict in verdicts if verdict.name in _SLOWER], "slower", "worst")
+    judged = run.gate.by_case if run.gate is not None else {}
+    oom = [case for case, one in run.results.items() if one.outcome == "out_of_memory"]
+    parts += _counted(sum(not (case in judged and judged[case].name == "pass") for case in oom), "out of memory")
+    parts += _extreme([verdict for verdict in verdicts if verdict.name == "improved"], "faster", "best")
+    undecided = sum(verdict.name in ("inconclusive", "unstable-host") for verdict in verdicts)
+    parts += [f"{undecided} undecided"] if undecided else []
+    unchanged = sum(verdict.name == "pass" for verdict in verdicts)
+    parts += [f"{unchanged} unchanged"] if unchanged else []
+    apart = sum(verdict.name in ("no-baseline", "learning", "not-comparable") for verdict in verdicts)
+    if apart and apart == len(verdicts):
+        parts.append(f"{plural(apart, 'case')} measured, none compared: there is no baseline to compare with")
+    elif apart:
+        parts.append(f"{apart} without a baseline")
+    return "; ".join(parts) or f"{outcome_counts(run)}, not judged"
+
+
+def _counted(count: int, what: str) -> list[str]:
+    return [f"{plural(count, 'case')} {what}"] if count else []
+
+
+def _extreme(verdicts: Sequence[Verdict], direction: str, superlative: str) -> list[str]:
+    """How many, and the one with the largest effect."""
+    if not verdicts:
+        return []
+    told = f"{plural(len(verdicts), 'case')} {direction}"
+    known = [verdict for verdict in verdicts if verdict.decisive and verdict.decisive.effect is not None]
+    if not known:
+        return [told]
+    extreme = max(known, key=lambda verdict: abs((verdict.decisive and verdict.decisive.effect) or 0.0))
+    finding = extreme.decisive
+    assert finding is not None
+    assert finding.effect is not None
+    change = change_in_words(finding.effect, finding.interval, finding.quantity)
+    return [f"{told}, {superlative} {code(extreme.case)} {change}"]
 
 
 def markdown_summary(
-    results: Mapping[str, Result],
-    verdicts: Mapping[str, Verdict],
-    *,
-    hardware: str,
-    banner: Sequence[str] = (),
-    gate: bool = False,
+    run: RunRecord, findings: Sequence[Notable], *, page: str = "", show_hosts: bool = False, limit: int = LIMIT_BYTES
 ) -> str:
-    """The whole summary: what was measured on what, verdicts that need a reader, a table of all cases."""
-    return "\n".join(_lines(results, verdicts, hardware, banner, gate)) + "\n"
+    """The whole summary, at most ``limit`` bytes; ``page`` names where the rest is."""
+    lines = _Lines(limit - _FOOT_BYTES)
+    hosts = () if show_hosts else _hosts(run.results.values())
+
+    def said(text: str) -> str:
+        return _text(without_hosts(text, hosts))
+
+    lines.add(f"**perfsuite**: {verdict_sentence(run)}")
+    lines.add("")
+    lines.add(said(_about(run)))
+    where = f"in {_text(page)}" if page else "in the journal"
+    if findings:
+        lines.add("")
+        kept = lines.rows(
+            f"- {said(one.sentence)}{f', {code(one.case)}' if one.case else ''}" for one in findings[:_NOTABLE]
+        )
+        if kept < len(findings):
+            lines.add(f"- and {len(findings) - kept} more {where}")
+    verdicts = run.gate.verdicts if run.gate is not None else ()
+    quiet = ("pass", "no-baseline", "learning")
+    changed = [verdict for verdict in verdicts if verdict.name not in quiet]
+    if changed:
+        lines.table(("verdict", "case", "change"), [_changed_row(verdict) for verdict in changed], where)
+    if run.skips:
+        reasons = "; ".join(f"{said(reason)} {count}" for reason, count in skip_reasons(run.skips.values())[:5])
+        lines.add("")
+        lines.add(f"{len(run.skips)} skipped: {reasons}")
+    names = {verdict.case for verdict in changed}
+    rest = [result for case, result in run.results.items() if case not in names]
+    if rest and (changed or findings or run.skips or not verdicts):
+        heading = f"<details><summary>{plural(len(rest), 'other case')}</summary>"
+        judged = run.gate.by_case if run.gate is not None else {}
+        rows = (_row(result, judged.get(result.case)) for result in rest)
+        lines.table(("case", "ranks", "median", "best figure", "verdict"), rows, where, heading, "</details>")
+    return "\n".join(lines.lines) + "\n"
 
 
-def _lines(
-    results: Mapping[str, Result], verdicts: Mapping[str, Verdict], hardware: str, banner: Sequence[str], gate: bool
-) -> Iterator[str]:
-    yield "## perfsuite"
-    yield ""
-    gated = sum(verdict.gated for verdict in verdicts.values())
-    yield f"{len(results)} cases on `{hardware}`; {'gated' if gate else 'compared'} {gated} of {len(verdicts)}."
-    counts = Counter(verdict.name for verdict in verdicts.values())
-    if counts:
-        yield ""
-        yield ", ".join(f"{count} {name}" for name, count in counts.most_common()) + "."
-    for line in banner:
-        yield ""
-        yield f"> {line}"
-    needing = [verdict for name in _ATTENTION for verdict in verdicts.values() if verdict.name == name]
-    if needing:
-        yield ""
-        yield "| verdict | case | what was found |"
-        yield "| --- | --- | --- |"
-        for verdict in needing:
-            yield f"| {verdict.name} | {_code(verdict.case)} | {escape(describe(verdict))} |"
-    if results:
-        yield ""
-        yield "<details><summary>all cases</summary>"
-        yield ""
-        yield from _table(results, verdicts)
-        yield ""
-        yield "</details>"
+class _Lines:
+    """Lines that together stay below a number of bytes: a table is cut at a row."""
+
+    def __init__(self, room: int) -> None:
+        self.lines: list[str] = []
+        self._room = room
+
+    def add(self, line: str) -> bool:
+        """Add a line; False where there is no room for it."""
+        taken = len(line.encode("utf-8", "replace")) + 1
+        if taken > self._room:
+            return False
+        self._room -= taken
+        self.lines.append(line)
+        return True
+
+    def rows(self, rows: Iterable[str]) -> int:
+        """Add rows while there is room; how many."""
+        kept = 0
+        for row in rows:
+            if not self.add(row):
+                break
+            kept += 1
+        return kept
+
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[str]], where: str, heading: str = "", end: str = ""
+    ) -> None:
+        """A table between ``heading`` and ``end``; what has no room is counted."""
+        every = list(rows)
+        foot = [f"and {len(every)} more {where}", "", end]
+        reserved = sum(map(len, foot)) + 8
+        if self._room < reserved + 200:
+            self.lines.append(f"\n{foot[0]}")
+            self._room = 0
+            return
+        self._room -= reserved
+        for line in ("", *([heading, ""] if heading else [])):
+            self.add(line)
+        self.add(f"| {' | '.join(columns)} |")
+        self.add(f"|{' --- |' * len(columns)}")
+        kept = self.rows(f"| {' | '.join(row)} |" for row in every)
+        self._room += reserved
+        if kept < len(every):
+            self.add("")
+            self.add(f"and {len(every) - kept} more {where}")
+        if end:
+            self.add("")
+            self.add(end)
 
 
-def _table(results: Mapping[str, Result], verdicts: Mapping[str, Verdict]) -> Iterator[str]:
-    yield "| case | ranks | median | metrics | verdict |"
-    yield "| --- | ---: | ---: | --- | --- |"
-    for case, result in results.items():
-        median = result.detail or "no samples"
-        if result.measurement is not None:
-            median = format_seconds(result.measurement.median_s)
-        metrics = ", ".join(_metrics(result.metrics))
-        verdict = word(verdicts[case]) if case in verdicts else ""
-        yield f"| {_code(case)} | {result.world_size} | {median} | {escape(metrics)} | {verdict} |"
+def _about(run: RunRecord) -> str:
+    """What was measured where, of which code."""
+    revision = run.revision
+    commit = revision.commit[:10] + (" with uncommitted changes" if revision.dirty else "")
+    branch = f" on {revision.branch}" if revision.branch else ""
+    subject = f" ({printable(revision.subject, 80)})" if revision.subject else ""
+    torch = run.versions.get("torch")
+    simulated = "SIMULATED " if any(one.simulated for one in run.results.values()) else ""
+    parts = [
+        f"{simulated}{run.fingerprint or run.platform}",
+        *([f"torch {torch}"] if torch else []),
+        *([f"commit {commit}{branch}{subject}"] if commit else []),
+        outcome_counts(run),
+    ]
+    warnings = run.end.warnings if run.end is not None else ()
+    return ", ".join(parts) + "".join(f"; {warning.partition(', e.g. ')[0]}" for warning in warnings[:2])
 
 
-def _metrics(metrics: Sequence[Metric]) -> Iterator[str]:
-    values = {metric.name: metric.value for metric in metrics}
+def _changed_row(verdict: Verdict) -> tuple[str, str, str]:
+    finding = verdict.decisive
+    if finding is None or finding.effect is None:
+        change = "; ".join(verdict.reasons)
+    else:
+        change = change_in_words(finding.effect, finding.interval, finding.quantity)
+        change += f", tolerance {percent(finding.tolerance)}"
+    return verdict.name, _cell(verdict.case), _text(printable(change))
+
+
+def _row(result: Result, verdict: Verdict | None) -> tuple[str, ...]:
+    median = _text(result.detail) or "no samples"
+    if result.outcome == "measured":
+        median = format_seconds(result.median_s, 3)
+    return (
+        _cell(result.case),
+        str(result.world_size),
+        median,
+        _text(best_figure(result)),
+        word(verdict) if verdict else "",
+    )
+
+
+def best_figure(result: Result) -> str:
+    """The last headline metric beside the time, with its share of the peak."""
+    for metric in reversed(result.metrics):
+        if metric.value is not None and find(metric.name).headline and metric.unit not in ("s", "us", "ms"):
+            name, times = readable_rate([metric.value], metric.unit)
+            return f"{metric.value * times:.3g} {name} {share_of_peak(metric)}".strip()
+    return ""
+
+
+def _hosts(results: Iterable[Result]) -> tuple[str, ...]:
+    """Names of hosts and users that texts may hold."""
+    names = set()
+    for result in results:
+        environment = result.environment
+        names |= {str(environment.get(key, "")) for key in ("hostname", "host", "user")}
+        if result.world_size > 1 and result.measurement is not None and not names - {""}:
+            names |= {rank.host for rank in result.measurement.ranks}
+    return tuple(sorted(names - {""}, key=len, reverse=True))
+
+
+def _text(text: str) -> str:
+    r"""Text of others as text in Markdown.
+
+    >>> print(_text("<script> [a](javascript:x) in /home/me/test_it.py"))
+    \<script\> \[a\](javascript:x) in test\_it.py
+    """
+    return _ACTIVE.sub(r"\\\1", without_paths(printable(text)))
+
+
+def code(text: str) -> str:
+    r"""An id as code.
+
+    >>> print(code("t.py::test[a|b`c]"), code("`"))
+    ``t.py::test[a|b`c]`` `` ` ``
+    """
+    plain = printable(text)
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", plain)), default=0))
+    space = " " if plain.startswith("`") or plain.endswith("`") else ""
+    return f"{fence}{space}{plain}{space}{fence}"
+
+
+def _cell(text: str) -> str:
+    """An id as code in a table, where a bar ends a cell even in code."""
+    return code(text).replace("|", "\\|")
+
+
+def case_metrics(result: Result) -> Iterator[tuple[str, str]]:
+    """Every metric of a case with its value, unit, share of the peak, and the interval where it has one."""
+    values = {metric.name: metric.value for metric in result.metrics}
     ends = {end for name in values for end in find(name).interval or ()}
-    for metric in metrics:
+    for metric in result.metrics:
         if metric.name in ends:
             continue
-        interval = [values.get(end) for end in find(metric.name).interval or ()]
-        known = [significant(value, 2) for value in interval if value is not None]
+        if metric.value is None:
+            yield metric.name, f"unknown: {metric.note}" if metric.note else "unknown"
+            continue
+        known = [f"{value:.2g}" for end in find(metric.name).interval or () if (value := values.get(end)) is not None]
         between = f" ({' to '.join(known)})" if len(set(known)) == 2 else ""
-        yield _metric(metric.name, metric.value, f"{between} {metric.unit}")
-
-
-def _metric(name: str, value: float | None, unit: str) -> str:
-    return f"{name} unknown" if value is None else f"{name} {find(name).format(value)}{unit}".strip()
-
-
-def _code(text: str) -> str:
-    return f"`{escape(text)}`"
+        figure = f"{find(metric.name).format(metric.value)}{between} {metric.unit}".strip()
+        yield metric.name, f"{figure}  {share_of_peak(metric)}".strip()

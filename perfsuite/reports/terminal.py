@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.metrics import find
+from perfsuite.metrics.spec import significant
 from perfsuite.records import ABOVE_MEASURED_PEAK, ClockFacts, Measurement, Metric, Peak, Result
 from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives
-from perfsuite.units import GIB, format_seconds, readable_unit
+from perfsuite.reports.layout import lay_out
+from perfsuite.units import format_seconds, readable_rate
 
+_STEADY = 1e-3
 SAME_AS_MEDIAN = "latency_us"
 """The median column shows it already."""
 
@@ -36,8 +39,11 @@ class CaseRow:
         return self.result.case.partition("::")[2] or self.result.case
 
 
-def metric_tables(rows: Sequence[CaseRow]) -> list[str]:
-    """A table per test file and family of metrics: the cases, their times, metrics and ranks."""
+def metric_tables(rows: Sequence[CaseRow], width: int | None = None) -> list[str]:
+    """A table per test file and family of metrics: the cases, their times, metrics and ranks.
+
+    What is equal in all rows of a table is told above it.
+    """
     families: dict[tuple[str, tuple[str, ...]], list[CaseRow]] = {}
     for row in rows:
         names = tuple(metric.name for metric in row.result.metrics if find(metric.name).headline)
@@ -50,14 +56,14 @@ def metric_tables(rows: Sequence[CaseRow]) -> list[str]:
     for (file, names), members in families.items():
         lines += [""] if file == above else ["", file]
         above = file
-        lines += [*_table(members, [name for name in names if name != SAME_AS_MEDIAN]), *_notes(members)]
+        lines += [*_table(members, [name for name in names if name != SAME_AS_MEDIAN], width), *_notes(members)]
     return lines
 
 
 Cell = Callable[[CaseRow], str]
 
 
-def _table(rows: Sequence[CaseRow], names: Sequence[str]) -> list[str]:
+def _table(rows: Sequence[CaseRow], names: Sequence[str], width: int | None) -> list[str]:
     columns: list[tuple[str, Cell]] = [("ranks", lambda row: str(row.result.world_size)), ("median", _median)]
     # A training step's share of the peak is its MFU: one column under the name that people look for.
     share = "MFU" if any(_find(row, "mfu_percent") for row in rows) else "of\npeak"
@@ -72,40 +78,29 @@ def _table(rows: Sequence[CaseRow], names: Sequence[str]) -> list[str]:
         ("verdict", lambda row: row.verdict),
     ]
     headings, cells = ["case"], [[row.name + (" *" if row.reused else "") for row in rows]]
+    equal = []
     for heading, cell in columns:
         column = [cell(row) for row in rows]
-        if any(column):
+        if len(rows) > 1 and column[0] and len(set(column)) == 1:
+            equal.append(f"{' '.join(heading.split())} {column[0]}")
+        elif any(column):
             headings.append(heading)
             cells.append(column)
-    return lay_out(headings, [list(row) for row in zip(*cells, strict=True)])
-
-
-def lay_out(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns two spaces apart, the first to the left, the others to the right; a heading may have two lines."""
-    first = [heading.partition("\n")[0] for heading in headings]
-    second = [heading.partition("\n")[2] for heading in headings]
-    table = [first, *([second] if any(second) else []), *rows]
-    widths = [max(len(row[index]) for row in table) for index in range(len(headings))]
-    return [
-        "  ".join(
-            cell.rjust(width) if index else cell.ljust(width) for index, (cell, width) in enumerate(cells)
-        ).rstrip()
-        for cells in (list(zip(row, widths, strict=True)) for row in table)
-    ]
+    above = [f"  in every row: {', '.join(equal)}"] if equal else []
+    return [*above, *lay_out(headings, [list(row) for row in zip(*cells, strict=True)], width)]
 
 
 def _unit(name: str, rows: Sequence[CaseRow]) -> tuple[str, float]:
-    """The unit that a column is in, and how many of it are one of the metric's: sizes are read in MiB as often."""
+    """The unit in which a column reads best, and how many of it are one of the metric's."""
     metrics = [metric for row in rows if (metric := _find(row, name))]
     unit = next((metric.unit for metric in metrics), "")
-    if unit != "GiB":
-        return unit, 1.0
-    unit, unit_bytes = readable_unit([(metric.value or 0.0) * GIB for metric in metrics])
-    return unit, GIB / unit_bytes
+    return readable_rate([metric.value or 0.0 for metric in metrics], unit)
 
 
 def _heading(name: str, unit: str) -> str:
     """What the metric is, and its unit below: ``busbw``, ``GB/s``; the unit alone where the name says no more."""
+    if name.endswith("_per_device"):
+        return f"{unit}\nper device"
     spec = find(name).unit.lower().replace("/", "_per_")
     quantity = name.removesuffix(spec).rstrip("_").replace("_", " ")
     return f"{quantity}\n{unit}" if quantity else unit
@@ -119,7 +114,7 @@ def _value(row: CaseRow, *, name: str, scale: float = 1.0) -> str:
     metric = _find(row, name)
     if metric is None:
         return ""
-    return "-" if metric.value is None else find(name).format(metric.value * scale)
+    return "-" if metric.value is None else significant(metric.value * scale, _digits(row.result))
 
 
 def _share(row: CaseRow, *, name: str) -> str:
@@ -131,7 +126,15 @@ def _share(row: CaseRow, *, name: str) -> str:
 
 
 def _median(row: CaseRow) -> str:
-    return row.result.detail if row.result.measurement is None else format_seconds(row.result.median_s)
+    result = row.result
+    return result.detail if result.outcome == "out_of_memory" else format_seconds(result.median_s, _digits(result))
+
+
+def _digits(result: Result) -> int:
+    """Significant digits: the fourth is noise where half of the samples are further apart than a thousandth."""
+    times = sorted(sample.time_s for sample in result.measurement.samples) if result.measurement else []
+    middle = times[len(times) // 4 : len(times) - len(times) // 4]
+    return 4 if not middle or middle[-1] - middle[0] <= _STEADY * middle[0] else 3
 
 
 def _of(row: CaseRow, cell: Callable[[Measurement], str]) -> str:
@@ -163,7 +166,7 @@ def _notes(rows: Sequence[CaseRow]) -> list[str]:
     hidden = {metric.name for row in rows for metric in row.result.metrics if not find(metric.name).headline}
     if hidden:
         lines.append(
-            f"  {len(hidden)} more metrics per case: --benchmark-json, --junitxml and --perf-summary have them"
+            f"  {len(hidden)} more metrics per case: perfsuite show --case, --benchmark-json and --junitxml have them"
         )
     lines += [
         f"  {purpose} ({row.name}): {why}"
@@ -182,7 +185,7 @@ def _some(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
-def alpha_beta_table(results: Iterable[Result]) -> list[str]:
+def alpha_beta_table(results: Iterable[Result], width: int | None = None) -> list[str]:
     """Fits of the collectives, with the standard errors of their parameters."""
     fits = fit_collectives(results)
     if not fits:
@@ -198,7 +201,7 @@ def alpha_beta_table(results: Iterable[Result]) -> list[str]:
         "sizes",
     ]
     rows = [[fit.collective, str(fit.world_size), fit.dtype, *_fit_cells(fit), str(fit.sizes)] for fit in fits]
-    return ["", *lay_out(headings, rows)]
+    return ["", *lay_out(headings, rows, width)]
 
 
 def _fit_cells(row: CollectiveFit) -> list[str]:

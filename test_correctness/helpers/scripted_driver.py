@@ -140,7 +140,8 @@ def repository(
 ) -> Repository:
     """A repository with a conftest.py that loads the plugin and a ``test_it.py`` of WORKLOADS and ``tests``.
 
-    Every run is one after another boot: a session of the machine of its own.
+    The terminal shows all tables unless an option says otherwise.  Every run is one after another boot: a session of
+    the machine of its own.
     """
     driver = ScriptedDriver(script)
     boots = itertools.count()
@@ -150,6 +151,8 @@ def repository(
     for name in ("GITHUB_ACTIONS", "CI"):
         monkeypatch.delenv(name, raising=False)
     pytester.makeconftest('pytest_plugins = ["perfsuite.plugin"]')
-    pytester.makeini("[pytest]\naddopts = --import-mode=importlib --strict-markers -p no:hypothesispytest\n")
+    pytester.makeini(
+        "[pytest]\naddopts = --import-mode=importlib --strict-markers -p no:hypothesispytest\nperf_show = tables\n"
+    )
     pytester.makepyfile(test_it=WORKLOADS + tests)
     return Repository(pytester=pytester, driver=driver)

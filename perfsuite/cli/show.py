@@ -1,0 +1,99 @@
+"""``perfsuite show``: what a run's terminal showed, later, from its journal or from a baseline file."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from perfsuite.baselines import store
+from perfsuite.cli.command import EXIT_OK, Command
+from perfsuite.cli.report import is_journal
+from perfsuite.errors import ConfigurationError
+from perfsuite.gate.describe import word
+from perfsuite.journal import read_journal
+from perfsuite.reports.case_details import case_lines
+from perfsuite.reports.notable import notable
+from perfsuite.reports.plain import encodable
+from perfsuite.reports.screen import screen, title
+from perfsuite.reports.sections import tables
+from perfsuite.reports.stored import record_of_baseline
+from perfsuite.reports.terminal import CaseRow, clock_lines, peak_lines
+from perfsuite.run_record import GateRecord, RunRecord
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    parser.add_argument("results", type=Path, metavar="RESULTS", help="journal or baseline file")
+    parser.add_argument("--case", metavar="TEXT", help="only cases whose id contains TEXT, with all that is known")
+    parser.add_argument(
+        "--show", choices=("summary", "tables", "cases"), help="one screen (default), tables, or each case in full"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry out ``perfsuite show``."""
+    record = read_record(options.results)
+    if options.case:
+        record = _only(record, options.case)
+    width = shutil.get_terminal_size((80, 24)).columns - 1
+    for line in lines(record, options.show or ("cases" if options.case else "summary"), width):
+        print(encodable(line, sys.stdout.encoding))
+    return EXIT_OK
+
+
+def read_record(path: Path) -> RunRecord:
+    """The run in a journal or baseline file; PerfsuiteError when it is neither, or damaged."""
+    if not path.is_file():
+        raise ConfigurationError(f"{path} is no file; give a journal or a baseline file")
+    if is_journal(path):
+        return read_journal(path).record
+    return record_of_baseline(store.read(path), path.name)
+
+
+def _only(record: RunRecord, text: str) -> RunRecord:
+    """The run with those of its cases that have ``text`` in their ids."""
+    kept = {
+        field: {case: told for case, told in getattr(record, field).items() if text in case}
+        for field in ("results", "failures", "interrupted", "skips")
+    }
+    if not any(kept.values()):
+        raise ConfigurationError(f"no case of {record.name} has {text!r} in its id; leave --case out to see all")
+    gate = record.gate
+    if gate is not None:
+        gate = GateRecord(
+            gate=gate.gate,
+            fail_on=gate.fail_on,
+            verdicts=tuple(verdict for verdict in gate.verdicts if text in verdict.case),
+        )
+    return dataclasses.replace(record, **kept, gate=gate)
+
+
+def lines(record: RunRecord, show: str, width: int) -> Iterator[str]:
+    """What is printed."""
+    verdicts = record.gate.by_case if record.gate is not None else {}
+    results = record.results.values()
+    if show == "tables":
+        rows = [
+            CaseRow(result=result, verdict=word(verdicts[result.case]) if result.case in verdicts else "")
+            for result in results
+        ]
+        yield from tables(rows, width)
+        yield from ("", *peak_lines(results), *clock_lines(results), "")
+    if show == "cases":
+        for result in results:
+            yield from case_lines(result, verdicts.get(result.case), width)
+            yield ""
+    yield title(record)
+    yield from (line.text for line in screen(record, notable(record), width=width))
+
+
+COMMAND = Command(
+    name="show",
+    help="print what a run's terminal showed: one screen, tables or single cases, from a journal or a baseline file",
+    arguments=arguments,
+    run=run,
+)

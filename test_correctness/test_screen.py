@@ -1,0 +1,295 @@
+"""One screen: what stands on it, that it is never larger, and that text of others does nothing but be read."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from perfsuite.cli.main import main
+from perfsuite.gate.verdict import Effect, Finding, Verdict
+from perfsuite.journal import Header, JournalWriter
+from perfsuite.metrics import derive
+from perfsuite.plugin.ci import MOST_ANNOTATIONS, annotations
+from perfsuite.records import Metric, Peak, Peaks, Result, Work
+from perfsuite.reports.families import family_lines, share_of_peak
+from perfsuite.reports.layout import lay_out
+from perfsuite.reports.notable import notable
+from perfsuite.reports.screen import MOST_LINES, screen
+from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary, verdict_sentence
+from perfsuite.run_record import GateRecord, Revision, RunEnd, RunRecord
+from perfsuite.runtime.driver import Job
+from perfsuite.units import readable_rate
+from perfsuite.workload import Budget, FunctionWorkload
+from test_correctness.helpers.scripted_driver import measurement
+
+PEAK = Peak(value=0.772, unit="TFLOPS", source="measured here", kind="measured")
+HOSTILE = (
+    "\x1b[31mred",
+    "\u202egnp.exe",
+    "half \ud800 of one",
+    "\n::error::forged",
+    "<script>alert(1)</script>",
+    "](javascript:alert(1)) | `code` ]]>",
+    "x" * 10_000,
+)
+
+
+def result(case: str, median_s: float = 0.5, **changes) -> Result:
+    job = Job(workload=FunctionWorkload(function=result), world_size=changes.get("world_size", 1), budget=Budget())
+    plain = Result(
+        case=case,
+        workload="t:step",
+        parameters={"case": case},
+        platform="cpu",
+        world_size=1,
+        outcome="measured",
+        work=Work(),
+        measurement=measurement(job, (median_s, 1.1 * median_s, median_s)),
+        fingerprint="cpu-x",
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def product(case: str, tflops: float, dtype: str = "bf16") -> Result:
+    metric = Metric(name="tflops", value=tflops, unit="TFLOPS", better="higher", peak=PEAK)
+    return result(case, work=Work(flops={"exact": 1.0}, dtype=dtype), metrics=(metric,))
+
+
+def all_reduce(size: int, ranks: int, median_s: float) -> Result:
+    work = Work(collective="all_reduce", message_bytes=float(size), dtype="fp32")
+    plain = result(f"t.py::test_all_reduce[cpu-ws{ranks}-{size}]", median_s, world_size=ranks, work=work)
+    metrics = derive(("busbw_gb_per_s",), work=work, measurement=plain.measurement, peaks=Peaks())
+    return dataclasses.replace(plain, metrics=metrics)
+
+
+def record(*results: Result, **fields) -> RunRecord:
+    meaning = {"name": "s", "platform": "cpu (1 x EPYC)", "fingerprint": "cpu-x", "versions": {"torch": "2.13.0"}}
+    return RunRecord(**{**meaning, "results": {one.case: one for one in results}, **fields})
+
+
+def verdict(case: str, name: str = "regressed", effect: float = 0.081) -> Verdict:
+    ends = (effect - 0.019, effect + 0.019)
+    change = Effect(change=effect, interval=ends, count=6)
+    finding = Finding(quantity="time", name=name, tolerance=0.03, effect=effect, interval=ends, change=change)
+    return Verdict(case=case, name=name, findings=(finding,))
+
+
+def texts(run: RunRecord, width: int = 100, **options) -> list[str]:
+    return [line.text for line in screen(run, notable(run), width=width, **options)]
+
+
+def test_the_screen_of_a_run():
+    end = RunEnd(
+        at="",
+        took_s=350.0,
+        exit_status=0,
+        warnings=("the machine is not quiet: 101 of 216 cases disturbed, e.g. t.py::x: rank 0 got 81% of its core",),
+    )
+    run = record(
+        product("t.py::test_a", 0.694),
+        product("t.py::test_b", 0.174, "fp32"),
+        all_reduce(1 << 20, 2, 1e-3),
+        all_reduce(1 << 20, 4, 2e-3),
+        skips={"t.py::s1": "no DeepSpeed", "t.py::s2": "no DeepSpeed"},
+        end=end,
+        gate=GateRecord(gate=False, verdicts=(Verdict(case="t.py::test_a", name="no-baseline"),)),
+    )
+    assert texts(run, links=[("tables", "perfsuite show j.jsonl")]) == [
+        "4 measured, 2 skipped; 5 min 50 s",
+        "gate        compared 0 of 1 cases with a baseline; --perf-update=append stores one",
+        "trust       NOT QUIET: 101 of 216 cases disturbed",
+        "compute     bf16 694 GFLOPS 90 % of measured 772   fp32 174 GFLOPS 23 % of measured 772",
+        "collectives all_reduce fp32 1MiB, 2/4 ranks: 1049 786 MB/s bus",
+        " . skipped 2: no DeepSpeed 2",
+        "tables      perfsuite show j.jsonl",
+    ]
+    assert texts(run, quiet=True) == ["4 measured, 2 skipped; 5 min 50 s", " . skipped 2: no DeepSpeed 2"]
+
+
+def large_run(count: int) -> RunRecord:
+    long = "very-long-" * 9
+    results = [product(f"t.py::test_{long}{number}", 0.5 + number % 7, f"d{number % 9}") for number in range(count)]
+    return record(
+        *results,
+        *(all_reduce(1 << size, ranks, 1e-3) for size in range(10, 25) for ranks in (2, 4, 8)),
+        failures={f"t.py::failed_{number}": "rank 1 died of " + long for number in range(count)},
+        skips={f"t.py::s{number}": f"reason {number} {long}" for number in range(count)},
+        gate=GateRecord(gate=True, fail_on=("regressed",), verdicts=tuple(verdict(one.case) for one in results)),
+        end=RunEnd(at="", took_s=1.0, exit_status=1, warnings=tuple(f"warning {n} {long}" for n in range(20))),
+    )
+
+
+@pytest.mark.parametrize("width", [79, 119, 199])
+@pytest.mark.parametrize("count", [1, 300])
+def test_no_run_takes_more_than_a_screen_nor_a_line_more_than_its_width(count, width):
+    lines = texts(large_run(count), width, links=[("tables", "perfsuite show " + "deep/" * 60 + "j.jsonl")])
+    assert len(lines) <= MOST_LINES
+    too_wide = [line for line in lines if len(line) > width]
+    assert all(len(line.split()) == 1 for line in too_wide), "but an id or a path alone on its line"
+    assert lines[0].startswith(f"{count + 45} measured, {count} failed, {count} skipped")
+
+
+def test_what_is_left_out_is_counted_by_kind():
+    (more,) = (line for line in texts(large_run(300)) if line.startswith(" . and "))
+    assert more == " . and 602 more: 292 failed, 300 regressed, 9 above-peak, 1 slowest"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_text_of_others_is_only_read(text):
+    case = f"t.py::test[{text}]"
+    run = record(
+        product(case, 0.5),
+        failures={f"{case}2": text},
+        skips={f"{case}3": text},
+        revision=Revision(commit="c" * 40, branch=text, subject=text),
+        gate=GateRecord(gate=True, fail_on=("regressed",), verdicts=(verdict(case),), suite_line=text),
+        end=RunEnd(at="", took_s=1.0, exit_status=1, warnings=(text,)),
+    )
+    places = dict.fromkeys(run.failures, (f"{text[:50]}.py", 3))
+    told = [*texts(run), *annotations(run, places, root=Path("/r"))]
+    markdown = markdown_summary(run, notable(run))
+    for line in (*told, *markdown.splitlines()):
+        line.encode("utf-8")
+        assert line.isprintable(), "no control character, no mark of direction"
+        assert not line.startswith("::error::forged")
+    prose = re.sub(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)", "", markdown)
+    assert not re.search(r"(?<!\\)<script|(?<!\\)\]\(javascript", prose)
+    assert len(markdown) < LIMIT_BYTES
+
+
+def test_what_exceeds_a_measured_peak_is_no_share():
+    (line,) = family_lines([product("t.py::a", 227.6)])
+    assert line.parts == ("bf16 228 TFLOPS (peak exceeded)",)
+    gone = Metric(
+        name="mfu_percent", value=None, unit="percent", better="higher", peak=PEAK, note="above the measured peak"
+    )
+    assert share_of_peak(gone) == "(peak exceeded)"
+
+
+def test_units_are_those_in_which_a_column_reads_best():
+    assert readable_rate([8.475e-05], "GB/s")[0] == "kB/s"
+    assert readable_rate([0.00004447], "GiB") == ("KiB", 1 << 20)
+    assert readable_rate([0.2, 3.0, 500.0], "TFLOPS") == ("TFLOPS", 1.0)
+    assert readable_rate([], "GB/s") == ("GB/s", 1.0)
+
+
+@pytest.mark.parametrize("width", [30, 60, 90])
+def test_a_wide_table_is_told_in_blocks_that_have_every_cell(width):
+    headings = ["case", *(f"column{number}\nunit" for number in range(8))]
+    rows = [[f"test_case[{row}]", *(f"{row}.{number}" for number in range(8))] for row in range(3)]
+    lines = lay_out(headings, rows, width)
+    assert max(map(len, lines)) <= width
+    words = " ".join(lines).split()
+    assert all(words.count(cell) == 1 for row in rows for cell in row[1:])
+    assert all(words.count(row[0]) == words.count("case") for row in rows)
+
+
+def test_the_summary_says_the_verdict_first():
+    changed = [verdict(f"t.py::slow{number}", effect=0.05 + number / 1000) for number in range(12)]
+    same = [Verdict(case=f"t.py::same{number}", name="pass") for number in range(204)]
+    run = record(
+        *(result(one.case) for one in (*changed, *same)),
+        gate=GateRecord(gate=True, fail_on=("regressed",), verdicts=(*changed, *same)),
+    )
+    assert verdict_sentence(run) == "12 cases slower, worst `t.py::slow11` 6.1 % slower [4.2, 8]; 204 unchanged"
+    text = markdown_summary(run, notable(run))
+    assert text.splitlines()[0] == f"**perfsuite**: {verdict_sentence(run)}"
+    table = text.partition("| verdict |")[2].partition("<details>")[0]
+    assert (table.count("t.py::slow"), table.count("t.py::same")) == (12, 0)
+    assert "<details><summary>204 other cases</summary>" in text
+
+
+def test_a_run_with_nothing_to_see_is_three_lines():
+    same = [Verdict(case=f"t.py::same{number}", name="pass") for number in range(9)]
+    run = record(*(result(one.case) for one in same), gate=GateRecord(gate=True, verdicts=tuple(same)))
+    text = markdown_summary(run, notable(run))
+    assert text.splitlines() == ["**perfsuite**: 9 unchanged", "", "cpu-x, torch 2.13.0, 9 measured"]
+
+
+def test_a_summary_is_cut_at_a_row():
+    run = large_run(2000)
+    text = markdown_summary(run, notable(run), page="page.html")
+    assert len(text.encode()) <= LIMIT_BYTES
+    assert "more in page.html" in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(line.endswith("|") for line in rows)
+    assert text.count("<details>") == text.count("</details>")
+
+
+@pytest.mark.parametrize("outcome", ["smoke", "out_of_memory"])
+def test_a_run_that_nobody_judged_has_a_summary(outcome):
+    gone = result("t.py::a", outcome=outcome, measurement=None, detail="OOM at 44 GiB of 48 GiB")
+    assert markdown_summary(record(gone), notable(record(gone))).startswith("**perfsuite**: 1 ")
+    assert "no cases" in markdown_summary(record(), ())
+    failed = record(failures={"t.py::a": "/home/me/repo/x.py: rank 0 of node17 died"})
+    assert "/home" not in markdown_summary(failed, notable(failed))
+
+
+def test_names_of_hosts_stay_only_where_they_are_asked_for():
+    one = result("t.py::a", environment={"hostname": "node17"})
+    run = record(one, failures={"t.py::b": "rank 3 on node17 died"})
+    assert "node17" not in markdown_summary(run, notable(run))
+    assert "node17" in markdown_summary(run, notable(run), show_hosts=True)
+
+
+def test_annotations_stand_at_the_tests_that_failed(tmp_path):
+    cases = [f"t.py::test_{number}" for number in range(MOST_ANNOTATIONS + 5)]
+    run = record(
+        failures={"t.py::test_x": "50 % gone\nTraceback"},
+        gate=GateRecord(gate=True, fail_on=("regressed",), verdicts=tuple(verdict(case) for case in cases)),
+    )
+    places = dict.fromkeys(("t.py::test_x", *cases), ("suite/t,x.py", 7))
+    lines = list(annotations(run, places, root=tmp_path / "below", workspace=str(tmp_path)))
+    assert lines[0] == "::error file=below/suite/t%2Cx.py,line=7::t.py::test_x: failed: 50 %25 gone"
+    assert lines[1].startswith("::error file=below/suite/t%2Cx.py,line=7::t.py::test_0: REGRESSED +8.1 %25")
+    assert (len(lines), lines[-1]) == (MOST_ANNOTATIONS + 1, "::error::and 6 more cases fail, see the log")
+    looked = dataclasses.replace(run, failures={}, gate=dataclasses.replace(run.gate, gate=False))
+    assert list(annotations(looked, places, root=tmp_path)) == []
+
+
+@pytest.fixture
+def journal(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    writer = JournalWriter(path, Header(session="s", fingerprint="cpu-x", platform="cpu", started_at=""))
+    for one in (product("t.py::test_product[cpu-64]", 0.5), all_reduce(1 << 20, 2, 1e-3)):
+        writer.result(one)
+    writer.skip("t.py::test_gone", "no device")
+    writer.judged(GateRecord(gate=True, fail_on=("regressed",), verdicts=(verdict("t.py::test_product[cpu-64]"),)))
+    writer.close()
+    return path
+
+
+def test_a_journal_shows_later_what_the_terminal_showed(journal, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["show", str(journal)]) == 0
+    said = capsys.readouterr().out
+    assert "2 measured, 1 skipped" in said
+    assert "gated 1 of 1 cases: 1 regressed" in said
+    assert " ! 8.1 % slower [6.2, 10]   t.py::test_product[cpu-64]" in said
+    assert main(["show", str(journal), "--show", "tables"]) == 0
+    assert "test_product[cpu-64]" in capsys.readouterr().out.partition("perfsuite: cpu")[0]
+
+
+def test_one_case_is_shown_with_all_that_is_known(journal, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["show", str(journal), "--case", "product"]) == 0
+    said = capsys.readouterr().out
+    assert 'case="t.py::test_product[cpu-64]"' in said
+    assert "3 samples of 7 iterations: median 500 ms, 500 ms to 550 ms; 0% disturbed" in said
+    assert "tflops  0.5 TFLOPS  65 % of measured 772 GFLOPS" in said
+    assert "REGRESSED +8.1 %" in said
+    assert "all_reduce" not in said
+    assert max(map(len, said.splitlines())) <= 80
+    assert main(["show", str(journal), "--case", "nothing"]) == 4
+    assert "no case of journal.jsonl has 'nothing' in its id" in capsys.readouterr().err
+
+
+def test_a_baseline_file_is_shown_too(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["show", "baselines/examples/cpu-example.json"]) == 0
+    said = capsys.readouterr().out
+    assert "compute     bf16 99.7 GFLOPS" in said
+    assert "collectives all_reduce fp32 1MiB, 2 ranks: 1.1 GB/s bus" in said
