@@ -440,6 +440,8 @@ class Result:
     """Identifier of the pytest session."""
     started_at: str = ""
     """UTC, ISO 8601."""
+    took_s: float = 0.0
+    """Seconds that the case took with all its builds; 0 where it was written before it was kept."""
     schema: int = SCHEMA
 
     @property

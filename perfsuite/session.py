@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -174,8 +175,10 @@ class PerfSession:
         self.cases[case.id] = case
         result = self._from_journal(case)
         if result is None:
+            began_s = time.monotonic()
             try:
                 result = self._measure(case, fresh=case.fresh)
+                result = dataclasses.replace(result, took_s=round(time.monotonic() - began_s, 2))
             except CaseError as error:
                 message = str(error)
                 self._write(lambda journal: journal.failure(case.id, message))

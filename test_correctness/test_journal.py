@@ -11,7 +11,7 @@ import pytest
 
 from perfsuite.errors import JournalError
 from perfsuite.gate.verdict import Effect, Finding, Verdict
-from perfsuite.journal import Header, JournalWriter, read_journal
+from perfsuite.journal import Header, JournalWriter, durations_s, read_journal
 from perfsuite.metrics import derive
 from perfsuite.records import Peaks, Result, Work
 from perfsuite.run_record import GateRecord, Revision, RunEnd
@@ -265,3 +265,10 @@ def test_damage_inside_a_measurement_is_named_by_line_when_it_is_asked_for(path)
     assert read.median_s == 0.5
     with pytest.raises(JournalError, match=r"line 3: Measurement.iterations is 'seven', not a int"):
         _ = read.measurement
+
+
+def test_what_cases_took_is_read_without_decoding_them(path):
+    took = dataclasses.replace(result('t.py::test["x\\y"]'), took_s=12.25)
+    written(path, took, result("without"))
+    assert durations_s(path, "cpu-x") == {'t.py::test["x\\y"]': 12.25}
+    assert durations_s(path, "cpu-of-others") == durations_s(path.parent / "nowhere", "cpu-x") == {}

@@ -131,7 +131,7 @@ def test_whoever_judges_a_case_can_fail_it(pytester, monkeypatch):
             "case * verdict",
             "test_first[[]cpu] * fine",
             "test_second[[]cpu] * slow",
-            "test_third[[]cpu] * 3 x 7",
+            "test_third[[]cpu] * 500 ms",
         ]
     )
     verdicts = [each.attrib["value"] for each in junit(pytester)["test_second"].iter("property")]

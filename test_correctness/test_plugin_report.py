@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 
 import pytest
 
@@ -162,7 +163,7 @@ def test_the_section_of_a_run(pytester, monkeypatch):
             "*= perfsuite: cpu (*) =*",
             "4 measured; hardware cpu-*",
             "test_it.py",
-            "  in every row: ranks 2, spread slowest 1.0% r1, samples 5 x 7",
+            "  in every row: ranks 2, spread slowest 1.0% r1, samples 5 x 7*",
             "case * median * algbw * busbw",
             "* MB/s * MB/s",
             "test_sum[[]cpu-ws2-1KiB-fp32[]] *",
@@ -205,7 +206,7 @@ def test_progress_is_foretold_from_the_cases_that_ran():
     assert not progress.worth_telling(105.0)
     progress.done = 20
     assert progress.left_s(140.0) == 120.0
-    assert progress.describe("x", 140.0) == "case 21 of 80, 40 s, about 2 min 0 s left: x"
+    assert progress.describe("x", 140.0) == "case 21 of 80, 40 s, about 2 min 0 s left (so far): x"
     assert progress.worth_telling(140.0)
 
 
@@ -230,16 +231,30 @@ def test_a_long_run_writes_few_lines_to_a_log_and_a_short_one_none(pytester, mon
 
     repo = repository(pytester, monkeypatch, tests, script)
     assert "case " not in repo.run().stdout.str().partition("= perfsuite: cpu")[0]
+    shutil.rmtree(pytester.path / ".perfsuite")  # what cases took in this second foretells nothing of that clock
     monkeypatch.setattr("perfsuite.plugin.progress.time.monotonic", lambda: clock[0])
     found = repo.run()
     found.assert_outcomes(passed=6)
     found.stdout.fnmatch_lines(
         [
             "test_it.py ..",
-            "perfsuite: case 3 of 6, 40 s, about 1 min 20 s left: test_it.py::test_2[[]cpu[]]",
+            "perfsuite: case 3 of 6, 40 s, about 1 min 20 s left (so far): test_it.py::test_2[[]cpu[]]",
             "test_it.py ..",
-            "perfsuite: case 5 of 6, 1 min 20 s, about 40 s left: test_it.py::test_4[[]cpu[]]",
+            "perfsuite: case 5 of 6, 1 min 20 s, about 40 s left (so far): test_it.py::test_4[[]cpu[]]",
             "test_it.py ..*",
         ]
     )
     assert "case " not in repo.run("-q").stdout.str().partition("= perfsuite: cpu")[0]
+
+
+def test_time_left_is_what_cases_took_the_last_time_and_says_so():
+    progress = Progress(
+        total=4, started_at=0.0, pending={"t.py::a[2]", "t.py::b[1]", "t.py::c[1]"}, expected_s={"t.py::b[1]": 200.0}
+    )
+    assert progress.left(0.0) == (600.0, "last run")
+    progress.took_s["t.py::a[1]"] = 5.0
+    progress.done = 1
+    assert progress.left(10.0) == (200.0 + 5.0 + 10.0, "last run")
+    progress.pending -= {"t.py::b[1]", "t.py::c[1]"}
+    assert progress.left(10.0) == (5.0, "same test")
+    assert "about 5 s left (same test): t.py::a[2]" in progress.describe("t.py::a[2]", 10.0)

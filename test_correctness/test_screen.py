@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from perfsuite.cli.main import main
 from perfsuite.gate.verdict import Effect, Finding, Verdict
-from perfsuite.journal import Header, JournalWriter
+from perfsuite.journal import Header, JournalWriter, read_journal
 from perfsuite.metrics import derive
-from perfsuite.plugin.ci import MOST_ANNOTATIONS, annotations
+from perfsuite.plugin.ci import MOST_ANNOTATIONS, error_commands
 from perfsuite.records import Metric, Peak, Peaks, Result, Work
 from perfsuite.reports.families import family_lines, share_of_peak
 from perfsuite.reports.layout import lay_out
@@ -23,7 +25,9 @@ from perfsuite.run_record import GateRecord, Revision, RunEnd, RunRecord
 from perfsuite.runtime.driver import Job
 from perfsuite.units import readable_rate
 from perfsuite.workload import Budget, FunctionWorkload
-from test_correctness.helpers.scripted_driver import measurement
+from test_correctness.helpers.scripted_driver import measurement, repository
+
+pytest_plugins = ["pytester"]
 
 PEAK = Peak(value=0.772, unit="TFLOPS", source="measured here", kind="measured")
 HOSTILE = (
@@ -149,7 +153,7 @@ def test_text_of_others_is_only_read(text):
         end=RunEnd(at="", took_s=1.0, exit_status=1, warnings=(text,)),
     )
     places = dict.fromkeys(run.failures, (f"{text[:50]}.py", 3))
-    told = [*texts(run), *annotations(run, places, root=Path("/r"))]
+    told = [*texts(run), *error_commands(run, places, root=Path("/r"))]
     markdown = markdown_summary(run, notable(run))
     for line in (*told, *markdown.splitlines()):
         line.encode("utf-8")
@@ -242,12 +246,12 @@ def test_annotations_stand_at_the_tests_that_failed(tmp_path):
         gate=GateRecord(gate=True, fail_on=("regressed",), verdicts=tuple(verdict(case) for case in cases)),
     )
     places = dict.fromkeys(("t.py::test_x", *cases), ("suite/t,x.py", 7))
-    lines = list(annotations(run, places, root=tmp_path / "below", workspace=str(tmp_path)))
+    lines = list(error_commands(run, places, root=tmp_path / "below", workspace=str(tmp_path)))
     assert lines[0] == "::error file=below/suite/t%2Cx.py,line=7::t.py::test_x: failed: 50 %25 gone"
     assert lines[1].startswith("::error file=below/suite/t%2Cx.py,line=7::t.py::test_0: REGRESSED +8.1 %25")
     assert (len(lines), lines[-1]) == (MOST_ANNOTATIONS + 1, "::error::and 6 more cases fail, see the log")
     looked = dataclasses.replace(run, failures={}, gate=dataclasses.replace(run.gate, gate=False))
-    assert list(annotations(looked, places, root=tmp_path)) == []
+    assert list(error_commands(looked, places, root=tmp_path)) == []
 
 
 @pytest.fixture
@@ -293,3 +297,77 @@ def test_a_baseline_file_is_shown_too(capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "compute     bf16 99.7 GFLOPS" in said
     assert "collectives all_reduce fp32 1MiB, 2 ranks: 1.1 GB/s bus" in said
+
+
+TESTS = """
+@dtypes("fp32", "bf16")
+def test_product(perf, dtype):
+    perf(Product(side=64, dtype=dtype))
+
+def test_plain(benchmark):
+    benchmark.pedantic(lambda: None, rounds=3)
+"""
+
+
+def test_a_run_shows_one_screen_and_the_table_of_plain_benchmarks_alone(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, TESTS)
+    done = repo.run("--perf-show=summary", "--perf-summary=new/summary.md")
+    done.assert_outcomes(passed=3)
+    said = done.stdout.str()
+    screen_lines = said.partition("= perfsuite: cpu")[2].partition("- benchmark")[0].splitlines()[1:]
+    assert screen_lines[0].startswith("2 measured")
+    assert max(map(len, screen_lines)) <= 119
+    assert not any(line.startswith("case ") for line in screen_lines)
+    table = said.partition("- benchmark")[2]
+    assert "test_plain" in table
+    assert "test_product" not in table
+    summary = pytester.path.joinpath("new/summary.md").read_text()
+    assert summary.startswith("**perfsuite**: 2 cases measured, none compared")
+    (journal,) = pytester.path.joinpath(".perfsuite").glob("journal-*.jsonl")
+    run = read_journal(journal).record
+    assert (run.end.exit_status, run.arguments[-1], len(run.gate.verdicts)) == (0, "--perf-summary=new/summary.md", 2)
+    quiet = repo.run("-q", "-k", "product").stdout.str().partition("= perfsuite: cpu")[2]
+    assert "2 measured" in quiet
+    assert "trust" not in quiet
+    assert "test_product" in repo.run("--perf-show=cases", "-k", "fp32").stdout.str().partition("- benchmark")[2]
+
+
+@pytest.mark.parametrize("option", ["--perf-summary", "--perf-report"])
+def test_a_target_that_cannot_be_written_is_told_before_anything_is_measured(pytester, monkeypatch, option):
+    repo = repository(pytester, monkeypatch, TESTS)
+    pytester.path.joinpath("file").write_text("")
+    done = repo.run(f"{option}=file/below.md")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"{option}: " in done.stderr.str()
+    assert "cannot be written" in done.stderr.str()
+    assert repo.driver.timed() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_a_real_terminal_gets_no_line_that_it_must_wrap(pytester, columns):
+    pytester.makeconftest('pytest_plugins = ["perfsuite.plugin"]')
+    pytester.makepyfile(test_it=ON_A_RANK)
+    command = f"stty cols {columns} rows 50; {sys.executable} -m pytest -p no:cacheprovider"
+    for options, colours in (("", True), ("--color=no", False)):
+        shown = subprocess.run(
+            ["script", "-qec", f"{command} {options}", "/dev/null"],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        ).stdout
+        assert "1 measured" in shown
+        below = shown.partition("perfsuite: cpu")[2].partition("1 measured")[2].splitlines()[1:-1]
+        assert below
+        assert all(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) <= columns for line in below)
+        assert ("\x1b[32m" in shown) is colours
+
+
+ON_A_RANK = """
+def step(rank):
+    return lambda: sum(range(1000))
+
+def test_mine(perf):
+    perf(step)
+"""

@@ -56,11 +56,12 @@ def read_record(path: Path) -> RunRecord:
 
 def _only(record: RunRecord, text: str) -> RunRecord:
     """The run with those of its cases that have ``text`` in their ids."""
-    kept = {
-        field: {case: told for case, told in getattr(record, field).items() if text in case}
-        for field in ("results", "failures", "interrupted", "skips")
-    }
-    if not any(kept.values()):
+    results = {case: result for case, result in record.results.items() if text in case}
+    failures, interrupted, skips = (
+        {case: told for case, told in cases.items() if text in case}
+        for cases in (record.failures, record.interrupted, record.skips)
+    )
+    if not (results or failures or interrupted or skips):
         raise ConfigurationError(f"no case of {record.name} has {text!r} in its id; leave --case out to see all")
     gate = record.gate
     if gate is not None:
@@ -69,7 +70,9 @@ def _only(record: RunRecord, text: str) -> RunRecord:
             fail_on=gate.fail_on,
             verdicts=tuple(verdict for verdict in gate.verdicts if text in verdict.case),
         )
-    return dataclasses.replace(record, **kept, gate=gate)
+    return dataclasses.replace(
+        record, results=results, failures=failures, interrupted=interrupted, skips=skips, gate=gate
+    )
 
 
 def lines(record: RunRecord, show: str, width: int) -> Iterator[str]:

@@ -100,11 +100,11 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     if run is not None and state.annotations and os.environ.get("GITHUB_ACTIONS"):
         terminalreporter.ensure_newline()
         workspace = os.environ.get("GITHUB_WORKSPACE", "")
-        for line in annotations(run, state.places, root=config.rootpath, workspace=workspace):
+        for line in error_commands(run, state.places, root=config.rootpath, workspace=workspace):
             terminalreporter.write_line(line)
 
 
-def annotations(run: RunRecord, places: Places, *, root: Path, workspace: str = "") -> Iterator[str]:
+def error_commands(run: RunRecord, places: Places, *, root: Path, workspace: str = "") -> Iterator[str]:
     """A workflow command for each of the first failing cases; the last one counts the others."""
     from perfsuite.gate.describe import headline
     from perfsuite.reports.plain import printable, without_paths

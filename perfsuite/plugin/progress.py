@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from perfsuite.plugin.state import suite_key
 from perfsuite.units import clock_time
 
 QUIET_S = 10.0
 """Runs that are expected to end sooner show nothing."""
 LOG_EVERY_S = 30.0
 _LEAST_ROOM = 30
+_JOURNALS = 3
+"""Journals that are looked into for what cases take: the newest."""
 _SAVE, _RESTORE, _CLEAR = "\x1b7", "\x1b8", "\x1b[K"
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """Counts the perf cases of a run and foretells its end from those that ran."""
+    """Counts the perf cases of a run and foretells its end."""
 
     total: int
     started_at: float
@@ -29,18 +33,52 @@ class Progress:
     done: int = 0
     said_at: float | None = None
     """When a line last went to a log."""
+    pending: set[str] = field(default_factory=set)
+    """Cases that are not done."""
+    expected_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that each case took in the last run, by node id."""
+    took_s: dict[str, float] = field(default_factory=dict)
+    """Seconds that the cases of this run took."""
 
     def describe(self, case: str, now: float) -> str:
-        """The hint for a case that starts now: which of how many, elapsed, time left as foretold, its name."""
-        left_s = self.left_s(now)
-        foretold = "" if left_s is None else f", about {clock_time(left_s)} left"
+        """The hint for a case that starts now: which of how many, elapsed, time left and by what, its name."""
+        left = self.left(now)
+        foretold = "" if left is None else f", about {clock_time(left[0])} left ({left[1]})"
         return f"case {self.done + 1} of {self.total}, {clock_time(now - self.started_at)}{foretold}: {case}"
 
-    def left_s(self, now: float) -> float | None:
-        """Seconds until the end if the cases to come take as long as those before; None before the first is done."""
-        if not self.done:
+    def left(self, now: float) -> tuple[float, str] | None:
+        """Seconds until the end, and what they are foretold by; None before anything is known.
+
+        A case takes what it took in the last run, else what others of its test take, else what those before took.
+        """
+        tests: dict[str, list[float]] = defaultdict(list)
+        for case, seconds in (*self.expected_s.items(), *self.took_s.items()):
+            tests[case.partition("[")[0]].append(seconds)
+        usual_s = (now - self.started_at) / self.done if self.done else None
+        by_source: dict[str, list[float]] = defaultdict(list)
+        for case in self.pending:
+            alike = tests.get(case.partition("[")[0])
+            if case in self.expected_s:
+                source, seconds = "last run", self.expected_s[case]
+            elif alike:
+                source, seconds = "same test", sum(alike) / len(alike)
+            elif usual_s is not None:
+                source, seconds = "so far", usual_s
+            else:
+                continue
+            by_source[source].append(seconds)
+        if not self.pending and usual_s is not None:
+            return usual_s * (self.total - self.done), "so far"
+        if not by_source:
             return None
-        return (now - self.started_at) / self.done * (self.total - self.done)
+        foretold = [seconds for each in by_source.values() for seconds in each]
+        most = max(by_source, key=lambda source: sum(by_source[source]))
+        return sum(foretold) * len(self.pending) / len(foretold), most
+
+    def left_s(self, now: float) -> float | None:
+        """Seconds until the end; None before anything is known."""
+        left = self.left(now)
+        return None if left is None else left[0]
 
     def worth_telling(self, now: float) -> bool:
         """Whether the run is a long one, as far as is known."""
@@ -55,17 +93,20 @@ class Progress:
 class ProgressReporter:
     """Shows the progress of a run; registered when there are perf cases to run."""
 
-    def __init__(self, config: pytest.Config, cases: frozenset[str]) -> None:
-        """``cases`` are the node ids of the perf cases that will run."""
+    def __init__(self, config: pytest.Config, cases: frozenset[str], expected_s: Mapping[str, float]) -> None:
+        """``cases`` are the node ids of the perf cases that will run, ``expected_s`` what they took the last time."""
         self._config = config
         self._cases = cases
-        self._progress = Progress(total=len(cases), started_at=time.monotonic())
+        self._progress = Progress(
+            total=len(cases), started_at=time.monotonic(), pending=set(cases), expected_s=expected_s
+        )
+        self._began_at = 0.0
         self._shown = False
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_logstart(self, nodeid: str) -> Iterator[None]:
         """A test starts; a line of a log comes before what pytest writes then, a hint after it."""
-        now = time.monotonic()
+        now = self._began_at = time.monotonic()
         told = nodeid in self._cases and self._progress.worth_telling(now)
         terminal: Any = self._config.pluginmanager.get_plugin("terminalreporter")
         on_a_terminal = terminal.hasmarkup and sys.stderr.isatty()
@@ -85,6 +126,8 @@ class ProgressReporter:
             self._shown = False
         if report.when == "teardown" and report.nodeid in self._cases:
             self._progress.done += 1
+            self._progress.pending.discard(report.nodeid)
+            self._progress.took_s[report.nodeid] = time.monotonic() - self._began_at
 
     def _show(self, hint: str) -> None:
         """Right of the cursor, which stays where it is: pytest goes on writing its line."""
@@ -108,4 +151,19 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
         return
     nodes = frozenset(item.nodeid for item in cases if item.get_closest_marker("skip") is None)
     if nodes and config.pluginmanager.has_plugin("terminalreporter"):
-        config.pluginmanager.register(ProgressReporter(config, nodes), "perfsuite-progress")
+        config.pluginmanager.register(ProgressReporter(config, nodes, _last_run(config)), "perfsuite-progress")
+
+
+def _last_run(config: pytest.Config) -> Mapping[str, float]:
+    """What each case took in the newest journal of this hardware that has durations."""
+    suite = config.stash.get(suite_key, None)
+    if suite is None or suite.session is None or suite.session.journal is None:
+        return {}
+    from perfsuite.journal import durations_s  # a run without perf cases does not load it
+
+    own = suite.session.journal.path
+    try:
+        journals = sorted((path for path in own.parent.glob("journal-*.jsonl") if path != own), reverse=True)
+    except OSError:
+        return {}
+    return next((took for path in journals[:_JOURNALS] if (took := durations_s(path, suite.session.fingerprint))), {})

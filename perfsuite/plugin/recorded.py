@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,8 @@ def end(session: pytest.Session, gate: Gating | None) -> None:
         },
     )
     run.end(judged, last)
+    if run.journal_problem and run.journal_problem not in last.warnings:  # these very lines found the disk full
+        last = replace(last, warnings=(*last.warnings, run.journal_problem))
     config.stash[record_key] = RunRecord(
         name=f"session {run.id}",
         platform=str(suite.machine),

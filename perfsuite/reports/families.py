@@ -10,7 +10,7 @@ from perfsuite.metrics.spec import significant
 from perfsuite.records import ABOVE_MEASURED_PEAK, Metric, Result
 from perfsuite.reports.alpha_beta import fit_collectives
 from perfsuite.reports.plain import printable
-from perfsuite.reports.scaling import Scaling, scalings, without_ranks
+from perfsuite.reports.scaling import Scaling, scalings
 from perfsuite.units import format_bytes, format_seconds, readable_rate
 
 _RATES = ("tflops_per_device", "tflops")
@@ -111,10 +111,10 @@ def _memory(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _of_memory(result: Result) -> str:
-    """The pattern, or which way a copy goes."""
+    """What streams, or which way a copy goes."""
     if result.work.memory_path != "device":
         return result.work.memory_path.replace("_", " ")
-    return printable(result.parameters.get("pattern") or result.parameters.get("operation") or "device", 20)
+    return printable(result.workload.rpartition(":")[2].removeprefix("Memory").lower() or "device", 20)
 
 
 def _collectives(results: Sequence[Result]) -> Iterator[str]:
@@ -151,18 +151,16 @@ def _counts(ranks: Sequence[int]) -> str:
 
 def _training(results: Sequence[Result]) -> Iterator[str]:
     steps = [one for one in results if _is_step(one)]
-    told = []
+    told: list[tuple[Result, Metric, float]] = []
     for one in steps:
-        found = _metric(one, "tokens_per_s_per_device", "samples_per_s_per_device", "samples_per_s")
-        if found is not None:
-            told.append((one, *found))
+        rate = _metric(one, "tokens_per_s_per_device", "samples_per_s_per_device", "samples_per_s")
+        if rate is not None:
+            told.append((one, *rate))
     told.sort(key=lambda entry: (entry[1].unit != "tokens/s", -entry[2]))
-    seen: set[str] = set()
-    for one, metric, value in told:
-        model = printable(one.parameters.get("model", ""), 40) or short_name(without_ranks(one.case))
-        if model in seen:
-            continue
-        seen.add(model)
+    best: dict[str, str] = {}
+    for one, _, _ in told:
+        best.setdefault(str(one.parameters.get("model")), one.case)
+    for one, metric, value in sorted(told, key=lambda entry: entry[0].case not in best.values()):
         utilisation = next((metric for metric in one.metrics if metric.name == "mfu_percent"), None)
         yield f"{short_name(one.case)} {_per_device(metric, value)}{_mfu(utilisation)}"
 
@@ -195,10 +193,9 @@ def _scaling(results: Sequence[Result]) -> Iterator[str]:
 def _pipelines(results: Sequence[Result]) -> Iterator[str]:
     bubbles = []
     for one in results:
-        found = _metric(one, "bubble_ratio")
-        if found is not None:
-            simulated = _metric(one, "simulated_bubble_ratio")
-            bubbles.append((found[1], short_name(one.case), simulated[1] if simulated else None))
-    for bubble, name, simulated in sorted(bubbles, key=lambda entry: entry[:2]):
-        own = f" (own durations {100 * simulated:.0f} %)" if simulated is not None else ""
+        measured, simulated = _metric(one, "bubble_ratio"), _metric(one, "simulated_bubble_ratio")
+        if measured is not None:
+            own = f" (own durations {100 * simulated[1]:.0f} %)" if simulated else ""
+            bubbles.append((measured[1], short_name(one.case), own))
+    for bubble, name, own in sorted(bubbles):
         yield f"{name} {100 * bubble:.0f} % bubble{own}"

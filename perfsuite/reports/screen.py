@@ -179,7 +179,11 @@ def _finding(one: Notable, width: int) -> list[ScreenLine]:
 
 def skip_reasons(skips: Iterable[str]) -> list[tuple[str, int]]:
     """Reasons with their counts, the commonest first; numbers of ranks in a reason do not make it another."""
-    return Counter(printable(reason, _REASON) for reason in skips).most_common()
+    return Counter(_cut(printable(reason)) for reason in skips).most_common()
+
+
+def _cut(reason: str) -> str:
+    return reason if len(reason) <= _REASON else f"{reason[: _REASON - 3].rstrip()}..."
 
 
 def _skips(run: RunRecord, width: int) -> list[ScreenLine]:

@@ -60,6 +60,8 @@ def metric_tables(rows: Sequence[CaseRow], width: int | None = None) -> list[str
     return lines
 
 
+_SETTINGS = ("ranks", "spread\nslowest", "last\nby", "samples", "verdict")
+"""Columns that are told once where they are equal in all rows; what was measured stands in every row."""
 Cell = Callable[[CaseRow], str]
 
 
@@ -81,7 +83,7 @@ def _table(rows: Sequence[CaseRow], names: Sequence[str], width: int | None) -> 
     equal = []
     for heading, cell in columns:
         column = [cell(row) for row in rows]
-        if len(rows) > 1 and column[0] and len(set(column)) == 1:
+        if heading in _SETTINGS and len(rows) > 1 and column[0] and len(set(column)) == 1:
             equal.append(f"{' '.join(heading.split())} {column[0]}")
         elif any(column):
             headings.append(heading)
