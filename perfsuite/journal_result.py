@@ -55,8 +55,8 @@ class JournaledResult(Result):
         except ValueError as error:
             raise self._damage(str(error)) from None
 
-    @property
-    def median_s(self) -> float:
+    @functools.cached_property
+    def median_s(self) -> float:  # type: ignore[override]  # a property there, asked for many times here
         """Median seconds per iteration; of a measurement that nobody asked for, read off its samples alone."""
         if "measurement" in vars(self):
             return super().median_s

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from perfsuite.gate.verdict import Verdict
-from perfsuite.records import Peaks, Result, VerdictName
+from perfsuite.records import Peaks, Result, VerdictName, Work
+
+_SETTINGS = json.JSONEncoder(sort_keys=True, default=str)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,3 +102,29 @@ class RunRecord:
     """None for a run that was killed, and in journals written before it was kept."""
     peaks: Peaks | None = None
     """What the results are shares of, where it had to be measured."""
+
+    @functools.cached_property
+    def equal_work(self) -> list[tuple[Result, ...]]:
+        """Measured cases that do the same under different ids, see :func:`equal_work`."""
+        return equal_work(self.results.values())
+
+
+def equal_work(results: Iterable[Result]) -> list[tuple[Result, ...]]:
+    """Groups of measured cases of the same workload, parameters, mesh and ranks on the same hardware, fastest first."""
+    alike: dict[tuple[object, ...], list[Result]] = defaultdict(list)
+    for result in results:
+        if result.outcome == "measured":
+            hardware = (result.platform, result.fingerprint, result.simulated)
+            alike[(result.workload, result.world_size, *hardware, _amount_of_work(result.work))].append(result)
+    groups: dict[tuple[object, ...], list[Result]] = defaultdict(list)
+    for key, members in alike.items():
+        for result in members if len(members) > 1 else ():
+            settings = _SETTINGS.encode(result.parameters)
+            if result.median_s > 0:
+                groups[(*key, settings)].append(result)
+    return [tuple(sorted(group, key=lambda one: one.median_s)) for group in groups.values() if len(group) > 1]
+
+
+def _amount_of_work(work: Work) -> tuple[object, ...]:
+    """What is quick to compare and equal where parameters are."""
+    return (work.dtype, work.bytes_moved, work.message_bytes, work.samples, work.tokens, *work.flops.items())

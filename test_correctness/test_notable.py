@@ -9,8 +9,8 @@ import pytest
 
 from perfsuite.gate.verdict import Effect, Finding, Verdict
 from perfsuite.records import Metric, Peak, RankFacts, Result, Work
-from perfsuite.reports.notable import KINDS, Notable, equal_work, notable, spread_of_equal_work
-from perfsuite.run_record import GateRecord, RunRecord
+from perfsuite.reports.notable import KINDS, Notable, notable, spread_of_equal_work
+from perfsuite.run_record import GateRecord, RunRecord, equal_work
 from perfsuite.runtime.driver import Job
 from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers.scripted_driver import measurement
@@ -97,7 +97,7 @@ def test_equal_work_apart_by_more_than_the_tolerance_is_told_as_unsure():
     (told,) = notable(run(*results))
     assert (told.kind, told.case, told.sure, told.interval) == ("equal-work", "t.py::b", "unsure", None)
     assert told.sentence == "2 cases of equal work: 1 s to 1.64 s, 64% apart, one run each"
-    assert spread_of_equal_work(results) == pytest.approx(0.64)
+    assert spread_of_equal_work(equal_work(results)) == pytest.approx(0.64)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_work_that_differs_in_anything_is_not_equal(change):
     one, other = result("a", 1.0, n=1), result("b", 9.0, n=1)
     assert len(equal_work([one, other])) == 1
     assert equal_work([one, dataclasses.replace(other, **change)]) == []
-    assert spread_of_equal_work([one]) is None
+    assert spread_of_equal_work(equal_work([one])) is None
 
 
 def test_a_result_above_a_measured_peak_has_no_share():

@@ -77,6 +77,7 @@ class Out:
         from perfsuite.reports.plain import encodable, folded
 
         first, *rest = folded(encodable(title, self._encoding), self.width - 4)
+        self._reporter.ensure_newline()  # else the first line below would begin with an empty one
         self._reporter.section(first)
         for line in rest:
             self.line(line)

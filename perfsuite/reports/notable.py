@@ -6,7 +6,6 @@ spread of equal work, cases that do the same under different ids, is the least n
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from perfsuite.errors import first_line
 from perfsuite.gate.verdict import FAILING, TIME, GateSettings, Verdict, percent
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
 from perfsuite.metrics.spec import significant
-from perfsuite.records import ABOVE_MEASURED_PEAK, Result, Work
+from perfsuite.records import ABOVE_MEASURED_PEAK, Result
 from perfsuite.reports.slowest import slowest_everywhere
 from perfsuite.run_record import RunRecord
 from perfsuite.units import format_seconds, plural
@@ -73,7 +72,7 @@ def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, .
         *_judged(run),
         *_out_of_memory(run),
         *_above_peak(run.results.values()),
-        *_equal_work(run.results.values()),
+        *_equal_work(run.equal_work),
         *slow_ranks(run.results.values()),
         *_bubbles(run.results.values()),
         *more,
@@ -81,30 +80,12 @@ def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, .
     return tuple(sorted(every, key=lambda one: (KINDS.index(one.kind), -(one.effect or 0.0))))
 
 
-def equal_work(results: Iterable[Result]) -> list[tuple[Result, ...]]:
-    """Groups of measured cases of the same workload, parameters, mesh and ranks on the same hardware, fastest first."""
-    alike: dict[tuple[object, ...], list[Result]] = defaultdict(list)
-    for result in results:
-        if result.outcome == "measured":
-            hardware = (result.platform, result.fingerprint, result.simulated)
-            alike[(result.workload, result.world_size, *hardware, _amount_of_work(result.work))].append(result)
-    groups: dict[tuple[object, ...], list[Result]] = defaultdict(list)
-    for key, members in alike.items():
-        for result in members if len(members) > 1 else ():
-            settings = json.dumps(result.parameters, sort_keys=True, default=str)
-            if result.median_s > 0:
-                groups[(*key, settings)].append(result)
-    return [tuple(sorted(group, key=lambda one: one.median_s)) for group in groups.values() if len(group) > 1]
+def spread_of_equal_work(groups: Iterable[tuple[Result, ...]]) -> float | None:
+    """Slowest over fastest of the group (of :func:`perfsuite.run_record.equal_work`) that is furthest apart, less 1.
 
-
-def _amount_of_work(work: Work) -> tuple[object, ...]:
-    """What is quick to compare and equal where parameters are."""
-    return (work.dtype, work.bytes_moved, work.message_bytes, work.samples, work.tokens, *work.flops.items())
-
-
-def spread_of_equal_work(results: Iterable[Result]) -> float | None:
-    """Slowest over fastest of the group that is furthest apart, less 1; None where no two cases do the same."""
-    return max((group[-1].median_s / group[0].median_s - 1 for group in equal_work(results)), default=None)
+    None where no two cases do the same.
+    """
+    return max((group[-1].median_s / group[0].median_s - 1 for group in groups), default=None)
 
 
 def _failed(run: RunRecord) -> Iterator[Notable]:
@@ -204,8 +185,8 @@ def _above_peak(results: Iterable[Result]) -> Iterator[Notable]:
         )
 
 
-def _equal_work(results: Iterable[Result]) -> Iterator[Notable]:
-    for group in equal_work(results):
+def _equal_work(groups: Iterable[tuple[Result, ...]]) -> Iterator[Notable]:
+    for group in groups:
         fastest, slowest = group[0], group[-1]
         apart = slowest.median_s / fastest.median_s - 1
         if apart > TOLERANCE:

@@ -14,7 +14,7 @@ from typing import Literal
 from perfsuite.reports.families import family_lines
 from perfsuite.reports.notable import Notable, spread_of_equal_work
 from perfsuite.reports.plain import folded, printable
-from perfsuite.reports.verdicts import verdict_counts
+from perfsuite.reports.verdicts import undecided_lines, verdict_counts
 from perfsuite.run_record import RunRecord
 from perfsuite.units import clock_time, plural
 
@@ -93,7 +93,7 @@ def _gate(run: RunRecord, width: int, stores: bool) -> Iterator[ScreenLine]:
     told = verdict_counts(run.gate.by_case, run.gate.gate, stores=stores)
     failing = any(run.gate.fails(verdict.name) for verdict in run.gate.verdicts)
     yield from _labelled("gate", told, width, "bad" if failing else "")
-    for line in run.gate.banner:
+    for line in (*undecided_lines(run.gate.verdicts, run.gate.gate), *run.gate.banner):
         yield from _labelled("", line, width, "doubt")
 
 
@@ -107,7 +107,7 @@ def _trust(run: RunRecord, width: int) -> Iterator[ScreenLine]:
     parts = [f"NOT QUIET: {loud[0].partition(', e.g. ')[0]}" if loud else told]
     if any(result.simulated for result in measured):
         parts.insert(0, "SIMULATED devices: no time here is a measurement")
-    spread = spread_of_equal_work(measured)
+    spread = spread_of_equal_work(run.equal_work)
     if spread is not None:
         parts.append(f"equal work differs by up to {100 * spread:.3g} %")
     yield from _labelled("trust", "; ".join(parts), width, "doubt" if loud else "")

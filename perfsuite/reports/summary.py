@@ -215,12 +215,13 @@ def best_figure(result: Result) -> str:
 
 
 def _hosts(results: Iterable[Result]) -> tuple[str, ...]:
-    """Names of hosts and users that texts may hold."""
-    names = set()
+    """Names of hosts that texts may hold."""
+    names: set[str] = set()
+    told: set[int] = set()
     for result in results:
-        environment = result.environment
-        names |= {str(environment.get(key, "")) for key in ("hostname", "host", "user")}
-        if result.world_size > 1 and result.measurement is not None and not names - {""}:
+        names.add(str(result.environment.get("hostname", "")))
+        if result.world_size not in told and result.measurement is not None:  # as many ranks run on the same hosts
+            told.add(result.world_size)
             names |= {rank.host for rank in result.measurement.ranks}
     return tuple(sorted(names - {""}, key=len, reverse=True))
 

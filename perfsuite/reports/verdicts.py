@@ -30,7 +30,7 @@ def gate_lines(
     yield verdict_counts(verdicts, gate, stores=stores)
     if _nothing_compared(verdicts, gate):
         return
-    yield from _undecided_lines(verdicts.values(), gate)
+    yield from undecided_lines(verdicts.values(), gate)
     yield from banner
     yield from (f"{verdict.case}: {describe(verdict)}" for verdict in verdicts.values() if verdict.name not in _QUIET)
     flagged = [verdict for verdict in verdicts.values() if verdict.name in _QUIET and verdict.flags]
@@ -66,7 +66,7 @@ def suite_lines(suite: SuiteVerdict | None, fail_on: Collection[str]) -> Iterato
         yield f"{name}: {suite.line}"
 
 
-def _undecided_lines(verdicts: Collection[Verdict], gate: bool) -> Iterator[str]:
+def undecided_lines(verdicts: Collection[Verdict], gate: bool) -> Iterator[str]:
     """How many cases were not decided, and what change could have hidden there."""
     undecided = [verdict for verdict in verdicts if verdict.name in _UNDECIDED]
     if not undecided:
