@@ -15,6 +15,8 @@
     │   ├── OutOfMemory           the device's memory ran out; the session makes it a result, not a failure
     │   └── AgentLost             a cluster's agent is gone: the case fails and the run ends
     ├── BaselineError             a stored file is truncated, hand-broken, foreign or of a newer schema
+    ├── HistoryError              a history is damaged, of other hardware, or cannot be written
+    ├── ImportFailed              a file of another tool cannot be read, or says too little to be compared
     └── JournalError              a journal cannot be written, read or resumed from
     CaseStopped                   a signal ended the running case; no PerfsuiteError, not even an Exception
 
@@ -86,6 +88,14 @@ class AgentLost(CaseError):
 
 class BaselineError(PerfsuiteError):
     """A stored baseline cannot be read or must not be overwritten; the message names file, line and reason."""
+
+
+class HistoryError(PerfsuiteError):
+    """A history cannot be read or must not be written; the message names file, line and reason."""
+
+
+class ImportFailed(PerfsuiteError):
+    """A file of another tool cannot be read, or says too little; the message names file, line, reason and remedy."""
 
 
 class JournalError(PerfsuiteError):

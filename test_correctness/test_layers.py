@@ -17,7 +17,8 @@ LINES = (
     ("strategies", "runtime", "baselines", "published", "projection"),
     ("gate", "audit", "workloads"),
     ("run_record",),
-    ("reports", "journal", "journal_result"),
+    ("history", "imports"),
+    ("reports", "journal", "journal_result", "exports"),
     ("deadlines", "measured_peaks", "session", "arms", "comparison", "gatekeeper"),
     ("plugin", "cli"),
 )

@@ -180,7 +180,7 @@ def _anchor_pairs_needed(work: CaseWork, judged: Judged, view: View) -> int:
 
 
 def _arms_tell(work: CaseWork, judged: Judged, view: View) -> bool:
-    """Whether the base and the stored commit could show what the level does not exclude; all runs tell how they scatter."""
+    """Whether the base and the stored commit could show what the level does not exclude, by the scatter of all runs."""
     return view.judge(work, judged, work.fresh).arms_tell(view.values(judged, work.runs))
 
 

@@ -19,6 +19,7 @@ from perfsuite.plugin import (
     compare,
     distributed,
     gate_options,
+    history,
     options,
     outcome,
     output,
@@ -42,6 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     gate_options.declare(parser)
     tables.declare(parser)
     projecting.declare(parser)
+    history.declare(parser)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -53,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gate_options.configure(config)  # runs that count as evidence tighten the options above
     tables.configure(config)
     projecting.configure(config)
+    history.configure(config)
     distributed.configure(config)
 
 
@@ -81,6 +84,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
     trace.begin(session, cases)
     tables.begin(session, cases)
     ci.begin(session, cases)
+    history.begin(session, cases)
     return returned
 
 
@@ -126,6 +130,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
             recorded.end(session, gate)
         outcome.close_unless_hurried(session.config)
         ci.write(session.config)
+        history.finish(session)
         return (yield)
     finally:
         outcome.close(session.config)
@@ -148,6 +153,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         importlib.import_module("perfsuite.plugin.summary").show_screen(terminalreporter, config)
     tables.show(terminalreporter, config)
     ci.show(terminalreporter, config)
+    history.show(terminalreporter, config)
     distributed.show(terminalreporter, config)
 
 

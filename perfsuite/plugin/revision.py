@@ -14,20 +14,22 @@ _BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "CHANGE
 """Where CI services, which check out a detached head, name the branch: GitHub, GitLab, Jenkins."""
 
 
-def revision_of(root: Path, written: Path) -> Revision:
+def revision_of(root: Path, *written: Path) -> Revision:
     """The revision of the root directory; dirty where tracked files differ from it.
 
-    Files in the folder ``written`` do not count: a baseline that was just stored changes no code.  Where git does not
-    say in time whether anything differs, something may.
+    Files and folders ``written`` by perfsuite do not count: a baseline that was just stored changes no code.  Where git
+    does not say in time whether anything differs, something may.
     """
     told = _git(root, "rev-parse", "--show-toplevel", "HEAD", "--abbrev-ref", "HEAD")
     if told is None:
         return Revision()
     top, commit, branch = told.splitlines()
     changed = _git(root, "status", "--porcelain", "--untracked-files=no", "-z")
-    own = written.resolve()
+    own = [path.resolve() for path in written]
     clean = changed is not None and all(
-        (Path(top) / entry[3:]).resolve().is_relative_to(own) for entry in changed.split("\0") if entry
+        any((Path(top) / entry[3:]).resolve().is_relative_to(path) for path in own)
+        for entry in changed.split("\0")
+        if entry
     )
     named = next((os.environ[name] for name in _BRANCHES if os.environ.get(name)), "")
     return Revision(

@@ -1,0 +1,191 @@
+"""How often a history cries wolf, what it finds and how well it places it, and how long it takes.
+
+    python benchmarks/history_truth.py                # all of it; seeded, so figures repeat
+    python benchmarks/history_truth.py --histories 2  # fewer drawn histories, quicker
+
+A drawn history has 60 sessions x 200 cases.  All times of a session share a shift (2 % from one to the next)
+and each has noise of its own: normal, or Student's t with 4 degrees of freedom at the same standard deviation.
+What is planted in every tenth case: nothing, a step of 2 %, five merges of +1 % that lie 1 to 6 sessions apart, each
+with 15 sessions on either side.
+The last lines have noise that resembles that of the session before (correlation 0.4), which the numbers do not promise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from perfsuite.history import file
+from perfsuite.history.findings import SUITE, Findings, findings_of
+from perfsuite.history.order import Timeline
+from perfsuite.history.session import CasePoint, HistorySession, Revision, line_of
+from perfsuite.statistics.change_points import find_changes
+
+SESSIONS, CASES = 60, 200
+EVERY = 10
+"""Of so many cases one changes, where changes are planted."""
+SIDE = 15
+SHIFT = 0.02
+SHAPES = ("normal", "t4")
+METRICS = {"latency_us": 1234.56, "busbw_gb_per_s": 12.3456, "algbw_gb_per_s": 7.05432}
+
+Table = NDArray[np.float64]
+Plant = Callable[[np.random.Generator, Table], list[tuple[int, int]]]
+"""Adds changes to a table of sessions x cases; first and last session of each case's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What was found in drawn histories."""
+
+    cases: int
+    false: int
+    """Changes where none was planted, or further than 3 sessions from what was."""
+    found: int
+    """Cases with a change."""
+    placed: int
+    """Cases all of whose changes lie within what was planted and 3 sessions around."""
+
+
+def noise(rng: np.random.Generator, shape: str, sigma: float, sessions: int, cases: int) -> Table:
+    if shape == "t4":
+        return rng.standard_t(4, (sessions, cases)) * sigma / math.sqrt(2)
+    fresh = rng.normal(0, sigma, (sessions, cases))
+    if shape == "alike":
+        for row in range(1, sessions):
+            fresh[row] = 0.4 * fresh[row - 1] + math.sqrt(1 - 0.16) * fresh[row]
+    return fresh
+
+
+def nothing(rng: np.random.Generator, table: Table) -> list[tuple[int, int]]:
+    return []
+
+
+def step(rng: np.random.Generator, table: Table) -> list[tuple[int, int]]:
+    """2 % in every tenth case."""
+    planted = []
+    for case in range(0, table.shape[1], EVERY):
+        at = int(rng.integers(SIDE, len(table) - SIDE + 1))
+        table[at:, case] += 0.02
+        planted.append((at, at))
+    return planted
+
+
+def ramp(rng: np.random.Generator, table: Table) -> list[tuple[int, int]]:
+    """Five merges of +1 % in every tenth case."""
+    planted = []
+    for case in range(0, table.shape[1], EVERY):
+        gap = int(rng.integers(1, 7))
+        first = int(rng.integers(SIDE, len(table) - SIDE - 4 * gap + 1))
+        for merge in range(5):
+            table[first + merge * gap :, case] += 0.01
+        planted.append((first, first + 4 * gap))
+    return planted
+
+
+def timeline(table: Table) -> Timeline:
+    """A branch with a session per commit."""
+    sessions = tuple(
+        HistorySession(
+            session=f"s{number:05d}",
+            time="2026-01-01T00:00:00+00:00",
+            platform="cpu",
+            fingerprint="cpu-example",
+            revision=Revision(commit=f"{number:040x}", branch="main"),
+            environment={"packages": {"torch": "2.13.0"}, "kernel": "6.1.0"},
+            cases={
+                f"test_perf/test_it.py::test_{case:03d}[cpu-ws2-1MiB-bf16]": CasePoint(
+                    log_time=round(float(value), 5), clean_share=1.0, metrics=METRICS
+                )
+                for case, value in enumerate(row)
+            },
+        )
+        for number, row in enumerate(table)
+    )
+    subjects = {session.revision.commit: "" for session in sessions}
+    return Timeline(branch="main", sessions=sessions, places=tuple(range(len(sessions))), subjects=subjects)
+
+
+def drawn(rng: np.random.Generator, shape: str, sigma: float, plant: Plant) -> tuple[Findings, list[tuple[int, int]]]:
+    table = math.log(0.01) + noise(rng, shape, sigma, SESSIONS, CASES)
+    planted = plant(rng, table)
+    table += rng.normal(0, SHIFT, (SESSIONS, 1))
+    return findings_of(timeline(table)), planted
+
+
+def counts(histories: int, shape: str, sigma: float, plant: Plant, seed: int = 1) -> Counts:
+    """What is found in so many drawn histories; the planted cases are every tenth."""
+    rng = np.random.default_rng(seed)
+    cases = false = found = placed = 0
+    for _ in range(histories):
+        findings, planted = drawn(rng, shape, sigma, plant)
+        truth = dict(zip(findings.table.cases[::EVERY], planted, strict=False))
+        places: dict[str, list[int]] = {}
+        for change in findings.changes:
+            if change.case != SUITE:
+                places.setdefault(change.case, []).append(change.at)
+        near = {
+            case: [first - 3 <= place <= last + 3 for place in places.get(case, ())]
+            for case, (first, last) in truth.items()
+        }
+        cases += len(truth) or CASES
+        found += sum(map(any, near.values()))
+        placed += sum(bool(answers) and all(answers) for answers in near.values())
+        false += sum(len(places[case]) for case in places if case not in truth)
+        false += sum(answers.count(False) for answers in near.values())
+    return Counts(cases=cases, false=false, found=found, placed=placed)
+
+
+def speed(sessions: int, cases: int) -> tuple[float, float, float]:
+    """Processor seconds to read, to search, and the file's megabytes."""
+    rng = np.random.default_rng(1)
+    table = math.log(0.01) + noise(rng, "normal", 0.006, sessions, cases) + rng.normal(0, SHIFT, (sessions, 1))
+    step(rng, table)
+    made = timeline(table)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "h.jsonl"
+        path.write_text("".join(f"{line_of(session)}\n" for session in made.sessions))
+        begun = time.process_time()
+        history = file.read(path)
+        read = time.process_time()
+        findings_of(Timeline(branch="main", sessions=history.sessions, places=made.places, subjects=made.subjects))
+        return read - begun, time.process_time() - read, path.stat().st_size / 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--histories", type=int, default=10, metavar="N", help="drawn histories of each kind")
+    histories = parser.parse_args().histories
+    begun = time.process_time()
+    find_changes([0.0] * 10)
+    print(f"import of ruptures and scipy: {time.process_time() - begun:.1f} s")
+    read_s, searched_s, megabytes = speed(1000, CASES)
+    print(f"1000 sessions x {CASES} cases: {megabytes:.0f} MB, read {read_s:.1f} s, searched {searched_s:.1f} s")
+    print("| noise | planted | false changes per 200 cases | found | all placed |\n| --- | --- | ---: | ---: | ---: |")
+    for shape in (*SHAPES, "alike"):
+        for sigma in (0.006, 0.02):
+            for plant in (nothing, step, ramp):
+                if plant is step and sigma > 0.006:
+                    continue
+                known = counts(histories, shape, sigma, plant)
+                shares = [
+                    f"{share / known.cases:.1%}" if plant is not nothing else ""
+                    for share in (known.found, known.placed)
+                ]
+                false = known.false * CASES / (histories * CASES)
+                print(f"| {shape} {sigma:.1%} | {plant.__name__} | {false:.1f} | {' | '.join(shares)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""A history in words: what it holds, what changed and between which commits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from perfsuite.history.file import History
+from perfsuite.history.findings import SUITE, Findings, FoundChange
+from perfsuite.history.git import short
+from perfsuite.history.order import Timeline
+from perfsuite.history.series import MIN_SUITE
+from perfsuite.history.session import HistorySession
+from perfsuite.statistics.change_points import SIDE
+from perfsuite.units import plural
+
+SHOWN_COMMITS = 6
+"""Commits of a change that are named; the others are counted."""
+SHOWN_APART = 5
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: str) -> str:
+    r"""Text of a file as text: what would steer a terminal, or turn a line's direction, is shown as ``?``.
+
+    >>> plain("a\x1b[31mb")
+    'a?[31mb'
+    """
+    return _CONTROL.sub("?", text)
+
+
+def list_lines(history: History) -> Iterator[str]:
+    """A line per session, oldest first."""
+    yield f"{history.path}: {history.hardware or 'empty'}, {plural(len(history.sessions), 'session')}"
+    for session in history.sessions:
+        yield f"  {session_line(session)}"
+
+
+def session_line(session: HistorySession) -> str:
+    """Time, commit, branch, cases and subject of a session."""
+    revision = session.revision
+    branch = plain(revision.branch) or "no branch"
+    dirty = " with uncommitted changes" if revision.dirty else ""
+    where = f"{short(plain(revision.commit))} on {branch}{dirty}"
+    return f"{_minute(session)}  {where}  {plural(len(session.cases), 'case')}  {plain(revision.subject)}".rstrip()
+
+
+def show_lines(history: History, findings: Findings) -> Iterator[str]:
+    """All that a history shows."""
+    yield from head_lines(history, findings)
+    yield ""
+    yield from _change_lines(findings)
+    yield from _accumulated_lines(findings)
+    yield from _environment_lines(findings)
+    yield from _apart_lines(findings.timeline)
+
+
+def head_lines(history: History, findings: Findings) -> Iterator[str]:
+    """What was looked at, and what a reader must know of it."""
+    timeline = findings.timeline
+    where = f"on {plain(timeline.branch)} " if timeline.branch else ""
+    yield (
+        f"{history.path}: {history.hardware}, {plural(len(timeline.sessions), 'session')} {where}"
+        f"({len(timeline.apart)} apart), {plural(len(findings.cases), 'case')}"
+    )
+    for note in timeline.notes:
+        yield f"note: {note}"
+    unknown = findings.table.knows_shift.count(False)
+    if unknown:
+        yield (
+            f"note: {plural(unknown, 'session')} with fewer than {MIN_SUITE} cases: what the host did to all of them "
+            "is not known and not taken off"
+        )
+    column = {case: index for index, case in enumerate(findings.table.cases)}
+    longest = max((len(findings.table.rows_of(column[case])) for case in findings.cases), default=0)
+    if longest < 2 * SIDE:
+        yield f"a change needs {2 * SIDE} sessions that measured a case; the most that any case has is {longest}"
+    elif not findings.changes and not findings.accumulated:
+        yield "nothing changed that these sessions could show"
+
+
+def _change_lines(findings: Findings) -> Iterator[str]:
+    for change in findings.changes:
+        faster = "slower" if change.ratio.value > 1 else "faster"
+        yield f"{change.ratio} {faster}  {plain(change.case)}"
+        yield f"    {_where(findings.timeline, change)}"
+        for commit in change.commits[:SHOWN_COMMITS]:
+            yield f"      {short(commit)}  {plain(findings.timeline.subjects[commit])}"
+        if len(change.commits) > SHOWN_COMMITS:
+            yield f"      and {plural(len(change.commits) - SHOWN_COMMITS, 'more commit')}"
+        for phrase in change.environment:
+            yield f"    environment changed there: {plain(phrase)}"
+        if change.case == SUITE:
+            yield "    the host, or code that all cases run; taken off every case above and below"
+
+
+def _where(timeline: Timeline, change: FoundChange) -> str:
+    """Between which sessions or commits."""
+    before, after, first = (timeline.sessions[index] for index in (change.before, change.after, change.at))
+    old, new = (short(plain(session.revision.commit)) for session in (before, after))
+    times = f"{_minute(before)} and {_minute(after)}"
+    if change.same_commit:
+        return f"between two sessions of {old}, {times}: not the code"
+    if len(change.commits) == 1:
+        return f"one commit after {old}:"
+    if change.commits:
+        likely = f"most likely first measured at {short(plain(first.revision.commit))}"
+        return f"among {plural(len(change.commits), 'commit')} after {old}, up to {new}, {likely}"
+    return f"between {times}, {old} and {new}"
+
+
+def _minute(session: HistorySession) -> str:
+    return plain(session.time)[:16]
+
+
+def _accumulated_lines(findings: Findings) -> Iterator[str]:
+    sessions = findings.timeline.sessions
+    for is_best, title in ((False, f"accumulated since {plain(findings.since)}"), (True, "above the best level")):
+        rows = [one for one in findings.accumulated if one.is_best == is_best]
+        if rows:
+            yield ""
+            yield f"{title}:"
+        for one in rows:
+            best = f", reached at {short(plain(sessions[one.since].revision.commit))}" if is_best else ""
+            yield f"  {one.ratio}  {plain(one.case)}{best}"
+
+
+def _environment_lines(findings: Findings) -> Iterator[str]:
+    if findings.environment:
+        yield ""
+        yield "environment:"
+    for change in findings.environment:
+        session = findings.timeline.sessions[change.at]
+        commit = short(plain(session.revision.commit))
+        yield f"  {_minute(session)} {commit}: {plain('; '.join(change.phrases))}"
+
+
+def _apart_lines(timeline: Timeline) -> Iterator[str]:
+    if timeline.apart:
+        yield ""
+        yield "apart, not searched:"
+    for session, why in timeline.apart[-SHOWN_APART:]:
+        yield f"  {session_line(session)}: {plain(why)}"
+    if len(timeline.apart) > SHOWN_APART:
+        yield f"  and {plural(len(timeline.apart) - SHOWN_APART, 'older session')}"

@@ -1,0 +1,224 @@
+"""The file of a history: JSON Lines, a line per session, appended under the baseline's lock.
+
+Lines stand for themselves, so git's ``merge=union`` merges two branches' histories; whoever reads sorts.  A file that
+cannot be read as it should is named with line and reason, and never written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from perfsuite.baselines.lock import locked
+from perfsuite.baselines.lock import replace as put
+from perfsuite.baselines.runs import moment
+from perfsuite.errors import HistoryError
+from perfsuite.history.session import HistorySession, joined, line_of, read_line
+
+_CONFLICT = (b"<<<<<<<", b"=======", b">>>>>>>", b"|||||||")
+_NOTHING_CHANGED = "the file is left as it is"
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """A history as its file has it."""
+
+    path: Path
+    sessions: tuple[HistorySession, ...]
+    """Oldest first by time; a session that two branches added counts once."""
+
+    @property
+    def hardware(self) -> str:
+        """``cpu (cpu-amd-epyc-2c)``; empty without a session."""
+        if not self.sessions:
+            return ""
+        platform, fingerprint, simulated = self.sessions[0].hardware
+        return f"{platform} ({fingerprint}{', simulated' if simulated else ''})"
+
+
+def read(path: Path) -> History:
+    """The history at ``path``.  Raises HistoryError naming line, reason and what to do."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise HistoryError(
+            f"{path}: cannot be read: {error.strerror}; give a history that --perf-history wrote"
+        ) from None
+    sessions: dict[str, HistorySession] = {}
+    places: dict[str, int] = {}
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        session = _session(path, number, line, is_cut=number == len(lines))
+        first = next(iter(sessions.values()), session)
+        if session.hardware != first.hardware:
+            raise HistoryError(
+                f"{path}:{number}: session {session.session} is of {_told(session)}, line {places[first.session]} of "
+                f"{_told(first)}; a history holds one hardware: move the line to a file of its own"
+            )
+        one = joined(sessions.get(session.session, session), session)
+        if one is None:
+            raise HistoryError(
+                f"{path}:{number}: session {session.session} is there twice and differs from line "
+                f"{places[session.session]}; one of them was changed after it was measured: remove that line"
+            )
+        sessions[session.session] = one
+        places.setdefault(session.session, number)
+    return History(path=path, sessions=in_time(sessions.values()))
+
+
+def in_time(sessions: Iterable[HistorySession]) -> tuple[HistorySession, ...]:
+    """Oldest first."""
+    return tuple(sorted(sessions, key=lambda session: (moment(session.time), session.session)))
+
+
+def _told(session: HistorySession) -> str:
+    platform, fingerprint, simulated = session.hardware
+    return f"{platform} ({fingerprint}{', simulated' if simulated else ''})"
+
+
+def _session(path: Path, number: int, line: bytes, *, is_cut: bool) -> HistorySession:
+    if line.startswith(_CONFLICT):
+        raise HistoryError(
+            f"{path}:{number}: a conflict marker of git; keep the lines of both sides and remove the markers, and let "
+            f"git do it from now on: {path.name} merge=union in .gitattributes"
+        )
+    try:
+        return read_line(line)
+    except ValueError as error:
+        if is_cut:
+            raise HistoryError(
+                f"{path}:{number}: the line is cut short: whoever wrote it was stopped; remove the line and add the "
+                "session again with perfsuite history add JOURNAL"
+            ) from None
+        newer = "update perfsuite" if "is newer" in str(error) else "remove or repair the line"
+        raise HistoryError(f"{path}:{number}: {error}; {newer}, {_NOTHING_CHANGED}") from None
+
+
+def require_fit(path: Path, session: HistorySession) -> bool:
+    """Whether the file, where there is one, may take this session's line; False where it has it already.
+
+    Raises HistoryError where the file cannot be read, holds other hardware or another session of that name.
+    """
+    if not path.exists():
+        return True
+    history = read(path)
+    if history.sessions and history.sessions[0].hardware != session.hardware:
+        raise HistoryError(
+            f"{path} is the history of {history.hardware}, this is {_told(session)}; a history holds one hardware: "
+            "name another file, or a folder, which gets a file for each"
+        )
+    for known in history.sessions:
+        if known.session == session.session and joined(known, session) is None:
+            raise HistoryError(
+                f"{path} has session {session.session} with other values; drop it first with perfsuite history prune "
+                f"--session {session.session}"
+            )
+    return all(known.session != session.session for known in history.sessions)
+
+
+def append(path: Path, session: HistorySession) -> bool:
+    """Add a session's line; False where it is there already.  Raises HistoryError, BaselineError for the lock."""
+    with locked(path):
+        if not require_fit(path, session):
+            return False
+        _write(path, line_of(session).encode() + b"\n")
+    return True
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Append bytes that are on disk when this returns; where that fails the file is as it was."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        end = os.lseek(descriptor, 0, os.SEEK_END)
+        try:
+            if end and os.pread(descriptor, 1, end - 1) != b"\n":  # an editor took the last line's end away
+                data = b"\n" + data
+            left = data
+            while left:
+                left = left[os.write(descriptor, left) :]
+            os.fsync(descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, end)
+            raise
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise HistoryError(f"{path}: cannot be written: {error.strerror}; {_NOTHING_CHANGED}") from None
+
+
+def merge(path: Path, others: Sequence[Path]) -> tuple[History, int]:
+    """Make a file the union of itself and the others; the history and how many sessions are new in it."""
+    with locked(path):
+        mine = read(path) if path.exists() else History(path=path, sessions=())
+        sessions = {session.session: session for session in mine.sessions}
+        for other in others:
+            for session in read(other).sessions:
+                first = next(iter(sessions.values()), session)
+                if session.hardware != first.hardware:
+                    raise HistoryError(
+                        f"{other} is of {_told(session)}, {path} of {_told(first)}; histories of different hardware "
+                        "stay in files of their own"
+                    )
+                one = joined(sessions.get(session.session, session), session)
+                if one is None:
+                    raise HistoryError(
+                        f"{other}: session {session.session} differs from that in {path}; one of them was changed "
+                        "after it was measured: drop it with perfsuite history prune --session"
+                    )
+                sessions[session.session] = one
+        merged = History(path=path, sessions=in_time(sessions.values()))
+        _rewrite(merged)
+    return merged, len(merged.sessions) - len(mine.sessions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop:
+    """What leaves a history."""
+
+    before: datetime | None = None
+    """Sessions that began earlier."""
+    sessions: frozenset[str] = frozenset()
+    """Sessions by identifier."""
+    case: str = ""
+    """Cases by a shell pattern of their id, or the id itself."""
+
+
+def older_than(days: float, now: datetime) -> datetime:
+    """The moment so many days ago."""
+    return now - timedelta(days=days)
+
+
+def prune(path: Path, drop: Drop, *, dry_run: bool) -> tuple[str, ...]:
+    """Drop what is named, and one line for each thing dropped; a session that keeps no case goes."""
+    with locked(path):
+        history = read(path)
+        kept, said = [], []
+        for session in history.sessions:
+            named = session.session in drop.sessions
+            if named or (drop.before is not None and moment(session.time) < drop.before):
+                said.append(f"{session.session}: dropped, {'named' if named else 'too old'}")
+                continue
+            cases = {case: point for case, point in session.cases.items() if not _is_named(case, drop.case)}
+            if len(cases) < len(session.cases):
+                said.append(f"{session.session}: {len(session.cases) - len(cases)} cases dropped")
+            if cases or not session.cases:
+                kept.append(replace(session, cases=cases))
+        if said and not dry_run:
+            _rewrite(History(path=path, sessions=tuple(kept)))
+    return tuple(said)
+
+
+def _is_named(case: str, pattern: str) -> bool:
+    return bool(pattern) and (case == pattern or fnmatch.fnmatchcase(case, pattern))
+
+
+def _rewrite(history: History) -> None:
+    put(history.path, "".join(f"{line_of(session)}\n" for session in history.sessions))

@@ -1,0 +1,251 @@
+"""What a history shows: changes of level with the commits they lie between, and what small ones add up to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from perfsuite.errors import ConfigurationError
+from perfsuite.gate.comparable import causes
+from perfsuite.history.order import Timeline
+from perfsuite.history.series import SeriesTable, table_of
+from perfsuite.history.session import HistorySession
+from perfsuite.statistics.change_points import LEAST_CHANGE, Change, Levels, find_changes
+from perfsuite.statistics.robust import median
+from perfsuite.statistics.student import t_quantile
+
+LEVEL = 5
+"""Sessions whose mean is the level at an end of a history, at a tag and at its best."""
+SUITE = "all cases together"
+"""Name of what a session did to all cases: the host, or code that all of them run."""
+NOTICEABLE_SHIFT = 0.2
+"""Of a case's noise: as much of a session's shift moves what is found."""
+_ALPHA = 0.05
+"""Probability that any case of an unchanged history is told to have accumulated something."""
+_DOF = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """A time over another, and its 95 % interval: 1.05 is 5 % slower."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of_logs(cls, value: float, low: float, high: float) -> Ratio:
+        """Of differences of logarithms."""
+        return cls(value=math.exp(value), low=math.exp(low), high=math.exp(high))
+
+    def __str__(self) -> str:
+        low, high = (f"{percent:+.1f}" for percent in (100 * (self.low - 1), 100 * (self.high - 1)))
+        return f"{100 * (self.value - 1):+.1f} % [{low}, {high}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundChange:
+    """A change of one case's level."""
+
+    case: str
+    """Node id, or SUITE."""
+    ratio: Ratio
+    """Time after over time before."""
+    before: int
+    """Index in the timeline of the last session that surely had the old level."""
+    after: int
+    """Index of the first session that surely had the new one."""
+    at: int
+    """Index of the session that most likely was the first at the new level."""
+    commits: tuple[str, ...]
+    """Full ids of the commits among which it is, oldest first; empty where their order is not known, and where both
+    sides measured the same commit."""
+    same_commit: bool
+    """Both sides measured one commit: something else than the code changed."""
+    environment: tuple[str, ...]
+    """What changed of the environment meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accumulated:
+    """What a case's time came to since some session, small changes included; only where that is sure."""
+
+    case: str
+    ratio: Ratio
+    since: int
+    """Index in the timeline of the last session of the level compared with."""
+    is_best: bool
+    """Compared with the best level that there was; otherwise with that at the tag or revision asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentChange:
+    """The soft key differs from that of the session before."""
+
+    at: int
+    """Index in the timeline of the first session that had it."""
+    phrases: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """All that is told of a timeline."""
+
+    timeline: Timeline
+    table: SeriesTable
+    cases: tuple[str, ...]
+    """Cases that were asked for."""
+    changes: tuple[FoundChange, ...]
+    """Newest first, the largest of one session first."""
+    accumulated: tuple[Accumulated, ...]
+    """Largest first."""
+    since: str
+    """What ``accumulated`` looks back at beside the best level: a tag or revision; empty without one."""
+    environment: tuple[EnvironmentChange, ...]
+
+
+def findings_of(timeline: Timeline, *, case: str = "", since: str = "", since_commits: Sequence[str] = ()) -> Findings:
+    """What the sessions of a timeline show of the cases whose id has ``case``.
+
+    ``since`` names a revision and ``since_commits`` are the commits of the branch after it: changes before it are left
+    out, and it takes the place of the last tag.  Raises ConfigurationError where no case has the text.
+    """
+    table, levels = _searched(timeline.sessions)
+    names = tuple(name for name in table.cases if case in name)
+    if case and not names:
+        raise ConfigurationError(f"--case {case!r} is in the id of no case of this history; leave it out to see all")
+    environment = tuple(_environment(timeline))
+    first = _first_after(timeline, since_commits) if since else 0
+    changes = [
+        _found(timeline, name, change, table.rows_of(table.cases.index(name)), environment)
+        for name in names
+        for change in levels[name].changes
+    ]
+    if not case:
+        rows = [row for row, knows in enumerate(table.knows_shift) if knows]
+        suite = find_changes([table.shifts[row] for row in rows])
+        changes += [_found(timeline, SUITE, change, rows, environment) for change in suite.changes]
+    look_back, index = _looked_back(timeline, since, first)
+    return Findings(
+        timeline=timeline,
+        table=table,
+        cases=names,
+        changes=tuple(
+            sorted(
+                (change for change in changes if change.at >= first),
+                key=lambda change: (-change.at, -abs(math.log(change.ratio.value))),
+            )
+        ),
+        accumulated=tuple(
+            sorted(
+                _accumulated(table, levels, names, index), key=lambda one: (-abs(math.log(one.ratio.value)), one.case)
+            )
+        ),
+        since=look_back,
+        environment=tuple(change for change in environment if change.at >= first),
+    )
+
+
+def _searched(sessions: Sequence[HistorySession]) -> tuple[SeriesTable, dict[str, Levels]]:
+    """The table and the levels of its cases.
+
+    Cases that changed are no witness of what a session did to all of them: where many did, the sessions' shifts are
+    taken from the others, and all is searched again.
+    """
+    table = table_of(sessions)
+    levels = _levels(table)
+    unchanged = [case for case in table.cases if not levels[case].changes]
+    corrected = table_of(sessions, witnesses=unchanged)
+    moved = max((abs(new - old) for new, old in zip(corrected.shifts, table.shifts, strict=True)), default=0.0)
+    if moved <= NOTICEABLE_SHIFT * median([known.sigma for known in levels.values()] or [0.0]):
+        return table, levels
+    return corrected, _levels(corrected)
+
+
+def _levels(table: SeriesTable) -> dict[str, Levels]:
+    return {case: find_changes(table.values_of(column)) for column, case in enumerate(table.cases)}
+
+
+def _found(
+    timeline: Timeline, case: str, change: Change, rows: Sequence[int], environment: Sequence[EnvironmentChange]
+) -> FoundChange:
+    before, after = rows[change.earliest - 1], rows[change.latest]
+    old, new = timeline.places[before], timeline.places[after]
+    ordered = old is not None and new is not None
+    return FoundChange(
+        case=case,
+        ratio=Ratio.of_logs(change.effect, change.low, change.high),
+        before=before,
+        after=after,
+        at=rows[change.at],
+        commits=timeline.commits[old + 1 : new + 1] if old is not None and new is not None else (),
+        same_commit=ordered and old == new,
+        environment=tuple(phrase for one in environment if before < one.at <= after for phrase in one.phrases),
+    )
+
+
+def _environment(timeline: Timeline) -> Iterator[EnvironmentChange]:
+    for index, (before, now) in enumerate(zip(timeline.sessions, timeline.sessions[1:], strict=False), start=1):
+        if before.environment != now.environment:
+            phrases = causes(now.environment, before.environment)
+            if phrases:
+                yield EnvironmentChange(
+                    at=index, phrases=tuple(text.replace(", stored ", ", before ") for text in phrases)
+                )
+
+
+def _first_after(timeline: Timeline, commits: Sequence[str]) -> int:
+    """Index of the first session of one of these commits; the number of sessions where there is none."""
+    later = set(commits)
+    sessions = enumerate(timeline.sessions)
+    return next((index for index, session in sessions if session.revision.commit in later), len(timeline.sessions))
+
+
+def _looked_back(timeline: Timeline, since: str, first: int) -> tuple[str, int]:
+    """Name of the revision that accumulated changes look back at, and the index of the last session up to it."""
+    if since:
+        return since, first - 1
+    place = timeline.place_of(timeline.tag.commit) if timeline.tag else None
+    if timeline.tag is None or place is None:
+        return "", -1
+    before = [index for index, other in enumerate(timeline.places) if other is not None and other <= place]
+    return (timeline.tag.name, before[-1]) if before else ("", -1)
+
+
+def _accumulated(
+    table: SeriesTable, levels: Mapping[str, Levels], cases: Sequence[str], until: int
+) -> Iterator[Accumulated]:
+    """Where the newest level surely differs from that at session ``until``, or is worse than the best one."""
+    for case in cases:
+        rows, known = table.rows_of(table.cases.index(case)), levels[case]
+        if len(rows) < 2 * LEVEL:
+            continue
+        means = _moving_means(known.drawn_in)
+        error = known.sigma * math.sqrt(2 * known.inflation / LEVEL)
+        at = sum(row <= until for row in rows)
+        if LEVEL <= at <= len(rows) - LEVEL and (
+            ratio := _surely(means[-1] - means[at - LEVEL], error, len(cases), two_sided=True)
+        ):
+            yield Accumulated(case=case, ratio=ratio, since=rows[at - 1], is_best=False)
+        earlier = means[: len(rows) - 2 * LEVEL + 1]
+        best = min(range(len(earlier)), key=earlier.__getitem__)
+        looks = len(cases) * len(earlier)
+        if ratio := _surely(means[-1] - earlier[best], error, looks, two_sided=False):
+            yield Accumulated(case=case, ratio=ratio, since=rows[best + LEVEL - 1], is_best=True)
+
+
+def _moving_means(values: Sequence[float]) -> list[float]:
+    """Means of LEVEL neighbours each, the first of the oldest."""
+    sums = list(accumulate(values, initial=0.0))
+    return [(sums[end] - sums[end - LEVEL]) / LEVEL for end in range(LEVEL, len(sums))]
+
+
+def _surely(difference: float, error: float, looks: int, *, two_sided: bool) -> Ratio | None:
+    """The change, where so many looks at an unchanged history would hardly show one as large."""
+    size = abs(difference) if two_sided else difference
+    if size < LEAST_CHANGE or size < t_quantile(1 - _ALPHA / (2 * looks), _DOF) * error:
+        return None
+    half = t_quantile(0.975, _DOF) * error
+    return Ratio.of_logs(difference, difference - half, difference + half)

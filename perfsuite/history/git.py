@@ -1,0 +1,109 @@
+"""What git says of a repository's commits; every question has an answer where there is no repository too."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfsuite.errors import ConfigurationError, HistoryError
+from perfsuite.history.session import Revision
+
+_DEADLINE_S = 60.0
+_SHORT = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tag:
+    """A tag on a branch."""
+
+    name: str
+    commit: str
+    """Full id of the commit that it names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repository:
+    """A git repository, or a folder outside of any."""
+
+    root: Path
+
+    def branch(self) -> str:
+        """The branch that is checked out; empty where there is none."""
+        return self._ask("symbolic-ref", "--quiet", "--short", "HEAD")
+
+    def subject(self, revision: str) -> str:
+        """First line of a commit's message; empty for an unknown one."""
+        return self._ask("log", "-1", "--format=%s", "--end-of-options", revision)
+
+    def commit(self, revision: str) -> str:
+        """Full id of the commit of a revision; empty where it names none."""
+        return self._ask("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+
+    def revision(self, named: str) -> Revision:
+        """A revision as a line of a history has it; ConfigurationError where the repository does not have it."""
+        commit = self.commit(named)
+        if not commit:
+            raise ConfigurationError(
+                f"{named!r} names no commit of the repository at {self.root}; name one that it has"
+            )
+        return Revision(commit=commit, subject=self.subject(commit))
+
+    def is_there(self) -> bool:
+        """Whether there is a repository with a commit."""
+        return bool(self.commit("HEAD"))
+
+    def is_shallow(self) -> bool:
+        """Whether older commits were not fetched."""
+        return self._ask("rev-parse", "--is-shallow-repository") == "true"
+
+    def first_parents(self, branch: str, since: str = "") -> Mapping[str, str]:
+        """Subjects of a branch's commits by their full id, first-parent ancestry, oldest first.
+
+        ``since``: only those that cannot be reached from this revision.  ConfigurationError for an unknown revision.
+        """
+        for revision in filter(None, (branch, since)):
+            if not self.commit(revision):
+                raise ConfigurationError(
+                    f"{revision!r} names no commit of the repository at {self.root}; name a branch, tag or commit that "
+                    "it has, or fetch it"
+                )
+        span = f"{since}..{branch}" if since else branch
+        told = self._ask("log", "--first-parent", "--reverse", "--format=%H %s", "--end-of-options", span)
+        return {line[:40]: line[41:] for line in told.splitlines()}
+
+    def known(self, commits: Iterable[str]) -> frozenset[str]:
+        """Those of the commits that the repository has."""
+        asked = [commit for commit in commits if commit]
+        told = self._ask("cat-file", "--batch-check=%(objectname) %(objecttype)", given="\n".join(asked) + "\n")
+        there = {line.split()[0] for line in told.splitlines() if line.endswith(" commit")}
+        return frozenset(there & set(asked))
+
+    def last_tag(self, branch: str) -> Tag | None:
+        """The newest tag on a branch's first-parent line before its tip: a release looks back at the one before."""
+        name = self._ask("describe", "--tags", "--abbrev=0", "--first-parent", f"{branch}~1")
+        return Tag(name=name, commit=self.commit(name)) if name else None
+
+    def _ask(self, *arguments: str, given: str = "") -> str:
+        """What a git command prints; empty where it fails."""
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(self.root), *arguments],
+                input=given,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                check=False,
+                timeout=_DEADLINE_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise HistoryError(f"git {arguments[0]} in {self.root} took longer than {_DEADLINE_S:g} s") from None
+        except OSError:
+            return ""
+        return done.stdout.rstrip("\n") if done.returncode == 0 else ""
+
+
+def short(commit: str) -> str:
+    """A commit as people read it."""
+    return commit[:_SHORT] or "no commit"

@@ -1,0 +1,122 @@
+"""The order of sessions: first-parent ancestry of a branch, and what stands apart from it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfsuite.baselines.runs import moment
+from perfsuite.history.git import Repository, Tag
+from perfsuite.history.session import HistorySession
+from perfsuite.units import plural
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """The sessions of a branch in the order of its commits."""
+
+    branch: str
+    """Empty where there is no repository."""
+    sessions: tuple[HistorySession, ...]
+    """On the branch, oldest commit first; sessions of one commit by time."""
+    places: tuple[int | None, ...]
+    """Of each session's commit on the branch; None where it is placed by time."""
+    subjects: Mapping[str, str]
+    """First lines of the messages of the branch's commits by their full id, oldest first."""
+    apart: tuple[tuple[HistorySession, str], ...] = ()
+    """Sessions that are not on the branch, and why."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know of the order."""
+    tag: Tag | None = None
+    """The last tag of the branch before its tip."""
+
+    @functools.cached_property
+    def commits(self) -> tuple[str, ...]:
+        """Full ids of the branch's commits, oldest first."""
+        return tuple(self.subjects)
+
+    def place_of(self, commit: str) -> int | None:
+        """Place of a commit on the branch; None where it is not on it."""
+        return self.commits.index(commit) if commit in self.subjects else None
+
+
+def in_order(sessions: Sequence[HistorySession], repository: Repository, branch: str = "") -> Timeline:
+    """The sessions, oldest first by time when given, in the order of a branch; by default the one checked out.
+
+    A session whose commit is unknown, not in this clone or not of this repository is placed by its time, unless it says
+    that it is of another branch.  ConfigurationError for an unknown branch.
+    """
+    if not repository.is_there():
+        apart = tuple((session, _DIRTY) for session in sessions if session.revision.dirty)
+        clean = tuple(session for session in sessions if not session.revision.dirty)
+        note = f"{repository.root} is no git repository with a commit: ordered by time"
+        return Timeline(
+            branch=branch, sessions=clean, places=(None,) * len(clean), subjects={}, apart=apart, notes=(note,)
+        )
+    name = branch or repository.branch() or "HEAD"
+    subjects = repository.first_parents(name)
+    place = {commit: index for index, commit in enumerate(subjects)}
+    known = repository.known({session.revision.commit for session in sessions} - set(place))
+    on_branch: list[tuple[int, HistorySession]] = []
+    by_time: list[HistorySession] = []
+    apart_list: list[tuple[HistorySession, str]] = []
+    for session in sessions:
+        why = _why_apart(session, name, place, known)
+        if why:
+            apart_list.append((session, why))
+        elif session.revision.commit in place:
+            on_branch.append((place[session.revision.commit], session))
+        else:
+            by_time.append(session)
+    on_branch.sort(key=lambda placed: placed[0])  # stable: those of one commit stay in time
+    ordered = _with(on_branch, by_time)
+    return Timeline(
+        branch=name,
+        sessions=tuple(session for _, session in ordered),
+        places=tuple(index for index, _ in ordered),
+        subjects=subjects,
+        apart=tuple(apart_list),
+        notes=_notes(by_time, repository),
+        tag=repository.last_tag(name),
+    )
+
+
+_DIRTY = "uncommitted changes"
+
+
+def _why_apart(session: HistorySession, branch: str, place: Mapping[str, int], known: frozenset[str]) -> str:
+    """Why a session is not one of the branch; empty where it is."""
+    revision = session.revision
+    if revision.dirty:
+        return _DIRTY
+    if revision.commit in place:
+        return ""
+    other = revision.branch not in ("", branch)
+    if revision.commit in known:
+        return f"on branch {revision.branch}" if other else "its commit is not on the branch's first-parent line"
+    return f"on branch {revision.branch}, whose commit is not in this clone" if other else ""
+
+
+def _with(
+    on_branch: Sequence[tuple[int, HistorySession]], by_time: Sequence[HistorySession]
+) -> list[tuple[int | None, HistorySession]]:
+    """Those placed by time before the first one of the branch that was measured later."""
+    ordered: list[tuple[int | None, HistorySession]] = list(on_branch)
+    for session in by_time:
+        began = moment(session.time)
+        later = (index for index, (_, other) in enumerate(ordered) if moment(other.time) > began)
+        ordered.insert(next(later, len(ordered)), (None, session))
+    return ordered
+
+
+def _notes(by_time: Sequence[HistorySession], repository: Repository) -> tuple[str, ...]:
+    notes = []
+    missing = sum(bool(session.revision.commit) for session in by_time)
+    if missing:
+        shallow = repository.is_shallow()
+        what = "this clone is shallow: git fetch --unshallow" if shallow else "it was rewritten, or is not fetched"
+        notes.append(f"{plural(missing, 'session')} placed by time: the commit is not in this repository ({what})")
+    if len(by_time) > missing:
+        notes.append(f"{plural(len(by_time) - missing, 'session')} placed by time: measured outside of git")
+    return tuple(notes)

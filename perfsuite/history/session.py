@@ -1,0 +1,206 @@
+"""What a history keeps of a session: one line of JSON, small enough for years of them in a repository.
+
+::
+
+{"schema": 1, "session": "...", "time": "...", "platform": "cpu", "fingerprint": "...", "simulated": false,
+ "commit": "...", "dirty": false, "branch": "main", "subject": "...", "environment": {...},
+ "cases": {"test_perf/...": [ln time in seconds, clean share, {"metric": value, ...}], ...}}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from perfsuite.baselines.runs import RunSummary, moment, rounded, summarise
+from perfsuite.decoding import to_json
+from perfsuite.metrics import REGISTRY
+from perfsuite.records import Result
+
+SCHEMA = 1
+"""Version of a line; a reader refuses a higher one."""
+_BULKY = frozenset({"topology", "notes"})
+"""Parts of an environment that make no case slower and every line longer."""
+_TEXTS = ("session", "time", "platform", "fingerprint", "commit", "branch", "subject")
+
+
+class CasePoint(NamedTuple):
+    """One case in one session; a tuple, because a history has hundreds of thousands of them."""
+
+    log_time: float
+    """ln of the median of the clean samples in seconds, of all samples where too few are clean."""
+    clean_share: float
+    """Samples during which no rank was switched out against its will, as a share."""
+    metrics: Mapping[str, float]
+    """Headline metrics by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revision:
+    """Which code a session measured; all empty where that is not known."""
+
+    commit: str = ""
+    """Full id."""
+    dirty: bool = False
+    """Tracked files differed from the commit."""
+    branch: str = ""
+    """Empty where no branch was checked out."""
+    subject: str = ""
+    """First line of the commit's message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistorySession:
+    """One session, as a line of a history has it."""
+
+    session: str
+    """Identifier of the pytest session."""
+    time: str
+    """When it began, UTC, ISO 8601."""
+    platform: str
+    fingerprint: str
+    """Key of the hardware; all sessions of a history have the same."""
+    simulated: bool = False
+    """Measured on a simulated device; such sessions never meet real ones."""
+    revision: Revision = field(default_factory=Revision)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """What may differ between runs on the same hardware."""
+    cases: Mapping[str, CasePoint] = field(default_factory=dict)
+    """By node id."""
+
+    @property
+    def hardware(self) -> tuple[str, str, bool]:
+        """What all sessions of a history have in common."""
+        return self.platform, self.fingerprint, self.simulated
+
+
+def joined(known: HistorySession, other: HistorySession) -> HistorySession | None:
+    """One line of two for one session: that which says what was measured; None where they measured different things.
+
+    A journal that is added by hand knows less than the run itself.
+    """
+    if known.hardware != other.hardware or known.cases != other.cases:
+        return None
+    commits = {known.revision.commit, other.revision.commit} - {""}
+    if len(commits) > 1 or (known.revision.commit == other.revision.commit and known.revision != other.revision):
+        return None
+    return known if known.revision.commit or not other.revision.commit else other
+
+
+def session_of(
+    results: Iterable[Result],
+    *,
+    session: str,
+    time: str,
+    platform: str,
+    fingerprint: str,
+    revision: Revision,
+) -> HistorySession:
+    """The line of a session with these results; what was not measured (out of memory, smoke runs) is left out."""
+    measured = [result for result in results if result.outcome == "measured" and result.measurement is not None]
+    environment = measured[-1].environment if measured else {}
+    plain = json.loads(json.dumps(to_json(environment), default=str))
+    return HistorySession(
+        session=session,
+        time=time,
+        platform=platform,
+        fingerprint=fingerprint,
+        simulated=any(result.simulated for result in measured),
+        revision=revision,
+        environment={name: value for name, value in plain.items() if name not in _BULKY},
+        cases={result.case: point for result in measured if (point := _point(result))},
+    )
+
+
+def _point(result: Result) -> CasePoint | None:
+    """None for a time that is not positive: below what the clock can tell."""
+    if not result.measurement or min(sample.time_s for sample in result.measurement.samples) <= 0:
+        return None
+    run = summarise(result)
+    return CasePoint(
+        log_time=_location(run),
+        clean_share=round(run.clean / run.samples, 3),
+        metrics={
+            name: rounded(value, 6)
+            for name, value in run.metrics.items()
+            if name in REGISTRY and REGISTRY[name].headline
+        },
+    )
+
+
+def _location(run: RunSummary) -> float:
+    if run.has_clean and run.location is not None:
+        return run.location
+    return round(math.log(run.median_s), 5)
+
+
+def line_of(session: HistorySession) -> str:
+    """The line, without its end."""
+    revision = session.revision
+    plain = {
+        "schema": SCHEMA,
+        "session": session.session,
+        "time": session.time,
+        "platform": session.platform,
+        "fingerprint": session.fingerprint,
+        "simulated": session.simulated,
+        "commit": revision.commit,
+        "dirty": revision.dirty,
+        "branch": revision.branch,
+        "subject": revision.subject,
+        "environment": session.environment,
+        "cases": {
+            case: [point.log_time, point.clean_share, point.metrics] for case, point in sorted(session.cases.items())
+        },
+    }
+    return json.dumps(plain, separators=(",", ":"), ensure_ascii=False)
+
+
+def read_line(line: bytes) -> HistorySession:
+    """The session of a line; ValueError says what is wrong with it."""
+    plain = json.loads(line, parse_constant=_refuse_constant)
+    if not isinstance(plain, dict) or not isinstance(plain.get("schema"), int):
+        raise ValueError("this is no line of a perfsuite history")
+    if plain["schema"] > SCHEMA:
+        raise ValueError(f"schema {plain['schema']} is newer than {SCHEMA}, the newest that this perfsuite reads")
+    for name in _TEXTS:
+        if not isinstance(plain.get(name), str):
+            raise ValueError(f"{name} is {plain.get(name)!r:.60}, not a text")
+    for name in ("environment", "cases"):
+        if not isinstance(plain.get(name), dict):
+            raise ValueError(f"{name} is {plain.get(name)!r:.60}, not an object")
+    for name in ("simulated", "dirty"):
+        if not isinstance(plain.get(name), bool):
+            raise ValueError(f"{name} is {plain.get(name)!r:.60}, not true or false")
+    try:
+        moment(plain["time"])
+    except ValueError:
+        raise ValueError(f"time {plain['time']!r:.60} is not ISO 8601") from None
+    return HistorySession(
+        session=plain["session"],
+        time=plain["time"],
+        platform=plain["platform"],
+        fingerprint=plain["fingerprint"],
+        simulated=plain["simulated"],
+        revision=Revision(
+            commit=plain["commit"], dirty=plain["dirty"], branch=plain["branch"], subject=plain["subject"]
+        ),
+        environment=plain["environment"],
+        cases={case: _read_point(case, values) for case, values in plain["cases"].items()},
+    )
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no figure")
+
+
+def _read_point(case: str, values: Any) -> CasePoint:
+    if isinstance(values, list) and len(values) == 3:
+        log_time, clean_share, metrics = values
+        numbers = (log_time, clean_share, *metrics.values()) if isinstance(metrics, dict) else ("",)
+        if {*map(type, numbers)} <= {float, int} and 0 <= clean_share <= 1:
+            return CasePoint(log_time, clean_share, metrics)
+    raise ValueError(f"case {case:.80} is {values!r:.60}, not [ln time, clean share, metrics]")

@@ -1,0 +1,132 @@
+"""``--perf-history FILE``: a line of this session in a history, for ``perfsuite history``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from perfsuite.errors import PerfsuiteError
+from perfsuite.plugin.gate_options import gate_options_key
+from perfsuite.plugin.options import runs_tests
+from perfsuite.plugin.state import suite_key, suite_of
+
+if TYPE_CHECKING:
+    from perfsuite.history.session import HistorySession
+
+
+@dataclass(kw_only=True)
+class HistoryState:
+    """What this run's line needs beside its results."""
+
+    path: Path | None
+    """File, or a folder that gets one for each hardware; None when no history is kept."""
+    blank: HistorySession | None = None
+    """The line without cases, made before anything is measured; None where nothing will be added."""
+    said: str = ""
+    """What became of it."""
+    problem: str = ""
+    """Why nothing was added."""
+
+
+state_key = pytest.StashKey[HistoryState]()
+
+
+def declare(parser: pytest.Parser) -> None:
+    """Declare the option and its ini key."""
+    parser.getgroup("perfsuite", "performance of distributed training").addoption(
+        "--perf-history",
+        metavar="FILE",
+        help="add a line of this session to a history; a folder gets a file for each hardware (ini: perf_history)",
+    )
+    parser.addini("perf_history", "history that every run adds a line to, relative to the root", default="")
+
+
+def configure(config: pytest.Config) -> None:
+    """Keep the options."""
+    asked, written = config.getoption("perf_history"), config.getini("perf_history")
+    path = config.invocation_params.dir / asked if asked else config.rootpath / written if written else None
+    config.stash[state_key] = HistoryState(path=path)
+
+
+def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
+    """Refuse a history that could not take this session before anything is measured."""
+    config = session.config
+    state = config.stash[state_key]
+    if state.path is None or not cases or not runs_tests(config) or hasattr(config, "workerinput"):
+        return
+    suite = suite_of(config)
+    if suite.session is None or suite.settings.budget.smoke:
+        return
+    from perfsuite.baselines.runs import DIRTY
+    from perfsuite.history import file
+    from perfsuite.history.git import Repository
+    from perfsuite.history.session import HistorySession, Revision
+    from perfsuite.plugin.revision import commit_of
+
+    machine, fingerprint = suite.machine, suite.session.fingerprint
+    if state.path.is_dir():
+        state.path /= f"{machine.name}-{fingerprint}.jsonl"
+    commit = commit_of(config.rootpath, config.stash[gate_options_key].folder, state.path)
+    repository = Repository(root=config.rootpath)
+    state.blank = HistorySession(
+        session=suite.session.id,
+        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        platform=machine.name,
+        fingerprint=fingerprint,
+        simulated=machine.simulated,
+        revision=Revision(
+            commit=commit.removesuffix(DIRTY),
+            dirty=commit.endswith(DIRTY),
+            branch=repository.branch(),
+            subject=repository.subject("HEAD") if commit else "",
+        ),
+    )
+    try:
+        file.require_fit(state.path, state.blank)
+    except PerfsuiteError as error:
+        raise pytest.UsageError(f"--perf-history: {error}") from None
+
+
+def finish(session: pytest.Session) -> None:
+    """Add the line of what this session measured; where that fails, the run does."""
+    state = session.config.stash[state_key]
+    suite = session.config.stash.get(suite_key, None)
+    if state.path is None or state.blank is None or suite is None or suite.session is None:
+        return
+    from perfsuite.history import file
+    from perfsuite.history.session import session_of
+
+    blank, state.blank = state.blank, None
+    results = [result for case, result in suite.session.results.items() if case not in suite.session.reused]
+    line = session_of(
+        results,
+        session=blank.session,
+        time=blank.time,
+        platform=blank.platform,
+        fingerprint=blank.fingerprint,
+        revision=blank.revision,
+    )
+    if not line.cases:
+        return
+    try:
+        file.append(state.path, line)
+    except PerfsuiteError as error:
+        state.problem = str(error)
+        if session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    else:
+        state.said = f"history {state.path}: {len(line.cases)} cases added; perfsuite history show {state.path}"
+
+
+def show(terminalreporter: Any, config: pytest.Config) -> None:
+    """Name the history, or why nothing was added."""
+    state = config.stash[state_key]
+    if state.said:
+        terminalreporter.write_line(state.said)
+    if state.problem:
+        terminalreporter.write_line(f"error: nothing was added to the history: {state.problem}", red=True)
