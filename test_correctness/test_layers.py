@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "perfsuite"
 LINES = (
-    ("errors", "units", "decoding"),
+    ("errors", "units", "decoding", "text"),
     ("collectives", "records", "workload", "mesh"),
     ("platforms", "metrics", "models", "schedules", "statistics"),
     ("strategies", "runtime", "baselines", "published", "projection"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from perfsuite.history.file import History
@@ -12,21 +11,12 @@ from perfsuite.history.order import Timeline
 from perfsuite.history.series import MIN_SUITE
 from perfsuite.history.session import HistorySession
 from perfsuite.statistics.change_points import SIDE
+from perfsuite.text import plain
 from perfsuite.units import plural
 
 SHOWN_COMMITS = 6
 """Commits of a change that are named; the others are counted."""
 SHOWN_APART = 5
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-
-def plain(text: str) -> str:
-    r"""Text of a file as text: what would steer a terminal, or turn a line's direction, is shown as ``?``.
-
-    >>> plain("a\x1b[31mb")
-    'a?[31mb'
-    """
-    return _CONTROL.sub("?", text)
 
 
 def list_lines(history: History) -> Iterator[str]:

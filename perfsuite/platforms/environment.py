@@ -118,9 +118,7 @@ def read_environment(
         driver=machine.family.software(),
         packages=_packages(),
         variables={
-            name: value
-            for name, value in sorted(host.environ.items())
-            if _VARIABLES.search(name) and not _SECRET.search(name)
+            name: value for name, value in sorted(host.environ.items()) if _VARIABLES.search(name) and secret_free(name)
         },
         notes=(*machine.remarks(), *machine.family.quirks(machine.model)),
         worker=worker or {},
@@ -128,6 +126,11 @@ def read_environment(
         declared=declared or {},
         topology=machine.family.topology(),
     )
+
+
+def secret_free(name: str) -> bool:
+    """Whether an environment variable's name does not say that it holds a secret."""
+    return not _SECRET.search(name)
 
 
 def boot_of(host: Host) -> str:

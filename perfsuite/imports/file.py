@@ -1,0 +1,42 @@
+"""Imported figures as a file of their own (``perfsuite import --out``), and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfsuite.decoding import from_json, to_json
+from perfsuite.errors import ImportFailed
+from perfsuite.imports.formats import read_file
+from perfsuite.imports.row import Imported, Told
+
+SCHEMA = 1
+_KEY = "perfsuite_imported"
+
+
+def write_imported(path: Path, files: Sequence[Imported]) -> None:
+    """Write what files gave; ImportFailed where that cannot be."""
+    plain = {_KEY: SCHEMA, "files": [to_json(imported) for imported in files]}
+    try:
+        path.write_text(json.dumps(plain, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ImportFailed(f"--out: {path} cannot be written: {error.strerror}") from None
+
+
+def read_imported(path: Path) -> tuple[Imported, ...]:
+    """What ``perfsuite import --out`` wrote, or what another tool did, if that is unambiguous.  Raises ImportFailed."""
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ImportFailed(f"{path} cannot be read: {error.strerror}; give what perfsuite import --out wrote") from None
+    except ValueError:
+        plain = None
+    if not isinstance(plain, dict) or _KEY not in plain:
+        return (read_file(path, Told()),)
+    if plain[_KEY] != SCHEMA:
+        raise ImportFailed(f"{path}:1: schema {plain[_KEY]} is not {SCHEMA}; update perfsuite, or import again")
+    try:
+        return tuple(from_json(Imported, imported) for imported in plain["files"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ImportFailed(f"{path}: {error}; import again") from None

@@ -1,0 +1,51 @@
+"""Every format, and reading a file of one: a new format is a file and a row here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfsuite.errors import ImportFailed, did_you_mean
+from perfsuite.imports import deepspeed, flagperf, megatron, nccl_tests, pytest_benchmark, superbench, torchtitan
+from perfsuite.imports.row import Format, Imported, Source, Told
+
+FORMATS: tuple[Format, ...] = (
+    nccl_tests.FORMAT,
+    superbench.FORMAT,
+    flagperf.FORMAT,
+    torchtitan.FORMAT,
+    megatron.FORMAT,
+    deepspeed.FORMAT,
+    pytest_benchmark.FORMAT,
+)
+MAX_BYTES = 256 << 20
+"""Larger files are refused unread."""
+
+
+def find_format(name: str) -> Format:
+    """The format of this name; ImportFailed names those there are."""
+    for known in FORMATS:
+        if known.name == name:
+            return known
+    raise ImportFailed(f"{name!r} is no format; {did_you_mean(name, [known.name for known in FORMATS])}")
+
+
+def read_file(path: Path, told: Told, known: Format | None = None) -> Imported:
+    """The figures of a file, in the format given or the only one that recognises it.  Raises ImportFailed."""
+    source = Source(path=path, text=_text(path))
+    if known is None:
+        fits = [each for each in FORMATS if each.recognises(source)]
+        names = ", ".join(each.name for each in fits or FORMATS)
+        if len(fits) != 1:
+            many = "is of several formats" if fits else "is of no format that is known"
+            raise ImportFailed(f"{path} {many}; say which: perfsuite import FORMAT {path}, one of {names}")
+        known = fits[0]
+    return known.read(source, told)
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ImportFailed(f"{path} has more than {MAX_BYTES} bytes; give the part of it with the figures")
+        return path.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as error:
+        raise ImportFailed(f"{path} cannot be read: {error.strerror}; give a log or result file") from None

@@ -1,0 +1,118 @@
+"""Imported figures under the rules of plausibility: the audit's, and what a data sheet's link allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from perfsuite.audit.audit import audit
+from perfsuite.audit.table import AuditColumn, AuditTable, Fact, Row
+from perfsuite.imports.row import Imported, ImportedRow
+from perfsuite.platforms import DeviceModel
+from perfsuite.published.numbers import printed
+
+_ROLES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "step_time_ms": ("latency", "ms"),
+        "forward_ms": ("forward_time", "ms"),
+        "backward_ms": ("backward_time", "ms"),
+        "optimizer_ms": ("optimizer_time", "ms"),
+        "samples_per_s": ("throughput", ""),
+        "tokens_per_s_per_device": ("tokens_per_s_per_device", ""),
+        "tflops_per_device": ("tflops", "TFLOPS"),
+        "mfu_percent": ("mfu", "%"),
+        "loss": ("loss", ""),
+        "reserved_memory_gib": ("memory", "GiB"),
+    }
+)
+"""Role and unit of a metric in an audited table."""
+_SETTINGS = ("global_batch_size", "local_batch_size", "sequence_length")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """A rule that imported figures break."""
+
+    rule: str
+    severity: str
+    """contradiction, mislabel or note, as the audit's findings."""
+    message: str
+
+
+def doubts(imported: Imported, device: DeviceModel | None = None) -> tuple[Doubt, ...]:
+    """What is wrong with the figures of a file; ``device`` is what is published of the platform that they are of."""
+    found = audit([table]) if (table := _table(imported, device)) else []
+    return (
+        *(Doubt(rule=one.rule, severity=one.severity, message=one.message) for one in found),
+        *_above_peaks(imported.rows, device),
+    )
+
+
+def _table(imported: Imported, device: DeviceModel | None) -> AuditTable | None:
+    """Figures of training steps as a table: a row per name, a column per metric."""
+    names = list(dict.fromkeys(row.name for row in imported.rows if row.metric in _ROLES and not row.collective))
+    by_name: dict[str, list[ImportedRow]] = {name: [] for name in names}
+    for row in imported.rows:
+        if row.name in by_name and row.metric in _ROLES:
+            by_name[row.name].append(row)
+    metrics = list(dict.fromkeys(row.metric for rows in by_name.values() for row in rows))
+    if not metrics:
+        return None
+    facts = {}
+    if device is not None and device.memory is not None:
+        facts["memory_capacity"] = Fact(text=f"{device.memory.value:g}", unit="GiB")
+    return AuditTable(
+        name=imported.source,
+        columns=tuple(AuditColumn(name=metric, role=_ROLES[metric][0], unit=_ROLES[metric][1]) for metric in metrics),
+        rows=tuple(_row(imported.source, index, rows) for index, rows in enumerate(by_name.values())),
+        facts=facts,
+    )
+
+
+def _row(source: str, index: int, rows: Sequence[ImportedRow]) -> Row:
+    first = rows[0]
+    facts = {name: Fact(text=text) for name, text in first.settings.items() if name in _SETTINGS}
+    facts["config"] = Fact(text=first.name)  # steps of one run are no repeats of each other
+    if first.ranks:
+        facts["devices"] = Fact(text=str(first.ranks))
+    return Row(
+        name=f"line {first.line} ({first.name})",
+        cells={row.metric: printed(_figure(row)) for row in rows},
+        facts=facts,
+        index={source: index},
+    )
+
+
+def _figure(row: ImportedRow) -> str:
+    """The figure with the digits that its source prints, in the unit of the row."""
+    try:
+        return row.printed if float(row.printed.replace(",", "")) == row.value else f"{row.value:.6g}"
+    except ValueError:
+        return f"{row.value:.6g}"
+
+
+def _above_peaks(rows: Sequence[ImportedRow], device: DeviceModel | None) -> Iterator[Doubt]:
+    """Shares above 100 %, and rates above what the data sheet of the platform has."""
+    for row in rows:
+        where = f"{row.source}:{row.line}: {row.name}: {row.metric} {row.printed}"
+        if row.unit == "percent" and row.value > 100:
+            yield Doubt(rule="share-above-one", severity="contradiction", message=f"{where} is more than all of it")
+        if device is None:
+            continue
+        peak = device.tflops.get(row.dtype or "bf16")
+        if row.metric == "tflops_per_device" and peak is not None and row.value > peak.value:
+            yield Doubt(
+                rule="above-peak",
+                severity="contradiction",
+                message=f"{where}: above {peak.value:g} {peak.unit} ({peak.source})",
+            )
+    fast = [row for row in rows if row.metric == "busbw_gb_per_s"]
+    link = device.link if device is not None else None
+    if link is not None and fast and (row := max(fast, key=lambda row: row.value)).value > link.value:
+        yield Doubt(
+            rule="above-link",
+            severity="note",
+            message=f"{row.source}:{row.line}: {row.name}: busbw {row.printed}, above the link's {link.value:g} GB/s "
+            f"({link.source}); a reduction inside the switch can be, a wrong unit or convention as well",
+        )

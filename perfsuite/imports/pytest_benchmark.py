@@ -1,0 +1,60 @@
+"""pytest-benchmark: its JSON storage.  Seconds, and names only: neither ranks nor devices."""
+
+from __future__ import annotations
+
+from perfsuite.imports.row import Format, Imported, ImportedRow, Source, Told
+from perfsuite.units import plural
+
+
+def _recognises(source: Source) -> bool:
+    plain = source.json
+    return isinstance(plain, dict) and {"machine_info", "benchmarks"} <= set(plain)
+
+
+def _read(source: Source, told: Told) -> Imported:
+    if not _recognises(source):
+        raise source.fault(
+            1, "no JSON with machine_info and benchmarks: it is cut, or of another tool", "give all of it"
+        )
+    plain = source.json
+    if "perfsuite" in plain:
+        raise source.fault(
+            source.line_of('"perfsuite"'), "this is a baseline of perfsuite", "show it: perfsuite report FILE"
+        )
+    machine = plain["machine_info"] if isinstance(plain["machine_info"], dict) else {}
+    rows: list[ImportedRow] = []
+    for entry in plain["benchmarks"]:
+        name = str(entry.get("fullname") or entry.get("name", "")) if isinstance(entry, dict) else ""
+        line = source.line_of(f'"{name}"')
+        stats = entry.get("stats") if name else None
+        if not isinstance(stats, dict) or "median" not in stats:
+            raise source.fault(line, f"{name or 'an entry'} has no median", "give a file that pytest-benchmark wrote")
+        rows.append(
+            ImportedRow(
+                name=name,
+                metric="median_s",
+                value=source.number(line, stats["median"], "median"),
+                unit="s",
+                better="lower",
+                printed=str(stats["median"]),
+                source=str(source.path),
+                line=line,
+                tool="pytest-benchmark",
+                convention="pytest-benchmark: median of its rounds, on one process",
+                platform=told.platform,
+                settings={
+                    "rounds": str(stats.get("rounds", "")),
+                    "machine": f"{machine.get('processor', '')} {machine.get('system', '')}".strip(),
+                },
+            )
+        )
+    version = str(plain.get("version", "unknown"))
+    return Imported(
+        source=str(source.path),
+        tool="pytest-benchmark",
+        rows=tuple(rows),
+        notes=(f"{plural(len(rows), 'benchmark')}, version {version}",),
+    )
+
+
+FORMAT = Format(name="pytest-benchmark", about="pytest-benchmark's JSON", recognises=_recognises, read=_read)

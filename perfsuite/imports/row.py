@@ -1,0 +1,138 @@
+"""What an imported figure is, and what a format is that reads them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from perfsuite.errors import ImportFailed
+from perfsuite.records import Better
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedRow:
+    """One figure."""
+
+    name: str
+    """What was measured, as a person finds it; figures of one run have the same."""
+    metric: str
+    """Ours where it means the same, else the tool's own name; ends in its unit."""
+    value: float
+    unit: str
+    better: Better
+    printed: str
+    """The figure as its source has it, before anything was converted."""
+    source: str
+    """File, as given."""
+    line: int
+    """In that file, from 1."""
+    tool: str
+    convention: str
+    """How it was counted, and what was converted."""
+    collective: str = ""
+    """As perfsuite calls it; empty for anything else."""
+    message_bytes: float | None = None
+    """Size S of the collective."""
+    dtype: str = ""
+    ranks: int | None = None
+    platform: str = ""
+    """As whoever imported it says."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What else the source says of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A figure that was left out."""
+
+    line: int
+    text: str
+    why: str
+    """The rule that it breaks, and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """What one file gave."""
+
+    source: str
+    tool: str
+    rows: tuple[ImportedRow, ...]
+    refused: tuple[Refused, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a reader must know of all rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What whoever imports says beside the file."""
+
+    platform: str = ""
+    collective: str = ""
+    """Of a log that does not name its own."""
+    ranks_per_node: int | None = None
+    """Of a log whose bandwidth was counted with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A file to import."""
+
+    path: Path
+    text: str
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """Without their ends; a progress bar's carriage return ends one too."""
+        return self.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+    @cached_property
+    def json(self) -> Any:
+        """The whole file as JSON; None where it is none.  ImportFailed for NaN and infinities."""
+        try:
+            return json.loads(self.text, parse_constant=self._refuse_constant)
+        except ValueError:
+            return None
+
+    def _refuse_constant(self, name: str) -> float:
+        raise self.fault(self.line_of(name), f"{name} is no figure", "remove it, or run the tool again")
+
+    def line_of(self, needle: str, nth: int = 0) -> int:
+        """Line of the ``nth`` place that a text stands at, from 1; the first line where it stands nowhere."""
+        at = -1
+        for _ in range(nth + 1):
+            at = self.text.find(needle, at + 1)
+        return self.text.count("\n", 0, max(at, 0)) + 1
+
+    def fault(self, line: int, reason: str, remedy: str) -> ImportFailed:
+        """What is wrong with a line."""
+        return ImportFailed(f"{self.path}:{line}: {reason}; {remedy}")
+
+    def number(self, line: int, text: object, what: str) -> float:
+        """A figure of a line; ImportFailed for what is none."""
+        try:
+            value = float(str(text).replace(",", ""))
+        except ValueError:
+            value = math.nan
+        if isinstance(text, bool) or not math.isfinite(value):
+            raise self.fault(line, f"{what} is {str(text)!r:.40}, no finite number", "remove the line, or run again")
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """What one tool writes."""
+
+    name: str
+    """As the command line has it."""
+    about: str
+    """One line."""
+    recognises: Callable[[Source], bool]
+    """Whether a file is of this format."""
+    read: Callable[[Source, Told], Imported]
+    """All figures; raises ImportFailed naming line, reason and remedy."""

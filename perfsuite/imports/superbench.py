@@ -1,0 +1,141 @@
+"""SuperBench: results-summary.json(l) of nodes, and baseline.json, the mean of many.  The files have no units."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from perfsuite.imports.factors import collective_named
+from perfsuite.imports.row import Format, Imported, ImportedRow, Refused, Source, Told
+from perfsuite.records import Better
+from perfsuite.units import plural
+
+_KEY = re.compile(r"^(?P<benchmark>[\w.-]+(?:/[\w.-]+)*)/(?P<metric>[^/:]+)(?::(?P<rank>\d+))?$")
+_NCCL = re.compile(r"^(?P<collective>[a-z_]+)_(?P<size>\d+)_(?P<what>busbw|algbw|time)$")
+_KNOWN_BENCHMARKS = re.compile(r"^(gemm-flops|nccl-bw|rccl-bw|mem-bw|kernel-launch|ib-loopback|\w+_models/)")
+_UNITS: tuple[tuple[str, str, str, Better], ...] = (
+    (r"gemm-flops/.*(flops|FP\d+|TC)$", "flops_gflops", "GFLOPS", "higher"),
+    (r"gemm-flops/.*iops$", "ops_gops", "GOPS", "higher"),
+    (r"(mem-bw|gpu-sm-copy-bw|gpu-copy-bw)/", "bandwidth_gb_per_s", "GB/s", "higher"),
+    (r"ib-loopback/ib_\w+_bw$", "bandwidth_gb_per_s", "GB/s", "higher"),
+    (r"kernel-launch/", "time_ms", "ms", "lower"),
+    (r"_models/.*/steptime_", "step_time_ms", "ms", "lower"),
+    (r"_models/.*/throughput_", "samples_per_s", "samples/s", "higher"),
+    (r"pytorch-(sharding-)?matmul/", "time_ms", "ms", "lower"),
+    (r"pytorch-computation-communication-overlap/", "time_ms", "ms", "lower"),
+)
+"""Unit of a key by benchmark.  Source: superbenchmark, docs/user-tutorial/benchmarks/micro-benchmarks.md, 700d650."""
+_OVER_NCCL: Mapping[str, tuple[str, str, Better]] = {
+    "busbw": ("busbw_gb_per_s", "GB/s", "higher"),
+    "algbw": ("algbw_gb_per_s", "GB/s", "higher"),
+    "time": ("latency_us", "us", "lower"),
+}
+
+
+def _documents(source: Source) -> list[tuple[int, Mapping[str, Any]]]:
+    """(line, object) of each node; one without lines of its own has line 0."""
+    whole = source.json
+    if isinstance(whole, dict):
+        return [(0, whole)]
+    documents: list[tuple[int, Mapping[str, Any]]] = []
+    for number, line in enumerate(source.lines, start=1):
+        if line.strip():
+            plain = Source(path=source.path, text=line).json
+            if not isinstance(plain, dict):
+                raise source.fault(
+                    number, "the line is no JSON object: it was cut", "remove it, or copy the file again"
+                )
+            documents.append((number, plain))
+    return documents
+
+
+def _recognises(source: Source) -> bool:
+    first = source.json if isinstance(source.json, dict) else None
+    if first is None and source.lines and source.lines[0].startswith("{"):
+        first = Source(path=source.path, text=source.lines[0]).json
+    return isinstance(first, dict) and any(_KNOWN_BENCHMARKS.match(key) for key in first)
+
+
+def _read(source: Source, told: Told) -> Imported:
+    rows: list[ImportedRow] = []
+    refused: list[Refused] = []
+    codes = 0
+    documents = _documents(source)
+    for number, document in documents:
+        node = str(document.get("node", ""))
+        for key, value in document.items():
+            match = _KEY.match(key)
+            line = number or source.line_of(f'"{key}"')
+            if key == "node" or value is None:
+                continue
+            if match and match["metric"] == "return_code":
+                codes += 1
+            elif match and (meaning := _meaning(f"{match['benchmark']}/{match['metric']}")):
+                rows.append(_row(source, told, line, match=match, value=value, meaning=meaning, node=node))
+            else:
+                refused.append(
+                    Refused(line=line, text=key, why="its unit is not in the file and is not known for this benchmark")
+                )
+    if not rows:
+        raise source.fault(1, "no figure whose unit is known", "give a results-summary.json or baseline.json")
+    is_mean = len(documents) == 1 and not any(":" in key for key in documents[0][1]) and not documents[0][1].get("node")
+    notes = [plural(len(documents), "node"), f"{plural(codes, 'return code')} left out"]
+    notes += ["no ranks and no node: a mean over many machines, not a run"] if is_mean else []
+    return Imported(
+        source=str(source.path), tool="superbench", rows=tuple(rows), refused=tuple(refused), notes=tuple(notes)
+    )
+
+
+def _meaning(key: str) -> tuple[str, str, Better] | None:
+    nccl = _NCCL.match(key.partition("/")[2]) if key.startswith(("nccl-bw", "rccl-bw")) else None
+    if nccl:
+        return _OVER_NCCL[nccl["what"]]
+    return next(((name, unit, better) for pattern, name, unit, better in _UNITS if re.search(pattern, key)), None)
+
+
+def _row(
+    source: Source,
+    told: Told,
+    line: int,
+    *,
+    match: re.Match[str],
+    value: object,
+    meaning: tuple[str, str, Better],
+    node: str,
+) -> ImportedRow:
+    metric, unit, better = meaning
+    nccl = _NCCL.match(match["metric"])
+    collective = collective_named(nccl["collective"]) if nccl else ""
+    settings = dict(_settings(node, match["rank"]))
+    return ImportedRow(
+        name=f"{match['benchmark']}/{match['metric']}{f' on {node}' if node else ''}",
+        metric=metric,
+        value=source.number(line, value, match["metric"]),
+        unit=unit,
+        better=better,
+        printed=str(value),
+        source=str(source.path),
+        line=line,
+        tool="superbench",
+        convention="superbench; the unit is that of its documentation",
+        collective=collective,
+        message_bytes=float(nccl["size"]) if nccl and collective else None,
+        platform=told.platform,
+        settings=settings,
+    )
+
+
+def _settings(node: str, rank: str | None) -> Iterator[tuple[str, str]]:
+    if node:
+        yield "node", node
+    if rank is not None:
+        yield "rank", rank
+
+
+FORMAT = Format(
+    name="superbench",
+    about="SuperBench results-summary.json(l) and baseline.json",
+    recognises=_recognises,
+    read=_read,
+)

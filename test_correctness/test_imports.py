@@ -1,0 +1,246 @@
+"""Figures of other tools: every sample with what its source prints, conversions, and what is refused and why."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from perfsuite.cli import main as cli
+from perfsuite.errors import ImportFailed
+from perfsuite.imports.factors import KINDS, factor
+from perfsuite.imports.file import read_imported
+from perfsuite.imports.formats import FORMATS, find_format, read_file
+from perfsuite.imports.plausibility import doubts
+from perfsuite.imports.row import Told
+from perfsuite.platforms import load_catalog
+
+SAMPLES = Path(__file__).parent / "samples"
+NCCL = SAMPLES / "nccl-tests"
+FILES = sorted(path for path in SAMPLES.glob("*/*"))
+
+
+def figures(path, told=None):
+    """Metric -> value of the last row of a file's figures by name."""
+    return {(row.name, row.metric): row for row in read_file(path, told or Told()).rows}
+
+
+def told_for(path):
+    return Told(collective="all_to_all" if "alltoall" in path.name else "")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_sample_is_recognised_and_each_figure_stands_in_its_line(path):
+    imported = read_file(path, told_for(path))
+    assert imported.tool == path.parent.name
+    assert imported.rows
+    lines = path.read_text().replace("\r", "").split("\n")
+    for row in imported.rows:
+        found = json.dumps(row.printed).strip('"')
+        at = lines[row.line - 1 : row.line + 20] if path.name == "constructed-v3.json" else lines[row.line - 1 :]
+        assert any(found in line for line in (at if path.suffix == ".json" else at[:1])), row
+
+
+@pytest.mark.parametrize("path", sorted(NCCL.glob("*")), ids=lambda path: path.name)
+def test_bandwidths_of_nccl_tests_are_those_printed(path):
+    for row in read_file(path, told_for(path)).rows:
+        assert float(row.printed) == pytest.approx(row.value, abs=0.0051, rel=1e-3)
+        assert (row.ranks, row.dtype) == (8, "fp32")
+
+
+def test_what_a_log_of_nccl_tests_says_beside_its_figures():
+    newest = read_file(NCCL / "all_reduce-8xH100.log", Told(platform="h200"))
+    last = newest.rows[-1]
+    assert ("all_reduce", 17179869184.0, "in place") == (last.collective, last.message_bytes, last.settings["place"])
+    assert (58, "h200") == (last.line, last.platform)
+    assert {"reduce"} == {row.collective for row in read_file(NCCL / "reduce-8xA100-root-column.log", Told()).rows}
+    old = read_file(NCCL / "all_reduce-8xA100-old-columns.log", Told())
+    assert "4 figures of size 0 left out: nothing was sent" in old.notes
+
+
+def test_a_secret_of_the_environment_is_never_kept():
+    rows = read_file(NCCL / "constructed-v3.json", Told()).rows
+    assert {"place", "environment NCCL_ALGO", "nccl_version"} == set(rows[0].settings)
+    assert "must-never-be-kept" not in repr(rows)
+
+
+def as_json(tmp_path, **changes):
+    plain = json.loads((NCCL / "constructed-v3.json").read_text())
+    path = tmp_path / "j.json"
+    path.write_text(json.dumps({**plain, **changes}, indent=1))
+    return path, plain
+
+
+def test_json_of_other_versions_is_read_by_its_fields(tmp_path):
+    _, plain = as_json(tmp_path)
+    results = [{**plain["results"][1], "out_of_place": None}]
+    results[0]["in_place"] = {**results[0]["in_place"], "cpu_time": results[0]["in_place"].pop("time")}
+    devices = plain["config"]["devices"] * 2
+    path, _ = as_json(tmp_path, version=4, results=results, config={**plain["config"], "devices": devices, "ngpus": 4})
+    rows = read_file(path, Told()).rows
+    assert [8, 8, 8] == [row.ranks for row in rows]  # 2 processes x 1 thread x 4 devices
+    path, _ = as_json(tmp_path, version=9, config={})
+    with pytest.raises(ImportFailed, match="version 9 lacks what is needed"):
+        read_file(path, Told())
+
+
+def test_columns_of_options_and_prefixes_of_launchers_are_read(tmp_path):
+    text = (NCCL / "all_reduce-8xH100.log").read_text()
+    prefixed = tmp_path / "mpi.log"
+    prefixed.write_text("".join(f"[1,0]<stdout>: {line}\n" for line in text.splitlines()))
+    plain = read_file(NCCL / "all_reduce-8xH100.log", Told()).rows
+    assert [row.value for row in plain] == [row.value for row in read_file(prefixed, Told()).rows]
+    stamped = tmp_path / "stamped.log"
+    stamped.write_text(re.sub(r"(?m)^( +\d+ +\d+ +float)", r"2026-07-09 16:03:21 \1", text))
+    assert [row.value for row in plain] == [row.value for row in read_file(stamped, Told()).rows]
+
+
+def changed(tmp_path, path, old, new, count=1):
+    text = path.read_text()
+    assert old in text
+    target = tmp_path / path.name
+    target.write_text(text.replace(old, new, count))
+    return target
+
+
+H100 = NCCL / "all_reduce-8xH100.log"
+ROW = "1112.5  241.29  422.25      0   1113.4  241.09  421.91      0"
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "says"),
+    [
+        (H100, ROW, ROW[:30], r":52: the row has 9 columns, others 13: it was cut; remove it"),
+        (H100, "# Out of bounds", "# nThread 1 nGpus 1 minBytes 8\n# Out", r":59: another run begins here, the first"),
+        (H100, ROW, ROW.replace("241.29", "nan"), r":52: algbw is 'nan', no finite number; remove the line"),
+        (H100, "(us)", "", r":25: the units below the columns' names are missing"),
+        (H100, "#  Rank", "#  Ran", r":12: no line '#  Rank'"),
+        (NCCL / "alltoall-8xA100.log", "#", "#", r"fits all_gather and all_to_all.*--collective NAME"),
+        (NCCL / "constructed-v3.json", '"time": 16.94', '"time": NaN', r":58: NaN is no figure"),
+        (SAMPLES / "torchtitan/rank0-2025-07.log", "tps: 30,768", "", r":1: the line of step 3 ends before 'tps:'"),
+        (SAMPLES / "torchtitan/rank0-2025-07.log", "30,768", "nan", r":1: tokens_per_s_per_device is 'nan'"),
+        (SAMPLES / "megatron/megatron-deepspeed.log", "elapsed time per iteration (ms)", "", r":1: .* was cut"),
+        (SAMPLES / "deepspeed/comms-logger.txt", "(Gbps)", "", r":1: the unit of the rates"),
+        (SAMPLES / "deepspeed/flops-profiler.txt", "76.67 ms", "76.67", r":19: the unit is ''"),
+        (SAMPLES / "flagperf/computation-bf16.log.txt", "TFLOPS", "", r":1: computation-BF16: its unit is missing"),
+        (SAMPLES / "flagperf/interconnect-intraserver.log.txt", "435.74", "400", r":2: 400 GiB/s is 429.50 GB/s"),
+        (SAMPLES / "superbench/results-summary.jsonl", "}", "", r":1: the line is no JSON object: it was cut"),
+        (SAMPLES / "pytest-benchmark/0003.json", '"median"', '"midian"', "has no median"),
+    ],
+)
+def test_a_damaged_file_is_named_with_line_reason_and_remedy(tmp_path, path, old, new, says):
+    count = -1 if old in {"#  Rank", "(us)", "(Gbps)", "elapsed time per iteration (ms)"} else 1
+    known = find_format(path.parent.name)
+    with pytest.raises(ImportFailed, match=says):
+        read_file(changed(tmp_path, path, old, new, count), Told(), known)
+
+
+def test_rows_that_computed_the_wrong_thing_or_contradict_themselves_are_refused(tmp_path):
+    wrong = changed(tmp_path, H100, ROW, ROW.replace("422.25      0", "422.25      7"))
+    (refused,) = read_file(wrong, Told()).refused
+    assert (52, True) == (refused.line, refused.why.startswith("7 values were wrong"))
+    doubled = changed(tmp_path, H100, ROW, ROW.replace("241.29", "482.58"))
+    (refused,) = read_file(doubled, Told()).refused
+    assert "algbw 482.58 is not what size and time give, 241.3 GB/s" in refused.why
+
+
+def test_a_collective_that_does_not_fit_the_log_is_refused():
+    with pytest.raises(
+        ImportFailed, match=r"busbw / algbw is 1.750, that of broadcast on 8 ranks 1.000; it may be all_r"
+    ):
+        read_file(H100, Told(collective="broadcast"))
+    with pytest.raises(ImportFailed, match="'sum' is none of all_reduce"):
+        read_file(H100, Told(collective="sum"))
+
+
+def test_conversions():
+    flagperf = read_file(SAMPLES / "flagperf/interconnect-intraserver.log.txt", Told()).rows
+    assert [(233.935, "467.87GB/s", "busbw_gb_per_s")] == [(row.value, row.printed, row.metric) for row in flagperf]
+    logger = read_file(SAMPLES / "deepspeed/comms-logger.txt", Told()).rows
+    assert (1376.31 / 8, 678.86 * 2**20) == (logger[-1].value, logger[-1].message_bytes)
+    assert 80.0 == logger[0].value  # 0.08 ms
+    titan = read_file(SAMPLES / "torchtitan/all-ranks-2026-02.log", Told())
+    assert [10050.0, 10007.0] == [row.value for row in titan.rows if row.metric == "tokens_per_s_per_device"]
+    assert "2 lines of other ranks for the same steps left out" in titan.notes
+
+
+def test_flagperf_between_nodes_is_converted_only_with_the_ranks_of_a_node(tmp_path):
+    path = tmp_path / "inter.log"
+    path.write_text("".join(f"[FlagPerf Result]Rank {rank}'s transfer-bandwidth=87.5GB/s\n" for rank in range(16)))
+    refused = read_file(path, Told())
+    assert (0, 16) == (len(refused.rows), len(refused.refused))
+    assert "--ranks-per-node" in refused.refused[0].why
+    rows = read_file(path, Told(ranks_per_node=8)).rows
+    assert rows[0].value == pytest.approx(87.5 / factor("all_reduce", 8) * factor("all_reduce", 16))
+
+
+def test_units_that_a_file_does_not_say_are_not_guessed():
+    imported = read_file(SAMPLES / "superbench/results-summary.jsonl", Told())
+    assert all("IB_write" in refused.text for refused in imported.refused)  # MB/s once, GB/s today
+    assert imported.refused
+    units = {row.name.partition("/")[0]: row.unit for row in imported.rows if "gemm" in row.name or "mem" in row.name}
+    assert {"gemm-flops": "GFLOPS"} == units
+
+
+def test_every_factor_is_that_of_nccl_tests():
+    expected = {"all_reduce": 1.75, **dict.fromkeys(("broadcast", "reduce", "sendrecv"), 1.0)}
+    assert {name: expected.get(name, 0.875) for name in KINDS} == {name: factor(name, 8) for name in KINDS}
+
+
+def test_imported_figures_are_held_against_the_rules(tmp_path):
+    h200 = load_catalog(()).models["h200"]
+    (link,) = doubts(read_file(H100, Told()), h200)
+    assert ("above-link", "note") == (link.rule, link.severity)
+    assert doubts(read_file(SAMPLES / "megatron/megatron-deepspeed.log", Told())) == ()
+    titan = SAMPLES / "torchtitan/rank0-2025-07.log"
+    found = doubts(read_file(changed(tmp_path, titan, "0.32%", "152.0%"), Told()))
+    assert ("share-above-one", "contradiction") in [(doubt.rule, doubt.severity) for doubt in found]
+    megatron = changed(tmp_path, SAMPLES / "megatron/megatron-deepspeed.log", "27.492", "54.984")
+    assert "contradiction" in {doubt.severity for doubt in doubts(read_file(megatron, Told()))}
+
+
+def imported(capsys, *arguments, code=0):
+    assert cli.main(["import", *map(str, arguments)]) == code
+    captured = capsys.readouterr()
+    return captured.err if code == 4 else captured.out
+
+
+def test_the_command_prints_and_writes_them(tmp_path, capsys):
+    out = tmp_path / "imported.json"
+    shown = imported(capsys, H100, SAMPLES / "megatron/megatron-deepspeed.log", "--out", out)
+    assert "192 figures; all_reduce on 8 ranks" in shown
+    assert "and 180 more figures" in shown
+    assert f"{out}: 212 figures" in shown
+    again = read_imported(out)
+    assert again == (read_file(H100, Told()), read_file(SAMPLES / "megatron/megatron-deepspeed.log", Told()))
+    assert again[0] == read_imported(H100)[0]
+
+
+def test_hostile_text_is_shown_as_text(tmp_path, capsys):
+    path = changed(tmp_path, SAMPLES / "pytest-benchmark/0003.json", "tests/test_normal.py", "\\u001b[2J<script>")
+    shown = imported(capsys, path)
+    assert "?[2J<script>" in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("nccl-tests",), "no file is named"),
+        (("absent.log",), "cannot be read"),
+        ((__file__.replace("imports", "layers"),), "is of no format that is known"),
+        ((H100, "--platform=h2000"), "h2000"),
+    ],
+)
+def test_wrong_usage_says_what_to_do(capsys, arguments, says):
+    assert says in imported(capsys, *arguments, code=4)
+
+
+def test_formats_are_a_table_of_names():
+    assert ["nccl-tests", "superbench", "flagperf", "torchtitan", "megatron", "deepspeed", "pytest-benchmark"] == [
+        known.name for known in FORMATS
+    ]
+    with pytest.raises(ImportFailed, match="did you mean megatron"):
+        find_format("megatorn")
