@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from perfsuite.cli.main import main as perfsuite
 from perfsuite.history import file
 from perfsuite.history.git import Repository
-from perfsuite.history.session import CasePoint, HistorySession, Revision
+from perfsuite.history.session import CasePoint, HistorySession
+from perfsuite.run_record import Revision
 
 COMMITS = 40
 DRIFT = (16, 18, 20, 22, 24)

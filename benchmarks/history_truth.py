@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from perfsuite.history import file
 from perfsuite.history.findings import SUITE, Findings, findings_of
 from perfsuite.history.order import Timeline
-from perfsuite.history.session import CasePoint, HistorySession, Revision, line_of
+from perfsuite.history.session import CasePoint, HistorySession, line_of
+from perfsuite.run_record import Revision
 from perfsuite.statistics.change_points import find_changes
 
 SESSIONS, CASES = 60, 200

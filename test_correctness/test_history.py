@@ -14,7 +14,8 @@ from perfsuite.history import file
 from perfsuite.history.file import Drop
 from perfsuite.history.git import Repository
 from perfsuite.history.order import in_order
-from perfsuite.history.session import Revision, line_of
+from perfsuite.history.session import line_of
+from perfsuite.run_record import Revision
 from test_correctness.helpers.histories import BEGIN, ScriptedRepository, commit, session, written
 from test_correctness.helpers.report_runs import latte
 from test_correctness.helpers.scripted_driver import repository

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from perfsuite.history.describe import list_lines, show_lines
 from perfsuite.history.findings import Findings, findings_of
 from perfsuite.history.git import Repository
 from perfsuite.history.order import in_order
-from perfsuite.history.session import Revision, session_of
+from perfsuite.history.session import session_of
 from perfsuite.journal import read_journal
+from perfsuite.run_record import Revision
 
 DEFAULT = Path("perf-history.jsonl")
 _FOUND = "show --fail-on found such a change"
@@ -113,7 +115,7 @@ def _has(findings: Findings, least: float, faster_too: bool) -> bool:
 
 def _add(options: argparse.Namespace) -> int:
     repository = Repository(root=options.repository)
-    revision = repository.revision(options.commit) if options.commit else Revision()
+    asked = repository.revision(options.commit) if options.commit else Revision()
     for path in options.journals:
         journal = read_journal(path)
         header = journal.header
@@ -123,15 +125,19 @@ def _add(options: argparse.Namespace) -> int:
             time=header.started_at,
             platform=header.platform,
             fingerprint=header.fingerprint,
-            revision=Revision(
-                commit=revision.commit, subject=revision.subject, branch=options.branch or revision.branch
-            ),
+            revision=_revision(header.revision, asked, options.branch),
         )
         if not session.cases:
             raise ConfigurationError(f"{path}: nothing was measured, so there is nothing to add")
         done = "added" if file.append(options.path, session) else "is there already"
         print(f"{options.path}: session {session.session} with {len(session.cases)} cases {done}")
     return EXIT_OK
+
+
+def _revision(recorded: Revision, asked: Revision, branch: str) -> Revision:
+    """What a journal says of its code, as far as it does, else what the command line says."""
+    known = recorded if recorded.commit else asked
+    return dataclasses.replace(known, branch=branch or known.branch)
 
 
 def _merge(options: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfsuite.errors import ConfigurationError, HistoryError
-from perfsuite.history.session import Revision
+from perfsuite.run_record import Revision
 
 _DEADLINE_S = 60.0
 _SHORT = 10

@@ -19,6 +19,7 @@ from perfsuite.baselines.runs import RunSummary, moment, rounded, summarise
 from perfsuite.decoding import to_json
 from perfsuite.metrics import REGISTRY
 from perfsuite.records import Result
+from perfsuite.run_record import Revision
 
 SCHEMA = 1
 """Version of a line; a reader refuses a higher one."""
@@ -36,20 +37,6 @@ class CasePoint(NamedTuple):
     """Samples during which no rank was switched out against its will, as a share."""
     metrics: Mapping[str, float]
     """Headline metrics by name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Revision:
-    """Which code a session measured; all empty where that is not known."""
-
-    commit: str = ""
-    """Full id."""
-    dirty: bool = False
-    """Tracked files differed from the commit."""
-    branch: str = ""
-    """Empty where no branch was checked out."""
-    subject: str = ""
-    """First line of the commit's message."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.state import suite_key, suite_of
 
@@ -62,29 +61,19 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
     suite = suite_of(config)
     if suite.session is None or suite.settings.budget.smoke:
         return
-    from perfsuite.baselines.runs import DIRTY
     from perfsuite.history import file
-    from perfsuite.history.git import Repository
-    from perfsuite.history.session import HistorySession, Revision
-    from perfsuite.plugin.revision import commit_of
+    from perfsuite.history.session import HistorySession
 
     machine, fingerprint = suite.machine, suite.session.fingerprint
     if state.path.is_dir():
         state.path /= f"{machine.name}-{fingerprint}.jsonl"
-    commit = commit_of(config.rootpath, config.stash[gate_options_key].folder, state.path)
-    repository = Repository(root=config.rootpath)
     state.blank = HistorySession(
         session=suite.session.id,
         time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         platform=machine.name,
         fingerprint=fingerprint,
         simulated=machine.simulated,
-        revision=Revision(
-            commit=commit.removesuffix(DIRTY),
-            dirty=commit.endswith(DIRTY),
-            branch=repository.branch(),
-            subject=repository.subject("HEAD") if commit else "",
-        ),
+        revision=suite.revision,
     )
     try:
         file.require_fit(state.path, state.blank)

@@ -32,7 +32,7 @@ from perfsuite.platforms import (
 )
 from perfsuite.platforms.quiet import HostLoad, read_host_load
 from perfsuite.platforms.torch_version import installed_torch, require_torch
-from perfsuite.plugin import launch, projecting
+from perfsuite.plugin import history, launch, projecting
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
 from perfsuite.plugin.revision import revision_of
@@ -120,7 +120,8 @@ class Suite:
     @functools.cached_property
     def revision(self) -> Revision:
         """What code is measured."""
-        return revision_of(self.config.rootpath, self.config.stash[gate_options_key].folder)
+        written = (self.config.stash[gate_options_key].folder, self.config.stash[history.state_key].path)
+        return revision_of(self.config.rootpath, *filter(None, written))
 
     @functools.cached_property
     def versions(self) -> Mapping[str, str]:
