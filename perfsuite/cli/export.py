@@ -1,0 +1,80 @@
+"""``perfsuite export``: results as other programs read them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from perfsuite.baselines import store
+from perfsuite.cli.command import EXIT_OK, Command
+from perfsuite.errors import ConfigurationError
+from perfsuite.exports.formats import EXPORTS
+from perfsuite.exports.row import ExportRow, rows_of_baseline, rows_of_history, rows_of_run
+from perfsuite.history import file
+from perfsuite.journal import read_journal
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    parser.epilog = (
+        "RESULTS are journals, baseline files (their newest runs) or histories; bencher, github-action-benchmark and "
+        "openmetrics take the newest figure of each case, otava wants a history"
+    )
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="journal, baseline file or history")
+    parser.add_argument("--format", required=True, choices=list(EXPORTS), help="who reads it")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the terminal")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry out ``perfsuite export``."""
+    rows = [row for path in options.results for row in _rows(path)]
+    if not rows:
+        names = ", ".join(map(str, options.results))
+        raise ConfigurationError(f"{names}: nothing was measured, so there is nothing to export")
+    if len({row.simulated for row in rows}) > 1:
+        raise ConfigurationError("real and simulated results never meet; export them apart")
+    text = EXPORTS[options.format](rows)
+    if options.out is None:
+        print(text, end="")
+        return EXIT_OK
+    try:
+        options.out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"--out: {options.out} cannot be written: {error.strerror}") from None
+    print(f"{options.out}: {len(rows)} figures as {options.format}")
+    return EXIT_OK
+
+
+def _rows(path: Path) -> Iterator[ExportRow]:
+    if not path.is_file():
+        raise ConfigurationError(f"{path} is no file; give a journal, a baseline file or a history")
+    first = _first_line(path)
+    if first is not None and "header" in first:
+        journal = read_journal(path)
+        yield from rows_of_run(journal.record, simulated=any(result.simulated for result in journal.results.values()))
+    elif path.suffix == ".jsonl" or (first is not None and "session" in first):
+        yield from rows_of_history(file.read(path))
+    else:
+        yield from rows_of_baseline(store.read(path))
+
+
+def _first_line(path: Path) -> Mapping[str, Any] | None:
+    """The JSON object on the first line; None where there is none: a baseline file has no object on one line alone."""
+    with path.open("rb") as opened:
+        line = opened.readline()
+    try:
+        plain = json.loads(line)
+    except ValueError:
+        return None
+    return plain if isinstance(plain, dict) else None
+
+
+COMMAND = Command(
+    name="export",
+    help="results as other programs read them: JSON, CSV, Prometheus, Bencher, github-action-benchmark, Otava",
+    arguments=arguments,
+    run=run,
+)

@@ -1,0 +1,170 @@
+"""A tidy row: one figure with everything that gives it a meaning; made of journals, baselines and histories."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perfsuite.baselines.baseline import Baseline, flattened
+from perfsuite.history.file import History
+from perfsuite.metrics import REGISTRY
+from perfsuite.records import Better
+from perfsuite.run_record import Revision, RunRecord
+
+TIME = "median_s"
+"""Metric of the time itself, which every measured case has."""
+_TIME_CONVENTION = "median of the samples, seconds per iteration, the slowest rank"
+_TOLD = ("hostname", "kernel", "python", "governor", "container", "driver", "packages", "variables")
+"""Parts of an environment that an export has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRow:
+    """One figure."""
+
+    case: str
+    """pytest node id."""
+    metric: str
+    value: float
+    unit: str
+    better: Better
+    convention: str
+    ranks: int | None
+    """None in a history, which does not keep it."""
+    platform: str
+    fingerprint: str
+    simulated: bool
+    session: str
+    time: str
+    """UTC, ISO 8601."""
+    commit: str
+    branch: str
+    dirty: bool | None
+    """None where it is not kept."""
+    verdict: str
+    """The gate's; empty where nobody judged."""
+    environment: Mapping[str, str]
+    """What may differ on the same hardware, by dotted name."""
+
+
+def environment_of(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The parts of an environment that are told, on one level.
+
+    >>> environment_of({"kernel": "6.1", "packages": {"torch": "2.13.0"}, "notes": ["long"]})
+    {'kernel': '6.1', 'packages.torch': '2.13.0'}
+    """
+    told = {name: environment[name] for name in _TOLD if environment.get(name)}
+    return {name: str(value) for name, value in flattened(told).items()}
+
+
+def rows_of_run(run: RunRecord, *, simulated: bool) -> Iterator[ExportRow]:
+    """A journal's rows."""
+    verdicts = run.gate.by_case if run.gate else {}
+    for case, result in run.results.items():
+        if result.outcome != "measured" or result.measurement is None:
+            continue
+        shared: dict[str, Any] = {
+            "case": case,
+            "ranks": result.world_size,
+            "platform": result.platform,
+            "fingerprint": result.fingerprint or run.fingerprint,
+            "simulated": simulated or result.simulated,
+            "session": result.session or run.session,
+            "time": result.started_at or run.started_at,
+            **_revision(run.revision),
+            "verdict": verdicts[case].name if case in verdicts else "",
+            "environment": environment_of(result.environment),
+        }
+        yield _time(result.measurement.median_s, shared)
+        for metric in result.metrics:
+            if metric.value is not None and math.isfinite(metric.value):
+                yield ExportRow(
+                    metric=metric.name,
+                    value=metric.value,
+                    unit=metric.unit,
+                    better=metric.better,
+                    convention=metric.convention,
+                    **shared,
+                )
+
+
+def rows_of_baseline(baseline: Baseline) -> Iterator[ExportRow]:
+    """The newest run of each case of a baseline."""
+    hardware = baseline.hardware
+    for _, entry in sorted(baseline.entries.items()):
+        run = entry.newest
+        if not run.quantiles_s:
+            continue
+        shared: dict[str, Any] = {
+            "case": entry.case.node,
+            "ranks": entry.case.world_size,
+            "platform": hardware.platform,
+            "fingerprint": hardware.fingerprint,
+            "simulated": hardware.simulated,
+            "session": run.session,
+            "time": run.time,
+            "commit": run.commit.removesuffix("-dirty"),
+            "branch": "",
+            "dirty": run.commit.endswith("-dirty") if run.commit else None,
+            "verdict": "",
+            "environment": environment_of(run.environment),
+        }
+        yield _time(run.median_s, shared)
+        for name, value in run.metrics.items():
+            meaning, spec = entry.case.metrics.get(name), REGISTRY.get(name)
+            if meaning is not None:
+                convention = spec.convention if spec else ""
+                yield ExportRow(
+                    metric=name, value=value, unit=meaning.unit, better=meaning.better, convention=convention, **shared
+                )
+
+
+def rows_of_history(history: History) -> Iterator[ExportRow]:
+    """Every case of every session of a history."""
+    for session in history.sessions:
+        shared: dict[str, Any] = {
+            "ranks": None,
+            "platform": session.platform,
+            "fingerprint": session.fingerprint,
+            "simulated": session.simulated,
+            "session": session.session,
+            "time": session.time,
+            **_revision(session.revision),
+            "verdict": "",
+            "environment": environment_of(session.environment),
+        }
+        for case, point in session.cases.items():
+            yield _time(math.exp(point.log_time), {"case": case, **shared})
+            for name, value in point.metrics.items():
+                if spec := REGISTRY.get(name):
+                    yield ExportRow(
+                        case=case,
+                        metric=name,
+                        value=value,
+                        unit=spec.unit,
+                        better=spec.better,
+                        convention=spec.convention,
+                        **shared,
+                    )
+
+
+def _time(seconds: float, shared: Mapping[str, Any]) -> ExportRow:
+    return ExportRow(metric=TIME, value=seconds, unit="s", better="lower", convention=_TIME_CONVENTION, **dict(shared))
+
+
+def _revision(revision: Revision) -> dict[str, Any]:
+    return {
+        "commit": revision.commit,
+        "branch": revision.branch,
+        "dirty": revision.dirty if revision.commit else None,
+    }
+
+
+def newest(rows: Iterable[ExportRow]) -> list[ExportRow]:
+    """Of each case's metric on one hardware the newest row: what a format without time can hold."""
+    last: dict[tuple[str, str, str], ExportRow] = {}
+    for row in sorted(rows, key=lambda row: row.time):
+        last[row.fingerprint, row.case, row.metric] = row
+    return list(last.values())

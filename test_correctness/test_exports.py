@@ -1,0 +1,103 @@
+"""Results for other programs: whatever the format, the figures are those of the journal, the baseline, the history."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from perfsuite.cli import main as cli
+from perfsuite.exports.formats import EXPORTS
+from perfsuite.text import cell_text, markdown_text, plain
+from test_correctness.helpers.histories import commit, session, written
+from test_correctness.helpers.report_runs import latte
+from test_correctness.test_cli_baselines import offer, run
+from test_correctness.test_tables_command import journal
+
+
+@pytest.fixture
+def results(tmp_path):
+    return journal(tmp_path / "j.jsonl", latte(1, 0.5), latte(2, 0.25))
+
+
+def exported(capsys, path, form, code=0):
+    assert cli.main(["export", str(path), f"--format={form}"]) == code
+    captured = capsys.readouterr()
+    return captured.err if code else captured.out
+
+
+def test_json_has_every_figure_with_its_meaning(results, capsys):
+    rows = json.loads(exported(capsys, results, "json"))["rows"]
+    (time,) = [row for row in rows if row["metric"] == "median_s" and row["ranks"] == 2]
+    assert (0.25, "s", "lower", "s4000") == (time["value"], time["unit"], time["better"], time["platform"])
+    (rate,) = [row for row in rows if row["metric"] == "samples_per_s" and row["ranks"] == 2]
+    assert ("higher", "samples/s") == (rate["better"], rate["unit"])
+    assert all(math.isfinite(row["value"]) for row in rows)
+
+
+def test_csv_says_the_same_and_no_cell_is_a_formula(tmp_path, capsys):
+    hostile = session(1, cases=('=HYPERLINK("http://x")', "@SUM(1)", "plain"))
+    rows = list(csv.DictReader(io.StringIO(exported(capsys, written(tmp_path / "h.jsonl", hostile), "csv"))))
+    assert ['\'=HYPERLINK("http://x")', "'@SUM(1)", "plain"] == sorted(row["case"] for row in rows)
+    assert {commit(1)} == {row["commit"] for row in rows}
+    assert [pytest.approx(0.01, rel=1e-4)] * 3 == [float(row["value"]) for row in rows]
+
+
+def test_openmetrics_is_what_prometheus_reads(results, capsys):
+    families = {
+        family.name: family for family in text_string_to_metric_families(exported(capsys, results, "openmetrics"))
+    }
+    samples = families["perfsuite_median_seconds"].samples
+    assert {"1": 0.5, "2": 0.25} == {sample.labels["ranks"]: sample.value for sample in samples}
+    assert {"lower"} == {sample.labels["better"] for sample in samples}
+    assert "perfsuite_samples_per_s" in families
+
+
+def test_openmetrics_without_its_package_names_the_extra(results, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert "pip install 'perfsuite[export]'" in exported(capsys, results, "openmetrics", code=4)
+
+
+def test_bencher_and_github_action_benchmark(results, capsys):
+    bencher = json.loads(exported(capsys, results, "bencher"))
+    assert [0.25, 0.5] == sorted(measures["median-s"]["value"] for measures in bencher.values())
+    entries = json.loads(exported(capsys, results, "github-action-benchmark"))
+    assert [("s", 0.25), ("s", 0.5)] == sorted((entry["unit"], entry["value"]) for entry in entries)
+
+
+def test_otava_gets_a_line_per_session_and_a_column_per_case(tmp_path, capsys):
+    path = written(tmp_path / "h.jsonl", session(1, cases=("a", "b")), session(2, cases=("b",)))
+    header, first, second = csv.reader(io.StringIO(exported(capsys, path, "otava")))
+    assert ["time", "commit", "branch", "a", "b"] == header
+    assert ([commit(1), "main"], [commit(2), "main", ""]) == (first[1:3], second[1:4])
+
+
+def test_a_baseline_gives_its_newest_runs(tmp_path, capsys):
+    path = offer(tmp_path, "it", run("a", days_old=3, median_s=0.02), run("b", median_s=0.01))
+    (row,) = json.loads(exported(capsys, path, "json"))["rows"]
+    assert ("t.py::it", 0.01, "b", 1) == (row["case"], row["value"], row["session"], row["ranks"])
+
+
+def test_what_cannot_be_exported_says_why(tmp_path, capsys, results):
+    assert "is no file" in exported(capsys, tmp_path / "absent", "json", code=4)
+    simulated = written(tmp_path / "h.jsonl", session(1, simulated=True))
+    assert cli.main(["export", str(results), str(simulated), "--format=json"]) == 4
+    assert "never meet" in capsys.readouterr().err
+    assert "nothing was measured" in exported(
+        capsys, written(tmp_path / "e.jsonl", session(1, cases=())), "csv", code=4
+    )
+
+
+def test_formats_by_name():
+    assert ["json", "csv", "openmetrics", "bencher", "github-action-benchmark", "otava"] == list(EXPORTS)
+
+
+def test_foreign_text_is_text():
+    assert "a?b?c" == plain("a\x1bb\u202ec")
+    assert "&lt;img&gt; \\[x\\]\\(y\\) \\`z\\`" == markdown_text("<img> [x](y) `z`")
+    assert ["'+1", "'-1", "a=1"] == [cell_text(text) for text in ("+1", "-1", "a=1")]
