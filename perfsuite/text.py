@@ -6,7 +6,8 @@ import html
 import re
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~$])")
+_MARKDOWN = re.compile(r"([\\`*\[\]~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=:)/(?=/)|(?<=www)\.)")
+"""Marks, underscores at an end of a word, and what would make a link of an address."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -20,10 +21,10 @@ def plain(text: str) -> str:
 
 
 def markdown_text(text: str) -> str:
-    r"""Text in Markdown that is neither a tag, a link nor a mark of any kind.
+    r"""Text in Markdown that is neither a tag, a link nor a mark of any kind; the pipe is the table's own to escape.
 
     >>> print(markdown_text("<b>[x](y)</b>"))
-    &lt;b&gt;\[x\]\(y\)&lt;/b&gt;
+    &lt;b&gt;\[x\](y)&lt;/b&gt;
     """
     return _MARKDOWN.sub(r"\\\1", html.escape(plain(text), quote=False))
 

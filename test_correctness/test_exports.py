@@ -99,5 +99,6 @@ def test_formats_by_name():
 
 def test_foreign_text_is_text():
     assert "a?b?c" == plain("a\x1bb\u202ec")
-    assert "&lt;img&gt; \\[x\\]\\(y\\) \\`z\\`" == markdown_text("<img> [x](y) `z`")
+    assert "&lt;img&gt; \\[x\\](y) \\`z\\` a_b \\_\\_c\\_\\_" == markdown_text("<img> [x](y) `z` a_b __c__")
+    assert "http:\\//x www\\.y" == markdown_text("http://x www.y")
     assert ["'+1", "'-1", "a=1"] == [cell_text(text) for text in ("+1", "-1", "a=1")]

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from perfsuite.baselines import store
 from perfsuite.cli.command import EXIT_OK, Command
 from perfsuite.errors import ConfigurationError, first_line
+from perfsuite.history.file import read as read_history
+from perfsuite.history.findings import findings_of
+from perfsuite.history.git import Repository
+from perfsuite.history.order import in_order
+from perfsuite.imports.file import read_imported
 from perfsuite.journal import Journal, read_journal
 from perfsuite.platforms import Catalog, load_catalog
+from perfsuite.reports.beside_others import foreign_markdown, imported_grids
+from perfsuite.reports.over_time import history_grids
 from perfsuite.reports.tables.case import from_entry
+from perfsuite.reports.tables.markdown import Grid
 from perfsuite.reports.tables.recording import Recording, recording_of
 from perfsuite.reports.tables.report import find_style, fitting_styles, report
 from perfsuite.reports.tables.styles import STYLES
@@ -27,6 +36,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--style", choices=list(STYLES), help="whose tables; default: those that fit what was measured")
     parser.add_argument("--base", type=Path, metavar="FILE", help="results of another machine to compare with")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write Markdown there instead of to the terminal")
+    parser.add_argument("--history", type=Path, metavar="FILE", help="what changed over time, from a history")
+    parser.add_argument(
+        "--imported",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="figures of other tools beside these: what perfsuite import --out wrote, or a file of theirs; repeatable",
+    )
     parser.add_argument(
         "--platform-file", action="append", default=[], metavar="FILE", help="TOML file with platforms of your own"
     )
@@ -44,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
             f"{names}: nothing was measured that any report has a table for; run cases of test_perf, or name a "
             f"style: {', '.join(STYLES)}"
         )
-    text = report(runs, styles, base)
+    text = report(runs, styles, base) + _beside(options, runs)
     if options.out is None:
         print(text, end="")
         return EXIT_OK
@@ -54,6 +72,18 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"--out: {options.out} cannot be written: {error.strerror}") from None
     print(f"{options.out}: {', '.join(style.name for style in styles)}")
     return EXIT_OK
+
+
+def _beside(options: argparse.Namespace, runs: Sequence[Recording]) -> str:
+    """The sections of a history and of imported figures, where they are asked for."""
+    grids: list[Grid] = []
+    if options.history is not None:
+        history = read_history(options.history)
+        timeline = in_order(history.sessions, Repository(root=options.history.resolve().parent))
+        grids += history_grids(history, findings_of(timeline))
+    files = [imported for path in options.imported for imported in read_imported(path)]
+    grids += imported_grids(files, [case for run in runs for case in run.cases])
+    return "".join(f"\n{line}" for grid in grids for line in foreign_markdown(grid)).rstrip("\n") + "\n" * bool(grids)
 
 
 def read_run(path: Path, catalog: Catalog) -> Recording:

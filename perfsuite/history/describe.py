@@ -73,7 +73,7 @@ def _change_lines(findings: Findings) -> Iterator[str]:
     for change in findings.changes:
         faster = "slower" if change.ratio.value > 1 else "faster"
         yield f"{change.ratio} {faster}  {plain(change.case)}"
-        yield f"    {_where(findings.timeline, change)}"
+        yield f"    {where(findings.timeline, change)}"
         for commit in change.commits[:SHOWN_COMMITS]:
             yield f"      {short(commit)}  {plain(findings.timeline.subjects[commit])}"
         if len(change.commits) > SHOWN_COMMITS:
@@ -84,7 +84,7 @@ def _change_lines(findings: Findings) -> Iterator[str]:
             yield "    the host, or code that all cases run; taken off every case above and below"
 
 
-def _where(timeline: Timeline, change: FoundChange) -> str:
+def where(timeline: Timeline, change: FoundChange) -> str:
     """Between which sessions or commits."""
     before, after, first = (timeline.sessions[index] for index in (change.before, change.after, change.at))
     old, new = (short(plain(session.revision.commit)) for session in (before, after))

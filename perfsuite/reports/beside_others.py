@@ -1,0 +1,146 @@
+"""Imported figures as tables: beside what was measured here, each row under its own label."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from perfsuite.imports.row import Imported, ImportedRow
+from perfsuite.metrics.spec import significant
+from perfsuite.reports.tables.case import TableCase
+from perfsuite.reports.tables.markdown import Grid, markdown
+from perfsuite.text import markdown_text, plain
+from perfsuite.units import format_bytes, plural
+
+SIZES = 8
+"""Sizes of an imported collective that are shown where nothing was measured here at the same size."""
+FIGURES = 24
+"""Figures of other kinds that are shown of a file."""
+NEVER = "imported figures are neither measured here nor published: never a baseline, never gated"
+_OWN = re.compile(r"[-+\d., %\[\]]*")
+"""A figure with its interval, which cannot be a mark."""
+_COLLECTIVE = ("latency_us", "algbw_gb_per_s", "busbw_gb_per_s")
+
+
+def imported_grids(files: Sequence[Imported], cases: Sequence[TableCase]) -> list[Grid]:
+    """A table of collectives with the measured ones of the same kind and size beside, and one of all other figures."""
+    grids = []
+    for grid in (_collectives(files, cases), _others(files)):
+        if grid.rows:
+            grids.append(grid)
+    return grids
+
+
+def foreign_markdown(grid: Grid, level: int = 2) -> list[str]:
+    """The grid as Markdown in which no text of others is a mark."""
+    return markdown(
+        dataclasses.replace(
+            grid,
+            rows=tuple(
+                tuple(cell if _OWN.fullmatch(cell) else markdown_text(cell) for cell in row) for row in grid.rows
+            ),
+            notes=tuple(map(markdown_text, grid.notes)),
+        ),
+        level,
+    )
+
+
+def label(row: ImportedRow) -> str:
+    """``imported: nccl-tests, h200``."""
+    return f"imported: {row.tool}{f', {plain(row.platform)}' if row.platform else ''}"
+
+
+def _collectives(files: Sequence[Imported], cases: Sequence[TableCase]) -> Grid:
+    measured = {
+        (str(case.settings["collective"]), float(case.parameters["message_bytes"])): case
+        for case in cases
+        if case.values and "collective" in case.settings and "message_bytes" in case.parameters
+    }
+    rows: list[tuple[str, ...]] = []
+    kinds: set[str] = set()
+    notes = [NEVER]
+    for imported in files:
+        points = _points(imported.rows)
+        kinds |= {first.collective for first, _ in points}
+        shown = _chosen(points, {size for _, size in measured})
+        rows += [_collective_row(first, figures) for first, figures in shown]
+        if len(shown) < len(points):
+            notes.append(f"{plain(imported.source)}: {len(shown)} of {plural(len(points), 'row')}, out of place first")
+    if rows:
+        rows += [_measured_row(case, size) for (kind, size), case in sorted(measured.items()) if kind in kinds]
+    return Grid(
+        title="Collectives of other tools beside those measured",
+        columns=("label", "collective", "dtype", "ranks", "size", "time us", "algbw GB/s", "busbw GB/s", "convention"),
+        rows=tuple(rows),
+        notes=tuple(notes),
+    )
+
+
+_Point = tuple[ImportedRow, dict[str, float]]
+
+
+def _points(rows: Iterable[ImportedRow]) -> list[_Point]:
+    """The figures of each collective, size and side."""
+    points: dict[tuple[str, str], _Point] = {}
+    for row in rows:
+        if row.collective and row.metric in _COLLECTIVE:
+            _, figures = points.setdefault((row.name, row.settings.get("rank", "")), (row, {}))
+            figures[row.metric] = row.value
+    return list(points.values())
+
+
+def _chosen(points: Sequence[_Point], sizes: set[float]) -> list[_Point]:
+    """Out of place: the sizes that were measured here too, and SIZES more at even distances."""
+    whole = [point for point in points if point[0].settings.get("place", "out of place") == "out of place"]
+    step = max(1, -(-len(whole) // SIZES))
+    ends = {len(whole) - 1 - step * index for index in range(SIZES)}
+    return [point for index, point in enumerate(whole) if index in ends or point[0].message_bytes in sizes]
+
+
+def _collective_row(row: ImportedRow, figures: dict[str, float]) -> tuple[str, ...]:
+    size = format_bytes(int(row.message_bytes)) if row.message_bytes and row.message_bytes % 1 == 0 else ""
+    return (
+        label(row),
+        row.collective,
+        plain(row.dtype),
+        str(row.ranks or ""),
+        size or (f"{row.message_bytes:.4g}B" if row.message_bytes else ""),
+        *(significant(figures[name]) if name in figures else "" for name in _COLLECTIVE),
+        plain(row.convention),
+    )
+
+
+def _measured_row(case: TableCase, size: float) -> tuple[str, ...]:
+    return (
+        f"measured: {case.platform}",
+        str(case.settings["collective"]),
+        str(case.parameters.get("dtype", "")),
+        str(case.ranks),
+        format_bytes(int(size)),
+        *(significant(case.values[name]) if name in case.values else "" for name in _COLLECTIVE),
+        "nccl-tests",
+    )
+
+
+def _others(files: Sequence[Imported]) -> Grid:
+    return Grid(
+        title="Figures of other tools",
+        columns=("label", "what", "metric", "value", "unit", "convention", "source"),
+        rows=tuple(row for imported in files for row in _other_rows(imported)),
+        notes=(NEVER, *_left_out(files)),
+    )
+
+
+def _other_rows(imported: Imported) -> Iterator[tuple[str, ...]]:
+    for row in [row for row in imported.rows if not row.collective][:FIGURES]:
+        source = f"{plain(row.source)}:{row.line}"
+        convention = plain(row.convention)
+        yield label(row), plain(row.name), row.metric, significant(row.value), row.unit, convention, source
+
+
+def _left_out(files: Sequence[Imported]) -> Iterator[str]:
+    for imported in files:
+        count = sum(not row.collective for row in imported.rows)
+        if count > FIGURES:
+            yield f"{plain(imported.source)}: {FIGURES} of {count} figures; perfsuite import --all prints every one"

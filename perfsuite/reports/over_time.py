@@ -1,0 +1,67 @@
+"""A history as tables: what changed between which commits, and what small changes add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perfsuite.history.describe import head_lines, where
+from perfsuite.history.file import History
+from perfsuite.history.findings import Findings
+from perfsuite.history.git import short
+from perfsuite.reports.tables.markdown import Grid
+from perfsuite.text import plain
+
+NAMED = 4
+"""Commits of a change that are named."""
+
+
+def history_grids(history: History, findings: Findings) -> list[Grid]:
+    """Changes, accumulated changes and environment, those that are there; the first has the head's lines as notes."""
+    grids = [grid for grid in (_accumulated(findings), _environment(findings)) if grid.rows]
+    return [_changes(history, findings), *grids]
+
+
+def _changes(history: History, findings: Findings) -> Grid:
+    rows = []
+    for change in findings.changes:
+        commits = [f"{short(commit)} {findings.timeline.subjects[commit]}" for commit in change.commits[:NAMED]]
+        more = [f"and {len(change.commits) - NAMED} more"] if len(change.commits) > NAMED else []
+        told = "; ".join([where(findings.timeline, change).rstrip(":"), *commits, *more, *change.environment])
+        rows.append((plain(change.case), str(change.ratio), plain(told)))
+    return Grid(
+        title="Over time: changes of level, newest first",
+        columns=("case", "time after over before", "where"),
+        rows=tuple(rows),
+        notes=tuple(plain(line) for line in head_lines(history, findings)),
+    )
+
+
+def _accumulated(findings: Findings) -> Grid:
+    return Grid(
+        title="Over time: what small changes add up to",
+        columns=("case", "change", "since"),
+        rows=tuple(_accumulated_rows(findings)),
+    )
+
+
+def _accumulated_rows(findings: Findings) -> Iterator[tuple[str, str, str]]:
+    for one in findings.accumulated:
+        commit = short(findings.timeline.sessions[one.since].revision.commit)
+        since = f"its best, reached at {commit}" if one.is_best else findings.since
+        yield plain(one.case), str(one.ratio), plain(since)
+
+
+def _environment(findings: Findings) -> Grid:
+    sessions = findings.timeline.sessions
+    return Grid(
+        title="Over time: changes of the environment",
+        columns=("since", "commit", "what"),
+        rows=tuple(
+            (
+                plain(sessions[change.at].time)[:16],
+                plain(short(sessions[change.at].revision.commit)),
+                plain("; ".join(change.phrases)),
+            )
+            for change in findings.environment
+        ),
+    )
