@@ -180,6 +180,7 @@ def test_pairs_that_a_neighbour_spoilt_are_counted_in_the_reason():
 def test_a_disturbed_device_or_a_shared_core_makes_a_run_unstable(changes):
     verdict, _ = judged(0.5, **changes)
     assert verdict.name == "unstable-host"
+    assert changes.get("disturbance", "too few clean samples") in verdict.reasons[0]
 
 
 def test_unknown_telemetry_is_compared_and_said():

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from perfsuite.baselines.runs import QUANTILES, MetricMeaning, case_of, summarise
-from perfsuite.records import ClockFacts, Measurement, Metric, RankFacts, Result, Sample, Work
+from perfsuite.records import ClockFacts, DeviceLook, Measurement, Metric, RankFacts, Result, Sample, Work
 
 
 def result_of(samples, **changes):
@@ -111,3 +111,27 @@ def test_the_identity_of_a_case_is_plain_json():
 def test_what_is_no_measurement_makes_no_run(changes):
     with pytest.raises(ValueError, match=r"test_x.py::test_a"):
         summarise(result_of((Sample(time_s=0.01),), **changes))
+
+
+def timed_with(throttle, hosts=1):
+    measured = result_of(tuple(Sample(time_s=0.010 + index * 1e-5) for index in range(30)))
+    ranks = tuple(dataclasses.replace(measured.measurement.ranks[0], host=f"node{host}") for host in range(hosts))
+    looks = tuple(DeviceLook(device=0, at_s=0.5 * index, throttle=throttle) for index in range(4))
+    return dataclasses.replace(
+        measured, measurement=dataclasses.replace(measured.measurement, ranks=ranks, looks=looks), simulated=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("throttle", "hosts", "after", "expected"),
+    [
+        (("thermal",), 1, "", "device 0 was throttled (thermal) in 4 of 4 looks while it was timed"),
+        (("thermal",), 1, "unknown", "device 0 was throttled (thermal) in 4 of 4 looks while it was timed"),
+        (("power cap",), 1, "", ""),  # a device under load is at its cap, today as when the stored runs were taken
+        ((), 1, "device 0 is shared with 1 other process", "device 0 is shared with 1 other process"),
+        ((), 2, "", "unknown"),  # nobody looked at the devices of the other host
+        (None, 1, "unknown", "unknown"),
+    ],
+)
+def test_looks_while_samples_were_taken_tell_a_disturbed_run(throttle, hosts, after, expected):
+    assert summarise(timed_with(throttle, hosts), disturbance=after).disturbance == expected

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from perfsuite.decoding import to_json
 from perfsuite.errors import BaselineError
+from perfsuite.platforms.telemetry import held_down
 from perfsuite.records import Better, Measurement, Result, Sample, Training
 from perfsuite.units import plural
 
@@ -256,8 +257,8 @@ def summarise(
     """What a baseline keeps of a result.
 
     A sample is clean when no rank was switched out against its will, or when its time is virtual.  ``disturbance`` is
-    what telemetry says of the whole run.  Raises ValueError for a smoke run, whose time is no measurement, and for
-    times that are not positive.
+    what telemetry says after the run, beside the looks that were taken while samples were.  Raises ValueError for a
+    smoke run, whose time is no measurement, and for times that are not positive.
     """
     if result.outcome == "smoke" or (result.measurement is not None and result.measurement.smoke):
         raise ValueError(f"{result.case} was a smoke run (--benchmark-disable); its time is no measurement")
@@ -274,6 +275,7 @@ def summarise(
             environment=plain_environment,
         )
     measurement = result.measurement
+    disturbance = disturbance_of(result, disturbance)
     all_yardstick = _yardstick(measurement.samples)
     times = sorted(sample.time_s for sample in measurement.samples)
     if not times or times[0] <= 0:
@@ -306,6 +308,18 @@ def summarise(
         boot=boot,
         environment=plain_environment,
     )
+
+
+def disturbance_of(result: Result, after: str) -> str:
+    """What telemetry saw of a run, while samples were taken and ``after`` it.
+
+    The driver looks at the devices of its own host: of those of other hosts nothing is known.
+    """
+    measurement = result.measurement
+    assert measurement is not None, "a run out of memory has no looks"
+    seen = "; ".join(filter(None, [held_down(measurement.looks), after if after != TELEMETRY_UNKNOWN else ""]))
+    unseen = bool(measurement.looks) and not result.simulated and len({rank.host for rank in measurement.ranks}) > 1
+    return seen or (TELEMETRY_UNKNOWN if unseen else after)
 
 
 def _logarithm(time_s: float) -> float:

@@ -73,7 +73,8 @@ def _both_figures(asked: Question, effect: float) -> str:
 def unstable(asked: Question, runs: int, further: str) -> Finding:
     """Runs without enough clean samples: what all samples say, against the yardstick beside them."""
     blank = asked.blank
-    why = f"{runs} of {runs} {further}runs unstable: too few clean samples, or a disturbed device"
+    told = next((run.disturbance for run in asked.work.runs if is_disturbed(run)), "too few clean samples")
+    why = f"{runs} of {runs} {further}runs unstable: {told}"
     if runs < UNSTABLE_RUNS:
         return replace(blank, name="inconclusive", reasons=(why,))
     found = apparent(asked.work, asked.work.runs)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from perfsuite.records import DeviceLook
+from perfsuite.units import plural
 
 T = TypeVar("T")
 
@@ -104,6 +107,27 @@ def family_of_processes(root: int) -> frozenset[int]:
         tree.add(pid)
         waiting += children.get(pid, ())
     return frozenset(tree)
+
+
+USUAL_UNDER_LOAD = frozenset({"power cap", "sync boost"})
+"""What holds clocks of a healthy device down while it computes: a run under its power cap is like those before it."""
+
+
+def held_down(looks: Iterable[DeviceLook]) -> str:
+    """One line naming devices that were throttled while samples were taken; empty when none is known to have been.
+
+    >>> held_down([DeviceLook(device=0, at_s=at, throttle=("thermal",) if at else ("power cap",)) for at in (0.0, 0.5)])
+    'device 0 was throttled (thermal) in 1 of 2 looks while it was timed'
+    """
+    devices: dict[int, list[frozenset[str]]] = {}
+    for look in looks:
+        devices.setdefault(look.device, []).append(frozenset(look.throttle or ()) - USUAL_UNDER_LOAD)
+    return "; ".join(
+        f"device {device} was throttled ({', '.join(sorted(frozenset().union(*seen)))}) in {sum(map(bool, seen))} of "
+        f"{plural(len(seen), 'look')} while it was timed"
+        for device, seen in devices.items()
+        if any(seen)
+    )
 
 
 def disturbance(readings: tuple[Reading, ...]) -> str:
