@@ -15,6 +15,7 @@ import perfsuite
 from perfsuite.cli import (
     ab,
     audit,
+    backtest,
     baselines,
     calibrate,
     checklist,
@@ -23,6 +24,7 @@ from perfsuite.cli import (
     history,
     import_,
     platforms,
+    project,
     published,
     report,
     schedule,
@@ -82,4 +84,6 @@ COMMANDS: tuple[Command, ...] = (
     calibrate.COMMAND,
     published.COMMAND,
     checklist.COMMAND,
+    project.COMMAND,
+    backtest.COMMAND,
 )

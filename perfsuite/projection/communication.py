@@ -7,6 +7,7 @@ that the ring passes, so that it grows with the group.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,6 +62,9 @@ class Links:
         moved = passes * message_bytes * (group.ranks - 1) / group.ranks
         hops = group.nodes if group.nodes > 1 else 0
         latency = passes * ((group.ranks - 1 - max(0, hops - 1)) * self._link_s + hops * self._network_s)
+        if collective == "all_reduce":  # by a tree of nodes where the ring is long, as NCCL does since 2.4
+            tree = 2 * (math.ceil(math.log2(group.nodes)) * self._network_s + (group.per_node - 1) * self._link_s)
+            latency = min(latency, tree)
         inside = moved / self._by_size.get(group.per_node, self._link) if self._link else 0.0
         if group.nodes == 1:
             return Message(inside + latency, 0.0)

@@ -246,9 +246,8 @@ class Projector:
                 parts += self._waits("gradients", seconds("all_reduce", gradients, group), backward_s, layout)
             else:
                 parts += self._waits("gradients", seconds("reduce_scatter", gradients, group), backward_s, layout)
-                parts += self._waits(
-                    "parameters", "all_gather", size * self.code.compute_bytes, group, forward_s, layout
-                )
+                gather = seconds("all_gather", size * self.code.compute_bytes, group)
+                parts += self._waits("parameters", gather, forward_s, layout)
         if self.model.tied and layout.shape.size("pp") > 1:
             words = self.model.embedding_parameters / layout.shape.size("tp") * self.code.gradient_bytes
             pair = Group(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from perfsuite.errors import ConfigurationError
 from perfsuite.models import Model, find
 from perfsuite.platforms import DeviceModel
 from perfsuite.projection.architecture import Architecture
@@ -62,12 +61,6 @@ class Job:
         layout = Layout.of(training)
         layout.check(model)
         node = node or Node.of(device)
-        if layout.world_size > max(node.devices, 1) > 1 and not node.network_gb_per_s:
-            raise ConfigurationError(
-                f"{layout.world_size} devices are more than the {node.devices} of a node of {device.name}, and nobody "
-                "published a figure of its network; give network (GB/s per node and direction) in a --platform-file "
-                "or with --network"
-            )
         return cls(
             training=training,
             device=device,

@@ -16,6 +16,12 @@ from perfsuite.projection.operations import Share
 from perfsuite.projection.traffic import Implementation
 from perfsuite.schedules import StageTimes, find_schedule, make_schedule, simulate, stages_of
 
+MEMORY_LIMIT = 0.92
+"""Share of the card from which on steps slow down (allocator retries): a projection is then a lower bound."""
+
+USABLE = 0.985
+"""Of a data sheet's memory, what the driver leaves: 39.4 of 40 GiB."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryBreakdown:

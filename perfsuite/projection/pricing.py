@@ -33,7 +33,10 @@ class Seconds(NamedTuple):
 
     def plus(self, other: Seconds, times: float = 1.0) -> Seconds:
         """With ``other``, so many times."""
-        return Seconds(*(own + times * more for own, more in zip(self, other, strict=True)))
+        a, b, c, d, e = other
+        return Seconds(
+            self[0] + times * a, self[1] + times * b, self[2] + times * c, self[3] + times * d, self[4] + times * e
+        )
 
     def waiting(self, message: Message, seconds: float) -> Seconds:
         """With ``seconds`` of a message that nothing hides."""

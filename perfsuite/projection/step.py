@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Literal
 
+from perfsuite.errors import ConfigurationError
+from perfsuite.projection.band import LARGEST_TESTED, find_band
 from perfsuite.projection.calibration import Calibration
+from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.job import Job
-from perfsuite.projection.memory import MemoryBreakdown
+from perfsuite.projection.memory import MEMORY_LIMIT, USABLE, MemoryBreakdown, memory_of
 from perfsuite.records import Training
+from perfsuite.units import GIB
 
 Resource = Literal["matmul", "attention", "memory", "link", "network", "bubble", "straggler", "host"]
 RESOURCES: tuple[Resource, ...] = ("matmul", "attention", "memory", "link", "network", "bubble", "straggler", "host")
@@ -69,24 +74,139 @@ class Projection:
         return max(RESOURCES, key=lambda resource: self.by_resource[resource])
 
 
-def project(job: Job, calibration: Calibration) -> Projection:
+def project(job: Job, calibration: Calibration, projector: Projector | None = None) -> Projection:
     """The step of ``job`` on what ``calibration`` knows.
 
-    This is the products of the model alone, for now.
+    ``projector`` is one that has priced other layouts of the same job.  Raises ConfigurationError where a figure is
+    missing without which there is no time: no rate for the dtype, no network beyond one node.
     """
-    rate = calibration.value(f"matmul_{job.training.dtype}_tflops") * 1e12
-    samples = job.layout.global_batch
-    seconds = 3 * job.architecture.forward_flops * samples / job.layout.world_size / rate
+    require_figures(job, calibration)
+    if projector is None:
+        projector = projector_of(job, calibration)
+    layout = job.layout
+    found = projector.step(layout)
+    capacity = USABLE * job.device.memory.value * GIB if job.device.memory else 0.0
+    memory = memory_of(job.architecture, layout, job.implementation, capacity)
+    flags, lower_bound = _flags(job, calibration, projector, found, memory)
+    band = find_band(
+        calibration.regime,
+        nodes=-(-layout.world_size // job.devices_per_node),
+        octaves=math.log2(max(1.0, layout.world_size / _seen(job, calibration))),
+        outside=any(flag.name == "outside" for flag in flags),
+    )
     return Projection(
         training=job.training,
         platform=job.device.name,
-        world_size=job.layout.world_size,
-        step_time_s=seconds,
-        low_s=0.5 * seconds,
-        high_s=2 * seconds,
-        parts=(Part(name="products", resource="matmul", seconds=seconds),),
-        memory=MemoryBreakdown(parameters=0, gradients=0, optimizer=0, activations=0),
-        bubble_ratio=0.0,
-        regime=calibration.regime,
-        band_source="none yet",
+        world_size=layout.world_size,
+        step_time_s=found.seconds,
+        low_s=band.low * found.seconds,
+        high_s=band.high * found.seconds,
+        parts=tuple(Part(name=name, resource=resource, seconds=value) for name, resource, value in found.parts),  # type: ignore[arg-type]
+        memory=memory,
+        bubble_ratio=found.bubble_ratio,
+        regime=band.regime,
+        band_source=band.source,
+        flags=flags,
+        calibration=_origin(calibration),
+        lower_bound=lower_bound,
     )
+
+
+def _seen(job: Job, calibration: Calibration) -> int:
+    """Devices up to which nothing is extrapolated: of the calibration, or of the back-test of its regime."""
+    if calibration.regime == "platform row only":
+        return LARGEST_TESTED
+    return max(calibration.largest_world, job.devices_per_node)
+
+
+def projector_of(job: Job, calibration: Calibration, *, simulated: bool = True) -> Projector:
+    """What prices the layouts of a job."""
+    return Projector(
+        model=job.architecture,
+        code=job.implementation,
+        calibration=calibration,
+        devices_per_node=job.devices_per_node,
+        dtype=job.training.dtype,
+        simulated=simulated,
+    )
+
+
+def require_figures(job: Job, calibration: Calibration) -> None:
+    """Raise ConfigurationError where a time would be made up."""
+    dtype = job.training.dtype
+    if calibration.simulated and not job.device.name.startswith("sim"):
+        family = f"platform {job.device.name}"
+        raise ConfigurationError(
+            f"the calibration of {calibration.device} was measured on a simulated device and says nothing of {family}; "
+            "calibrate on the real one, or project the simulated platform"
+        )
+    if not calibration.value(f"matmul_{dtype}_tflops"):
+        known = sorted(
+            name.removeprefix("matmul_").removesuffix("_tflops") for name in calibration.constants if "matmul_" in name
+        )
+        choose = f"choose --dtype {', '.join(known)}" if known else "calibrate it (perfsuite calibrate)"
+        raise ConfigurationError(f"no rate of {dtype} products is known of {calibration.device}; {choose}")
+    world = job.layout.world_size
+    if world > 1 and not calibration.value("link_gb_per_s") and not calibration.collectives:
+        raise ConfigurationError(
+            f"no figure of the link between devices of {calibration.device} is known, and {world} of them talk; "
+            "give link in a --platform-file, or calibrate collectives"
+        )
+    if world > job.devices_per_node and not calibration.value("network_gb_per_s"):
+        raise ConfigurationError(
+            f"{world} devices are more than the {job.devices_per_node} of a node of {calibration.device}, and no "
+            "figure of its network is known; give --network GB/s (of a node, per direction)"
+        )
+
+
+def _origin(calibration: Calibration) -> str:
+    if calibration.regime == "platform row only":
+        return f"platform row of {calibration.device}, times what devices of the back-test reach"
+    return f"{calibration.device} under {calibration.software}, to {calibration.largest_world} devices"
+
+
+def _flags(
+    job: Job, calibration: Calibration, projector: Projector, found: StepTime, memory: MemoryBreakdown
+) -> tuple[tuple[Flag, ...], bool]:
+    """What to know of a projection, and whether its time is a lower bound."""
+    flags, bound = [], False
+    share = memory.share
+    if share is not None and share > MEMORY_LIMIT:
+        bound = True
+        fits = "does not fit" if share > 1 else "is at the limit: allocators retry, and steps took up to 26 % longer"
+        flags.append(Flag(name="memory-limit", text=f"{100 * share:.0f} % of the memory by estimate: {fits}"))
+    host = sum(seconds for name, _, seconds in found.parts if name == "launching kernels")
+    if host:
+        bound = True
+        flags.append(Flag(name="host-bound", text=f"the host cannot start kernels faster: {host:.3g} s of the step"))
+    tp = job.layout.groups(job.devices_per_node).get("tp")
+    if tp is not None and tp.nodes > 1:
+        flags.append(
+            Flag(name="tensor-across-nodes", text=f"tp{tp.ranks} spans {tp.nodes} nodes of {job.devices_per_node}")
+        )
+    if calibration.kernels and projector.times.found["rate"]:
+        count, whole = projector.times.found["rate"], sum(projector.times.found.values())
+        flags.append(Flag(name="outside", text=f"{count} of {whole} kernels are outside of what was measured"))
+    network = calibration.constant("network_gb_per_s")
+    if job.layout.world_size > job.devices_per_node and network is not None and network.source.startswith("assumed"):
+        flags.append(Flag(name="network", text=f"{network.value:g} GB/s of a node is {network.source}; give --network"))
+    standing = [name for name in used_constants(calibration, job.training.dtype) if _stands_in(calibration, name)]
+    if standing:
+        flags.append(Flag(name="stand-in", text=f"not measured here, typical of other devices: {', '.join(standing)}"))
+    if calibration.regime != "platform row only" and (unknown := calibration.missing()):
+        flags.append(Flag(name="missing", text=f"nothing is known of {', '.join(unknown)}"))
+    return tuple(flags), bound
+
+
+def used_constants(calibration: Calibration, dtype: str) -> list[str]:
+    """Names of the constants that a step of this dtype meets: those of other dtypes stay out."""
+    dtypes = {dtype, "bf16"} if dtype == "fp8" else {dtype}
+    return [
+        name
+        for name in calibration.constants
+        if not name.startswith(("matmul_", "attention_")) or dtypes & set(name.split("_"))
+    ]
+
+
+def _stands_in(calibration: Calibration, name: str) -> bool:
+    return "back-test" in calibration.constants[name].source

@@ -1,0 +1,81 @@
+"""``perfsuite backtest``: how far projections are off on published steps, recomputed from the rows that ship."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, print_json
+from perfsuite.projection import backtest
+from perfsuite.projection.backtest import Tested
+from perfsuite.projection.band import FILE
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    parser.add_argument("table", nargs="*", metavar="TABLE", help=f"of {', '.join(backtest.NAMES)}; default: all")
+    parser.add_argument("--rows", action="store_true", help="print every row, and those that were left out")
+    parser.add_argument("--write-bands", action="store_true", help="store the bands of all regimes in the package")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Recompute, print; EXIT_FOUND where a table is beyond its budget."""
+    tested = [one for name in backtest.find_tables(options.table) for one in backtest.run_named(name)]
+    if options.write_bands:
+        FILE.write_text(json.dumps(backtest.bands(), indent=1) + "\n", encoding="utf-8")
+    if options.json:
+        print_json([_json(one) for one in tested])
+    else:
+        print("\n".join(line for one in _table(tested) for line in [one]))
+        if options.rows:
+            print("\n".join(line for one in tested for line in _rows(one)))
+    return EXIT_OK if all(one.within_budget for one in tested) else EXIT_FOUND
+
+
+def _table(tested: list[Tested]) -> Iterator[str]:
+    yield f"{'table':30} {'rows':>4} {'left out':>8}   {'median / p90 / max %':24} {'at most':14}"
+    for one in tested:
+        found = " / ".join(f"{value:.1f}" for value in one.summary)
+        budget = "/".join(f"{value:g}" for value in one.budget)
+        over = "" if one.within_budget else "  over"
+        yield f"{one.name:30} {len(one.errors):>4} {len(one.left_out):>8}   {found:24} {budget:14}{over}"
+
+
+def _rows(one: Tested) -> Iterator[str]:
+    yield f"\n{one.title}"
+    if one.constants:
+        yield "  " + ", ".join(f"{name} {value:.3g}" for name, value in one.constants.items()) + " (all rows)"
+    for error in one.errors:
+        yield f"  {error.row.id:64} {error.percent:+6.1f} %"
+    for row, why in one.left_out:
+        yield f"  {row:64} left out: {why}"
+
+
+def _json(one: Tested) -> dict[str, Any]:
+    median, ninety, most = one.summary
+    return {
+        "table": one.name,
+        "title": one.title,
+        "rows": len(one.errors),
+        "median_percent": median,
+        "p90_percent": ninety,
+        "max_percent": most,
+        "bias_percent": statistics.fmean(error.percent for error in one.errors),
+        "budget_percent": list(one.budget),
+        "constants": dict(one.constants),
+        "errors": {error.row.id: error.percent for error in one.errors},
+        "left_out": dict(one.left_out),
+    }
+
+
+COMMAND = Command(
+    name="backtest",
+    help="recompute how far projections are off on published steps, leaving out the model that is predicted",
+    arguments=arguments,
+    run=run,
+    found="a table is beyond its budget",
+)

@@ -1,0 +1,206 @@
+"""``perfsuite project``: what a training step would take on devices that are not here."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any, get_args
+
+from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json
+from perfsuite.cli.projected import curve_lines, lines, point_json, projection_json
+from perfsuite.errors import ConfigurationError, did_you_mean
+from perfsuite.models import find
+from perfsuite.models.base import Checkpointing
+from perfsuite.platforms import DeviceModel, load_catalog
+from perfsuite.projection.calibration import Calibration, Constant, read_calibration
+from perfsuite.projection.figures import figures
+from perfsuite.projection.job import Job, Node
+from perfsuite.projection.layout import Layout, Sharding
+from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, curve, worlds_between
+from perfsuite.projection.sensitivity import elasticities
+from perfsuite.projection.step import project
+from perfsuite.projection.timeline import pipeline_timeline
+from perfsuite.records import Training
+from perfsuite.reports.timelines.files import write_file
+from perfsuite.reports.timelines.write import trace_text
+
+_DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    platform_arguments(parser)
+    job_arguments(parser)
+    parser.add_argument("--layout", metavar="MESH", help="mesh such as dp64-tp8-pp2; default: all devices on dp")
+    parser.add_argument("--micro-batch", type=int, default=1, metavar="N", help="samples of one forward (default 1)")
+    parser.add_argument("--schedule", default="", metavar="NAME", help="of the pipeline; default 1f1b")
+    parser.add_argument("--stages-per-rank", type=int, metavar="V", help="default: the fewest that the schedule has")
+    parser.add_argument("--sharding", choices=get_args(Sharding), default="none", help="what replicas share out")
+    parser.add_argument("--checkpointing", choices=get_args(Checkpointing), default="none", help="of activations")
+    parser.add_argument("--sequence-parallel", action="store_true", help="with tp: norms and residuals by tokens")
+    parser.add_argument("--sensitivity", action="store_true", help="what one percent more of each resource gains")
+    parser.add_argument("--curve", metavar="A..B", help="the same job on A to B devices")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--weak", action="store_true", help="with --curve: the batch grows with the devices (default)")
+    kind.add_argument("--strong", action="store_true", help="with --curve: the global batch stays")
+    parser.add_argument(
+        "--mtbf",
+        metavar="HOURS",
+        help="with --curve: device-hours per interruption, a number or llama3 "
+        f"({LLAMA3_MTBF_DEVICE_H:g}: arXiv:2407.21783); adds goodput by Young's interval",
+    )
+    parser.add_argument("--checkpoint-s", type=float, default=60.0, metavar="S", help="with --mtbf: seconds of a write")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the simulated pipeline for Perfetto (.json)")
+
+
+def job_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is trained and where: of every subcommand that projects."""
+    parser.add_argument("--model", required=True, metavar="NAME", help="a configuration, such as llama2-7b")
+    parser.add_argument("--platform", required=True, metavar="NAME", help="a row of perfsuite platforms")
+    parser.add_argument("--world", type=int, metavar="N", help="devices; default: as many as the layout has")
+    parser.add_argument("--global-batch", type=int, required=True, metavar="N", help="samples of a step")
+    parser.add_argument("--sequence-length", type=int, metavar="S", help="tokens of a sample; default: the model's")
+    parser.add_argument(
+        "--override", action="append", default=[], metavar="FIELD=N", help="replace a field of the model; repeatable"
+    )
+    parser.add_argument("--dtype", choices=_DTYPES, help="default: bf16, or fp16 where the platform has no bf16")
+    parser.add_argument("--compiled", action="store_true", help="blocks by torch.compile")
+    parser.add_argument(
+        "--calibration", type=Path, metavar="FILE", help="of perfsuite calibrate; default: the row alone"
+    )
+    parser.add_argument("--network", type=float, metavar="GB/S", help="of a whole node, per direction")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Project, print, write."""
+    device, calibration = read_platform(options)
+    job = _job(options, device, calibration)
+    found = project(job, calibration)
+    metrics = figures(found, job.model, device, job.layout.global_batch)
+    gains = elasticities(job, calibration) if options.sensitivity or options.json else {}
+    points, missing = [], []
+    if options.curve:
+        points, missing = curve(job, calibration, _worlds(options.curve), weak=not options.strong)
+    if options.trace:
+        write_file(options.trace, trace_text(pipeline_timeline(job, calibration)))
+    mtbf = read_mtbf(options.mtbf)
+    if options.json:
+        plain = projection_json(found, metrics, gains)
+        if options.curve:
+            plain["curve"] = [point_json(point, mtbf, options.checkpoint_s) for point in points]
+            plain["curve_missing"] = missing
+        print_json(plain)
+        return EXIT_OK
+    shown = gains if options.sensitivity else {}
+    print("\n".join(lines(found, metrics, shown, job, calibration)))
+    if options.curve:
+        print("\n".join(["", *curve_lines(points, missing, mtbf, options.checkpoint_s)]))
+    if options.trace:
+        print(f"wrote {options.trace}")
+    return EXIT_OK
+
+
+def read_platform(options: argparse.Namespace) -> tuple[DeviceModel, Calibration]:
+    """The platform's row, and what is known of it: a calibration file, else the row alone."""
+    device = load_catalog(options.platform_file).find(options.platform)
+    calibration = Calibration.from_platform(device)
+    if options.calibration:
+        calibration = read_calibration(options.calibration)
+        if calibration.device != device.name:
+            raise ConfigurationError(
+                f"calibration {options.calibration} is of {calibration.device}, the projection for {device.name}; "
+                "give one of the same platform, or leave --calibration out"
+            )
+    if options.network is not None:
+        given = Constant(value=options.network, unit="GB/s", source="--network")
+        constants = {**calibration.constants, "network_gb_per_s": given}
+        calibration = dataclasses.replace(calibration, constants=constants)
+    return device, calibration
+
+
+def read_overrides(options: argparse.Namespace) -> dict[str, Any]:
+    """Fields of the model that are replaced."""
+    overrides: dict[str, Any] = {}
+    for text in options.override:
+        name, sign, value = text.partition("=")
+        if not sign or not value.lstrip("-").isdigit():
+            raise ConfigurationError(f"--override {text} is no FIELD=NUMBER; write for example layers=4")
+        overrides[name] = int(value)
+    if options.sequence_length:
+        overrides["sequence_length"] = options.sequence_length
+        if hasattr(find(options.model), "context"):
+            overrides["context"] = max(options.sequence_length, find(options.model).context)  # type: ignore[attr-defined]
+    return overrides
+
+
+def read_dtype(options: argparse.Namespace, calibration: Calibration) -> str:
+    """As given; else the first of bf16, fp16, fp32 whose rate is known."""
+    if options.dtype:
+        return str(options.dtype)
+    known = (dtype for dtype in ("bf16", "fp16", "fp32") if calibration.value(f"matmul_{dtype}_tflops"))
+    return next(known, "bf16")
+
+
+def _job(options: argparse.Namespace, device: DeviceModel, calibration: Calibration) -> Job:
+    overrides = read_overrides(options)
+    text = options.layout or (f"dp{options.world}" if options.world else "1")
+    layout = Layout.parse(
+        text,
+        global_batch=options.global_batch,
+        micro_batch_size=options.micro_batch,
+        schedule=options.schedule,
+        stages_per_rank=options.stages_per_rank,
+        sharding=options.sharding,
+        checkpointing=options.checkpointing,
+        sequence_parallel=options.sequence_parallel,
+    )
+    layout.check(find(options.model, overrides), world_size=options.world)
+    training = Training(
+        model=options.model,
+        overrides=overrides,
+        layout=str(layout),
+        strategy="projected",
+        sharding=layout.sharding,
+        micro_batch_size=layout.micro_batch_size,
+        num_micro_batches=layout.num_micro_batches,
+        schedule=layout.schedule,
+        stages_per_rank=layout.stages_per_rank,
+        dtype=read_dtype(options, calibration),
+        checkpointing=layout.checkpointing,
+        compiled=options.compiled,
+        sequence_parallel=layout.sequence_parallel,
+    )
+    network = options.network or (device.network.value if device.network else 0.0)
+    node = dataclasses.replace(Node.of(device), network_gb_per_s=network)
+    return Job.of(training, device, node=node)
+
+
+def _worlds(text: str) -> list[int]:
+    first, dots, last = text.partition("..")
+    if not dots or not first.isdigit() or not last.isdigit():
+        raise ConfigurationError(f"--curve {text} is no range; write for example 8..1024")
+    return worlds_between(int(first), int(last))
+
+
+def read_mtbf(text: str | None) -> float | None:
+    """Device-hours; None where no goodput was asked for."""
+    if text is None:
+        return None
+    if text == "llama3":
+        return LLAMA3_MTBF_DEVICE_H
+    try:
+        hours = float(text)
+    except ValueError:
+        raise ConfigurationError(f"--mtbf {text} is no number of hours; {did_you_mean(text, ['llama3'])}") from None
+    if not hours > 0:
+        raise ConfigurationError(f"--mtbf {text} is no time between failures; give hours above 0, or llama3")
+    return hours
+
+
+COMMAND = Command(
+    name="project",
+    help="project a training step onto devices that are not here, with a band and what binds it; nothing is run",
+    arguments=arguments,
+    run=run,
+)

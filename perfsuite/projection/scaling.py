@@ -1,0 +1,141 @@
+"""The same job on more devices, to 100,000: what a step takes, what binds it, and how much of it a failure costs.
+
+Data parallelism grows, the axes within a replica stay.  A ring's latency grows with its ranks: where it
+outweighs the bytes, parameters are shared out within groups (:data:`GROUPS`) and copied between them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perfsuite.errors import InvalidParameter, PerfsuiteError
+from perfsuite.mesh import MeshShape
+from perfsuite.metrics.scaling import efficiency, speed_up
+from perfsuite.projection.calibration import Calibration
+from perfsuite.projection.job import Job
+from perfsuite.projection.memory import MEMORY_LIMIT, USABLE, memory_of
+from perfsuite.projection.step import Projection, project, projector_of
+from perfsuite.records import Training
+from perfsuite.units import GIB
+
+LLAMA3_MTBF_DEVICE_H = 50_700.0
+"""Device-hours per unexpected interruption: 419 in 54 days on 16,384 H100 (arXiv:2407.21783, section 3.3.4)."""
+
+GROUPS = (8, 16, 32, 64, 128, 256, 512)
+"""Ranks among which parameters may be shared out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """One world of a curve."""
+
+    projection: Projection
+    layout: str
+    global_batch: int
+    tokens_per_s: float
+    efficiency: float
+    """Throughput per device over that of the curve's first point."""
+    note: str = ""
+    """Where the layout had to change."""
+
+
+def worlds_between(first: int, last: int) -> list[int]:
+    """Doublings from ``first`` on, and ``last``.
+
+    >>> worlds_between(8, 100)
+    [8, 16, 32, 64, 100]
+    """
+    if not 1 <= first <= last:
+        raise InvalidParameter(f"a curve from {first} to {last} devices goes nowhere; write for example 8..1024")
+    count = int(math.log2(last / first)) + 1
+    doubled = [first * 2**index for index in range(count)]
+    return doubled if doubled[-1] == last else [*doubled, last]
+
+
+def curve(job: Job, calibration: Calibration, worlds: list[int], *, weak: bool) -> tuple[list[CurvePoint], list[str]]:
+    """Points of the curve, and why worlds are missing in it; ``weak``: the batch of a replica stays, not the whole."""
+    points: list[CurvePoint] = []
+    missing = []
+    for world in worlds:
+        try:
+            grown, note = _grown(job, calibration, world, weak=weak)
+            found = project(grown, calibration)
+        except PerfsuiteError as error:
+            missing.append(f"{world}: {error}")
+            continue
+        batch = grown.layout.global_batch
+        tokens = batch * grown.architecture.tokens
+        base = points[0] if points else None
+        share = 1.0
+        if base is not None:
+            base_tokens = base.global_batch * grown.architecture.tokens
+            gained = speed_up(tokens, found.step_time_s, base_tokens, base.projection.step_time_s)
+            share = efficiency(gained, world, base.projection.world_size)
+        points.append(
+            CurvePoint(
+                projection=found,
+                layout=str(grown.layout),
+                global_batch=batch,
+                tokens_per_s=tokens / found.step_time_s,
+                efficiency=share,
+                note=note,
+            )
+        )
+    return points, missing
+
+
+def _grown(job: Job, calibration: Calibration, world: int, *, weak: bool) -> tuple[Job, str]:
+    """The job on so many devices; parameters are shared out within groups where that is faster than among all."""
+    layout = job.layout
+    inner = layout.world_size // layout.dp
+    if world % inner:
+        raise InvalidParameter(f"a replica has {inner} devices, which do not divide {world}; choose a multiple")
+    replicas = world // inner
+    before = layout.shape.replicas // layout.dp
+    batch = layout.global_batch if not weak else layout.global_batch // layout.dp * replicas
+    spread = replicas * before * layout.micro_batch_size
+    if batch % spread:
+        raise InvalidParameter(f"a batch of {batch} does not divide by {spread} samples of all replicas")
+    rest = {axis: size for axis, size in layout.shape.axes if not axis.startswith("dp")}
+    training = dataclasses.replace(job.training, num_micro_batches=batch // spread)
+    flat = dataclasses.replace(training, layout=str(MeshShape.of(dp=replicas, **rest)))
+    if layout.sharding != "parameters":
+        return dataclasses.replace(job, training=flat), ""
+    return _within_groups(job, calibration, flat, replicas, rest)
+
+
+def _within_groups(
+    job: Job, calibration: Calibration, flat: Training, replicas: int, rest: Mapping[str, int]
+) -> tuple[Job, str]:
+    """Parameters shared out among all replicas, or within the groups that make the fastest step that fits."""
+    jobs = {0: dataclasses.replace(job, training=flat)}
+    for group in GROUPS:
+        if group < replicas and replicas % group == 0:
+            shape = MeshShape.of(dp_replicate=replicas // group, dp_shard=group, **rest)
+            jobs[group] = dataclasses.replace(job, training=dataclasses.replace(flat, layout=str(shape)))
+    capacity = USABLE * job.device.memory.value * GIB if job.device.memory else math.inf
+
+    def fits(one: Job) -> bool:
+        return memory_of(one.architecture, one.layout, one.implementation).total <= MEMORY_LIMIT * capacity
+
+    fitting = {group: one for group, one in jobs.items() if fits(one)} or {0: jobs[0]}
+    projector = projector_of(job, calibration, simulated=False)
+    best = min(fitting, key=lambda group: projector.step(fitting[group].layout).seconds)
+    return fitting[best], f"parameters shared within groups of {best}" if best else ""
+
+
+def goodput(world: int, step_time_s: float, *, mtbf_device_h: float, checkpoint_s: float) -> float:
+    """Share of time that is not lost to failures and checkpoints, with checkpoints as often as is best.
+
+    Young's interval sqrt(2 x write time x MTBF / N): writing and half an interval of work lost per failure.
+    Source: Young 1974; Daly 2006.
+
+    >>> round(goodput(16384, 10.0, mtbf_device_h=50_700, checkpoint_s=30.0), 2)
+    0.93
+    """
+    between_s = mtbf_device_h * 3600 / world
+    interval_s = max(step_time_s, math.sqrt(2 * checkpoint_s * between_s))
+    return max(0.0, 1 - checkpoint_s / interval_s - interval_s / (2 * between_s))
