@@ -5,6 +5,7 @@ A mesh *shape* is pure arithmetic and needs no torch; a rank's ``rank.mesh`` is 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -87,7 +88,12 @@ class MeshShape:
 
     def size(self, axis: str) -> int:
         """Ranks along ``axis``; 1 for an axis that the shape does not have."""
-        return dict(self.axes).get(axis, 1)
+        return self._size_of.get(axis, 1)
+
+    @functools.cached_property
+    def _size_of(self) -> dict[str, int]:
+        """Asked for millions of times where layouts are ranked."""
+        return dict(self.axes)
 
     @property
     def data_axes(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import NoReturn
 import perfsuite
 from perfsuite.cli import (
     ab,
+    advise,
     audit,
     backtest,
     baselines,
@@ -82,6 +83,7 @@ COMMANDS: tuple[Command, ...] = (
     export.COMMAND,
     report.COMMAND,
     calibrate.COMMAND,
+    advise.COMMAND,
     published.COMMAND,
     checklist.COMMAND,
     project.COMMAND,

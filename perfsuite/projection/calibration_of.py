@@ -184,7 +184,7 @@ def command_for(name: str, platform: str) -> str:
     >>> command_for("matmul_bf16_tflops", "s4000")
     'python -m pytest test_perf/test_matmul.py -k "s4000"'
     """
-    test = next(path for beginning, path in _TESTS.items() if name.startswith(beginning))
+    test = next((path for beginning, path in _TESTS.items() if name.startswith(beginning)), "test_perf")
     start = _LAUNCHER.format(devices="N") if name.startswith("network") else "python -m pytest"
     return f'{start} {test} -k "{platform}"'
 

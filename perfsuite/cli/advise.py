@@ -1,0 +1,262 @@
+"""``perfsuite advise``: which layout of a training step to run on so many devices, and why."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json
+from perfsuite.errors import ConfigurationError, InvalidParameter
+from perfsuite.mesh import MeshShape
+from perfsuite.platforms import load_catalog
+from perfsuite.projection.advisor import (
+    Advice,
+    Candidate,
+    advise,
+    case_of,
+    described,
+    difference_error,
+)
+from perfsuite.projection.calibration import Calibration, read_calibration
+from perfsuite.projection.calibration_of import command_for
+from perfsuite.projection.job import Job, Node
+from perfsuite.projection.step import project
+from perfsuite.records import Training
+from perfsuite.units import GIB, format_seconds, plural
+
+_MEASURED = 3
+"""Layouts whose cases are printed."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    add = parser.add_argument
+    add("--model", required=True, metavar="NAME", help="configuration of perfsuite: llama2-7b, gpt3-175b, ...")
+    add("--platform", required=True, metavar="NAME", help="device: s4000, h100, ... (perfsuite platforms)")
+    add("--world", required=True, type=int, metavar="N", help="devices")
+    add("--global-batch", required=True, type=int, metavar="N", help="samples of a step on all devices")
+    add("--sequence-length", type=int, metavar="N", help="tokens of a sample, where they are not the model's own")
+    add("--dtype", default="bf16", help="fp32, tf32, bf16, fp16 or fp8; default: %(default)s")
+    add("--calibration", type=Path, metavar="FILE", help="of perfsuite calibrate; default: the platform's row")
+    add("--network", type=float, metavar="GB/S", help="of a node per direction, where nobody published it")
+    add("--top", type=int, default=10, metavar="N", help="layouts that are printed; default: %(default)s")
+    add("--explain", metavar="LAYOUT", help="why not this one: dp64-tp8, ...")
+    platform_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry out ``perfsuite advise``."""
+    if options.world < 1 or options.global_batch < 1 or options.top < 1:
+        raise ConfigurationError(
+            f"--world={options.world}, --global-batch={options.global_batch} and --top={options.top} are counts; "
+            "give whole numbers from 1"
+        )
+    device = load_catalog(options.platform_file).find(options.platform)
+    overrides = {} if options.sequence_length is None else {"sequence_length": options.sequence_length}
+    training = Training(
+        model=options.model,
+        overrides=overrides,
+        strategy="hybrid",
+        dtype=options.dtype,
+        narrow=options.dtype in ("bf16", "fp16", "fp8"),
+        gradient_dtype="bf16" if options.dtype == "bf16" else "fp32",
+    )
+    calibration = Calibration.from_platform(device)
+    if options.calibration is not None:
+        calibration = read_calibration(options.calibration)
+        if calibration.device != device.name:
+            raise ConfigurationError(
+                f"--calibration {options.calibration} is of {calibration.device}, not of {device.name}; give one of it"
+            )
+    node = Node.of(device)
+    if options.network is not None:
+        node = dataclasses.replace(node, network_gb_per_s=options.network)
+    base = Job.of(training, device, node=node)
+    project(base, calibration)  # refuses where a figure is missing without which there is no time
+    if options.world > max(node.devices, 1) > 1 and not node.network_gb_per_s:
+        raise ConfigurationError(
+            f"{options.world} devices are more than the {node.devices} of a node of {device.name}, and nobody "
+            "published a figure of its network; give one with --network (GB/s per node and direction)"
+        )
+    advice = advise(
+        training, base=base, calibration=calibration, world_size=options.world, global_batch=options.global_batch
+    )
+    if options.json:
+        print_json(_plain(advice, calibration, options))
+    else:
+        print("\n".join(_told(advice, calibration, options)))
+    return EXIT_OK if advice.chosen else EXIT_FOUND
+
+
+def _told(advice: Advice, calibration: Calibration, options: argparse.Namespace) -> Iterator[str]:
+    device = advice.job.device
+    yield (
+        f"{options.model} on {options.world} x {device.title}, {options.global_batch} samples in {options.dtype}: "
+        f"{plural(advice.legal, 'legal layout')}, {len(advice.ranked)} fit"
+    )
+    for reason, count in advice.rejected.items():
+        yield f"  {count} rejected: {reason}"
+    chosen = advice.chosen
+    if chosen is None:
+        yield from _nothing_fits(advice)
+        return
+    yield ""
+    yield f"{'':4} {'layout':58} {'step':>10} {'slower':>7}  {'waits most for':16} {'memory':>10}"
+    best = advice.ranked[0].step.seconds
+    for number, one in enumerate((*advice.ties, *(rest for rest in advice.ranked if rest not in advice.ties))):
+        if number >= options.top:
+            break
+        tie = "tie" if one in advice.ties else ""
+        yield (
+            f"{tie:4} {described(one.layout):58} {format_seconds(one.step.seconds):>10} "
+            f"{100 * (one.step.seconds / best - 1):6.1f}%  {_share(one):16} {one.memory.total / GIB:6.1f} GiB"
+        )
+    more = len(advice.ties) - options.top
+    if more > 0:
+        yield f"     and {more} more that cannot be told apart"
+    yield ""
+    yield from _why(advice, chosen, calibration)
+    if options.explain:
+        yield from _explained(advice, options.explain)
+    yield from _to_measure(advice, calibration)
+
+
+def _share(one: Candidate) -> str:
+    return f"{one.binding} {100 * one.by_resource[one.binding] / one.step.seconds:.0f} %"
+
+
+def _why(advice: Advice, chosen: Candidate, calibration: Calibration) -> Iterator[str]:
+    job = _job_of(advice, chosen)
+    projection = project(job, calibration)
+    yield (
+        f"run {described(chosen.layout)}: {format_seconds(projection.step_time_s)}, "
+        f"{format_seconds(projection.low_s)} to {format_seconds(projection.high_s)} (80 %; {projection.regime}; "
+        f"{projection.band_source})"
+    )
+    several = len(advice.ties)
+    if several > 1:
+        yield f"it is the simplest of {several} that the error of a difference cannot tell apart"
+    other = next((one for one in advice.ranked if one not in advice.ties), None)
+    if other is not None:
+        yield from _against(advice, chosen, other)
+    for flag in projection.flags:
+        yield f"note: {flag.name}: {flag.text}"
+
+
+def _job_of(advice: Advice, one: Candidate) -> Job:
+    layout = one.layout
+    training = dataclasses.replace(
+        advice.job.training,
+        layout=str(layout),
+        sharding=layout.sharding,
+        schedule=layout.schedule,
+        stages_per_rank=layout.stages_per_rank,
+        micro_batch_size=layout.micro_batch_size,
+        num_micro_batches=layout.num_micro_batches,
+        checkpointing=layout.checkpointing,
+        sequence_parallel=layout.sequence_parallel,
+    )
+    return dataclasses.replace(advice.job, training=training)
+
+
+def _against(advice: Advice, first: Candidate, second: Candidate) -> Iterator[str]:
+    """Where the other one takes longer, by resource."""
+    mine, theirs = first.by_resource, second.by_resource
+    changes = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in {*mine, *theirs}}
+    told = ", ".join(
+        f"{name} {'+' if change > 0 else '-'}{format_seconds(abs(change))}"
+        for name, change in sorted(changes.items(), key=lambda pair: -abs(pair[1]))
+        if abs(change) > 0.002 * first.step.seconds
+    )
+    difference = second.step.seconds - first.step.seconds
+    error = difference_error(first, second, advice.errors)
+    yield (
+        f"not {described(second.layout)}: {'+' if difference >= 0 else '-'}{format_seconds(abs(difference))} "
+        f"(+-{format_seconds(error)}): {told or 'all alike'}"
+    )
+
+
+def _explained(advice: Advice, mesh: str) -> Iterator[str]:
+    shape = MeshShape.parse(mesh)
+    if shape.world_size != advice.world_size:
+        raise InvalidParameter(
+            f"--explain {mesh} has {shape.world_size} devices, --world is {advice.world_size}; give a layout of as many"
+        )
+    known = advice.of_mesh(str(shape))
+    assert advice.chosen is not None
+    if known:
+        yield from _against(advice, advice.chosen, known[0])
+        return
+    reasons = ", ".join(advice.rejected) or "none was rejected"
+    yield f"not {shape}: no layout of it is legal and fits; rules that were broken: {reasons}"
+
+
+def _nothing_fits(advice: Advice) -> Iterator[str]:
+    if advice.smallest is None:
+        yield "nothing fits: no legal layout of any world up to 131072 devices has room for its fullest rank"
+        return
+    world, layout, memory = advice.smallest
+    yield (
+        f"nothing fits on {advice.world_size}; the smallest world that does is {world}: {described(layout)}, "
+        f"{memory.total / GIB:.1f} GiB of the fullest rank"
+    )
+
+
+def _to_measure(advice: Advice, calibration: Calibration) -> Iterator[str]:
+    """Cases of the first few, and what narrows the band."""
+    yield ""
+    yield "measure the first few, each in a test of its own (def test_layout(perf): ...):"
+    for one in advice.ties[:_MEASURED]:
+        yield f"  {case_of(advice.job.training, one.layout)}"
+    missing = calibration.missing() if calibration.regime != "platform row only" else ()
+    names = missing or ("matmul", "attention", "memory", "link", "network", "in_situ")
+    yield "narrow the band, then perfsuite calibrate:"
+    for command in dict.fromkeys(command_for(name, advice.job.device.name) for name in names):
+        yield f"  {command}"
+
+
+def _plain(advice: Advice, calibration: Calibration, options: argparse.Namespace) -> dict[str, Any]:
+    def candidate(one: Candidate) -> dict[str, Any]:
+        return {
+            "kind": "projected",
+            "layout": described(one.layout),
+            "mesh": str(one.layout),
+            "step_time_s": one.step.seconds,
+            "seconds": one.by_resource,
+            "binding": one.binding,
+            "memory_bytes": one.memory.total,
+            "tie": one in advice.ties,
+            "case": case_of(advice.job.training, one.layout),
+        }
+
+    chosen = advice.chosen
+    projection = project(_job_of(advice, chosen), calibration) if chosen else None
+    return {
+        "model": options.model,
+        "platform": options.platform,
+        "world_size": options.world,
+        "global_batch": options.global_batch,
+        "legal": advice.legal,
+        "fit": len(advice.ranked),
+        "rejected": dict(advice.rejected),
+        "chosen": candidate(chosen) if chosen else None,
+        "band_s": [projection.low_s, projection.high_s] if projection else None,
+        "regime": projection.regime if projection else calibration.regime,
+        "ties": [candidate(one) for one in advice.ties],
+        "ranked": [candidate(one) for one in advice.ranked[: options.top]],
+        "smallest": (
+            {"world_size": advice.smallest[0], "layout": described(advice.smallest[1])} if advice.smallest else None
+        ),
+    }
+
+
+COMMAND = Command(
+    name="advise",
+    help="rank every layout of a training step that fits on so many devices",
+    arguments=arguments,
+    run=run,
+    found="no layout fits",
+)

@@ -1,0 +1,249 @@
+"""Which layout to run: all that fit, ranked by their step, with ties that the error of a difference cannot break.
+
+Constants that two layouts share cancel in the difference of their steps: only where one waits longer for a resource
+than the other does that resource's error count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from perfsuite.projection.calibration import Calibration
+from perfsuite.projection.engine import Projector, StepTime
+from perfsuite.projection.job import Job
+from perfsuite.projection.layout import Layout
+from perfsuite.projection.layouts import Layouts
+from perfsuite.projection.memory import MemoryBreakdown, memory_of
+from perfsuite.records import Training
+from perfsuite.units import GIB
+
+MEMORY_SHARE = 0.92
+"""Of a device's memory: above it the allocator's retries slow a step down, and an estimate may be off."""
+DIFFERENCE_FLOOR = 0.01
+"""Of a step, that no two layouts are told apart by: in every measured group of the back-test the measured best was
+projected within 0.7 % of the first choice."""
+_AGAIN = 40
+"""Layouts at the top whose unequal stages are simulated."""
+_ERROR_OF: Mapping[str, tuple[str, float]] = MappingProxyType(
+    {
+        "matmul": ("matmul", 0.15),
+        "attention": ("attention", 0.4),
+        "memory": ("memory", 0.1),
+        "link": ("link_gb", 0.25),
+        "network": ("network_gb", 0.25),
+        "bubble": ("", 0.05),
+        "straggler": ("rank_spread", 0.5),
+        "host": ("host_step", 0.5),
+    }
+)
+"""By resource: the constant that it rests on, and its error where none is known."""
+_MOST_DEVICES = 1 << 17
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A layout that fits."""
+
+    layout: Layout
+    step: StepTime
+    memory: MemoryBreakdown
+
+    @property
+    def by_resource(self) -> dict[str, float]:
+        """Seconds by resource."""
+        totals: Counter[str] = Counter()
+        for _, resource, seconds in self.step.parts:
+            totals[resource] += seconds  # type: ignore[assignment] # a Counter of seconds
+        return dict(totals)
+
+    @property
+    def binding(self) -> str:
+        """The resource that most of the step waits for."""
+        totals = self.by_resource
+        return max(totals, key=lambda resource: totals[resource])
+
+    @property
+    def simplicity(self) -> tuple[int, int, int, int, float]:
+        """Fewest kinds of parallelism first, then least recomputation, sharding and stages, then time."""
+        layout = self.layout
+        kinds = sum(size > 1 for _, size in layout.shape.axes)
+        again = ("none", "selective", "full").index(layout.checkpointing)
+        spread = ("none", "optimizer", "gradients", "parameters").index(layout.sharding)
+        return kinds, again, spread, layout.stages_per_rank, self.step.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What to run, and why."""
+
+    job: Job
+    world_size: int
+    global_batch: int
+    ranked: tuple[Candidate, ...]
+    """All that fit, the fastest first."""
+    ties: tuple[Candidate, ...]
+    """Those that cannot be told from the fastest, the simplest first."""
+    legal: int
+    """Layouts that break no rule."""
+    rejected: Mapping[str, int]
+    """By reason, memory among them."""
+    errors: Mapping[str, float]
+    """Relative error by resource."""
+    smallest: tuple[int, Layout, MemoryBreakdown] | None = None
+    """Where nothing fits: the smallest world on which something does, and what."""
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """The simplest of the fastest; None where nothing fits."""
+        return self.ties[0] if self.ties else None
+
+    def of_mesh(self, mesh: str) -> tuple[Candidate, ...]:
+        """Those of a mesh as written, the fastest first; empty where none of it fits."""
+        return tuple(candidate for candidate in self.ranked if str(candidate.layout) == mesh)
+
+
+def advise(training: Training, *, base: Job, calibration: Calibration, world_size: int, global_batch: int) -> Advice:
+    """Every legal layout of a training step on so many devices, ranked.
+
+    ``training`` says model, dtype and what does not depend on the layout; ``base`` is any job of it.
+    """
+    model, capacity = base.model, base.device.memory.value * GIB if base.device.memory else 0.0
+    choices = Layouts(
+        model=model, world_size=world_size, global_batch=global_batch, devices_per_node=base.node.devices or world_size
+    )
+    projector = _projector(base, calibration, simulated=False)
+    fitting, legal, too_large = [], 0, 0
+    for layout in choices.legal():
+        legal += 1
+        memory = memory_of(base.architecture, layout, base.implementation, capacity)
+        if capacity and memory.total > MEMORY_SHARE * capacity:
+            too_large += 1
+            continue
+        fitting.append(Candidate(layout=layout, step=projector.step(layout), memory=memory))
+    fitting.sort(key=lambda candidate: candidate.step.seconds)
+    exact = _projector(base, calibration, simulated=True)
+    top = [dataclasses.replace(one, step=exact.step(one.layout)) for one in fitting[:_AGAIN]]
+    top.sort(key=lambda candidate: candidate.step.seconds)
+    rejected = Counter(choices.rejected)
+    if too_large:
+        rejected[f"more than {MEMORY_SHARE:.0%} of {capacity / GIB:.4g} GiB"] = too_large
+    errors = errors_of(calibration)
+    return Advice(
+        job=base,
+        world_size=world_size,
+        global_batch=global_batch,
+        ranked=(*top, *fitting[_AGAIN:]),
+        ties=ties_of((*top, *fitting[_AGAIN:]), errors),
+        legal=legal,
+        rejected=dict(rejected.most_common()),
+        errors=errors,
+        smallest=None if fitting else smallest_that_fits(base, world_size, global_batch),
+    )
+
+
+def _projector(job: Job, calibration: Calibration, *, simulated: bool) -> Projector:
+    return Projector(
+        model=job.architecture,
+        code=job.implementation,
+        calibration=calibration,
+        devices_per_node=job.devices_per_node,
+        dtype=job.training.dtype,
+        simulated=simulated,
+    )
+
+
+def errors_of(calibration: Calibration) -> dict[str, float]:
+    """Relative error by resource, of the constants that it rests on."""
+    errors = {}
+    for resource, (beginning, unknown) in _ERROR_OF.items():
+        named = {**calibration.constants, **calibration.traits}
+        known = [
+            constant.relative_error for name, constant in named.items() if beginning and name.startswith(beginning)
+        ]
+        errors[resource] = max(known, default=unknown) if known else unknown
+    return errors
+
+
+def difference_error(first: Candidate, second: Candidate, errors: Mapping[str, float]) -> float:
+    """Seconds that the difference of two steps may be off by: of each resource only what one waits longer for.
+
+    The floor is what the terms of the model themselves are off by.
+    """
+    mine, theirs = first.by_resource, second.by_resource
+    squares = sum(
+        ((mine.get(resource, 0.0) - theirs.get(resource, 0.0)) * error) ** 2 for resource, error in errors.items()
+    )
+    return math.sqrt(squares) + DIFFERENCE_FLOOR * min(first.step.seconds, second.step.seconds)
+
+
+def ties_of(ranked: Sequence[Candidate], errors: Mapping[str, float]) -> tuple[Candidate, ...]:
+    """Those that cannot be told from the fastest, the simplest first."""
+    if not ranked:
+        return ()
+    best = ranked[0]
+    alike = [one for one in ranked if one.step.seconds - best.step.seconds <= difference_error(best, one, errors)]
+    return tuple(sorted(alike, key=lambda candidate: candidate.simplicity))
+
+
+def smallest_that_fits(base: Job, world_size: int, global_batch: int) -> tuple[int, Layout, MemoryBreakdown] | None:
+    """The smallest of the next larger worlds, doubled each time, on which some layout fits; None where none does."""
+    capacity = base.device.memory.value * GIB if base.device.memory else 0.0
+    count = world_size * 2
+    while count <= _MOST_DEVICES:
+        choices = Layouts(
+            model=base.model,
+            world_size=count,
+            global_batch=max(global_batch, count),
+            devices_per_node=base.node.devices or count,
+        )
+        sized = (
+            (memory_of(base.architecture, layout, base.implementation, capacity), layout) for layout in choices.legal()
+        )
+        memory, layout = min(sized, key=lambda pair: pair[0].total)
+        if memory.total <= MEMORY_SHARE * capacity:
+            return count, layout, memory
+        count *= 2
+    return None
+
+
+def case_of(training: Training, layout: Layout) -> str:
+    """The call that measures a layout in a test of one's own."""
+    options: dict[str, object] = {}
+    if layout.sharding == "none" and layout.shape.replicas > 1:
+        options["data"] = "replicate"
+    if layout.shape.size("pp") > 1 and layout.schedule != "1f1b":
+        options |= {"schedule": layout.schedule, "stages_per_rank": layout.stages_per_rank}
+    given = {
+        "model": training.model,
+        **({"overrides": dict(training.overrides)} if training.overrides else {}),
+        "strategy": "hybrid",
+        "mesh": str(layout),
+        **({"options": options} if options else {}),
+        "micro_batch_size": layout.micro_batch_size,
+        "accumulation": layout.num_micro_batches,
+        "dtype": training.dtype,
+        **({"checkpointing": layout.checkpointing} if layout.checkpointing != "none" else {}),
+    }
+    fields = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    return f"perf(workloads.TrainStep({fields}), on={layout.world_size})"
+
+
+def described(layout: Layout) -> str:
+    """A layout in one line.
+
+    >>> described(Layout.parse("dp4-tp2", global_batch=64, micro_batch_size=2, sharding="optimizer"))
+    'dp4-tp2, optimizer sharded, 8 x 2 samples'
+    """
+    parts = [str(layout)]
+    if layout.sharding != "none":
+        parts.append(f"{layout.sharding} sharded")
+    if layout.schedule:
+        parts.append(layout.schedule + (f" v{layout.stages_per_rank}" if layout.stages_per_rank > 1 else ""))
+    if layout.checkpointing != "none":
+        parts.append(f"{layout.checkpointing} recomputation")
+    return ", ".join([*parts, f"{layout.num_micro_batches} x {layout.micro_batch_size} samples"])
