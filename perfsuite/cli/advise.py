@@ -20,7 +20,7 @@ from perfsuite.projection.advisor import (
     described,
     difference_error,
 )
-from perfsuite.projection.calibration import Calibration, read_calibration
+from perfsuite.projection.calibration import Calibration, Constant, read_calibration
 from perfsuite.projection.calibration_of import command_for
 from perfsuite.projection.job import Job, Node
 from perfsuite.projection.step import project
@@ -71,16 +71,13 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigurationError(
                 f"--calibration {options.calibration} is of {calibration.device}, not of {device.name}; give one of it"
             )
-    node = Node.of(device)
     if options.network is not None:
-        node = dataclasses.replace(node, network_gb_per_s=options.network)
-    base = Job.of(training, device, node=node)
+        given = Constant(value=options.network, unit="GB/s", source="--network")
+        constants = {**calibration.constants, "network_gb_per_s": given}
+        calibration = dataclasses.replace(calibration, constants=constants)
+    node = Node.of(device)
+    base = Job.of(training, device, node=dataclasses.replace(node, devices=node.devices or options.world))
     project(base, calibration)  # refuses where a figure is missing without which there is no time
-    if options.world > max(node.devices, 1) > 1 and not node.network_gb_per_s:
-        raise ConfigurationError(
-            f"{options.world} devices are more than the {node.devices} of a node of {device.name}, and nobody "
-            "published a figure of its network; give one with --network (GB/s per node and direction)"
-        )
     advice = advise(
         training, base=base, calibration=calibration, world_size=options.world, global_batch=options.global_batch
     )
@@ -97,6 +94,8 @@ def _told(advice: Advice, calibration: Calibration, options: argparse.Namespace)
         f"{options.model} on {options.world} x {device.title}, {options.global_batch} samples in {options.dtype}: "
         f"{plural(advice.legal, 'legal layout')}, {len(advice.ranked)} fit"
     )
+    if calibration.simulated:
+        yield "  calibrated on simulated devices: it says nothing of real ones"
     for reason, count in advice.rejected.items():
         yield f"  {count} rejected: {reason}"
     chosen = advice.chosen
@@ -209,8 +208,9 @@ def _to_measure(advice: Advice, calibration: Calibration) -> Iterator[str]:
     """Cases of the first few, and what narrows the band."""
     yield ""
     yield "measure the first few, each in a test of its own (def test_layout(perf): ...):"
-    for one in advice.ties[:_MEASURED]:
-        yield f"  {case_of(advice.job.training, one.layout)}"
+    cases = (case_of(advice.job.training, one.layout) for one in (*advice.ties, *advice.ranked))
+    for case in list(dict.fromkeys(filter(None, cases)))[:_MEASURED]:
+        yield f"  {case}"
     missing = calibration.missing() if calibration.regime != "platform row only" else ()
     names = missing or ("matmul", "attention", "memory", "link", "network", "in_situ")
     yield "narrow the band, then perfsuite calibrate:"

@@ -212,16 +212,25 @@ def smallest_that_fits(base: Job, world_size: int, global_batch: int) -> tuple[i
 
 
 def case_of(training: Training, layout: Layout) -> str:
-    """The call that measures a layout in a test of one's own."""
+    """The call that measures a layout in a test of one's own; empty where no strategy of the suite spreads so."""
+    shape = layout.shape
     options: dict[str, object] = {}
-    if layout.sharding == "none" and layout.shape.replicas > 1:
+    strategy = "hybrid"
+    staged, several = shape.size("pp") > 1, shape.replicas * shape.size("cp") > 1
+    if layout.sharding == "optimizer":
+        if shape.names != ("dp",):
+            return ""
+        strategy = "zero1"
+    elif several and layout.sharding == "none":
         options["data"] = "replicate"
-    if layout.shape.size("pp") > 1 and layout.schedule != "1f1b":
+    elif layout.sharding == "gradients" and not staged:
+        options["reshard"] = False
+    if staged and layout.schedule != "1f1b":
         options |= {"schedule": layout.schedule, "stages_per_rank": layout.stages_per_rank}
     given = {
         "model": training.model,
         **({"overrides": dict(training.overrides)} if training.overrides else {}),
-        "strategy": "hybrid",
+        "strategy": strategy,
         "mesh": str(layout),
         **({"options": options} if options else {}),
         "micro_batch_size": layout.micro_batch_size,

@@ -102,7 +102,7 @@ class Layouts:
 
     def _choices(self, shape: MeshShape, micro_batch_size: int, count: int) -> Iterator[Layout]:
         pp, several = shape.size("pp"), shape.replicas * shape.size("cp") > 1
-        shardings = _SHARDING if several and pp == 1 else _SHARDING[:2] if several else _SHARDING[:1]
+        shardings = _SHARDING if several and pp == 1 else _SHARDING[:3] if several else _SHARDING[:1]
         for schedule, stages_per_rank in self._orders(pp, count):
             for sharding in shardings:
                 for checkpointing in _CHECKPOINTING:

@@ -1,0 +1,139 @@
+"""The advisor: legal layouts, why others are not, ties by the error of a difference, and what to do where nothing fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from perfsuite import workloads
+from perfsuite.cli.main import main
+from perfsuite.mesh import MeshShape
+from perfsuite.models import find
+from perfsuite.platforms import load_catalog
+from perfsuite.projection.advisor import MEMORY_SHARE, advise, case_of, difference_error, errors_of
+from perfsuite.projection.calibration import Calibration
+from perfsuite.projection.job import Job, Node
+from perfsuite.projection.layouts import Layouts
+from perfsuite.records import Training
+
+
+def advice_of(model="llama2-7b", platform="h100", world=16, batch=64, **overrides):
+    device = load_catalog().find(platform)
+    training = Training(model=model, overrides=overrides, dtype="bf16", strategy="hybrid", narrow=True)
+    base = Job.of(training, device, node=Node(devices=8, network_gb_per_s=400.0))
+    calibration = Calibration.from_platform(device)
+    return advise(training, base=base, calibration=calibration, world_size=world, global_batch=batch)
+
+
+@pytest.fixture(scope="module")
+def advice():
+    return advice_of()
+
+
+def test_every_layout_is_legal_and_fits(advice):
+    model = find("llama2-7b")
+    assert advice.legal == len(advice.ranked) + advice.rejected["more than 92% of 80 GiB"]
+    for one in advice.ranked:
+        one.layout.check(model, world_size=16)
+        assert one.layout.global_batch == 64
+        assert one.memory.total <= MEMORY_SHARE * one.memory.capacity
+        assert sum(one.by_resource.values()) == pytest.approx(one.step.seconds)
+    assert len({(one.layout, one.layout.checkpointing) for one in advice.ranked}) == len(advice.ranked)
+
+
+@pytest.mark.parametrize(
+    ("model", "world", "batch", "reason"),
+    [
+        ("llama2-7b", 16, 64, "tp beyond a node of 8"),
+        ("llama2-7b", 48, 96, "tp does not divide heads, features or words"),
+        ("llama2-7b", 64, 512, "pp above 32 layers"),
+        ("llama2-7b", 16, 6, "the batch does not divide by 16 replicas"),
+        ("latte-l", 16, 64, "the model is spread along dp only"),
+    ],
+)
+def test_rejected_layouts_are_counted_by_the_rule(model, world, batch, reason):
+    choices = Layouts(model=find(model), world_size=world, global_batch=batch, devices_per_node=8)
+    layouts = list(choices.legal())
+    assert choices.rejected[reason] > 0
+    assert all(layout.global_batch == batch for layout in layouts)
+
+
+def test_ties_hold_the_fastest_and_begin_with_the_simplest(advice):
+    fastest = advice.ranked[0]
+    assert fastest in advice.ties
+    assert advice.chosen is advice.ties[0]
+    kinds = [sum(size > 1 for _, size in one.layout.shape.axes) for one in advice.ties]
+    assert sorted(kinds) == kinds
+    for one in advice.ranked:
+        slower = one.step.seconds - fastest.step.seconds
+        assert (slower <= difference_error(fastest, one, advice.errors)) == (one in advice.ties)
+
+
+def test_shared_constants_cancel_in_a_difference(advice):
+    first, *_, last = advice.ranked
+    wide = dict.fromkeys(advice.errors, 1.0)
+    assert difference_error(first, first, wide) == pytest.approx(0.01 * first.step.seconds)
+    assert difference_error(first, last, wide) > difference_error(first, last, advice.errors)
+    known = Calibration.from_platform(load_catalog().find("h100"))
+    exact = {name: dataclasses.replace(each, relative_error=0.0) for name, each in known.constants.items()}
+    assert errors_of(dataclasses.replace(known, constants=exact))["link"] == 0.0
+
+
+def test_case_of_a_layout_is_that_layout(advice):
+    said = 0
+    for one in advice.ranked[:60]:
+        call = case_of(advice.job.training, one.layout)
+        if not call:
+            assert one.layout.sharding == "optimizer"
+            continue
+        step, ranks = eval(call, {"perf": lambda step, on: (step, on), "workloads": workloads})  # noqa: S307 - our own text
+        record = step.work(MeshShape.parse(step.mesh)).training
+        assert (ranks, record.sharding, record.schedule) == (16, one.layout.sharding, one.layout.schedule)
+        assert (record.micro_batch_size, record.num_micro_batches, record.checkpointing) == (
+            one.layout.micro_batch_size,
+            one.layout.num_micro_batches,
+            one.layout.checkpointing,
+        )
+        said += 1
+    assert said > 10
+
+
+def test_where_nothing_fits_the_smallest_world_is_told():
+    advice = advice_of("llama2-70b", "s4000", world=8, batch=64)
+    assert (advice.ranked, advice.chosen) == ((), None)
+    world, layout, memory = advice.smallest
+    assert (world, layout.checkpointing) == (32, "full")
+    assert memory.total <= MEMORY_SHARE * memory.capacity
+
+
+def test_command_tells_layout_band_and_what_to_measure(capsys):
+    arguments = ["advise", "--model", "llama2-7b", "--platform", "s4000", "--world", "16", "--global-batch", "64"]
+    assert main([*arguments, "--explain", "dp2-tp8", "--top", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "legal layouts" in printed
+    assert "80 %" in printed
+    assert "not dp2-tp8" in printed
+    assert "perf(workloads.TrainStep(model='llama2-7b'" in printed
+    assert 'python -m pytest test_perf/test_matmul.py -k "s4000"' in printed
+    assert main([*arguments, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["chosen"] == plain["ties"][0]
+    assert plain["band_s"][0] < plain["chosen"]["step_time_s"] < plain["band_s"][1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "said"),
+    [
+        (["--model", "llama2-7"], 4, "did you mean"),
+        (["--platform", "s400"], 4, "s4000"),
+        (["--world", "0"], 4, "whole numbers from 1"),
+        (["--explain", "dp8"], 4, "--explain dp8 has 8 devices, --world is 16"),
+        (["--calibration", "nothing.json"], 4, "cannot be read"),
+    ],
+)
+def test_command_refuses(capsys, changed, code, said):
+    arguments = ["advise", "--model", "gpt2", "--platform", "s4000", "--world", "16", "--global-batch", "64"]
+    assert main([*arguments, *changed]) == code
+    assert said in capsys.readouterr().err
