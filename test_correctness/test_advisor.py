@@ -88,7 +88,7 @@ def test_case_of_a_layout_is_that_layout(advice):
         if not call:
             assert one.layout.sharding == "optimizer"
             continue
-        step, ranks = eval(call, {"perf": lambda step, on: (step, on), "workloads": workloads})  # noqa: S307 - our own text
+        step, ranks = eval(call, {"perf": lambda step, on: (step, on), "workloads": workloads})
         record = step.work(MeshShape.parse(step.mesh)).training
         assert (ranks, record.sharding, record.schedule) == (16, one.layout.sharding, one.layout.schedule)
         assert (record.micro_batch_size, record.num_micro_batches, record.checkpointing) == (
