@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from perfsuite.gate.describe import word
 from perfsuite.gate.verdict import Verdict, percent
-from perfsuite.metrics import find
+from perfsuite.metrics import REGISTRY
+from perfsuite.metrics.spec import significant
 from perfsuite.records import Result
 from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.notable import Notable, change_in_words
@@ -208,7 +209,8 @@ def _row(result: Result, verdict: Verdict | None) -> tuple[str, ...]:
 def best_figure(result: Result) -> str:
     """The last headline metric beside the time, with its share of the peak."""
     for metric in reversed(result.metrics):
-        if metric.value is not None and find(metric.name).headline and metric.unit not in ("s", "us", "ms"):
+        spec = REGISTRY.get(metric.name)  # another version's journal may have metrics that this one does not know
+        if metric.value is not None and spec and spec.headline and metric.unit not in ("s", "us", "ms"):
             name, times = readable_rate([metric.value], metric.unit)
             return f"{metric.value * times:.3g} {name} {share_of_peak(metric)}".strip()
     return ""
@@ -255,14 +257,16 @@ def _cell(text: str) -> str:
 def case_metrics(result: Result) -> Iterator[tuple[str, str]]:
     """Every metric of a case with its value, unit, share of the peak, and the interval where it has one."""
     values = {metric.name: metric.value for metric in result.metrics}
-    ends = {end for name in values for end in find(name).interval or ()}
+    intervals = {name: REGISTRY[name].interval or () for name in values if name in REGISTRY}
+    ends = {end for interval in intervals.values() for end in interval}
     for metric in result.metrics:
         if metric.name in ends:
             continue
         if metric.value is None:
             yield metric.name, f"unknown: {metric.note}" if metric.note else "unknown"
             continue
-        known = [f"{value:.2g}" for end in find(metric.name).interval or () if (value := values.get(end)) is not None]
+        interval = (values.get(end) for end in intervals.get(metric.name, ()))
+        known = [significant(value, 2) for value in interval if value is not None]
         between = f" ({' to '.join(known)})" if len(set(known)) == 2 else ""
-        figure = f"{find(metric.name).format(metric.value)}{between} {metric.unit}".strip()
+        figure = f"{significant(metric.value)}{between} {metric.unit}".strip()
         yield metric.name, f"{figure}  {share_of_peak(metric)}".strip()
