@@ -17,6 +17,7 @@ from test_correctness.helpers import simmusa_ranks
 from test_correctness.helpers.context_ranks import SpreadAttention
 from test_correctness.helpers.pipelines import staged
 from test_correctness.helpers.simmusa_ranks import ONCE, QUICK, TRAINING, LateRank, SetCosts, opened, require_built
+from test_correctness.helpers.twin_sizes import as_its_twin
 
 EXACT = 1e-12
 PRICES = Costs(
@@ -235,7 +236,7 @@ SLOW = pytest.mark.slow
 )
 def test_strategies_train_and_repeat_to_the_nanosecond(session, strategy, options, ranks):
     at_costs(session, ARITHMETIC_ALONE, ranks)
-    workload = TrainStep(model="gpt2-tiny", strategy=strategy, options=options, micro_batch_size=2)
+    workload = TrainStep(strategy=strategy, options=options, **as_its_twin("gpt2-tiny"))
     result = run(session, workload, ranks=ranks)
     assert 1 == len({round(sample.time_s * 1e9) for sample in result.measurement.samples})
     flops = result.work.flops["exact"] / ranks

@@ -165,7 +165,7 @@ CASES = (
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=12)  # a tenth of a second each
 @given(chosen=st.sets(st.sampled_from(range(len(CASES)))), seed=st.integers(0, 1000))
 def test_any_subset_of_results_gives_well_formed_tables_that_do_not_depend_on_their_order(chosen, seed):
     results = [CASES[index] for index in sorted(chosen)]

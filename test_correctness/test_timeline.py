@@ -99,7 +99,7 @@ def boxes(svg: str) -> list[tuple[str, float, float, float, str]]:
     ]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)  # a tenth of a second each
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 6), st.integers(0, 3))
 def test_a_picture_has_a_box_per_action_and_wait_in_its_ranks_lane_to_scale(name, ranks, more):
     timeline = timeline_of(name, ranks=ranks, num_micro_batches=2 * ranks * (1 + more))
@@ -170,7 +170,7 @@ def test_a_picture_of_16_ranks_and_32_micro_batches_is_labelled_and_fits_a_scree
     assert labels >= 0.9 * sum(event.kind in COMPUTE for event in timeline.events)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)  # as above
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 16), st.floats(1e-9, 1e3), st.text("ab[-] ", max_size=90))
 def test_no_word_leaves_the_picture_or_lies_on_another(name, ranks, unit_s, title):
     root = ElementTree.fromstring(

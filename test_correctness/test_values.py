@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite.decoding import to_json
@@ -108,6 +108,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=50)  # a twentieth of a second each
 @given(VALUES)
 def test_a_value_arrives_equal_and_of_the_same_type(value: Any) -> None:
     assert value == on_the_rank(value)
