@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,7 +16,9 @@ from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.recorded import record_key
 from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.targets import require_writable
-from perfsuite.run_record import RunRecord
+
+if TYPE_CHECKING:
+    from perfsuite.run_record import RunRecord
 
 Places = Mapping[str, tuple[str, int]]
 """File relative to the root directory, and line from 1, of each perf case by node id."""

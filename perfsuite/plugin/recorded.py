@@ -11,10 +11,10 @@ import pytest
 
 from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.tables import SKIPPED, state_key
-from perfsuite.run_record import GateRecord, RunEnd, RunRecord
 
 if TYPE_CHECKING:
     from perfsuite.plugin.gating import Gating
+    from perfsuite.run_record import GateRecord, RunRecord
 
 FAILED = "failed: "
 """What the reason of a failure begins with."""
@@ -22,7 +22,7 @@ _LONGEST = 2000
 """Characters of a failure's message that are kept."""
 cases_key = pytest.StashKey[frozenset[str]]()
 """Node ids of the perf cases of this run."""
-record_key = pytest.StashKey[RunRecord]()
+record_key: pytest.StashKey[RunRecord] = pytest.StashKey()
 """Of a run that has ended; absent in runs without perf cases."""
 
 
@@ -33,6 +33,7 @@ def end(session: pytest.Session, gate: Gating | None) -> None:
     if suite is None or suite.session is None or not suite.opened:
         return
     from perfsuite.plugin.summary import warnings
+    from perfsuite.run_record import RunEnd, RunRecord
 
     run, missing = suite.session, config.stash[state_key].missing
     judged = gate.record() if gate is not None and gate.keeper.verdicts else None
