@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from perfsuite.errors import ConfigurationError
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.telemetry import Telemetry, Unread
 from perfsuite.records import ClockFacts, Peak
@@ -81,6 +82,8 @@ class Family(ABC):
     name: ClassVar[str]
     backend: ClassVar[str]
     """c10d backend: gloo, nccl, mccl."""
+    other_backends: ClassVar[tuple[str, ...]] = ()
+    """What its ranks can communicate by where it is asked for."""
     start_method: ClassVar[Literal["fork", "exec"]] = "fork"
     """How rank processes start: fork of a preloaded parent, or a new interpreter where a fork poisons the driver."""
     shareable: ClassVar[bool] = False
@@ -93,6 +96,8 @@ class Family(ABC):
     """What the backend's library can be told: a word that several libraries share -> its variables here."""
     rank_variables: ClassVar[Mapping[str, str]] = {}
     """Environment of its ranks where the user set no other: what the vendor's own scripts set for benchmarks."""
+    sharing_variables: ClassVar[Mapping[str, str]] = {}
+    """The same for ranks that share devices: what the backend's library needs for several on one."""
     least_library_version: ClassVar[str] = ""
     """Version of the backend's library that report 004's checklist asks for; empty where it names none of this one."""
     stands_for: ClassVar[str] = ""
@@ -121,6 +126,14 @@ class Family(ABC):
     def why_not_native(self, dtype: str) -> str:
         """The reason printed when :meth:`natively` says no; names the missing feature."""
         return f"{self.name} has no native {dtype}"
+
+    def require_backend(self, asked: str | None) -> None:
+        """Raise ConfigurationError unless the ranks of this family can communicate by ``asked``; None: their own."""
+        known = (self.backend, *self.other_backends)
+        if asked is not None and asked not in known:
+            raise ConfigurationError(
+                f"--perf-backend: {asked!r} is no backend of {self.name} devices; choose {' or '.join(known)}"
+            )
 
     def assumption(self) -> str:
         """What :meth:`natively` assumes where the devices do not tell; empty when it knows."""

@@ -30,6 +30,7 @@ class Cuda(AcceleratorFamily):
 
     name = "cuda"
     backend = "nccl"
+    other_backends = ("gloo",)
     start_method = "fork"
     communication_settings = MappingProxyType(
         {
@@ -44,6 +45,8 @@ class Cuda(AcceleratorFamily):
         }
     )
     least_library_version = "2.18"
+    # From NCCL 2.30 on; before, two ranks on one device are an error ("Duplicate GPU detected").
+    sharing_variables = MappingProxyType({"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
     device_code = "perfsuite.platforms.cuda:CudaDevice"
     attention = "perfsuite.platforms.cuda_attention:kernels"
     nodes = ("dev/nvidia[0-9]*", "dev/dxg", "proc/driver/nvidia/gpus/*")

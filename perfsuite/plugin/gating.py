@@ -335,6 +335,7 @@ def shared_arguments(config: pytest.Config) -> tuple[str, ...]:
             ("--perf-platform", "perf_platform"),
             ("--perf-scale", "perf_scale"),
             ("--perf-timeout", "perf_timeout"),
+            ("--perf-backend", "perf_backend"),
             ("--benchmark-max-time", "benchmark_max_time"),
             ("--benchmark-min-rounds", "benchmark_min_rounds"),
         )

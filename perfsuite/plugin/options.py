@@ -55,6 +55,8 @@ class Settings:
     """Every case in rank processes of its own."""
     pin: Pin
     """What ranks are pinned to."""
+    backend: str | None
+    """What ranks communicate by; None: what their devices have."""
     resume: Path | None
     """Journal whose finished cases are reported instead of run."""
     time_budget_s: float | None
@@ -89,6 +91,11 @@ def declare(parser: pytest.Parser) -> None:
     add("--perf-timeout", metavar="DURATION", help="deadline of a case's build, e.g. 90s or 2min (ini: perf_timeout)")
     add("--perf-oversubscribe", action="store_true", help="let ranks share devices when there are fewer than ranks")
     add("--perf-fresh", action="store_true", help="start new rank processes for every case")
+    add(
+        "--perf-backend",
+        metavar="NAME",
+        help="what ranks communicate by, where the devices have more than one, e.g. gloo on nccl's; default: their own",
+    )
     add(
         "--perf-pin",
         metavar="none|cores|numa",
@@ -158,6 +165,7 @@ def read_settings(config: pytest.Config) -> Settings:
         oversubscribe=option("perf_oversubscribe"),
         fresh=option("perf_fresh"),
         pin=pin,
+        backend=option("perf_backend"),
         resume=resume,
         time_budget_s=positive_duration(budget_text, "--perf-time-budget") if budget_text is not None else None,
         journal=journal,
@@ -173,6 +181,7 @@ def timed_options(settings: Settings) -> dict[str, str]:
     sustain_s = settings.budget.sustain_s
     options = {
         "perf-pin": settings.pin if settings.pin != "none" else "",
+        "perf-backend": settings.backend or "",
         "perf-cache-flush": "yes" if settings.budget.cache_flush else "",
         "perf-sustain": f"{sustain_s:g}s" if sustain_s is not None else "",
     }

@@ -197,6 +197,7 @@ class Suite:
     def _make_session(self) -> None:
         machine = self.machine
         require_torch(machine.family, installed_torch())
+        machine.family.require_backend(self.settings.backend)
         _ = self.platforms  # a damaged platform file is found now, not in the middle of collection
         self.session = PerfSession(
             id=new_session_id(),
@@ -217,6 +218,7 @@ class Suite:
             rootpath=self.config.rootpath,
             device_count=self.machine.device_count,
             pin=self.settings.pin,
+            backend=self.settings.backend,
         )
 
     def start_workers(self) -> None:

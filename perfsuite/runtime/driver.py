@@ -84,10 +84,18 @@ class Driver:
     """Runs jobs one at a time on a transport's slots."""
 
     def __init__(
-        self, *, transport: Transport, family: Family, rootpath: Path, device_count: int, pin: Pin = "none"
+        self,
+        *,
+        transport: Transport,
+        family: Family,
+        rootpath: Path,
+        device_count: int,
+        pin: Pin = "none",
+        backend: str | None = None,
     ) -> None:
-        """``device_count``: devices on each host; ranks beyond it share devices."""
+        """``device_count``: devices on each host; ranks beyond it share devices.  ``backend``: None is the family's."""
         self._pin = pin
+        self._backend = backend or family.backend
         self._transport = transport
         self._family = family
         self._rootpath = rootpath
@@ -127,7 +135,7 @@ class Driver:
 
     def environment(self) -> dict[str, Any]:
         """torch and library versions as a worker sees them."""
-        self._acquire(1, fresh=False, env=self._environment_of(None))
+        self._acquire(1, fresh=False, env=self._environment_of(None, 1))
         answers = self._command({0: {"verb": "facts", "family": self._family.name}}, START_TIMEOUT_S)
         return dict(answers[0])
 
@@ -155,7 +163,7 @@ class Driver:
             purpose=job.purpose,
             checks_twin=twin is not None and checked not in self._checked,
         )
-        env = self._environment_of(process)
+        env = self._environment_of(process, job.world_size)
         if self._family.preloads and not env:
             self._transport.preload(job.workload.preload)
         if fresh or self._tainted or self._formed != job.world_size:
@@ -171,7 +179,7 @@ class Driver:
         return assemble(
             [reports[rank] for rank in range(job.world_size)],
             aligned=job.workload.aligned,
-            backend=self._family.backend,
+            backend=self._backend,
             fresh=fresh,
             transport=self._transport.name,
             smoke=job.budget.smoke,
@@ -195,11 +203,18 @@ class Driver:
         self._telemetry = self._telemetry or self._family.telemetry()
         return DeviceWatch(self._telemetry)
 
-    def _environment_of(self, process: Process | None) -> dict[str, str]:
+    def _environment_of(self, process: Process | None, world_size: int) -> dict[str, str]:
         """Variables of rank processes beside the driver's own: the family's where nobody set them, the workload's."""
         set_here = self._family.host.environ
-        default = {name: value for name, value in self._family.rank_variables.items() if name not in set_here}
+        sharing = self._family.sharing_variables if self._shared(world_size) else {}
+        default = {
+            name: value for name, value in {**self._family.rank_variables, **sharing}.items() if name not in set_here
+        }
         return {**default, **(process.env if process else {})}
+
+    def _shared(self, world_size: int) -> bool:
+        """Whether ranks of a case share devices, as far as this host tells."""
+        return self._transport.capacity is None and world_size > self._device_count
 
     # -- the steps of a run --------------------------------------------------------------------------------------
 
@@ -226,7 +241,8 @@ class Driver:
                 world_size=world_size,
                 local_world_size=on_host[place.host],
                 family=self._family.name,
-                backend=self._family.backend,
+                backend=self._backend,
+                binds=self._backend == self._family.backend,
                 device=self._device(place),
                 store=store,
                 generation=self._generation,

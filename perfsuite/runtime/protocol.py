@@ -4,8 +4,8 @@
 verb    fields                                      final answer (a worker may send ``{"phase": ...}`` before it)
 ======  ==========================================  ==================================================================
 form    rank, local_rank, world_size,               ``{"done": {}}`` once the rank is in its process group
-        local_world_size, family, backend, device,
-        cores, share, devices, pin,
+        local_world_size, family, backend, binds,
+        device, cores, share, devices, pin,
         store_host, store_port, generation,
         timeout_s
 run     workload (see runtime.reference), shape,    ``{"done": report}`` with the rank's timings
@@ -61,6 +61,7 @@ def form(
     local_world_size: int,
     family: str,
     backend: str,
+    binds: bool,
     device: int,
     store: tuple[str, int],
     generation: int,
@@ -72,7 +73,8 @@ def form(
 ) -> Message:
     """Join the process group of one generation.
 
-    ``devices`` are those of the ranks that may use the same ``cores``; the rank is the one at ``share`` among them.
+    ``binds``: the backend is the device's own, which may know its device from the start.  ``devices`` are those of the
+    ranks that may use the same ``cores``; the rank is the one at ``share`` among them.
     """
     return {
         "verb": "form",
@@ -82,6 +84,7 @@ def form(
         "local_world_size": local_world_size,
         "family": family,
         "backend": backend,
+        "binds": binds,
         "device": device,
         "store_host": store[0],
         "store_port": store[1],

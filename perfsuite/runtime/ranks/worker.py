@@ -111,7 +111,7 @@ class Worker:
             rank=rank,
             world_size=world_size,
             timeout=GROUP_TIMEOUT,
-            device_id=device if code.binds_groups else None,
+            device_id=device if code.binds_groups and command["binds"] else None,
         )
         self._group = dist.group.WORLD
         self._member = Membership(
