@@ -6,6 +6,7 @@ import json
 import os
 from types import ModuleType
 
+from perfsuite.platforms.base import DeviceCode
 from perfsuite.platforms.clocks import EventClock
 from perfsuite.platforms.musa import MusaDevice
 from simmusa.costs import S4000, VARIABLE
@@ -23,6 +24,10 @@ class SimClock(EventClock):
 
 class SimMusaDevice(MusaDevice):
     """Rank side."""
+
+    # The host computes it.
+    yardstick_side = DeviceCode.yardstick_side
+    yardstick_bytes = DeviceCode.yardstick_bytes
 
     def __init__(self) -> None:
         super().__init__()

@@ -65,6 +65,16 @@ def test_the_cache_of_the_highest_level_is_flushed(tmp_path: Path) -> None:
     assert 64 * MIB == CpuDevice(machines.host(tmp_path / "none", {})).cache_bytes()
 
 
+def test_the_yardstick_of_a_device_measures_the_device() -> None:
+    """Products of a CPU's size take a device four launches, and its copy stays in the cache."""
+    rows = [row for row in load_catalog().models.values() if row.family in ("cuda", "musa") and "fp32" in row.tflops]
+    assert len(rows) > 20
+    for row in rows:
+        assert 4 * 2 * Accelerator.yardstick_side**3 / (row.tflops["fp32"].value * 1e12) > 0.5e-3, row.name
+    assert 256 * MIB == Accelerator.yardstick_bytes
+    assert (192, 4 * MIB) == (CpuDevice.yardstick_side, CpuDevice.yardstick_bytes)
+
+
 class FakeModule:
     """A device module whose clock moves by 2 us per event; nothing but the names that the device layer may use."""
 

@@ -24,6 +24,11 @@ class Accelerator(DeviceCode):
     guard and its memory functions).
     """
 
+    # Of a device, not of a launch or a cache: half a millisecond and more of fp32 on every row of platforms.toml, and a
+    # copy of twice the largest last-level cache.
+    yardstick_side = 2048
+    yardstick_bytes = 2 * _LAST_LEVEL_CACHE_BYTES
+
     def __init__(self, module: Any = None) -> None:
         self._module = self._load() if module is None else module
         self.clock = EventClock(self._module, f"{self.family}.Event")

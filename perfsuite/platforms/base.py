@@ -16,6 +16,7 @@ from perfsuite.errors import ConfigurationError
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.telemetry import Telemetry, Unread
 from perfsuite.records import ClockFacts, Peak
+from perfsuite.units import MIB
 
 if TYPE_CHECKING:
     import torch
@@ -210,6 +211,10 @@ class DeviceCode(ABC):
     binds_groups: ClassVar[bool] = False
     """Whether a process group is bound to its rank's device, so that a barrier does not guess it.  torch makes the
     groups of a mesh from a bound one by splitting its communicator, which the backend has to support."""
+    yardstick_side: ClassVar[int] = 192
+    """Rows and columns of the yardstick's four products: together about a millisecond of one CPU core."""
+    yardstick_bytes: ClassVar[int] = 4 * MIB
+    """What the yardstick copies: more than a core's own caches."""
     clock: Clock
 
     @abstractmethod

@@ -76,7 +76,8 @@ class Timer:
         warmup, steady, iteration_s = self._warm_up(run)
         warmup_s = time.perf_counter() - warmup_started_s
         iterations = self._choose_iterations(iteration_s)
-        kernel = make_yardstick(yardstick, self._member.device) if self._budget.yardstick else None
+        member = self._member
+        kernel = make_yardstick(yardstick, member.device, member.code) if self._budget.yardstick else None
         flush = self._make_flush() if self._budget.cache_flush else None
         samples: list[Sample] = []
         own: list[float] = []

@@ -10,17 +10,15 @@ from collections.abc import Callable
 
 import torch
 
-from perfsuite.units import MIB
+from perfsuite.platforms.base import DeviceCode
 from perfsuite.workload import Yardstick
 
-_MATRIX = 192
-_COPY_BYTES = 4 * MIB
 
-
-def make_yardstick(kind: Yardstick, device: torch.device) -> Callable[[], None]:
-    """A kernel of roughly a millisecond on one CPU core: matrix products, or copies of a buffer beyond the L2 cache."""
+def make_yardstick(kind: Yardstick, device: torch.device, code: DeviceCode) -> Callable[[], None]:
+    """A kernel of roughly a millisecond: matrix products, or a copy, in the sizes that the device's code says."""
     if kind == "compute":
-        a = torch.ones(_MATRIX, _MATRIX, device=device) / _MATRIX
+        side = code.yardstick_side
+        a = torch.ones(side, side, device=device) / side
         out = torch.empty_like(a)
 
         def compute() -> None:
@@ -28,7 +26,7 @@ def make_yardstick(kind: Yardstick, device: torch.device) -> Callable[[], None]:
                 torch.mm(a, a, out=out)
 
         return compute
-    source = torch.ones(_COPY_BYTES // 4, device=device)
+    source = torch.ones(code.yardstick_bytes // 4, device=device)
     target = torch.empty_like(source)
 
     def memory() -> None:
