@@ -197,7 +197,9 @@ def _silent(rank: Rank) -> Iterator[Any]:
     makes_groups: Any = dist.new_subgroups_by_enumeration
     alone, _ = makes_groups([[each] for each in range(rank.world_size)], backend=backend)
     assert isinstance(everyone, dist.ProcessGroup)
-    # What is gathered from nobody is whatever memory held: denormal numbers would make a CPU's products slow.
+    # What is gathered is this rank's own part over and over (torch's FakeProcessGroup.hpp): products are of numbers
+    # as in the real step, never of zeros, which run faster.  What is reduced and scattered is whatever memory held, and
+    # denormal numbers would make a CPU slow.
     torch.set_flush_denormal(True)
     try:
         yield _SilentRank(rank, everyone, alone)
