@@ -141,12 +141,16 @@ class Machine:
                     index = index_of[request.case]
                     if request.kind == "run":
                         add(request.case)
-                    elif request.kind == "anchor_pair":
-                        gate.add_anchor_pair(request.case, anchor=measure(index, "anchor"), new=measure(index, "new"))
-                    elif work.no_base:
+                    elif request.kind == "ab_pair" and work.no_base:
                         gate.without_base(request.case, work.no_base)
                     else:
-                        gate.add_pair(request.case, base=measure(index, "base"), new=measure(index, "new"))
+                        older = "base" if request.kind == "ab_pair" else "anchor"
+                        arms = (older, "new") if request.first == "base" else ("new", older)
+                        pair = {arm: measure(index, arm) for arm in arms}
+                        if older == "base":
+                            gate.add_pair(request.case, base=pair[older], new=pair["new"])
+                        else:
+                            gate.add_anchor_pair(request.case, anchor=pair[older], new=pair["new"])
 
         for identity in identities:
             add(identity.node)

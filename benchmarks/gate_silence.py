@@ -86,14 +86,14 @@ def history(host: str, seed: str, merges: int, step: float, cases: int = 1) -> H
     return History(reported_at=first, red=red)
 
 
-def print_histories(hosts: list[str], count: int) -> None:
+def print_histories(hosts: list[str], count: int, seed: str) -> None:
     """1 % per merge, and nothing at all."""
     print("\nhost  histories  1 % per merge: red by +5 %, median at  unchanged, 50 merges: histories with a red merge")
     for host in hosts:
-        slow = [history(host, f"slow{number}", 8, 0.01) for number in range(count)]
+        slow = [history(host, f"{seed}slow{number}", 8, 0.01) for number in range(count)]
         at = sorted(found.reported_at or 9.0 for found in slow)
         by = sum(found.reported_at is not None and found.reported_at <= 0.0511 for found in slow)
-        still = [history(host, f"still{number}", 50, 0.0) for number in range(count)]
+        still = [history(host, f"{seed}still{number}", 50, 0.0) for number in range(count)]
         false = sum(found.red > 0 for found in still)
         print(f"{host:<5} {count:>9}  {by / count:>24.1%}  {at[count // 2]:>9.1%}  {false:>30}", flush=True)
 
@@ -151,6 +151,7 @@ def main() -> None:
     parser.add_argument("--cases", help="cases of a suite; left out: the row's own")
     parser.add_argument("--slowdowns", help="left out: the row's own")
     parser.add_argument("--histories", type=int, default=0, help="histories of merges per host")
+    parser.add_argument("--seed", default="", help="of the histories")
     parser.add_argument("--bound", action="store_true", help="what any test of a lone case's level could find")
     options = parser.parse_args()
     hosts = options.hosts.split(",")
@@ -163,7 +164,7 @@ def main() -> None:
         for cases, host, slower in itertools.product(all_cases, hosts, slowdowns):
             print_line(name, host, cases, slower, options.trials)
     if options.histories:
-        print_histories(hosts, options.histories)
+        print_histories(hosts, options.histories, options.seed)
     if options.bound:
         print_bounds(hosts)
 

@@ -39,6 +39,17 @@ def test_code_that_drifted_before_the_base_fails_and_the_stored_commit_shows_it(
         assert text in said
 
 
+def test_pairs_with_the_stored_commit_are_asked_for_until_they_are_as_sure_as_the_verdict_has_to_be():
+    def new(name, number):
+        return run_of(0.05 + 0.045 * (-1) ** number, number=number)
+
+    gate = Gate([gated(stored=stored_runs(tuple(8 * step for step in WOBBLE), commit=STORED))], WITH_BASE)
+    gate.add(node_of(), run_of(0.05))
+    done = settle(gate, new, base=new, anchor=lambda name, number: run_of(0.0, number=number))
+    assert sum(request.kind == "anchor_pair" for request in done) == 24
+    assert gate.verdict(node_of()).name == "drifted"
+
+
 def test_a_stored_commit_that_is_slow_as_well_leaves_the_drift_unattributed():
     verdict, _ = judged(0.10, settings=WITH_BASE, base=0.10, anchor=0.10, given=anchored())
     assert (verdict.name, verdict.fails) == ("drifted", True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import math
 import random
@@ -303,3 +304,24 @@ def test_intervals_of_an_a_b_hold_the_truth_as_often_as_they_say():
         low, high = judge.paired(pairs).interval()
         held += low <= 0.05 <= high
     assert 0.93 <= held / 600 <= 0.985
+
+
+def lone(sigma):
+    """The judge of a case that no others tell the host's movements of, with a base to run."""
+    level = Level(centre=0.0, sigma=sigma, dof=7, runs=8, sessions=8)
+    return dataclasses.replace(judge_of(level, can_run_base=True), today=Today(), between=0.5, inside=0.5)
+
+
+def test_one_disturbed_pair_does_not_hide_what_the_others_show():
+    differences = [0.045, 0.055] * 5 + [0.05, 0.9]
+    judge = lone(0.05)
+    assert judge.paired([(0.0, value) for value in differences]).outcome == "regressed"
+    assert judge.paired([(0.0, value - 0.05) for value in differences]).outcome != "regressed"
+    assert lone(0.1).arms_tell([0.0, 0.004, 0.008, 0.6])
+    assert not lone(0.1).arms_tell([0.0, 0.3, -0.3, 0.6])
+
+
+def test_stored_runs_that_lie_closer_together_than_runs_of_today_show_no_drift():
+    judge, scattered = lone(0.005), [0.02, 0.08, 0.05, 0.01, 0.09, 0.05] * 3
+    assert not judge.is_surely_worse(scattered, expected=False)
+    assert judge.is_surely_worse([0.05 + 0.05 * (value - 0.05) for value in scattered], expected=False)

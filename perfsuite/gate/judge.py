@@ -28,7 +28,7 @@ LAST_STAGE = 0.985
 NEAR, NEAR_LAST = 0.6, 0.85
 """Shares of the tolerance below which a suspect is cleared after its first and after its last runs."""
 NEAR_BASE = 0.85
-"""Share of the tolerance that an A/B must show: the re-measurement has shown the rest against the stored runs."""
+"""Share of the tolerance that an A/B must show where the re-measurement has shown the rest against the stored runs."""
 CONFIRM_ALPHA = 0.005
 """False alarms allowed per case of an A/B."""
 ENOUGH_PAIRS = 10
@@ -182,15 +182,14 @@ class Judge:
         runs = self.spread(self._most_runs)
         if not self.settings.can_run_base:
             return runs
-        pairs = self.settings.pairs + self.settings.more_pairs
-        error = self.level.sigma * math.sqrt(2 * self.inside / pairs)
+        error = self.level.sigma * math.sqrt(2 * self.inside / self._most_pairs)
         return Spread(error=min(error, runs.error), shared=0.0)
 
     @property
     def smallest_shown(self) -> float:
         """The change that the noise lets the last stage show with 95 % probability; never below the tolerance."""
         best, dof = self.best, self.dof
-        alpha = self.bounds.confirm_alpha if self.settings.can_run_base else self.bounds.alpha
+        alpha = self._pairs_alpha if self.settings.can_run_base else self.bounds.alpha
         reach = max(
             t_quantile(1 - alpha, dof) * best.error, t_quantile(1 - self.bounds.shared_alpha, dof) * best.shared
         )
@@ -210,8 +209,8 @@ class Judge:
         kept = NEAR * bounds.tolerance + sure * again
         scatter, best = self.level.sigma * math.sqrt(self.inside), self.best
         if self.settings.can_run_base:
-            count, scatter = self.settings.pairs + self.settings.more_pairs, scatter * math.sqrt(2)
-            least, alpha = NEAR_BASE * bounds.tolerance, bounds.confirm_alpha
+            count, scatter = self._most_pairs, scatter * math.sqrt(2)
+            least, alpha = self._least_of_pairs, self._pairs_alpha
         else:
             count, least, alpha = self._most_runs, bounds.tolerance, bounds.alpha
         shared = t_quantile(1 - bounds.shared_alpha, dof) * best.shared
@@ -239,8 +238,8 @@ class Judge:
 
     def _pairs_would_show(self, scatter: float) -> bool:
         """Whether all pairs that may be asked for show a slowdown of the limit when they scatter by so much."""
-        count = self.settings.pairs + self.settings.more_pairs
-        sure = t_quantile(1 - self.bounds.confirm_alpha, count - 1) + t_quantile(LIKELY, count - 1)
+        count = self._most_pairs
+        sure = t_quantile(1 - self._pairs_alpha, count - 1) + t_quantile(LIKELY, count - 1)
         return sure * scatter / math.sqrt(count) < self.bounds.limit
 
     def more_pairs_tell(self, pairs: Sequence[tuple[float, float]]) -> bool:
@@ -330,10 +329,32 @@ class Judge:
         alpha = max(bounds.surely_alpha, min(CONFIRM_ALPHA, bounds.shared_alpha)) if expected else bounds.surely_alpha
         return self._effect(values) > max(self.bounds.tolerance, t_quantile(1 - alpha, self.dof) * error)
 
+    @property
+    def _most_pairs(self) -> int:
+        """Pairs that may be asked for."""
+        return self.settings.pairs + self.settings.more_pairs + (0 if self.today.known else self.settings.sure_pairs)
+
+    @property
+    def _pairs_alpha(self) -> float:
+        """False alarms of an A/B.
+
+        Where too few cases tell of the host it is asked although nothing looks slower: it confirms no suspicion then.
+        """
+        return self.bounds.confirm_alpha if self.today.known else self.bounds.surely_alpha / 2
+
+    @property
+    def _least_of_pairs(self) -> float:
+        """What an A/B has to show at least: all of the tolerance where nothing has shown a part of it before."""
+        return (NEAR_BASE if self.today.known else 1.0) * self.bounds.tolerance
+
     def is_sure(self, pairs: Estimate) -> bool:
-        """Whether an A/B with the stored commit shows a slowdown that the base does not: one question more."""
-        reach = t_quantile(1 - self.bounds.surely_alpha, pairs.dof) * pairs.error
-        return pairs.outcome == "regressed" and pairs.effect > reach
+        """Whether an A/B shows a slowdown that nothing else made likely: one with the stored commit, above all."""
+        return pairs.outcome == "regressed" and self._surely(pairs.effect, pairs.error, pairs.dof)
+
+    def _surely(self, effect: float, error: float, dof: int) -> bool:
+        """The base and the stored commit are both asked where too few cases tell of the host: two chances to err."""
+        alpha = self.bounds.surely_alpha / (1 if self.today.known else 2)
+        return effect > t_quantile(1 - alpha, dof) * error
 
     def _effect(self, values: Sequence[float]) -> float:
         return huber_mean(values, self.level.sigma) - self.level.centre - self.today.shift
@@ -370,9 +391,10 @@ class Judge:
         differences = [new - base for base, new in pairs]
         effect, error, dof = self._paired_mean(differences)
         outcome: Outcome = "inconclusive"
-        if self._pairs_show(differences, 1.0):
+        enough = self.today.known or self._surely(abs(effect), error, dof)
+        if enough and self._pairs_show(differences, 1.0):
             outcome = "regressed"
-        elif self._pairs_show(differences, -1.0):
+        elif enough and self._pairs_show(differences, -1.0):
             outcome = "improved"
         elif effect < 0.5 * self.bounds.tolerance or effect + 1.7 * error < self.bounds.tolerance:
             outcome = "pass" if self.excludes(effect, error) else "inconclusive"
@@ -418,7 +440,7 @@ class Judge:
 
     def _confirms(self, effect: float, error: float, dof: int) -> bool:
         reach = t_quantile(1 - self.bounds.confirm_alpha, dof) * error
-        return effect > max(NEAR_BASE * self.bounds.tolerance, reach)
+        return effect > max(self._least_of_pairs, reach)
 
 
 def own_reach(values: Sequence[float]) -> float:

@@ -155,13 +155,20 @@ def _need_of(work: CaseWork, judged: Judged, view: View) -> Need:
     return Need(runs=settings.first_runs + settings.more_runs)
 
 
-def _pairs_needed(work: CaseWork, judged: Judged, view: View, pairs: Sequence[Pair]) -> int:
+def _pairs_needed(work: CaseWork, judged: Judged, view: View, pairs: Sequence[Pair], *, surely: bool = False) -> int:
+    """Pairs until the A/B decides; ``surely``: as one decides that confirms nothing which was seen before."""
     settings, estimate = view.settings, paired(judged, work, pairs, view)
-    if estimate is None or estimate.outcome != "inconclusive":
+    judge = view.judge(work, judged)
+    if estimate is None or estimate.outcome in ("pass", "improved") or judge.is_sure(estimate):
         return settings.pairs
-    tell = view.judge(work, judged).more_pairs_tell(view.pair_values(judged, pairs))
-    more = tell or _more_would_help(work, judged, view, estimate)
-    return settings.pairs + (settings.more_pairs if more else 0)
+    surely = surely or not judge.today.known
+    if estimate.outcome == "regressed" and not surely:
+        return settings.pairs
+    values, most = view.pair_values(judged, pairs), settings.pairs + settings.more_pairs
+    if surely and estimate.effect > judge.bounds.tolerance:
+        return most if len(values) < most else most + settings.sure_pairs
+    more = judge.more_pairs_tell(values) or _more_would_help(work, judged, view, estimate)
+    return most if more else settings.pairs
 
 
 def _anchor_pairs_needed(work: CaseWork, judged: Judged, view: View) -> int:
@@ -173,14 +180,11 @@ def _anchor_pairs_needed(work: CaseWork, judged: Judged, view: View) -> int:
         return 0
     if judged.name == ALL or why_no_anchor(work, view) or _anchor_is_base(work, view):
         return 0
-    since = since_anchor(work, judged, view)
-    if since is not None and since.outcome == "regressed" and not view.judge(work, judged).is_sure(since):
-        return view.settings.pairs + view.settings.more_pairs
-    return _pairs_needed(work, judged, view, work.anchor_pairs)
+    return _pairs_needed(work, judged, view, work.anchor_pairs, surely=True)
 
 
 def _arms_tell(work: CaseWork, judged: Judged, view: View) -> bool:
-    """Whether the base and the stored commit could show what the level does not exclude, by the scatter of all runs."""
+    """Whether the base and the stored commit could show what the level does not exclude; all runs tell of scatter."""
     return view.judge(work, judged, work.fresh).arms_tell(view.values(judged, work.runs))
 
 

@@ -39,6 +39,8 @@ class GateSettings:
     """Pairs of runs, base and new, that confirm."""
     more_pairs: int = 6
     """Further pairs when those do not decide."""
+    sure_pairs: int = 12
+    """Further pairs where an A/B is the first test of a case and not the confirmation of a suspicion."""
     can_run_base: bool = False
     """Whether the session can run the base revision (``--perf-base``), and with it the commit of the stored runs."""
     base_commit: str = ""
