@@ -10,7 +10,7 @@ from typing import Any
 
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, print_json
 from perfsuite.projection import backtest
-from perfsuite.projection.backtest import Tested
+from perfsuite.projection.backtest import Backtested
 from perfsuite.projection.band import FILE
 
 
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     return EXIT_OK if all(one.within_budget for one in tested) else EXIT_FOUND
 
 
-def _table(tested: list[Tested]) -> Iterator[str]:
+def _table(tested: list[Backtested]) -> Iterator[str]:
     yield f"{'table':30} {'rows':>4} {'left out':>8}   {'median / p90 / max %':24} {'at most':14}"
     for one in tested:
         found = " / ".join(f"{value:.1f}" for value in one.summary)
@@ -45,7 +45,7 @@ def _table(tested: list[Tested]) -> Iterator[str]:
         yield f"{one.name:30} {len(one.errors):>4} {len(one.left_out):>8}   {found:24} {budget:14}{over}"
 
 
-def _rows(one: Tested) -> Iterator[str]:
+def _rows(one: Backtested) -> Iterator[str]:
     yield f"\n{one.title}"
     if one.constants:
         yield "  " + ", ".join(f"{name} {value:.3g}" for name, value in one.constants.items()) + " (all rows)"
@@ -55,7 +55,7 @@ def _rows(one: Tested) -> Iterator[str]:
         yield f"  {row:64} left out: {why}"
 
 
-def _json(one: Tested) -> dict[str, Any]:
+def _json(one: Backtested) -> dict[str, Any]:
     median, ninety, most = one.summary
     return {
         "table": one.name,

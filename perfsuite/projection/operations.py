@@ -171,7 +171,10 @@ def _scores(share: Share) -> tuple[Operations, Operations]:
     """Attention forward and backward: one kernel, or products and the traffic of scores that are written."""
     model, code = share.model, share.code
     heads, keys = model.heads / share.tp, model.key_heads / share.tp
-    batch, queries = share.layout.micro_batch_size, model.tokens / share.layout.shape.size("cp")
+    batch, context = share.layout.micro_batch_size, share.layout.shape.size("cp")
+    queries = model.tokens / context
+    if code.context == "all_to_all":  # a rank has every token of some heads
+        heads, keys, queries = heads / context, keys / context, float(model.tokens)
     if model.token_groups:
         parts = [(batch * count, rows, columns, False) for count, rows, columns in model.token_groups]
     else:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from perfsuite.projection.communication import Links, Message
 from perfsuite.projection.kernels import KernelTimes
 from perfsuite.projection.layout import Group
-from perfsuite.projection.operations import Attention, Collective, Matmul, Operation, Passes, Traffic
+from perfsuite.projection.operations import Attention, Matmul, Operation, Passes, Traffic
 
 
 class Seconds(NamedTuple):
@@ -92,6 +92,7 @@ class Prices:
         )
 
     def _sum(self, operations: Iterable[Operation]) -> Seconds:
+        """Messages hide one after the other: a ring behind attention, tensor parallelism's behind products."""
         matmul = attention = memory = 0.0
         messages = []
         for operation in operations:
@@ -104,12 +105,11 @@ class Prices:
             else:
                 messages.append(operation)
         work = Seconds(matmul * self.ratio, attention * self.ratio, memory * self.ratio)
-        for message in messages:
-            work = self._exposed(work, message)
+        free = {"attention": work.attention, "matmul": work.matmul}
+        for operation in messages:
+            behind = "attention" if operation.collective == "ring" else "matmul"
+            message = self.links.seconds(operation.collective, operation.message_bytes, self.groups.get(operation.axis))
+            hidden = operation.overlap * min(message.seconds, free[behind])
+            free[behind] = max(0.0, free[behind] - message.seconds)
+            work = work.waiting(message, message.seconds - hidden)
         return work
-
-    def _exposed(self, work: Seconds, operation: Collective) -> Seconds:
-        """With what of a message is not hidden: a ring behind attention, tensor parallelism's behind products."""
-        message = self.links.seconds(operation.collective, operation.message_bytes, self.groups.get(operation.axis))
-        behind = work.attention if operation.collective == "ring" else work.matmul
-        return work.waiting(message, message.seconds - operation.overlap * min(message.seconds, behind))
