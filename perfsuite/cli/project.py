@@ -17,7 +17,7 @@ from perfsuite.projection.calibration import Calibration, Constant, read_calibra
 from perfsuite.projection.figures import figures
 from perfsuite.projection.job import Job, Node
 from perfsuite.projection.layout import Layout, Sharding
-from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, curve, worlds_between
+from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, CurvePoint, curve, worlds_between
 from perfsuite.projection.sensitivity import elasticities
 from perfsuite.projection.step import project
 from perfsuite.projection.timeline import pipeline_timeline
@@ -79,7 +79,8 @@ def run(options: argparse.Namespace) -> int:
     found = project(job, calibration)
     metrics = figures(found, job.model, device, job.layout.global_batch)
     gains = elasticities(job, calibration) if options.sensitivity or options.json else {}
-    points, missing = [], []
+    points: list[CurvePoint] = []
+    missing: list[str] = []
     if options.curve:
         points, missing = curve(job, calibration, _worlds(options.curve), weak=not options.strong)
     if options.trace:

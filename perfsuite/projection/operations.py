@@ -175,6 +175,7 @@ def _scores(share: Share) -> tuple[Operations, Operations]:
     queries = model.tokens / context
     if code.context == "all_to_all":  # a rank has every token of some heads
         heads, keys, queries = heads / context, keys / context, float(model.tokens)
+    parts: list[tuple[float, float, float, bool]]
     if model.token_groups:
         parts = [(batch * count, rows, columns, False) for count, rows, columns in model.token_groups]
     else:
