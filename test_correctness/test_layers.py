@@ -138,6 +138,8 @@ import perfsuite.plugin, perfsuite.cli.main
 for module in pkgutil.iter_modules(perfsuite.plugin.__path__):
     importlib.import_module(f"perfsuite.plugin.{module.name}")
 import perfsuite.runtime.transports.cluster, perfsuite.runtime.transports.agent
+for name in perfsuite.cli.main.COMMANDS:
+    perfsuite.cli.main.find_command(name)
 print(sorted(name for name in sys.modules if name.partition(".")[0] in ("torch", "numpy")))
 """
     assert run(program) == "[]"
