@@ -19,7 +19,7 @@ from perfsuite.projection.layouts import Layouts
 from perfsuite.records import Training
 
 
-def advice_of(model="llama2-7b", platform="h100", world=16, batch=64, **overrides):
+def advice_of(model="llama2-7b", platform="h100", world=16, batch=16, **overrides):
     device = load_catalog().find(platform)
     training = Training(model=model, overrides=overrides, dtype="bf16", strategy="hybrid", narrow=True)
     base = Job.of(training, device, node=Node(devices=8, network_gb_per_s=400.0))
@@ -37,7 +37,7 @@ def test_every_layout_is_legal_and_fits(advice):
     assert advice.legal == len(advice.ranked) + advice.rejected["more than 92% of 80 GiB"]
     for one in advice.ranked:
         one.layout.check(model, world_size=16)
-        assert one.layout.global_batch == 64
+        assert one.layout.global_batch == 16
         assert one.memory.total <= MEMORY_SHARE * one.memory.capacity
         assert sum(one.by_resource.values()) == pytest.approx(one.step.seconds)
     assert len({(one.layout, one.layout.checkpointing) for one in advice.ranked}) == len(advice.ranked)
@@ -101,7 +101,7 @@ def test_case_of_a_layout_is_that_layout(advice):
 
 
 def test_where_nothing_fits_the_smallest_world_is_told():
-    advice = advice_of("llama2-70b", "s4000", world=8, batch=64)
+    advice = advice_of("llama2-70b", "s4000", world=8, batch=8)
     assert (advice.ranked, advice.chosen) == ((), None)
     world, layout, memory = advice.smallest
     assert (world, layout.checkpointing) == (32, "full")
@@ -109,12 +109,12 @@ def test_where_nothing_fits_the_smallest_world_is_told():
 
 
 def test_command_tells_layout_band_and_what_to_measure(capsys):
-    arguments = ["advise", "--model", "llama2-7b", "--platform", "s4000", "--world", "16", "--global-batch", "64"]
-    assert main([*arguments, "--explain", "dp2-tp8", "--top", "2"]) == 0
+    arguments = ["advise", "--model", "llama2-7b", "--platform", "s4000", "--world", "8", "--global-batch", "8"]
+    assert main([*arguments, "--explain", "dp2-tp4", "--top", "2"]) == 0
     printed = capsys.readouterr().out
     assert "legal layouts" in printed
     assert "80 %" in printed
-    assert "not dp2-tp8" in printed
+    assert "not dp2-tp4" in printed
     assert "perf(workloads.TrainStep(model='llama2-7b'" in printed
     assert 'python -m pytest test_perf/test_matmul.py -k "s4000"' in printed
     assert main([*arguments, "--json"]) == 0
@@ -129,11 +129,11 @@ def test_command_tells_layout_band_and_what_to_measure(capsys):
         (["--model", "llama2-7"], 4, "did you mean"),
         (["--platform", "s400"], 4, "s4000"),
         (["--world", "0"], 4, "whole numbers from 1"),
-        (["--explain", "dp8"], 4, "--explain dp8 has 8 devices, --world is 16"),
+        (["--explain", "dp8"], 4, "--explain dp8 has 8 devices, --world is 4"),
         (["--calibration", "nothing.json"], 4, "cannot be read"),
     ],
 )
 def test_command_refuses(capsys, changed, code, said):
-    arguments = ["advise", "--model", "gpt2", "--platform", "s4000", "--world", "16", "--global-batch", "64"]
+    arguments = ["advise", "--model", "gpt2", "--platform", "s4000", "--world", "4", "--global-batch", "4"]
     assert main([*arguments, *changed]) == code
     assert said in capsys.readouterr().err

@@ -72,17 +72,18 @@ def write(config: pytest.Config) -> None:
     """To the file asked for and to the page of the CI service; a file that cannot be written costs no result."""
     state, run = config.stash.get(ci_key, None), config.stash.get(record_key, None)
     targets = [(state.summary if state else None, "w"), (os.environ.get("GITHUB_STEP_SUMMARY"), "a")]
-    if state is None or run is None or not any(path for path, _ in targets) or not (run.results or run.failures):
+    if state is None or run is None or not any(path for path, _ in targets):
+        return
+    suite = config.stash.get(suite_key, None)
+    projected = "".join(f"{line}\n" for line in projecting.markdown(suite)) if suite is not None else ""
+    if not (run.results or run.failures or projected):
         return
     from perfsuite.reports.notable import notable
     from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary
 
     text = markdown_summary(run, notable(run), show_hosts=state.show_hosts)
-    suite = config.stash.get(suite_key, None)
-    if suite is not None:
-        projected = "".join(f"{line}\n" for line in projecting.markdown(suite))
-        if len((text + projected).encode()) <= LIMIT_BYTES:
-            text += projected
+    if len((text + projected).encode()) <= LIMIT_BYTES:
+        text += projected
     for path, mode in targets:
         if path:
             try:

@@ -71,7 +71,7 @@ COUNTED_OF: Mapping[str, str] = MappingProxyType(
     {"gpt": "gpt2", "llama": "llama2-7b", "llama-grouped": "llama2-70b", "latte": "latte-l", "stdit": "opensora"}
 )
 """The model whose block was counted; sizes do not matter, but that eight heads of a 70B's queries share a key."""
-OPTIMIZER_BYTES, OPTIMIZER_KERNELS = 52.0, 13
+OPTIMIZER_BYTES, OPTIMIZER_KERNELS = 80.0, 13
 """Per parameter, and for a list of them: AdamW by foreach in fp32, as strategies make it."""
 
 

@@ -79,8 +79,12 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's is u
             return out
         self.now.kernels += 1
         read = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-        written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        for tensor in (*read.values(), *written):
+        written = {id(leaf): leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)}
+        for place, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[place] if place < len(args) else (kwargs or {}).get(argument.name)
+                written |= {id(leaf): leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)}
+        for tensor in (*read.values(), *written.values()):
             self.now.moved[kind_of(tensor.shape, self.sizes)] += tensor.numel() * tensor.element_size()
         return out
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite.models import Model
+from perfsuite.projection.counted import COUNTED_OF, OPTIMIZER_BYTES, kind_of
+from perfsuite.projection.counted import counted as block_counts
 from perfsuite.records import Training
 
 
@@ -107,7 +109,26 @@ def counted(*, gated: bool, autocast: bool, compiled: bool, shared: bool) -> Imp
 
 
 def implementation_of(model: Model, training: Training) -> Implementation:
-    """The row of perfsuite's own modules for a step."""
+    """The row of perfsuite's own modules for a step: counted by a dry run where there is one of the block."""
+    row = _read_from_code(model, training)
+    counts = None if training.compiled else block_counts(model, training)
+    if counts is None:
+        return row
+    return dataclasses.replace(
+        row,
+        source=f"counted by a dry run of {COUNTED_OF[kind_of(model) or '']}",
+        forward_width_bytes=counts.forward_width_bytes,
+        forward_hidden_bytes=counts.forward_hidden_bytes,
+        backward_width_bytes=counts.backward_width_bytes,
+        backward_hidden_bytes=counts.backward_hidden_bytes,
+        forward_kernels=counts.forward_kernels,
+        backward_kernels=counts.backward_kernels,
+        accumulation_bytes=row.accumulation_bytes + counts.forward_weight_bytes + counts.backward_weight_bytes,
+        optimizer_bytes=OPTIMIZER_BYTES,
+    )
+
+
+def _read_from_code(model: Model, training: Training) -> Implementation:
     plain = training.dtype in ("fp32", "tf32")
     own = counted(
         gated=hasattr(model, "kv_heads"),

@@ -125,17 +125,18 @@ def _in_situ(
         if not known.value(f"matmul_{dtype}_tflops"):
             notes.append(f"{named(depths.steps.values())}: no product in {dtype} was measured to hold them against")
             continue
-        foreseen = [(layers, _project(seen, device, known)) for layers, seen in depths.steps.items()]
-        if any(_is_host_bound(projection) for _, projection in foreseen):
+        once, twice = (_foreseen(depths, device, known, ratio) for ratio in (1.0, 2.0))
+        if any(_is_host_bound(projection) for _, projection in once):
             notes.append(
                 f"{named(depths.steps.values())}: bound by the host, so they tell nothing of the device's block"
             )
             continue
-        block_s = _slope([(layers, projection.step_time_s) for layers, projection in foreseen])
-        if depths.block_s <= _NO_SLOPE * block_s:
+        # What does not grow with the ratio, such as the optimizer, is no part of what it is of.
+        block_s, grows_s = _block_s(once), _block_s(twice) - _block_s(once)
+        if depths.block_s <= _NO_SLOPE * block_s or grows_s <= 0:
             notes.append(f"{named(depths.steps.values())}: a step of more layers took no longer; measure it again")
             continue
-        ratios.append(depths.block_s / block_s)
+        ratios.append(max(_NO_SLOPE, 1 + (depths.block_s - block_s) / grows_s))
         misfits.append(depths.misfit)
         sources += depths.steps.values()
     if not ratios:
@@ -147,6 +148,17 @@ def _in_situ(
     rests = [seen.time_s - _project(seen, device, known).step_time_s for seen in sources]
     host = Constant(value=max(0.0, statistics.median(rests)), unit="s", source=named(sources), relative_error=0.5)
     return {"in_situ_ratio": in_situ, "host_step_s": host}, tuple(notes)
+
+
+def _foreseen(depths: Depths, device: DeviceModel, known: Calibration, ratio: float) -> list[tuple[int, Projection]]:
+    """(layers, projection) of every depth where a block takes so many times its kernels."""
+    given = {"in_situ_ratio": Constant(value=ratio, unit="ratio", source="tried")}
+    tried = dataclasses.replace(known, traits={**known.traits, **given})
+    return [(layers, _project(seen, device, tried)) for layers, seen in depths.steps.items()]
+
+
+def _block_s(foreseen: Sequence[tuple[int, Projection]]) -> float:
+    return _slope([(layers, projection.step_time_s) for layers, projection in foreseen])
 
 
 def _project(seen: Observation, device: DeviceModel, calibration: Calibration) -> Projection:
