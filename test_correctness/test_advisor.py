@@ -19,7 +19,7 @@ from perfsuite.projection.layouts import Layouts
 from perfsuite.records import Training
 
 
-def advice_of(model="llama2-7b", platform="h100", world=16, batch=16, **overrides):
+def advice_of(model="llama2-7b", platform="h100", world=8, batch=8, **overrides):
     device = load_catalog().find(platform)
     training = Training(model=model, overrides=overrides, dtype="bf16", strategy="hybrid", narrow=True)
     base = Job.of(training, device, node=Node(devices=8, network_gb_per_s=400.0))
@@ -36,8 +36,8 @@ def test_every_layout_is_legal_and_fits(advice):
     model = find("llama2-7b")
     assert advice.legal == len(advice.ranked) + advice.rejected["more than 92% of 80 GiB"]
     for one in advice.ranked:
-        one.layout.check(model, world_size=16)
-        assert one.layout.global_batch == 16
+        one.layout.check(model, world_size=8)
+        assert one.layout.global_batch == 8
         assert one.memory.total <= MEMORY_SHARE * one.memory.capacity
         assert sum(one.by_resource.values()) == pytest.approx(one.step.seconds)
     assert len({(one.layout, one.layout.checkpointing) for one in advice.ranked}) == len(advice.ranked)
@@ -90,7 +90,7 @@ def test_case_of_a_layout_is_that_layout(advice):
             continue
         step, ranks = eval(call, {"perf": lambda step, on: (step, on), "workloads": workloads})
         record = step.work(MeshShape.parse(step.mesh)).training
-        assert (ranks, record.sharding, record.schedule) == (16, one.layout.sharding, one.layout.schedule)
+        assert (ranks, record.sharding, record.schedule) == (8, one.layout.sharding, one.layout.schedule)
         assert (record.micro_batch_size, record.num_micro_batches, record.checkpointing) == (
             one.layout.micro_batch_size,
             one.layout.num_micro_batches,
@@ -100,6 +100,7 @@ def test_case_of_a_layout_is_that_layout(advice):
     assert said > 10
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_smallest_world_is_told():
     advice = advice_of("llama2-70b", "s4000", world=8, batch=8)
     assert (advice.ranked, advice.chosen) == ((), None)
@@ -109,12 +110,12 @@ def test_where_nothing_fits_the_smallest_world_is_told():
 
 
 def test_command_tells_layout_band_and_what_to_measure(capsys):
-    arguments = ["advise", "--model", "llama2-7b", "--platform", "s4000", "--world", "8", "--global-batch", "8"]
-    assert main([*arguments, "--explain", "dp2-tp4", "--top", "2"]) == 0
+    arguments = ["advise", "--model", "llama2-7b", "--platform", "s4000", "--world", "4", "--global-batch", "4"]
+    assert main([*arguments, "--explain", "dp2-tp2", "--top", "2"]) == 0
     printed = capsys.readouterr().out
     assert "legal layouts" in printed
     assert "80 %" in printed
-    assert "not dp2-tp4" in printed
+    assert "not dp2-tp2" in printed
     assert "perf(workloads.TrainStep(model='llama2-7b'" in printed
     assert 'python -m pytest test_perf/test_matmul.py -k "s4000"' in printed
     assert main([*arguments, "--json"]) == 0

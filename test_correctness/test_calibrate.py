@@ -123,6 +123,13 @@ def test_block_in_steady_state_and_the_rest_of_a_step():
     assert "test_depth[l4]" in traits["in_situ_ratio"].source
 
 
+def test_simulated_steps_calibrate_a_simulated_device():
+    without = calibrated(kernels(simulated=True)).calibration
+    made = calibrated([*kernels(simulated=True), *steps(without, ratio=1.1, simulated=True)]).calibration
+    assert (True, "in situ") == (made.simulated, made.regime)
+    assert pytest.approx(1.1, rel=1e-6) == made.traits["in_situ_ratio"].value
+
+
 def test_more_layers_in_no_more_time_tell_nothing():
     without = calibrated(kernels()).calibration
     flat = [dataclasses.replace(step, time_s=0.1) for step in steps(without)]

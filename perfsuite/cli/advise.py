@@ -77,7 +77,9 @@ def run(options: argparse.Namespace) -> int:
         calibration = dataclasses.replace(calibration, constants=constants)
     node = Node.of(device)
     base = Job.of(training, device, node=dataclasses.replace(node, devices=node.devices or options.world))
-    project(base, calibration)  # refuses where a figure is missing without which there is no time
+    project(
+        base, calibration, simulated=calibration.simulated
+    )  # refuses where a figure is missing without which there is no time
     advice = advise(
         training, base=base, calibration=calibration, world_size=options.world, global_batch=options.global_batch
     )
@@ -129,7 +131,7 @@ def _share(one: Candidate) -> str:
 
 def _why(advice: Advice, chosen: Candidate, calibration: Calibration) -> Iterator[str]:
     job = _job_of(advice, chosen)
-    projection = project(job, calibration)
+    projection = project(job, calibration, simulated=calibration.simulated)
     yield (
         f"run {described(chosen.layout)}: {format_seconds(projection.step_time_s)}, "
         f"{format_seconds(projection.low_s)} to {format_seconds(projection.high_s)} (80 %; {projection.regime}; "
@@ -233,7 +235,7 @@ def _plain(advice: Advice, calibration: Calibration, options: argparse.Namespace
         }
 
     chosen = advice.chosen
-    projection = project(_job_of(advice, chosen), calibration) if chosen else None
+    projection = project(_job_of(advice, chosen), calibration, simulated=calibration.simulated) if chosen else None
     return {
         "model": options.model,
         "platform": options.platform,

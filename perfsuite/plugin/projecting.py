@@ -205,5 +205,5 @@ def _projected(
     peaks = Peaks(
         tflops=device.tflops, memory_bandwidth=device.memory_bandwidth, link=device.link, host_link=device.host_link
     )
-    projection = project(Job.of(work.training, device), calibration)
+    projection = project(Job.of(work.training, device), calibration, simulated=simulated)
     return projected(case, projection, work, peaks, not_measured=not_measured, simulated=simulated)

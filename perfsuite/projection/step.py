@@ -74,13 +74,15 @@ class Projection:
         return max(RESOURCES, key=lambda resource: self.by_resource[resource])
 
 
-def project(job: Job, calibration: Calibration, projector: Projector | None = None) -> Projection:
+def project(
+    job: Job, calibration: Calibration, projector: Projector | None = None, *, simulated: bool = False
+) -> Projection:
     """The step of ``job`` on what ``calibration`` knows.
 
     ``projector`` is one that has priced other layouts of the same job.  Raises ConfigurationError where a figure is
     missing without which there is no time: no rate for the dtype, no network beyond one node.
     """
-    require_figures(job, calibration)
+    require_figures(job, calibration, simulated=simulated)
     if projector is None:
         projector = projector_of(job, calibration)
     layout = job.layout
@@ -131,10 +133,10 @@ def projector_of(job: Job, calibration: Calibration, *, simulated: bool = True) 
     )
 
 
-def require_figures(job: Job, calibration: Calibration) -> None:
-    """Raise ConfigurationError where a time would be made up."""
+def require_figures(job: Job, calibration: Calibration, *, simulated: bool = False) -> None:
+    """Raise ConfigurationError where a time would be made up; ``simulated`` devices take what was measured on such."""
     dtype = job.training.dtype
-    if calibration.simulated and not job.device.name.startswith("sim"):
+    if calibration.simulated and not simulated:
         family = f"platform {job.device.name}"
         raise ConfigurationError(
             f"the calibration of {calibration.device} was measured on a simulated device and says nothing of {family}; "

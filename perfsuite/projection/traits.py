@@ -164,7 +164,7 @@ def _block_s(foreseen: Sequence[tuple[int, Projection]]) -> float:
 def _project(seen: Observation, device: DeviceModel, calibration: Calibration) -> Projection:
     training: Training | None = seen.training
     assert training is not None
-    return project(Job.of(training, device), calibration)
+    return project(Job.of(training, device), calibration, simulated=calibration.simulated)
 
 
 def _is_host_bound(projection: Projection) -> bool:

@@ -69,6 +69,6 @@ def steps(calibration, *, ratio=1.0, host_s=0.0, layers=(1, 2, 4), **changes):
         training = Training(
             model="llama2-7b", overrides={"layers": count}, micro_batch_size=2, dtype="bf16", strategy="single"
         )
-        took = project(Job.of(training, device), changed).step_time_s + host_s
+        took = project(Job.of(training, device), changed, simulated=changed.simulated).step_time_s + host_s
         made.append(seen("TrainStep", took, f"test_depth[l{count}]", training=training, **changes))
     return made
