@@ -64,6 +64,17 @@ def test_constants_of_a_known_device_come_back():
     assert "test_matmul[8192]" in known["matmul_bf16_tflops"].source
 
 
+def test_units_that_idle_are_told_from_the_rate():
+    wave, products = 2e6, [product(side) for side in (1024, 2048, 4096, 8192)]
+    slower = [
+        dataclasses.replace(one, time_s=one.time_s + wave / one.parameters["m"] ** 2 * (one.time_s - KERNEL_US * 1e-6))
+        for one in products
+    ]
+    known = calibrated([*kernels()[3:], *slower]).calibration.constants
+    assert pytest.approx(wave, rel=1e-3) == known["wave_outputs"].value
+    assert pytest.approx(TFLOPS, rel=1e-3) == known["matmul_bf16_tflops"].value
+
+
 def test_what_is_bound_by_the_host_or_in_the_cache_tells_nothing():
     assert kernel_points([product(1024, launch_s=1.0)]) == ()
     cached = constants_of([copied(1 << 20, cache_bytes=1 << 20)], ())["memory_gb_per_s"]

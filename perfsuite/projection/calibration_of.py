@@ -27,6 +27,7 @@ _TESTS: Mapping[str, str] = MappingProxyType(
     {
         "matmul": "test_perf/test_matmul.py",
         "attention": "test_perf/test_kernels.py::test_attention_kernel",
+        "wave": "test_perf/test_matmul.py",
         "memory": "test_perf/test_memory_bandwidth.py",
         "kernel": "test_perf/test_memory_bandwidth.py",
         "link": "test_perf/test_collectives.py",

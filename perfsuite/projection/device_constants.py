@@ -66,6 +66,9 @@ def constants_of(observations: Sequence[Observation], points: Sequence[KernelPoi
     constants = {**_memory(observations), **_kernel(observations)}
     kernel = constants.get("kernel_us")
     kernel_s = kernel.value * 1e-6 if kernel else 0.0
+    wave = _wave([point for point in points if point.kind == "matmul"], kernel_s)
+    if wave is not None:
+        constants["wave_outputs"] = wave
     for prefix, kind in (
         ("matmul", "matmul"),
         ("attention", "attention_forward"),
@@ -73,7 +76,7 @@ def constants_of(observations: Sequence[Observation], points: Sequence[KernelPoi
     ):
         for dtype in sorted({point.dtype for point in points if point.kind == kind}):
             alike = [point for point in points if (point.kind, point.dtype) == (kind, dtype)]
-            rate = _sustained(alike, kernel_s)
+            rate = _sustained(alike, kernel_s, wave.value if wave and kind == "matmul" else 0.0)
             if rate is not None:
                 constants[f"{prefix}_{dtype}_tflops"] = rate
     return constants
@@ -93,12 +96,41 @@ def operations(point: KernelPoint) -> float:
     return 4.0 * pairs * features * (2.5 if point.kind == "attention_backward" else 1.0)
 
 
-def _sustained(points: Sequence[KernelPoint], kernel_s: float) -> Constant | None:
+def _wave(points: Sequence[KernelPoint], kernel_s: float) -> Constant | None:
+    """Outputs whose time idle units lose: seconds of an operation are 1 / rate x (1 + wave / outputs).
+
+    By least squares over the products of the dtype that has most; None below three different numbers of outputs.
+    """
+    by_dtype: dict[str, list[KernelPoint]] = {}
+    for point in points:
+        if point.time_s > 2 * kernel_s:
+            by_dtype.setdefault(point.dtype, []).append(point)
+    most = max(by_dtype.values(), key=len, default=[])
+    places = [(1 / _outputs(point), (point.time_s - kernel_s) / operations(point)) for point in most]
+    if len({place for place, _ in places}) < 3:
+        return None
+    middle, height = (statistics.fmean(values) for values in zip(*places, strict=True))
+    slope = sum((x - middle) * (y - height) for x, y in places) / sum((x - middle) ** 2 for x, _ in places)
+    level = height - slope * middle
+    if level <= 0:
+        return None
+    return Constant(value=max(0.0, slope / level), unit="outputs", source=named(most), relative_error=0.5)
+
+
+def _outputs(point: KernelPoint) -> float:
+    batch, m, n, _ = point.shape
+    return float(batch * m * n)
+
+
+def _sustained(points: Sequence[KernelPoint], kernel_s: float, wave: float) -> Constant | None:
     most = max(operations(point) for point in points)
     large = [point for point in points if operations(point) * _LARGE >= most and point.time_s > 2 * kernel_s]
     if not large:
         return None
-    rates = sorted(operations(point) / (point.time_s - kernel_s) / 1e12 for point in large)
+    rates = sorted(
+        operations(point) * (1 + (wave / _outputs(point) if wave else 0.0)) / (point.time_s - kernel_s) / 1e12
+        for point in large
+    )
     middle = statistics.median(rates)
     spread = (rates[-1] - rates[0]) / 2 / middle if len(rates) > 1 else ONE_CASE
     return Constant(value=middle, unit="TFLOPS", source=named(large), relative_error=round(spread, 4))
