@@ -56,7 +56,7 @@ class JournaledResult(Result):
             raise self._damage(str(error)) from None
 
     @functools.cached_property
-    def median_s(self) -> float:  # type: ignore[override]  # a property there, asked for many times here
+    def median_s(self) -> float:
         """Median seconds per iteration; of a measurement that nobody asked for, read off its samples alone."""
         if "measurement" in vars(self):
             return super().median_s

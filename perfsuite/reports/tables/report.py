@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from perfsuite.errors import ConfigurationError
+from perfsuite.reports.plain import without_paths
 from perfsuite.reports.tables.case import TableCase, scaled
 from perfsuite.reports.tables.environment import environment_grids, peaks_grid, topology_lines
 from perfsuite.reports.tables.grids import grids_of
@@ -81,7 +82,7 @@ def _unmeasured_lines(reasons: Mapping[str, str]) -> Iterator[str]:
     """A line per reason with its cases, the first few of them by name."""
     cases: dict[str, list[str]] = {}
     for case, reason in sorted(reasons.items()):
-        cases.setdefault(reason, []).append(f"`{case}`")
+        cases.setdefault(without_paths(reason), []).append(f"`{case}`")
     for reason, names in sorted(cases.items()):
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         yield f"- {escape(reason)}: {', '.join(names[:_NAMED])}{more}"
@@ -102,9 +103,9 @@ def _preamble(style: Style, recordings: Sequence[Recording], base: Recording | N
 
 def _head(recordings: Sequence[Recording], base: Recording | None) -> Iterator[str]:
     for recording in recordings:
-        yield f"- measured: {escape(recording.name)}, {_described(recording)}"
+        yield f"- measured: {escape(without_paths(recording.name))}, {_described(recording)}"
     if base is not None:
-        yield f"- base: {escape(base.name)}, {_described(base)}"
+        yield f"- base: {escape(without_paths(base.name))}, {_described(base)}"
     yield f"- published figures are references, no gates; {LABELS}"
 
 
