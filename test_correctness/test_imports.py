@@ -116,6 +116,7 @@ ROW = "1112.5  241.29  422.25      0   1113.4  241.09  421.91      0"
         (H100, "# Out of bounds", "# nThread 1 nGpus 1 minBytes 8\n# Out", r":59: another run begins here, the first"),
         (H100, ROW, ROW.replace("241.29", "nan"), r":52: algbw is 'nan', no finite number; remove the line"),
         (H100, "(us)", "", r":25: the units below the columns' names are missing"),
+        (NCCL / "constructed-v3.json", '"end_time"', "", r":1: no JSON of -J .*: it is cut"),
         (H100, "#  Rank", "#  Ran", r":12: no line '#  Rank'"),
         (NCCL / "alltoall-8xA100.log", "#", "#", r"fits all_gather and all_to_all.*--collective NAME"),
         (NCCL / "constructed-v3.json", '"time": 16.94', '"time": NaN', r":58: NaN is no figure"),

@@ -50,7 +50,7 @@ def head_lines(history: History, findings: Findings) -> Iterator[str]:
     timeline = findings.timeline
     where = f"on {plain(timeline.branch)} " if timeline.branch else ""
     yield (
-        f"{history.path}: {history.hardware}, {plural(len(timeline.sessions), 'session')} {where}"
+        f"{history.path}: {history.hardware or 'empty'}, {plural(len(timeline.sessions), 'session')} {where}"
         f"({len(timeline.apart)} apart), {plural(len(findings.cases), 'case')}"
     )
     for note in timeline.notes:

@@ -70,6 +70,10 @@ def _read(source: Source, told: Told) -> Imported:
 def _read_text(source: Source, told: Told) -> Imported:
     lines = [_PREFIX.sub("", line) for line in source.lines]
     begins = [number for number, line in enumerate(lines, start=1) if _BEGIN.search(line)]
+    if not begins and source.text.lstrip().startswith("{"):
+        raise source.fault(
+            1, "no JSON of -J (version, config, results): it is cut, or of another tool", "give all of it"
+        )
     if not begins:
         raise source.fault(1, "no line '# nThread ... nGpus ...', so this is no log of nccl-tests", "name its format")
     if len(begins) > 1:
