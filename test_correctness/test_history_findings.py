@@ -159,6 +159,19 @@ def test_fail_on_is_the_exit_code(tmp_path, capsys):
     assert "ordered by time" in capsys.readouterr().out
 
 
+def test_the_page_says_what_the_terminal_does_and_holds_no_markup_of_others(tmp_path, capsys):
+    hostile = "t.py::test_<script>alert(1)</script>"
+    sessions = drawn(40, (hostile, *CASES), lambda case, number: 0.05 if case == hostile and number >= 20 else 0.0)
+    path, page = written(tmp_path / "h.jsonl", *sessions), tmp_path / "h.html"
+    assert cli.main(["history", "show", str(path), "--repository", str(tmp_path), "--html", str(page)]) == 0
+    shown, text = capsys.readouterr().out, page.read_text()
+    effect = next(line for line in shown.splitlines() if hostile in line).partition(" %")[0]
+    assert f"<td>{effect} %" in text
+    assert "t.py::test_&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "<script" not in text
+    assert "style=" not in text
+
+
 @pytest.mark.slow
 def test_the_example_repository_names_its_commits():
     out = io.StringIO()

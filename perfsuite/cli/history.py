@@ -16,6 +16,9 @@ from perfsuite.history.git import Repository
 from perfsuite.history.order import in_order
 from perfsuite.history.session import session_of
 from perfsuite.journal import read_journal
+from perfsuite.reports.grids_page import grids_page
+from perfsuite.reports.over_time import history_grids
+from perfsuite.reports.timelines.files import write_file
 from perfsuite.run_record import Revision
 
 DEFAULT = Path("perf-history.jsonl")
@@ -41,6 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument(
         "--since", default="", metavar="REV", help="only changes after this revision, and what came of it"
     )
+    show.add_argument("--html", type=Path, metavar="FILE", help="write the same as a page of tables, too")
     show.add_argument(
         "--fail-on",
         metavar="CHANGE",
@@ -80,6 +84,10 @@ def _show(options: argparse.Namespace) -> int:
     history = file.read(options.path)
     findings = searched(history, Repository(root=options.repository), options.branch, options.case, options.since)
     print("\n".join(show_lines(history, findings)))
+    if options.html is not None:
+        title = f"Performance over time: {options.path.name}"
+        write_file(options.html, grids_page(title, history_grids(history, findings)))
+        print(f"\npage {options.html}")
     return EXIT_FOUND if least is not None and _has(findings, least, options.fail_on == "any") else EXIT_OK
 
 
