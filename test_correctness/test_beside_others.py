@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,9 @@ def test_measured_rows_of_the_same_collective_stand_beside():
         settings={"collective": "all_reduce"},
         values={"latency_us": 900.0, "busbw_gb_per_s": 1.165},
     )
-    (grid,) = imported_grids([read_file(H100, Told(platform="h200"))], [mine])
+    half = dataclasses.replace(mine, case="t.py::half", parameters={"message_bytes": 1 << 20, "dtype": "bf16"})
+    (grid,) = imported_grids([read_file(H100, Told(platform="h200"))], [mine, half])
+    assert ["bf16", "fp32"] == [row[2] for row in grid.rows[-2:]]
     assert ("measured: cpu", "all_reduce", "fp32", "2", "1MiB", "900", "", "1.165", "nccl-tests") == grid.rows[-1]
     assert "1MiB" in {row[4] for row in grid.rows[:-1]}
     assert {"imported: nccl-tests, h200", "measured: cpu"} == {row[0] for row in grid.rows}

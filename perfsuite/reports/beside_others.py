@@ -52,23 +52,27 @@ def label(row: ImportedRow) -> str:
 
 
 def _collectives(files: Sequence[Imported], cases: Sequence[TableCase]) -> Grid:
-    measured = {
-        (str(case.settings["collective"]), float(case.parameters["message_bytes"])): case
-        for case in cases
-        if case.values and "collective" in case.settings and "message_bytes" in case.parameters
-    }
+    measured = sorted(
+        (
+            case
+            for case in cases
+            if case.values and "collective" in case.settings and "message_bytes" in case.parameters
+        ),
+        key=lambda case: (str(case.settings["collective"]), _size(case), str(case.parameters.get("dtype")), case.ranks),
+    )
+    sizes = {_size(case) for case in measured}
     rows: list[tuple[str, ...]] = []
     kinds: set[str] = set()
     notes = [NEVER]
     for imported in files:
         points = _points(imported.rows)
         kinds |= {first.collective for first, _ in points}
-        shown = _chosen(points, {size for _, size in measured})
+        shown = _chosen(points, sizes)
         rows += [_collective_row(first, figures) for first, figures in shown]
         if len(shown) < len(points):
             notes.append(f"{plain(imported.source)}: {len(shown)} of {plural(len(points), 'row')}, out of place first")
     if rows:
-        rows += [_measured_row(case, size) for (kind, size), case in sorted(measured.items()) if kind in kinds]
+        rows += [_measured_row(case) for case in measured if case.settings["collective"] in kinds]
     return Grid(
         title="Collectives of other tools beside those measured",
         columns=("label", "collective", "dtype", "ranks", "size", "time us", "algbw GB/s", "busbw GB/s", "convention"),
@@ -111,13 +115,17 @@ def _collective_row(row: ImportedRow, figures: dict[str, float]) -> tuple[str, .
     )
 
 
-def _measured_row(case: TableCase, size: float) -> tuple[str, ...]:
+def _size(case: TableCase) -> float:
+    return float(case.parameters["message_bytes"])
+
+
+def _measured_row(case: TableCase) -> tuple[str, ...]:
     return (
         f"measured: {case.platform}",
         str(case.settings["collective"]),
         str(case.parameters.get("dtype", "")),
         str(case.ranks),
-        format_bytes(int(size)),
+        format_bytes(int(_size(case))),
         *(significant(case.values[name]) if name in case.values else "" for name in _COLLECTIVE),
         "nccl-tests",
     )
