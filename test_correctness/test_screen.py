@@ -371,3 +371,14 @@ def step(rank):
 def test_mine(perf):
     perf(step)
 """
+
+
+def test_a_figure_without_a_peak_hides_none_that_has_one():
+    def stream(case: str, value: float, peak: Peak | None) -> Result:
+        metric = Metric(name="gb_per_s", value=value, unit="GB/s", better="higher", peak=peak)
+        work = Work(bytes_moved=1.0, memory_path="device")
+        return result(case, workload="m:MemoryTriad", work=work, metrics=(metric,))
+
+    memory = Peak(value=50.0, unit="GB/s", source="measured here", kind="measured")
+    (line,) = family_lines([stream("t.py::cached", 900.0, None), stream("t.py::streamed", 40.0, memory)])
+    assert line.parts == ("triad 40 GB/s 80 % of measured 50",)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -215,13 +217,31 @@ def test_a_report_that_cannot_be_made_costs_no_result(mine):
     for arguments, said in (
         (("--perf-report=r.md", "--perf-report-style=flagperf"), "style flagperf has no table for"),
         (("--perf-report=r.md", "--benchmark-disable"), "nothing was measured that any report has a table for"),
-        (("--perf-report=test_it.py/r.md",), "was not written: File exists"),
     ):
         result = mine.run(*arguments)
         result.assert_outcomes(passed=2, skipped=1)
         assert result.ret == 0
         assert said in result.stdout.str()
         assert not (mine.pytester.path / "r.md").exists()
+
+
+def test_a_disk_that_is_full_at_the_end_costs_report_and_summary_and_no_result(mine, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_text = Path.write_text
+    monkeypatch.setattr(
+        Path,
+        "write_text",
+        lambda path, *given, **named: (full if path.suffix == ".md" else write_text)(path, *given, **named),
+    )
+    monkeypatch.setattr("perfsuite.plugin.ci.open", full, raising=False)
+    result = mine.run("--perf-report=r.md", "--perf-summary=s.md")
+    result.assert_outcomes(passed=2, skipped=1)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines_random(
+        ["report *r.md was not written: No space left*", "summary *s.md was not written: No space left*"]
+    )
 
 
 def test_a_journal_of_skips_alone_is_not_kept(pytester, monkeypatch):

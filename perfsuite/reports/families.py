@@ -85,13 +85,17 @@ def _metric(result: Result, *names: str) -> tuple[Metric, float] | None:
 
 
 def _best(pairs: Iterable[tuple[str, tuple[Metric, float] | None]]) -> Iterator[str]:
-    """The best figure under each name, the largest first."""
+    """The best figure under each name, the largest first; one without a peak, as of a cache, where no other is."""
     best: dict[str, tuple[Metric, float]] = {}
     for name, found in pairs:
-        if found is not None and (name not in best or found[1] > best[name][1]):
+        if found is not None and (name not in best or _better(found, best[name])):
             best[name] = found
     for name, (metric, value) in sorted(best.items(), key=lambda item: -item[1][1]):
         yield f"{name} {_figure(metric, value)}"
+
+
+def _better(one: tuple[Metric, float], other: tuple[Metric, float]) -> bool:
+    return (one[0].peak is not None, one[1]) > (other[0].peak is not None, other[1])
 
 
 def _is_step(result: Result) -> bool:

@@ -94,7 +94,7 @@ def _gate(run: RunRecord, width: int, stores: bool) -> Iterator[ScreenLine]:
     failing = any(run.gate.fails(verdict.name) for verdict in run.gate.verdicts)
     yield from _labelled("gate", told, width, "bad" if failing else "")
     for line in (*undecided_lines(run.gate.verdicts, run.gate.gate), *run.gate.banner):
-        yield from _labelled("", line, width, "doubt")
+        yield from _labelled(" ", line, width, "doubt")
 
 
 def _trust(run: RunRecord, width: int) -> Iterator[ScreenLine]:
@@ -113,9 +113,9 @@ def _trust(run: RunRecord, width: int) -> Iterator[ScreenLine]:
     yield from _labelled("trust", "; ".join(parts), width, "doubt" if loud else "")
     others = [line for line in warnings if not line.startswith(NOT_QUIET)]
     for line in others[:_WARNINGS]:
-        yield from _labelled("", printable(line, 2 * width), width, "doubt")
+        yield from _labelled(" ", printable(line, 2 * width), width, "doubt")
     if len(others) > _WARNINGS:
-        yield from _labelled("", f"and {plural(len(others) - _WARNINGS, 'more warning')}: --perf-show=tables", width)
+        yield from _labelled(" ", f"and {plural(len(others) - _WARNINGS, 'more warning')}: --perf-show=tables", width)
 
 
 def _families(run: RunRecord, width: int) -> Iterator[ScreenLine]:
