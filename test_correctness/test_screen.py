@@ -348,10 +348,12 @@ def test_a_target_that_cannot_be_written_is_told_before_anything_is_measured(pyt
 def test_a_real_terminal_gets_no_line_that_it_must_wrap(pytester, columns):
     pytester.makeconftest('pytest_plugins = ["perfsuite.plugin"]')
     pytester.makepyfile(test_it=ON_A_RANK)
-    command = f"stty cols {columns} rows 50; {sys.executable} -m pytest -p no:cacheprovider"
-    for options, colours in (("", True), ("--color=no", False)):
+    command = (
+        f"stty cols {columns} rows 50; {{}} {sys.executable} -m pytest -p no:cacheprovider"  # pytester: no colours
+    )
+    for given, colours in (("env -u PY_COLORS -u NO_COLOR TERM=xterm", True), ("env -u PY_COLORS NO_COLOR=1", False)):
         shown = subprocess.run(
-            ["script", "-qec", f"{command} {options}", "/dev/null"],
+            ["script", "-qec", command.format(given), "/dev/null"],
             capture_output=True,
             text=True,
             timeout=300,
