@@ -9,10 +9,9 @@ from pathlib import Path
 from perfsuite.cli.command import EXIT_OK, Command, print_json
 from perfsuite.cli.report import read_run
 from perfsuite.decoding import to_json
-from perfsuite.errors import ConfigurationError
 from perfsuite.platforms import load_catalog
-from perfsuite.reports.checklist import Answer, Facts, answers
-from perfsuite.reports.tables.recording import Recording, gathered
+from perfsuite.reports.checklist import Answer, answers, facts_of
+from perfsuite.reports.tables.recording import Recording
 
 _MARKS = {"yes": "[x]", "no": "[ ]", "not measured": "[?]", "does not apply": "[-]"}
 
@@ -31,25 +30,12 @@ def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite checklist``."""
     catalog = load_catalog(options.platform_file)
     recordings = [read_run(path, catalog) for path in options.results]
-    facts = _facts(recordings)
-    told = list(answers(facts))
+    told = list(answers(facts_of(recordings)))
     if options.json:
         print_json([to_json(answer) for answer in told])
     else:
         print("\n".join(_lines(recordings, told)))
     return EXIT_OK
-
-
-def _facts(recordings: list[Recording]) -> Facts:
-    """The results of one machine as the answers take them; ConfigurationError for those of several."""
-    machines = {recording.hardware: recording for recording in recordings}
-    if len(machines) > 1:
-        raise ConfigurationError(f"results of several machines, {', '.join(machines)}; give those of one")
-    worker: dict[str, object] = {}
-    for recording in recordings:
-        worker.update(recording.environment.get("driver") or {})
-        worker.update(recording.environment.get("worker") or {})
-    return Facts(cases=gathered(recordings, None).cases, worker=worker, device=recordings[-1].device)
 
 
 def _lines(recordings: list[Recording], told: list[Answer]) -> Iterator[str]:

@@ -25,8 +25,8 @@ class Tracing:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.written = 0
-        """Cases whose files are in the folder."""
+        self.written: list[tuple[str, Path, Path]] = []
+        """Cases whose files are in the folder, with their trace and picture."""
         self.problems: dict[str, str] = {}
         """Why a case's files are missing, by node id."""
 
@@ -42,11 +42,11 @@ class Tracing:
         from perfsuite.reports.timelines.files import write_case
 
         try:
-            write_case(result.case, timeline, self.folder)
+            files = write_case(result.case, timeline, self.folder)
         except PerfsuiteError as problem:
             self.problems[result.case] = str(problem)
         else:
-            self.written += 1
+            self.written.append((result.case, *files))
 
 
 tracing_key = pytest.StashKey[Tracing]()
@@ -84,6 +84,13 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     tracing = config.stash.get(tracing_key, None)
     if tracing is None:
         return
+    if tracing.written:
+        from perfsuite.reports.timelines.index import write_index
+
+        try:
+            write_index(tracing.written, tracing.folder)
+        except PerfsuiteError as error:
+            terminalreporter.write_line(f"warning: --perf-trace: {error}", yellow=True)
     terminalreporter.write_line(_said(tracing))
     for case, problem in tracing.problems.items():
         terminalreporter.write_line(f"warning: --perf-trace: {case}: {problem}{_remedy(config)}", yellow=True)
@@ -91,7 +98,7 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
 
 def _said(tracing: Tracing) -> str:
     if tracing.written:
-        return f"timelines of {plural(tracing.written, 'case')} in {tracing.folder}"
+        return f"timelines of {plural(len(tracing.written), 'case')} in {tracing.folder}"
     return f"no timeline in {tracing.folder}: {'see below' if tracing.problems else 'no measured case recorded one'}"
 
 

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from perfsuite.errors import ConfigurationError
 from perfsuite.metrics.spec import significant
 from perfsuite.platforms import DeviceModel
 from perfsuite.platforms.quirks import numbers
 from perfsuite.platforms.registry import family_class
 from perfsuite.reports.tables.case import TableCase, case_token
+from perfsuite.reports.tables.recording import Recording, gathered
 from perfsuite.units import plural
 
 Verdict = Literal["yes", "no", "not measured", "does not apply"]
@@ -63,6 +65,18 @@ class Facts:
     def training(self) -> list[TableCase]:
         """Measured steps, without searches for a batch."""
         return [case for case in self.cases if case.workload == "TrainStep" and "samples_per_s" in case.values]
+
+
+def facts_of(recordings: Sequence[Recording]) -> Facts:
+    """The results of one machine as the answers take them; ConfigurationError for those of several."""
+    machines = {recording.hardware: recording for recording in recordings}
+    if len(machines) > 1:
+        raise ConfigurationError(f"results of several machines, {', '.join(machines)}; give those of one")
+    worker: dict[str, object] = {}
+    for recording in recordings:
+        worker.update(recording.environment.get("driver") or {})
+        worker.update(recording.environment.get("worker") or {})
+    return Facts(cases=gathered(recordings, None).cases, worker=worker, device=recordings[-1].device)
 
 
 def answers(facts: Facts) -> Iterator[Answer]:

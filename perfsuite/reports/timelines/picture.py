@@ -17,19 +17,20 @@ _PER_ACTION = 150
 """Pixels per action of a rank at most: a step that mostly waits does not become a thread."""
 
 
-def timeline_svg(timeline: Timeline, *, title: str = "") -> str:
+def timeline_svg(timeline: Timeline, *, title: str = "", step_px: float | None = None) -> str:
     """The picture as an SVG document.
 
     A box is an action: its colour and letter (F, B, or I and W for the halves of a backward) are the kind, its number
     the micro-batch; a rank's later stages are paler.  Where a box is too narrow the letter goes first, then the number;
     its tooltip says everything.  Waits are hatched, idle time that is no recorded wait is white.  Marks under a lane
     are sends, marks over it receives; one that took time is a bar as long.  The right margin has each rank's busy share
-    and its most micro-batches in flight.  What lies before the first action or after the last is cut off.  Raises
-    InvalidParameter for a timeline without actions.
+    and its most micro-batches in flight.  What lies before the first action or after the last is cut off.  ``step_px``:
+    how wide the step is, if not so wide that most boxes have room for their words.  Raises InvalidParameter for a
+    timeline without actions.
     """
     zero, end = step_bounds_s(timeline)
     words = legend.width_of_words(timeline, title) - draw.RIGHT
-    scale = draw.Scale(zero_s=zero, length_s=end - zero, width=max(_best_width(timeline, end - zero), words))
+    scale = draw.Scale(zero_s=zero, length_s=end - zero, width=max(step_px or _best_width(timeline, end - zero), words))
     width = round(draw.LEFT + scale.width + draw.RIGHT)
     height = draw.TOP + timeline.ranks * (draw.LANE + draw.GAP) + draw.BOTTOM
     root = ElementTree.Element(
@@ -41,6 +42,8 @@ def timeline_svg(timeline: Timeline, *, title: str = "") -> str:
             "height": str(height),
             "font-family": "DejaVu Sans, Helvetica, Arial, sans-serif",
             "font-size": "11",
+            "role": "img",
+            "aria-label": legend.heading(timeline, title),
         },
     )
     draw.hatching(root)
