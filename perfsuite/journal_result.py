@@ -48,6 +48,23 @@ class JournaledResult(Result):
         return rederived(metrics, work=self.work, measurement=self.measurement, peaks=peaks)
 
     @functools.cached_property
+    def values(self) -> Mapping[str, float]:
+        """As they were written; a utilisation of a measured peak as one of the peak that the journal ends with."""
+        if "metrics" in vars(self):
+            return {metric.name: metric.value for metric in self.metrics if metric.value is not None}
+        values: dict[str, float] = {}
+        for plain in self._plain_metrics:
+            value, peak = plain.get("value"), plain.get("peak")
+            if value is not None and peak and plain.get("unit") == "percent" and peak.get("kind") == "measured":
+                last = self._peaks.tflops.get(self.work.dtype) if self._peaks is not None else None
+                value *= peak["value"] / last.value if last is not None else 1.0
+                if value > 100:
+                    continue  # what is above a measured peak is no share of it
+            if value is not None:
+                values[plain["name"]] = value
+        return values
+
+    @functools.cached_property
     def measurement(self) -> Measurement | None:
         """None when the case ran out of memory."""
         try:

@@ -451,6 +451,11 @@ class Result:
             raise ValueError(f"{self.case} has no samples: {self.outcome} {self.detail}".strip())
         return self.measurement.median_s
 
+    @functools.cached_property
+    def values(self) -> Mapping[str, float]:
+        """Metrics that have a value, by name."""
+        return {metric.name: metric.value for metric in self.metrics if metric.value is not None}
+
     def metric(self, name: str) -> Metric:
         """The metric of this name; KeyError names those there are."""
         for metric in self.metrics:

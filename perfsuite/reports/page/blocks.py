@@ -1,0 +1,152 @@
+"""What a section of the page is made of: plain data, which the templates write as HTML.
+
+A section is one file of :mod:`perfsuite.reports.page.sections`: the material in, a :class:`Section` out.  Nothing here
+holds markup, so no section can forget to escape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from perfsuite.reports.tables.markdown import Grid
+
+Tone = Literal["plain", "warn", "bad", "good"]
+"""How much a text asks for attention; it is also said in words, never by colour alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """A paragraph."""
+
+    text: str
+    tone: Tone = "plain"
+    kind: str = "words"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One line of a list."""
+
+    text: str
+    tone: Tone = "plain"
+    case: str = ""
+    """Anchor of the case that it is about; empty for none."""
+    case_name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Items:
+    """A list."""
+
+    items: Sequence[Item]
+    more: str = ""
+    """What was left out, in words."""
+    kind: str = "items"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """One figure that the page begins with."""
+
+    label: str
+    figure: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """Figures side by side."""
+
+    tiles: Sequence[Tile]
+    kind: str = "tiles"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table; a long one is cut, and its last line says so."""
+
+    grid: Grid
+    folded: bool = False
+    kind: str = "table"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A chart and the table of what it draws.  Without the renderer the table stands alone."""
+
+    title: str
+    spec: Mapping[str, Any]
+    """Vega-Lite, the data in it; :mod:`perfsuite.reports.page.charts` makes them."""
+    grid: Grid | None = None
+    """None where the chart before has the table of both."""
+    caption: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charts:
+    """Charts side by side."""
+
+    charts: Sequence[Chart]
+    small: bool = False
+    """Small multiples: more of them in a row."""
+    kind: str = "charts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A picture that is SVG already, as wide as it needs to be; made by perfsuite and escaped there."""
+
+    title: str
+    svg: str
+    grid: Grid
+    folded: bool = False
+    kind: str = "drawing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Printed:
+    """Text as a tool printed it, in letters of one width."""
+
+    title: str
+    text: str
+    kind: str = "printed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseRow:
+    """One line of the table of all cases."""
+
+    anchor: str
+    name: str
+    cells: tuple[tuple[str, float | None], ...]
+    """Text of each column, and the number to sort by where the text is one."""
+    details: tuple[tuple[str, str], ...] = ()
+    """What is folded below the name: label and text."""
+    strip: str = ""
+    """The samples as the path of a picture 240 wide and 12 high."""
+    strip_told: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseTable:
+    """Every case, to be filtered and sorted."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[CaseRow]
+    more: str = ""
+    kind: str = "cases"
+
+
+Block = Words | Items | Tiles | Table | Charts | Drawing | Printed | CaseTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One part of the page."""
+
+    key: str
+    """Its anchor."""
+    title: str
+    blocks: Sequence[Block]

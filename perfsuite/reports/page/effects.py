@@ -1,0 +1,112 @@
+"""How much a case changed between two sets of runs, with an interval where runs allow one.
+
+The run of the processes is the unit of evidence, not the sample: one run against one has no interval.  One new run
+against several stored ones has the interval of a prediction, as wide as stored runs differ among themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+
+from perfsuite.gate.describe import word
+from perfsuite.gate.verdict import TIME, Verdict
+from perfsuite.reports.page.blocks import Tone
+from perfsuite.reports.page.material import Case, Change
+from perfsuite.reports.page.numbers import duration
+from perfsuite.statistics.student import t_quantile
+from perfsuite.units import plural
+
+LEAST_RUNS = 3
+"""Of fewer runs nobody knows how they spread."""
+TOLERANCE = 0.03
+"""A change that does not matter, as the gate's default has it."""
+
+Known = tuple[float, float | None, float | None]
+
+
+def ratio(before_s: Sequence[float], after_s: Sequence[float]) -> Known | None:
+    """Relative change of the geometric means and its 95 % interval; no interval where runs are too few.
+
+    >>> effect, low, high = ratio([1.0, 1.01, 0.99, 1.0], [1.1])
+    >>> round(effect, 3), low < 0.1 < high
+    (0.1, True)
+    >>> ratio([1.0], [2.0])
+    (1.0, None, None)
+    """
+    if not before_s or not after_s or min(*before_s, *after_s) <= 0:
+        return None
+    before, after = ([math.log(time_s) for time_s in times_s] for times_s in (before_s, after_s))
+    effect = statistics.fmean(after) - statistics.fmean(before)
+    known = [times for times in (before, after) if len(times) >= LEAST_RUNS]
+    if not known:
+        return math.expm1(effect), None, None
+    freedom = sum(len(times) - 1 for times in known)
+    variance = sum(statistics.variance(times) * (len(times) - 1) for times in known) / freedom
+    reach = t_quantile(0.975, freedom) * math.sqrt(variance * (1 / len(before) + 1 / len(after)))
+    return math.expm1(effect), math.expm1(effect - reach), math.expm1(effect + reach)
+
+
+def tone_of(effect: float, low: float | None, high: float | None) -> Tone:
+    """bad or good only where the interval excludes no change and the change is more than the tolerance."""
+    if low is not None and low > 0 and effect > TOLERANCE:
+        return "bad"
+    return "good" if high is not None and high < 0 and effect < -TOLERANCE else "plain"
+
+
+def changes_between(before: Iterable[Case], after: Iterable[Case]) -> Iterator[Change]:
+    """The cases that both have, in the order of ``after``."""
+    older = {case.node: case for case in before if case.is_measured}
+    for case in after:
+        base = older.get(case.node)
+        if base is None or not case.is_measured:
+            continue
+        known = ratio(base.times_s, case.times_s)
+        if known is None:
+            continue
+        effect, low, high = known
+        tone = tone_of(effect, low, high)
+        unsure = "unsure: one run each" if low is None else "not shown"
+        yield Change(
+            node=case.node,
+            effect=effect,
+            low=low,
+            high=high,
+            before=duration(math.exp(statistics.fmean(map(math.log, base.times_s)))),
+            after=duration(math.exp(statistics.fmean(map(math.log, case.times_s)))),
+            word={"bad": "slower", "good": "faster"}.get(tone, unsure),
+            tone=tone,
+            runs=f"{plural(len(case.times_s), 'run')} against {len(base.times_s)}",
+        )
+
+
+_BAD = ("regressed", "drifted", "environment", "impossible")
+
+
+def changes_of_verdicts(verdicts: Iterable[Verdict]) -> Iterator[Change]:
+    """What the gate compared: of each case the finding that decided."""
+    for verdict in verdicts:
+        found = verdict.decisive
+        if found is None or found.effect is None or not math.isfinite(found.effect):
+            continue
+        low, high = found.interval if found.interval is not None else (None, None)
+        seconds = found.unit == "s"
+        ends = [
+            "" if value is None else duration(value) if seconds else f"{value:.4g} {found.unit}".strip()
+            for value in (found.before, found.after)
+        ]
+        tone: Tone = "bad" if verdict.name in _BAD else "good" if verdict.name == "improved" else "plain"
+        of = "" if found.quantity == TIME else f" in {found.quantity}"
+        yield Change(
+            node=verdict.case,
+            effect=found.effect,
+            low=low,
+            high=high,
+            before=ends[0],
+            after=ends[1],
+            word=f"{word(verdict).partition(' ')[0]}{of}",
+            tone=tone,
+            runs=f"{plural(verdict.runs, 'run')} against {verdict.stored_runs}"
+            + (f", {plural(verdict.pairs, 'pair')}" if verdict.pairs else ""),
+        )

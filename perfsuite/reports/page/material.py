@@ -1,0 +1,255 @@
+"""What a page is made of: the cases of journals, baseline files or a session, what was found, what was compared.
+
+Layers below know nothing of journals: whoever has one (the command line, the plugin) hands over its parts here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfsuite.baselines.baseline import Entry
+from perfsuite.gate.verdict import Verdict
+from perfsuite.platforms import DeviceModel
+from perfsuite.records import Measurement, Metric, Peak, Result, Work
+from perfsuite.reports.notable import Notable
+from perfsuite.reports.page.blocks import Tone
+from perfsuite.reports.tables.markdown import Grid
+from perfsuite.reports.tables.settings import class_of
+from perfsuite.run_record import RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One case as the page sees it, from a result or from a baseline's entry; a journal's is decoded when asked for."""
+
+    node: str
+    """pytest node id."""
+    workload: str
+    """Class or function without its module."""
+    parameters: Mapping[str, Any]
+    ranks: int
+    outcome: str
+    """measured, out_of_memory or smoke."""
+    median_s: float | None
+    """Of its newest run."""
+    times_s: tuple[float, ...]
+    """Median seconds of each run that is known, the newest last."""
+    fingerprint: str
+    platform: str
+    result: Result | None = None
+    entry: Entry | None = None
+    """Of a baseline."""
+
+    @functools.cached_property
+    def metrics(self) -> tuple[Metric, ...]:
+        """With peaks and conventions; none of a baseline."""
+        return self.result.metrics if self.result is not None else ()
+
+    @functools.cached_property
+    def values(self) -> Mapping[str, float]:
+        """Metrics that have a value."""
+        if self.entry is not None:
+            return self.entry.newest.metrics
+        return self.result.values if self.result is not None else {}
+
+    @functools.cached_property
+    def work(self) -> Work:
+        """What an iteration does; nothing is known of it in a baseline."""
+        return self.result.work if self.result is not None else Work()
+
+    @property
+    def measurement(self) -> Measurement | None:
+        """None of a baseline, and of a case that ran out of memory."""
+        return self.result.measurement if self.result is not None else None
+
+    @property
+    def detail(self) -> str:
+        """Why nothing was measured."""
+        if self.outcome != "out_of_memory":
+            return ""
+        return self.result.detail if self.result is not None else "out of memory (a baseline does not keep how much)"
+
+    @property
+    def name(self) -> str:
+        """The id without its file."""
+        return self.node.partition("::")[2] or self.node
+
+    @property
+    def test(self) -> str:
+        """The test function: ``test_ddp``."""
+        return self.name.partition("[")[0]
+
+    @property
+    def words(self) -> str:
+        """What stands in the brackets of the id; the name where nothing does."""
+        return self.name.partition("[")[2].removesuffix("]") or self.name
+
+    @functools.cached_property
+    def anchor(self) -> str:
+        """Where it stands on any page of this hardware."""
+        return "c-" + hashlib.sha256(f"{self.fingerprint} {self.node}".encode(errors="replace")).hexdigest()[:10]
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is a time that counts."""
+        return self.outcome == "measured" and self.median_s is not None
+
+    def peak(self, name: str) -> Peak | None:
+        """What a metric's share is taken of."""
+        return next((metric.peak for metric in self.metrics if metric.name == name), None)
+
+
+def case_of_result(result: Result) -> Case:
+    """The case of a journal's result."""
+    median_s = result.median_s if result.outcome == "measured" else None
+    return Case(
+        node=result.case,
+        workload=class_of(result.workload),
+        parameters=result.parameters,
+        ranks=result.world_size,
+        outcome=result.outcome,
+        median_s=median_s,
+        times_s=(median_s,) if median_s is not None else (),
+        fingerprint=result.fingerprint,
+        platform=result.platform,
+        result=result,
+    )
+
+
+def case_of_entry(entry: Entry, fingerprint: str, platform: str) -> Case:
+    """The case of a baseline's entry as its newest run had it, with the times of all that are kept."""
+    run, case = entry.newest, entry.case
+    return Case(
+        node=case.node,
+        workload=class_of(case.workload),
+        parameters=case.parameters,
+        ranks=case.world_size,
+        outcome=run.outcome,
+        median_s=run.median_s if run.quantiles_s else None,
+        times_s=tuple(kept.median_s for kept in entry.runs if kept.quantiles_s),
+        fingerprint=fingerprint,
+        platform=platform,
+        entry=entry,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One case before and after."""
+
+    node: str
+    effect: float | None
+    """Relative change of the time: 0.05 is 5 % slower; None where nothing could be compared."""
+    low: float | None = None
+    """Lower end of the 95 % interval; None without one: then the effect is unsure."""
+    high: float | None = None
+    before: str = ""
+    after: str = ""
+    word: str = ""
+    """What was decided: regressed, slower, pass, undecided."""
+    tone: Tone = "plain"
+    runs: str = ""
+    """What it rests on: ``6 pairs``, ``1 run against 12``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One journal, baseline file or session."""
+
+    name: str
+    """File without its folder."""
+    platform: str
+    fingerprint: str
+    cases: tuple[Case, ...]
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Why a case has no result, by node id: skipped, failed or interrupted."""
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    """What the gate said, by node id."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What else is known of the run, label and text: session, start, commit, command."""
+    warnings: tuple[str, ...] = ()
+    device: DeviceModel | None = None
+    """What is published of the platform."""
+    simulated: bool = False
+    record: RunRecord | None = None
+    """None for a baseline file."""
+
+    @property
+    def hardware(self) -> str:
+        """``cpu (cpu-amd-epyc-2c)``."""
+        return f"{self.platform} ({self.fingerprint})" if self.fingerprint else self.platform
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """All that a page shows."""
+
+    runs: tuple[Run, ...]
+    base: Run | None = None
+    """What the runs are compared with."""
+    changes: tuple[Change, ...] = ()
+    """Every case that was compared, in order of appearance."""
+    compared: str = ""
+    """What with what, in words: ``b (HEAD) against a (main), 6 pairs``."""
+    notable: tuple[Notable, ...] = ()
+    """The gravest first."""
+    beside: tuple[Grid, ...] = ()
+    """Tables of a history and of other tools' figures."""
+
+    @functools.cached_property
+    def cases(self) -> tuple[Case, ...]:
+        """Each case once: of several runs the newest, with the times of all of them."""
+        newest: dict[tuple[str, str], Case] = {}
+        for case in (case for run in self.runs for case in run.cases):
+            key = (case.fingerprint, case.node)
+            newest[key] = joined(newest.get(key), case)
+        return tuple(newest.values())
+
+    @functools.cached_property
+    def measured(self) -> tuple[Case, ...]:
+        """Cases with a time that counts."""
+        return tuple(case for case in self.cases if case.is_measured)
+
+    @functools.cached_property
+    def missing(self) -> Mapping[str, str]:
+        """Why cases have no result in any run."""
+        there = {case.node for case in self.cases}
+        return {node: why for run in self.runs for node, why in run.missing.items() if node not in there}
+
+    @functools.cached_property
+    def verdicts(self) -> Mapping[str, Verdict]:
+        """The newest of each case."""
+        return {node: verdict for run in self.runs for node, verdict in run.verdicts.items()}
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any time here is of a simulated device."""
+        return any(run.simulated for run in self.runs)
+
+    @functools.cached_property
+    def anchors(self) -> Mapping[str, str]:
+        """Where each case stands on the page, by node id."""
+        return {case.node: case.anchor for case in self.cases}
+
+
+def joined(older: Case | None, newer: Case) -> Case:
+    """The newer run of a case with the times of both; one that measured nothing does not hide one that did."""
+    if older is None:
+        return newer
+    if older.is_measured and not newer.is_measured:
+        return older
+    return dataclasses.replace(newer, times_s=(*older.times_s, *newer.times_s))
+
+
+def named(nodes: Iterable[str], most: int = 3) -> str:
+    """Names of a few cases and how many more there are."""
+    names: Sequence[str] = [node.partition("::")[2] or node for node in nodes]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

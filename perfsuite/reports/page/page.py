@@ -1,0 +1,142 @@
+"""The page itself: sections of a run written as one HTML file, its charts drawn, its style and script inside.
+
+Equal material gives equal bytes: nothing of the moment or the machine that writes it goes in.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from perfsuite.errors import ConfigurationError
+from perfsuite.reports.page.blocks import Chart, Charts, Section
+from perfsuite.reports.page.charts.look import stamped
+from perfsuite.reports.page.material import Case, Material
+from perfsuite.reports.page.sections import SECTIONS
+from perfsuite.reports.page.svg import NO_RENDERER, Draw, renderer
+from perfsuite.reports.page.text import visible
+from perfsuite.reports.tables.markdown import Grid
+from perfsuite.reports.timelines.files import write_file
+
+MOST_CHARTS = 24
+SIMULATED = "SIMULATED DEVICES: no time here is a measurement"
+_FIGURE = re.compile(r"[-+]?\d|x \d|\[[-+]?\d|< ?\d")
+"""How a cell of a column of numbers begins."""
+
+
+def write_page(material: Material, path: Path) -> None:
+    """Write the page to ``path``, whole or not at all; ConfigurationError says why it could not be."""
+    write_file(path, render(material))
+
+
+def render(material: Material) -> str:
+    """The page as text.  Raises ConfigurationError where jinja2, which comes with torch, is not installed."""
+    try:
+        import jinja2
+        from markupsafe import Markup
+    except ImportError:
+        raise ConfigurationError(
+            "the page is written by jinja2, which is not installed: pip install 'perfsuite[report]'"
+        ) from None
+    sections = [section for make in SECTIONS if (section := make(material)) is not None]
+    draw = renderer()
+    style, script = (_shipped(name) for name in ("style.css", "script.js"))
+    environment = jinja2.Environment(
+        autoescape=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+        loader=jinja2.FunctionLoader(lambda name: (_shipped(name), name, lambda: True)),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["identity"] = id
+    environment.globals.update(anchor=_anchors(material, sections).get, right=_right)
+    text: str = environment.get_template("page.html").render(
+        title=_title(material),
+        sections=sections,
+        pictures=_pictures(sections, draw, simulated=material.simulated, markup=Markup),
+        svg=Markup,
+        style=Markup(style),
+        script=Markup(script),
+        policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'",
+        simulated=SIMULATED if material.simulated else "",
+        missing="" if draw else NO_RENDERER,
+    )
+    return text
+
+
+def _shipped(name: str) -> str:
+    """A file of the folder of templates."""
+    return (resources.files("perfsuite.reports.page") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """What a policy allows this very style or script by."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _title(material: Material) -> str:
+    run = material.runs[-1] if material.runs else None
+    devices = run.environment.get("devices") if run else None
+    name = str(devices[0]).partition(",")[0] if isinstance(devices, Sequence) and devices else ""
+    hardware = " x ".join(filter(None, (str(len(devices or ())) if len(devices or ()) > 1 else "", name)))
+    told = (hardware or (run.platform if run else ""), f"torch {run.versions.get('torch', 'unknown')}" if run else "")
+    return ", ".join(filter(None, ("perfsuite", *told)))
+
+
+# -- charts ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A drawn chart."""
+
+    svg: Any
+    """Markup; empty where it was not drawn."""
+    why_not: str = ""
+
+
+def _pictures(sections: Sequence[Section], draw: Draw | None, *, simulated: bool, markup: Any) -> Mapping[int, Picture]:
+    """Pictures by the identity of their chart, at most MOST_CHARTS."""
+    pictures: dict[int, Picture] = {}
+    for number, chart in enumerate(_charts(sections)):
+        if draw is None or number >= MOST_CHARTS or not chart.spec:
+            why = "" if draw is None or not chart.spec else f"more than {MOST_CHARTS} charts: the table has it"
+            pictures[id(chart)] = Picture(svg="", why_not=why)
+            continue
+        spec = stamped(chart.spec, SIMULATED) if simulated else chart.spec
+        pictures[id(chart)] = Picture(svg=markup(draw(spec, chart.title, f"k{number}-")))
+    return pictures
+
+
+def _charts(sections: Sequence[Section]) -> Iterator[Chart]:
+    for section in sections:
+        for block in section.blocks:
+            if isinstance(block, Charts):
+                yield from block.charts
+
+
+# -- cells -------------------------------------------------------------------------------------------------------
+
+
+def _anchors(material: Material, sections: Sequence[Section]) -> Mapping[str, str]:
+    """Where a case of this name stands in the table of all cases; none for a name that several cases have."""
+    there = {row.anchor for section in sections for block in section.blocks for row in getattr(block, "rows", ())}
+    by_name: dict[str, list[Case]] = {}
+    for case in material.cases:
+        by_name.setdefault(case.name, []).append(case)
+    return {name: cases[0].anchor for name, cases in by_name.items() if len(cases) == 1 and cases[0].anchor in there}
+
+
+def _right(grid: Grid) -> list[bool]:
+    """Which columns are of numbers and stand to the right."""
+    columns = range(len(grid.columns))
+    cells = [[row[index] for row in grid.rows if row[index]] for index in columns]
+    return [index > 0 and bool(column) and all(map(_FIGURE.match, column)) for index, column in enumerate(cells)]

@@ -1,0 +1,116 @@
+"""From a run's record or a baseline file to what the page shows; both sides of a comparison come together here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+
+from perfsuite.baselines.baseline import Baseline
+from perfsuite.platforms import DeviceModel
+from perfsuite.records import Result
+from perfsuite.reports.notable import notable
+from perfsuite.reports.page.effects import changes_between, changes_of_verdicts
+from perfsuite.reports.page.material import Case, Change, Material, Run, case_of_entry, case_of_result, joined
+from perfsuite.reports.page.numbers import duration
+from perfsuite.run_record import RunRecord
+
+
+def run_of_record(record: RunRecord, device: DeviceModel | None) -> Run:
+    """A session that just ended, or a journal."""
+    missing = {case: f"failed: {message.partition(chr(10))[0]}" for case, message in record.failures.items()}
+    missing.update({case: f"interrupted by {signal}" for case, signal in record.interrupted.items()})
+    missing.update({case: f"skipped: {reason}" for case, reason in record.skips.items()})
+    results = tuple(record.results.values())
+    return Run(
+        name=PurePath(record.name).name,
+        platform=record.platform,
+        fingerprint=record.fingerprint,
+        cases=tuple(map(case_of_result, results)),
+        missing=missing,
+        verdicts=record.gate.by_case if record.gate else {},
+        environment=results[-1].environment if results else {},
+        versions=record.versions,
+        facts={label: text for label, text in _facts(record) if text},
+        warnings=(*(record.gate.banner if record.gate else ()), *(record.end.warnings if record.end else ())),
+        device=device,
+        simulated=any(result.simulated for result in results),
+        record=record,
+    )
+
+
+def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
+    revision = record.revision
+    dirty = " with uncommitted changes" if revision.dirty else ""
+    yield "session", record.session
+    yield "started", record.started_at
+    yield "took", duration(record.end.took_s) if record.end else ""
+    yield "exit status", str(record.end.exit_status) if record.end else ""
+    yield "commit", f"{revision.commit[:12]}{dirty}" if revision.commit else ""
+    yield "branch", revision.branch
+    yield "subject", revision.subject
+    yield "command", " ".join(("pytest", *record.arguments)) if record.arguments else ""
+
+
+def run_of_baseline(baseline: Baseline, name: str, device: DeviceModel | None) -> Run:
+    """The newest run of each case that a baseline file keeps."""
+    hardware = baseline.hardware
+    newest = max((entry.newest for entry in baseline.entries.values()), key=lambda run: run.time, default=None)
+    environment = newest.environment if newest else {}
+    packages = environment.get("packages")
+    entries = sorted(baseline.entries.items(), key=lambda pair: pair[0])
+    return Run(
+        name=name,
+        platform=hardware.platform,
+        fingerprint=hardware.fingerprint,
+        cases=tuple(case_of_entry(entry, hardware.fingerprint, hardware.platform) for _, entry in entries),
+        environment=environment,
+        versions=packages if isinstance(packages, Mapping) else {},
+        facts={"newest run": newest.time, "commit": newest.commit} if newest else {},
+        device=device,
+        simulated=hardware.simulated,
+    )
+
+
+def material_of(runs: Sequence[Run], base: Run | None = None) -> Material:
+    """All that a page shows of these runs, beside ``base`` where one is given.
+
+    Without a base the verdicts of the gate are the comparison, where it judged.
+    """
+    found = tuple(one for run in runs[-1:] if run.record is not None for one in notable(run.record))
+    alone = Material(runs=tuple(runs), base=base, notable=found)
+    if base is not None:
+        changes = tuple(changes_between(base.cases, alone.cases))
+        compared = f"{', '.join(run.name for run in runs)} with {base.name}"
+    else:
+        changes = tuple(changes_of_verdicts(alone.verdicts.values()))
+        compared = "the stored runs of the baseline, by the gate" if changes else ""
+    return Material(runs=tuple(runs), base=base, notable=found, changes=changes, compared=compared)
+
+
+def material_of_arms(
+    a: Sequence[Sequence[Result]],
+    b: Sequence[Sequence[Result]],
+    names: Sequence[str],
+    changes: Sequence[Change],
+    compared: str,
+) -> Material:
+    """The page of an A/B: every run of both arms, arm b beside arm a."""
+    arms = [_arm(results, name) for results, name in zip((a, b), names, strict=True)]
+    return Material(runs=(arms[1],), base=arms[0], changes=tuple(changes), compared=compared)
+
+
+def _arm(runs: Sequence[Sequence[Result]], name: str) -> Run:
+    """One arm: the newest run of each case with the times of all."""
+    every = [result for results in runs for result in results]
+    cases: dict[str, Case] = {}
+    for result in every:
+        cases[result.case] = joined(cases.get(result.case), case_of_result(result))
+    newest = every[-1] if every else None
+    return Run(
+        name=name,
+        platform=newest.platform if newest else "",
+        fingerprint=newest.fingerprint if newest else "",
+        cases=tuple(cases.values()),
+        environment=newest.environment if newest else {},
+        simulated=any(result.simulated for result in every),
+    )

@@ -1,0 +1,41 @@
+"""The parts of the page, one file each: the material in, a :class:`~perfsuite.reports.page.blocks.Section` out.
+
+A section that has nothing to show gives None.  A new one is one file and its line in ``SECTIONS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from perfsuite.reports.page.blocks import Section
+from perfsuite.reports.page.material import Material
+from perfsuite.reports.page.sections import (
+    beside,
+    cases,
+    checklist,
+    collectives,
+    comparison,
+    device,
+    environment,
+    options,
+    pipelines,
+    scaling,
+    training,
+    verdict,
+)
+
+SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
+    verdict.section,
+    comparison.section,
+    device.section,
+    collectives.section,
+    training.section,
+    scaling.section,
+    options.section,
+    pipelines.section,
+    checklist.section,
+    beside.section,
+    environment.section,
+    cases.section,
+)
+"""In the order of the page."""

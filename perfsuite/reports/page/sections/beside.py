@@ -1,0 +1,15 @@
+"""What stands beside the runs: their history, and what other tools measured."""
+
+from __future__ import annotations
+
+from perfsuite.reports.page.blocks import Section, Table
+from perfsuite.reports.page.material import Material
+from perfsuite.reports.page.sections.cut import grid
+
+
+def section(material: Material) -> Section | None:
+    """A table each, where they were asked for."""
+    if not material.beside:
+        return None
+    tables = [Table(grid=grid(told.columns, told.rows, told.notes, told.title)) for told in material.beside]
+    return Section(key="beside", title="History and other tools", blocks=tables)

@@ -1,0 +1,164 @@
+"""Every case, to be filtered and sorted, with its samples, spans, ranks and parameters folded below its name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from perfsuite.gate.describe import describe, word
+from perfsuite.metrics import find
+from perfsuite.records import Measurement, Metric
+from perfsuite.reports.page.blocks import CaseRow, CaseTable, Section
+from perfsuite.reports.page.material import Case, Material
+from perfsuite.reports.page.numbers import duration, scaled
+from perfsuite.reports.page.text import without_paths
+from perfsuite.units import plural
+
+_ROWS_BYTES, _DETAILS_BYTES = 2_600_000, 900_000
+"""What rows and what details may take of the page's 5 MB; details of what failed and of slow cases come first."""
+_STRIP_PX = 240
+_LOOKED_INTO = 2000
+"""Of more cases only those with details have their spread of ranks and disturbed samples told."""
+_KEY = (
+    ("busbw_gb_per_s", 1e9, "B/s bus"),
+    ("tflops", 1e12, "FLOPS"),
+    ("gb_per_s", 1e9, "B/s"),
+    ("tokens_per_s", 1.0, "tokens/s"),
+    ("samples_per_s", 1.0, "samples/s"),
+)
+"""The figure of a row: the first that the case has."""
+COLUMNS = ("case", "ranks", "median", "figure", "rank spread", "disturbed", "verdict")
+
+
+def section(material: Material) -> Section | None:
+    """Rows as far as the page's size allows, those that need a reader first where they do not all fit."""
+    if not material.cases:
+        return None
+    room, details = _ROWS_BYTES, _DETAILS_BYTES
+    detailed = _detailed(material)
+    rows: dict[str, CaseRow] = {}
+    for case in sorted(material.cases, key=lambda case: not _needs_reader(case, material)):
+        row = _row(case, material, looked_into=len(material.cases) <= _LOOKED_INTO)
+        room -= 230 + 2 * len(row.name)
+        if room < 0:
+            break
+        rows[f"{case.fingerprint} {case.node}"] = row
+    for case in detailed:
+        key = f"{case.fingerprint} {case.node}"
+        if key in rows:
+            told = _with_details(case, material)
+            details -= 400 + 2 * len(told.strip) + 2 * sum(len(text) + 60 for _, text in told.details)
+            if details < 0:
+                break
+            rows[key] = told
+    ordered = [found for case in material.cases if (found := rows.get(f"{case.fingerprint} {case.node}"))]
+    left = len(material.cases) - len(ordered)
+    more = f"{plural(left, 'more case')} than fit here: perfsuite show has them. " if left else ""
+    if len(material.cases) > _LOOKED_INTO:
+        more += "Of so many cases only those with details have their rank spread and disturbed samples here."
+    kept = [place for place in range(len(COLUMNS)) if not place or any(row.cells[place - 1][0] for row in ordered)]
+    columns = tuple(COLUMNS[place] for place in kept)
+    shown = [dataclasses.replace(row, cells=tuple(row.cells[place - 1] for place in kept if place)) for row in ordered]
+    return Section(key="cases", title="All cases", blocks=[CaseTable(columns=columns, rows=shown, more=more)])
+
+
+def _needs_reader(case: Case, material: Material) -> bool:
+    verdict = material.verdicts.get(case.node)
+    return not case.is_measured or (verdict is not None and verdict.name not in ("pass", "no-baseline", "learning"))
+
+
+def _detailed(material: Material) -> list[Case]:
+    """In which order cases get their details."""
+    return sorted(material.cases, key=lambda case: (not _needs_reader(case, material), -(case.median_s or 0)))
+
+
+def _row(case: Case, material: Material, *, looked_into: bool) -> CaseRow:
+    """``looked_into``: its measurement is worth the time that decoding it takes."""
+    measurement = case.measurement if looked_into and case.is_measured else None
+    verdict = material.verdicts.get(case.node)
+    spread = measurement.rank_spread if measurement is not None and case.ranks > 1 else None
+    disturbed = measurement.disturbed_share if measurement is not None else None
+    median = duration(case.median_s) if case.is_measured and case.median_s is not None else _why(case)
+    return CaseRow(
+        anchor=case.anchor,
+        name=case.name,
+        cells=(
+            (str(case.ranks), float(case.ranks)),
+            (median, case.median_s if case.is_measured else None),
+            (_figure(case), None),
+            ("" if spread is None else f"{spread:.0%}", spread),
+            ("" if disturbed is None else f"{disturbed:.0%}", disturbed),
+            ("" if verdict is None else word(verdict), None),
+        ),
+    )
+
+
+def _why(case: Case) -> str:
+    return without_paths(case.detail) if case.outcome == "out_of_memory" else "run once, not measured"
+
+
+def _figure(case: Case) -> str:
+    for name, factor, unit in _KEY:
+        if name in case.values and case.is_measured:
+            return scaled(case.values[name] * factor, unit)
+    return ""
+
+
+def _with_details(case: Case, material: Material) -> CaseRow:
+    row = _row(case, material, looked_into=True)
+    told = tuple((label, text) for label, text in _details(case, material) if text)
+    measurement = case.measurement
+    times_s = [sample.time_s for sample in measurement.samples] if measurement is not None else []
+    strip, strip_told = _strip(times_s) if case.is_measured else ("", "")
+    return dataclasses.replace(row, details=told, strip=strip, strip_told=strip_told)
+
+
+def _strip(times_s: Sequence[float]) -> tuple[str, str]:
+    """A line per sample from the fastest to the slowest; at most one a pixel.
+
+    >>> _strip([1.0, 2.0])
+    ('M0 0v12M240 0v12', '2 samples from 1 s to 2 s')
+    """
+    if not times_s:
+        return "", ""
+    low, high = min(times_s), max(times_s)
+    places = sorted({round(_STRIP_PX * (time_s - low) / (high - low)) if high > low else 0 for time_s in times_s})
+    told = f"{plural(len(times_s), 'sample')} from {duration(low)} to {duration(high)}"
+    return "".join(f"M{place} 0v12" for place in places), told
+
+
+def _details(case: Case, material: Material) -> Iterator[tuple[str, str]]:
+    verdict = material.verdicts.get(case.node)
+    yield "file", case.node.partition("::")[0]
+    yield "verdict", describe(verdict) if verdict else ""
+    yield "parameters", ", ".join(f"{name}={value}" for name, value in case.parameters.items() if _is_set(value))
+    yield "metrics", "; ".join(filter(None, map(_metric, case.metrics)))
+    if case.measurement is not None and case.is_measured:
+        yield from _of_measurement(case.measurement)
+
+
+def _is_set(value: object) -> bool:
+    return value not in (None, "", False, {}, [], ())
+
+
+def _metric(metric: Metric) -> str:
+    if metric.value is None:
+        return ""
+    if metric.is_above_measured_peak:
+        return f"{metric.name} above the measured peak"
+    return f"{metric.name} {find(metric.name).format(metric.value)} {metric.unit}"
+
+
+def _of_measurement(measurement: Measurement) -> Iterator[tuple[str, str]]:
+    spans = (f"{span.name} {duration(span.time_s)}" for span in measurement.spans)
+    yield "spans", ", ".join(spans)
+    if len(measurement.ranks) > 1:
+        ranks = [f"{rank.rank}: {duration(rank.median_s)}" for rank in measurement.ranks[:16]]
+        more = f" and {len(measurement.ranks) - 16} more" if len(measurement.ranks) > 16 else ""
+        yield "median of each rank", ", ".join(ranks) + more
+    steady = "" if measurement.warmup_steady else ", warm-up not steady"
+    yield (
+        "timed",
+        f"{len(measurement.samples)} x {measurement.iterations} iterations, {measurement.backend}, "
+        f"{measurement.process} processes{steady}",
+    )

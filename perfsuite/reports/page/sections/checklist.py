@@ -1,0 +1,21 @@
+"""Report 004's tuning checklist, answered as ``perfsuite checklist`` answers it."""
+
+from __future__ import annotations
+
+from perfsuite.reports.checklist import answers, facts_of
+from perfsuite.reports.page.blocks import Section, Table
+from perfsuite.reports.page.material import Material
+from perfsuite.reports.page.recordings import recordings
+from perfsuite.reports.page.sections.cut import grid
+
+
+def section(material: Material) -> Section | None:
+    """One line each; nothing for results of several machines."""
+    if len({run.hardware for run in material.runs}) != 1 or not material.measured:
+        return None
+    told = [
+        (answer.line, answer.verdict, answer.evidence, answer.advice)
+        for answer in answers(facts_of(recordings(material)))
+    ]
+    table = Table(grid=grid(("asked by report 004", "answer", "measured", "what to do"), told))
+    return Section(key="checklist", title="Tuning checklist", blocks=[table])

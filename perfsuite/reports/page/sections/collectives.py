@@ -1,0 +1,128 @@
+"""Collectives: bus bandwidth over message size, a colour per number of ranks, and t = alpha + S / beta."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfsuite.collectives import busbw_factor
+from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives
+from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table
+from perfsuite.reports.page.charts.curves import bandwidth
+from perfsuite.reports.page.material import Case, Material
+from perfsuite.reports.page.numbers import duration, scaled, size
+from perfsuite.reports.page.sections.cut import MOST_ROWS, grid, spread_out
+from perfsuite.reports.page.sections.device import share
+from perfsuite.reports.tables.markdown import Grid
+from perfsuite.reports.tables.settings import kernel_of
+
+MOST_CHARTS = 6
+_MOST_POINTS = 120
+_MOST_RANKS = 6
+"""Numbers of ranks in a chart: the smallest, the largest and those between, evenly."""
+
+
+def section(material: Material) -> Section | None:
+    """Small multiples per collective and dtype, the largest groups first; the fits in one table."""
+    groups: dict[tuple[str, str], list[Case]] = {}
+    for case in material.measured:
+        if "busbw_gb_per_s" in case.values and message_bytes(case):
+            groups.setdefault((collective(case), dtype(case)), []).append(case)
+    if not groups:
+        return None
+    results = [case.result for members in groups.values() for case in members if case.result is not None]
+    fits = fit_collectives(results)
+    ordered = sorted(groups.items(), key=lambda group: -len({message_bytes(case) for case in group[1]}))
+    several = [group for group in ordered if len({message_bytes(case) for case in group[1]}) > 1]
+    charts = [_chart(name, kind, members, fits) for (name, kind), members in several[:MOST_CHARTS]]
+    blocks: list[Block] = [Charts(charts=charts, small=True)] if charts else []
+    rest = [case for group in (*several[MOST_CHARTS:], *(g for g in ordered if g not in several)) for case in group[1]]
+    if fits:
+        blocks.append(Table(grid=_fits(fits)))
+    if rest:
+        blocks.append(Table(grid=_points(rest, "Other collectives"), folded=bool(charts)))
+    return Section(key="collectives", title="Collectives", blocks=blocks)
+
+
+def collective(case: Case) -> str:
+    """Its name as nccl-tests has it."""
+    return case.work.collective or kernel_of(case.workload, case.parameters)
+
+
+def dtype(case: Case) -> str:
+    """What the message is made of."""
+    return str(case.work.dtype or case.parameters.get("dtype", ""))
+
+
+def message_bytes(case: Case) -> float:
+    """Size S as nccl-tests counts it; 0 where nobody knows."""
+    return float(case.work.message_bytes or case.parameters.get("message_bytes") or 0)
+
+
+def _chart(name: str, kind: str, members: Sequence[Case], fits: Sequence[CollectiveFit]) -> Chart:
+    counts = sorted({case.ranks for case in members})
+    drawn = counts if len(counts) <= _MOST_RANKS else counts[:: -(-len(counts) // _MOST_RANKS)]
+    points = [
+        {
+            "bytes": message_bytes(case),
+            "bus": case.values["busbw_gb_per_s"] * 1e9,
+            "ranks": str(case.ranks),
+            "told": f"{size(message_bytes(case))} on {case.ranks} ranks: "
+            f"{scaled(case.values['busbw_gb_per_s'] * 1e9, 'B/s')} bus, {duration(case.median_s or 0)}",
+        }
+        for case in spread_out(members, _MOST_POINTS)
+        if case.ranks in drawn and case.values["busbw_gb_per_s"] > 0
+    ]
+    low, high = (pick(float(str(point["bytes"])) for point in points) for pick in (min, max))
+    curves = []
+    for fit in fits:
+        if fit.collective == name and fit.dtype == kind and fit.world_size in drawn and fit.fit is not None:
+            for step in range(25):
+                count = low * (high / low) ** (step / 24)
+                time_s = fit.fit.alpha_us / 1e6 + count / (fit.fit.beta_gb_per_s * 1e9)
+                bus = count / time_s * busbw_factor(name, fit.world_size)
+                curves.append({"bytes": count, "bus": bus, "ranks": str(fit.world_size)})
+    peak = next((peak for case in members if (peak := case.peak("busbw_gb_per_s"))), None)
+    spec = bandwidth(points, curves, [str(count) for count in drawn], peak.value * 1e9 if peak else None, "B/s")
+    bound = f"dotted: the links' {peak.value:.4g} GB/s ({peak.kind})" if peak else "no bound of the links is known"
+    title = f"{name} {kind}".strip()
+    return Chart(title=title, spec=spec, grid=_points(members, ""), caption=f"lines: the fit; {bound}")
+
+
+def _points(members: Sequence[Case], title: str) -> Grid:
+    ordered = sorted(members, key=lambda case: (collective(case), dtype(case), case.ranks, message_bytes(case)))
+    rows = [
+        (
+            collective(case),
+            dtype(case),
+            str(case.ranks),
+            size(message_bytes(case)),
+            duration(case.median_s or 0),
+            scaled(case.values.get("algbw_gb_per_s", 0.0) * 1e9, "B/s"),
+            scaled(case.values["busbw_gb_per_s"] * 1e9, "B/s"),
+            share(case, "busbw_gb_per_s"),
+        )
+        for case in ordered[:MOST_ROWS]
+    ]
+    return grid(
+        ("collective", "dtype", "ranks", "message", "time", "algbw", "busbw", "share of link"),
+        rows,
+        (),
+        title,
+        of=len(ordered),
+    )
+
+
+def _fits(fits: Sequence[CollectiveFit]) -> Grid:
+    rows = []
+    for found in fits:
+        fit, limit = found.fit, found.busbw_limit_gb_per_s
+        head = (found.collective, found.dtype, str(found.world_size), str(found.sizes))
+        if fit is None or limit is None:
+            rows.append((*head, "", "", "", found.reason))
+            continue
+        alpha = f"{duration(fit.alpha_us / 1e6)} +- {duration(fit.alpha_error_us / 1e6)}"
+        beta = f"{scaled(fit.beta_gb_per_s * 1e9, 'B/s')} +- {scaled(fit.beta_error_gb_per_s * 1e9, 'B/s')}"
+        doubt = "" if fit.trusted else ": not a line, read the points"
+        rows.append((*head, alpha, beta, scaled(limit * 1e9, "B/s"), f"{fit.misfit:.0%}{doubt}"))
+    columns = ("collective", "dtype", "ranks", "sizes", "alpha", "beta (algbw)", "busbw limit", "misfit")
+    return grid(columns, rows, ("+- is a standard error",), "t(S) = alpha + S / beta")

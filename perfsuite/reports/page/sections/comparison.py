@@ -1,0 +1,75 @@
+"""Every case beside what it is compared with: effect and interval, the worst first, what passed folded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table
+from perfsuite.reports.page.charts import rows
+from perfsuite.reports.page.charts.look import labels
+from perfsuite.reports.page.material import Change, Material
+from perfsuite.reports.page.numbers import change, interval
+from perfsuite.reports.page.sections.cut import MOST_BARS, grid
+from perfsuite.reports.tables.markdown import Grid
+
+MOST_CHARTS = 2
+
+
+def section(material: Material) -> Section | None:
+    """Forests of what moved, then of the rest as far as there is room."""
+    known = sorted((found for found in material.changes if found.effect is not None), key=_order)
+    if not known:
+        return None
+    moved = [found for found in known if found.tone != "plain"]
+    drawn = (moved or known)[: MOST_CHARTS * 2 * MOST_BARS]
+    charts = [
+        _chart(drawn[at : at + 2 * MOST_BARS], "further" if at else "") for at in range(0, len(drawn), 2 * MOST_BARS)
+    ]
+    blocks: list[Block] = [Charts(charts=charts)]
+    if moved:
+        blocks.append(Table(grid=_grid(moved, "What moved")))
+    if rest := [found for found in known if found.tone == "plain"]:
+        blocks.append(Table(grid=_grid(rest, "Not shown to have moved"), folded=True))
+    return Section(key="comparison", title="Comparison", blocks=blocks)
+
+
+def _order(found: Change) -> tuple[bool, float]:
+    return found.tone == "plain", -(found.effect or 0)
+
+
+def _chart(changes: Sequence[Change], more: str) -> Chart:
+    names = labels([found.node.rpartition("::")[2].removeprefix("test_") for found in changes], 30)
+    values = [
+        {
+            "row": row,
+            "at": found.effect,
+            "low": found.low,
+            "high": found.high,
+            "tone": found.tone,
+            "told": f"{found.node.rpartition('::')[2]}: {change(found.effect or 0)} {_between(found)} {found.word}",
+        }
+        for row, found in zip(names, changes, strict=True)
+    ]
+    title = f"Change, right is slower{', ' if more else ''}{more}"
+    caption = "" if more else "bars are 95 % intervals; a point without one is unsure"
+    return Chart(title=title, spec=rows.forest(values, names, "change of the time"), caption=caption)
+
+
+def _between(found: Change) -> str:
+    return "" if found.low is None or found.high is None else interval(found.low, found.high)
+
+
+def _grid(changes: Sequence[Change], title: str) -> Grid:
+    told = [
+        (
+            found.node.partition("::")[2] or found.node,
+            change(found.effect or 0),
+            _between(found),
+            found.before,
+            found.after,
+            found.word,
+            found.runs,
+        )
+        for found in changes
+    ]
+    return grid(("case", "change", "95 % interval, %", "before", "after", "verdict", "rests on"), told, (), title)

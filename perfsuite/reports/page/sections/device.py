@@ -1,0 +1,216 @@
+"""What the device can do: products under the roofs of their dtypes, memory bandwidth, one kernel on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from perfsuite.metrics.spec import devices_used
+from perfsuite.records import ABOVE_MEASURED_PEAK, Peak
+from perfsuite.reports.page.blocks import Block, Chart, Charts, Printed, Section, Table, Words
+from perfsuite.reports.page.charts import curves, rows
+from perfsuite.reports.page.charts.look import labels
+from perfsuite.reports.page.material import Case, Material
+from perfsuite.reports.page.numbers import duration, scaled
+from perfsuite.reports.page.sections.cut import MOST_BARS, MOST_ROWS, grid, left_out, spread_out
+from perfsuite.statistics.robust import median
+from perfsuite.workload import ITEM_BYTES
+
+_MOST_DEVICES = 16
+_MOST_POINTS = 120
+"""Of a roofline."""
+_OUT = {"int8": 4}
+"""Bytes of a product's result where they are not those of its factors."""
+
+
+def section(material: Material) -> Section | None:
+    """Roofline, bandwidth, devices beside each other, topology."""
+    products = [case for case in material.measured if case.values.get("tflops") and case.ranks == 1]
+    streams = [case for case in material.measured if case.values.get("gb_per_s") and case.ranks == 1]
+    blocks: list[Block] = []
+    charts = [chart for chart in (_roofline(products, streams, material), _bandwidth(streams)) if chart]
+    if charts:
+        blocks.append(Charts(charts=charts))
+    blocks += _every_device(material)
+    for run in material.runs[-1:]:
+        if run.environment.get("topology"):
+            blocks.append(Printed(title="Topology", text=str(run.environment["topology"])))
+    return Section(key="device", title="Device", blocks=blocks) if blocks else None
+
+
+def share(case: Case, name: str) -> str:
+    """A figure as a share of its peak with the peak's kind; never a number above a measured peak."""
+    metric = next((metric for metric in case.metrics if metric.name == name), None)
+    if metric is None or metric.peak is None:
+        return ""
+    if metric.is_above_measured_peak:
+        return ABOVE_MEASURED_PEAK
+    found = metric.share_of_peak
+    return "" if found is None else f"{found:.0%} of {metric.peak.kind}"
+
+
+def _roofline(products: Sequence[Case], streams: Sequence[Case], material: Material) -> Chart | None:
+    """Products with a known shape; a table of the others."""
+    if not products:
+        return None
+    points: list[dict[str, Any]] = []
+    shaped = [case for case in products if _intensity(case) is not None]
+    for case in spread_out(shaped, _MOST_POINTS):
+        intensity = _intensity(case)
+        if intensity is not None:
+            rate = case.values["tflops"] * 1e12
+            dtype = str(case.parameters.get("dtype"))
+            told = f"{case.words}: {scaled(rate, _unit(dtype))} {share(case, 'tflops')}".strip()
+            points.append({"intensity": intensity, "rate": rate, "dtype": dtype, "told": told})
+    table = grid(
+        ("case", "dtype", "rate", "share of peak", "time", "operations per byte"),
+        [
+            (
+                case.name,
+                str(case.parameters.get("dtype", "")),
+                scaled(case.values["tflops"] * 1e12, _unit(str(case.parameters.get("dtype")))),
+                share(case, "tflops"),
+                duration(case.median_s or 0),
+                f"{found:.3g}" if (found := _intensity(case)) else "",
+            )
+            for case in products[:MOST_ROWS]
+        ],
+        _peak_notes(products[:MOST_ROWS], "tflops"),
+        of=len(products),
+    )
+    if not points:
+        return Chart(title="Products", spec={}, grid=table)
+    dtypes = list(dict.fromkeys(point["dtype"] for point in points))
+    roofs, said = _roofs(points, products, streams, material)
+    caption = "; ".join(filter(None, (said, left_out(len(points), len(shaped)))))
+    spec = curves.roofline(points, roofs, dtypes, "operations per second")
+    return Chart(title="Products under the roofs of their dtypes", spec=spec, grid=table, caption=caption)
+
+
+def _unit(dtype: str) -> str:
+    return "OPS" if dtype.startswith("int") else "FLOPS"
+
+
+def _intensity(case: Case) -> float | None:
+    """Operations per byte where each matrix travels once; None for another kind of product."""
+    sides = [case.parameters.get(name) for name in ("m", "k", "n")]
+    item = ITEM_BYTES.get(str(case.parameters.get("dtype")))
+    if item is None or not all(isinstance(side, int) and side > 0 for side in sides):
+        return None
+    m, k, n = (float(side) for side in sides if side is not None)
+    moved = (m * k + k * n) * item + m * n * _OUT.get(str(case.parameters.get("dtype")), item)
+    return 2 * m * k * n / moved
+
+
+def _roofs(
+    points: Sequence[dict[str, Any]], products: Sequence[Case], streams: Sequence[Case], material: Material
+) -> tuple[list[dict[str, Any]], str]:
+    """A bent line per dtype with a peak, and what the lines are."""
+    memory = next((peak for case in streams if (peak := case.peak("gb_per_s"))), None)
+    device = material.runs[-1].device if material.runs else None
+    memory = memory or (device.memory_bandwidth if device else None)
+    low = min(point["intensity"] for point in points) / 4
+    high = max(point["intensity"] for point in points) * 1.5
+    roofs = []
+    kinds = set()
+    for dtype in dict.fromkeys(point["dtype"] for point in points):
+        peak = _peak_of(dtype, products, device.tflops if device else {})
+        if peak is None:
+            continue
+        kinds.add(peak.kind)
+        for step in range(33):
+            x = low * (high / low) ** (step / 32)
+            y = min(peak.value * 1e12, x * memory.value * 1e9 if memory else peak.value * 1e12)
+            roofs.append({"dtype": dtype, "intensity": x, "rate": y, "kind": peak.kind})
+    said = {"published": "solid roofs are published peaks", "nominal": "long dashes are nominal peaks"}
+    said["measured"] = "dashed roofs are the best of probes on this machine, which a result may pass"
+    told = [text for kind, text in said.items() if kind in kinds] or ["no peak is known"]
+    slope = f"slope: {scaled(memory.value * 1e9, 'B/s')} of memory ({memory.kind})" if memory else ""
+    return roofs, "; ".join(filter(None, (*told, slope)))
+
+
+def _peak_of(dtype: str, products: Sequence[Case], published: Any) -> Peak | None:
+    of_case = (case.peak("tflops") for case in products if case.parameters.get("dtype") == dtype)
+    return next((peak for peak in of_case if peak), None) or published.get(dtype)
+
+
+def _peak_notes(cases: Sequence[Case], name: str) -> list[str]:
+    peaks = dict.fromkeys(
+        f"peak {peak.value:.4g} {peak.unit} ({peak.kind}): {peak.source}" for case in cases if (peak := case.peak(name))
+    )
+    return list(peaks)[:6]
+
+
+def _bandwidth(streams: Sequence[Case]) -> Chart | None:
+    if not streams:
+        return None
+    drawn = spread_out(streams, MOST_BARS)
+    names = labels([f"{case.test.removeprefix('test_')} {case.words}" for case in drawn])
+    values = []
+    kinds: dict[str, None] = {"reached": None}
+    for row, case in zip(names, drawn, strict=True):
+        reached = case.values["gb_per_s"] * 1e9
+        told = f"{case.name}: {scaled(reached, 'B/s')} {share(case, 'gb_per_s')}".strip()
+        values.append({"row": row, "what": "reached", "value": reached, "told": told})
+        if peak := case.peak("gb_per_s"):
+            what = f"{peak.kind} peak"
+            kinds[what] = None
+            values.append({"row": row, "what": what, "value": peak.value * 1e9, "told": peak.source})
+    table = grid(
+        ("case", "bandwidth", "share of peak", "time", "remark"),
+        [
+            (
+                case.name,
+                scaled(case.values["gb_per_s"] * 1e9, "B/s"),
+                share(case, "gb_per_s"),
+                duration(case.median_s or 0),
+                next((metric.note for metric in case.metrics if metric.name == "gb_per_s"), ""),
+            )
+            for case in streams[:MOST_ROWS]
+        ],
+        _peak_notes(streams[:MOST_ROWS], "gb_per_s"),
+        of=len(streams),
+    )
+    cached = any("cache-resident" in row[-1] for row in table.rows)
+    caption = "a bandwidth above the peak is that of a cache: the table says which" if cached else ""
+    caption = "; ".join(filter(None, (caption, left_out(len(drawn), len(streams)))))
+    spec = rows.several(values, names, list(kinds), "bytes per second")
+    return Chart(title="Memory kernels and links", spec=spec, grid=table, caption=caption)
+
+
+def _every_device(material: Material) -> list[Block]:
+    """One kernel on all devices at once: each device over the median one."""
+    found = [
+        case
+        for case in material.measured
+        if case.ranks > 1
+        and not (case.work.collective or case.work.tokens or case.work.samples)
+        and case.measurement is not None
+        and case.measurement.aligned
+        and devices_used(case.measurement) == case.ranks
+    ][:MOST_BARS]
+    if not found:
+        return []
+    values: list[dict[str, Any]] = []
+    table: list[tuple[str, ...]] = []
+    names = labels([case.words.removeprefix(f"{case.platform}-") for case in found], 20)
+    for row, case in zip(names, found, strict=True):
+        ranks = case.measurement.ranks if case.measurement else ()
+        middle_s = median([rank.median_s for rank in ranks])
+        offs = [(rank.device.rpartition(":")[2], rank.median_s / middle_s - 1) for rank in ranks]
+        table.append((case.name, str(len(ranks)), *_extremes(offs)))
+        for name, off in offs[:_MOST_DEVICES]:
+            told = f"{case.name} on {name}: {off:+.1%} of the median device's time"
+            values.append({"first": row, "second": name, "value": off, "text": f"{100 * off:+.0f}", "told": told})
+    columns = list(dict.fromkeys(str(value["second"]) for value in values))
+    spec = rows.matrix(values, names, columns, ("", "device"))
+    shown = grid(("case", "devices", "fastest", "slowest"), table)
+    chart = Chart(title="Each device beside the median one, % of time", spec=spec, grid=shown)
+    few = len(columns) <= _MOST_DEVICES
+    note = [] if few else [Words(text=f"{_MOST_DEVICES} devices are drawn")]
+    return [Charts(charts=[chart]) if few else Table(grid=shown), *note]
+
+
+def _extremes(offs: Sequence[tuple[str, float]]) -> tuple[str, str]:
+    first, last = min(offs, key=lambda pair: pair[1]), max(offs, key=lambda pair: pair[1])
+    return f"{first[0]} {first[1]:+.1%}", f"{last[0]} {last[1]:+.1%}"

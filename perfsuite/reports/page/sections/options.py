@@ -1,0 +1,125 @@
+"""What each option changes against its base, with an interval where there are runs for one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfsuite.reports.page.blocks import Chart, Charts, Section, Tone
+from perfsuite.reports.page.charts import rows
+from perfsuite.reports.page.charts.look import labels
+from perfsuite.reports.page.effects import ratio, tone_of
+from perfsuite.reports.page.material import Case, Material
+from perfsuite.reports.page.numbers import change, interval
+from perfsuite.reports.page.sections.cut import MOST_BARS, grid, left_out
+from perfsuite.reports.page.sections.training import short
+
+_BASES = frozenset(
+    ("none", "default", "whole", "on-device", "no-overlap", "off", "eager", "math", "workers0", "single")
+)
+"""Words of an id that say that nothing was switched on."""
+_FOLLOWS = frozenset(("mesh", "builds"))
+"""Parameters that do not make another option."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Effect:
+    case: Case
+    base: Case
+    effect: float
+    low: float | None
+    high: float | None
+
+    @property
+    def tone(self) -> Tone:
+        return tone_of(self.effect, self.low, self.high)
+
+    @property
+    def told(self) -> str:
+        between = "" if self.low is None or self.high is None else f" {interval(self.low, self.high)}"
+        return f"{self.case.name} against {self.base.words}: {change(self.effect)}{between}, {self.word}"
+
+    @property
+    def word(self) -> str:
+        if self.low is None:
+            return "unsure: one run each"
+        return {"bad": "slower", "good": "faster"}.get(self.tone, "not shown")
+
+
+def section(material: Material) -> Section | None:
+    """A forest of the options of each test."""
+    effects = list(_effects(material.measured))
+    if not effects:
+        return None
+    ordered = sorted(effects, key=lambda effect: (effect.tone == "plain", -abs(effect.effect)))
+    drawn = sorted(ordered[: 2 * MOST_BARS], key=lambda effect: -effect.effect)
+    charts = [_chart(drawn[at : at + MOST_BARS]) for at in range(0, len(drawn), MOST_BARS)]
+    told = [
+        (e.case.name, e.base.words, change(e.effect), _between(e), e.word)
+        for e in sorted(effects, key=lambda effect: effect.case.node)
+    ]
+    notes = (
+        "time of a sample of the batch against the base's; 95 % intervals come from runs, not from samples of one run",
+    )
+    table = grid(("option", "base", "change of the time", "95 % interval", "shown"), told, notes)
+    first, *others = charts
+    whole = Chart(title=first[0], spec=first[1], grid=table, caption=left_out(len(drawn), len(effects)))
+    rest = [Chart(title=f"{title}, further", spec=spec) for title, spec in others]
+    return Section(key="options", title="Options", blocks=[Charts(charts=[whole, *rest])])
+
+
+def _chart(effects: Sequence[_Effect]) -> tuple[str, Mapping[str, Any]]:
+    names = labels([_name(effect) for effect in effects])
+    values = [
+        {"row": row, "at": e.effect, "low": e.low, "high": e.high, "tone": e.tone, "told": e.told}
+        for row, e in zip(names, effects, strict=True)
+    ]
+    return "Change of the time per sample, left is faster", rows.forest(values, names, "change of the time")
+
+
+def _name(effect: _Effect) -> str:
+    """What differs, after the test's name."""
+    base = set(effect.base.words.split("-"))
+    words = [word for word in effect.case.words.split("-") if word not in base]
+    return f"{effect.case.test.removeprefix('test_')}: {'-'.join(words)}" if words else short(effect.case)
+
+
+def _between(effect: _Effect) -> str:
+    return "" if effect.low is None or effect.high is None else interval(effect.low, effect.high)
+
+
+def _effects(cases: Sequence[Case]) -> Iterator[_Effect]:
+    """Cases of one test, model and number of ranks beside the one of them that has nothing switched on."""
+    groups: dict[tuple[str, str, int, str], list[Case]] = {}
+    for case in cases:
+        if "step_time_s" in case.values and "bubble_ratio" not in case.values:
+            key = (case.node.partition("[")[0], str(case.parameters.get("model")), case.ranks, case.fingerprint)
+            groups.setdefault(key, []).append(case)
+    for members in groups.values():
+        base = next((case for case in members if _BASES & set(_tokens(case))), None)
+        if base is None:
+            continue
+        for case in members:
+            if case is not base and _differs(case, base):
+                found = ratio(_per_sample(base), _per_sample(case))
+                if found is not None:
+                    yield _Effect(case=case, base=base, effect=found[0], low=found[1], high=found[2])
+
+
+def _tokens(case: Case) -> list[str]:
+    """Words of an id; ``no-overlap`` and ``on-device`` are one each."""
+    words = case.words.split("-")
+    return [*words, *(f"{first}-{second}" for first, second in itertools.pairwise(words))]
+
+
+def _differs(case: Case, base: Case) -> bool:
+    names = set(case.parameters) | set(base.parameters)
+    return any(case.parameters.get(name) != base.parameters.get(name) for name in names - _FOLLOWS)
+
+
+def _per_sample(case: Case) -> tuple[float, ...]:
+    rate = case.values.get("samples_per_s", 0) * (case.median_s or 0)
+    samples = case.work.samples or rate or 1.0
+    return tuple(time_s / samples for time_s in case.times_s)

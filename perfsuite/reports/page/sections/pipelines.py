@@ -1,0 +1,126 @@
+"""Pipelines: the bubble of equal stages, of the step's own durations and as measured; every timeline, worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
+from perfsuite.reports.page.blocks import Block, Chart, Charts, Drawing, Section, Words
+from perfsuite.reports.page.charts import rows
+from perfsuite.reports.page.charts.look import labels
+from perfsuite.reports.page.material import Case, Material
+from perfsuite.reports.page.numbers import duration
+from perfsuite.reports.page.sections.cut import MOST_BARS, grid, left_out
+from perfsuite.reports.page.sections.training import short
+from perfsuite.reports.pipeline import binding_sentence, pipeline_row
+from perfsuite.reports.timelines.picture import timeline_svg
+from perfsuite.units import plural
+
+_WHAT = (
+    ("equal stages", "balanced_bubble_ratio"),
+    ("own durations", "simulated_bubble_ratio"),
+    ("measured", "bubble_ratio"),
+)
+_STEP_PX = 860
+"""The step on a page of 1280 pixels, margins taken off."""
+MOST_TIMELINES = 24
+MOST_BYTES = 700_000
+"""Of all timelines together: they share the page's 5 MB with 10,000 cases."""
+
+
+def section(material: Material) -> Section | None:
+    """The bubbles on one axis, then the timelines."""
+    pipelines = sorted(
+        (case for case in material.measured if "bubble_ratio" in case.values),
+        key=lambda case: (-case.values["bubble_ratio"], case.node),
+    )
+    if not pipelines:
+        return None
+    drawings, rest = _timelines(pipelines)
+    blocks: list[Block] = [Charts(charts=_bubbles(pipelines)), *drawings]
+    if rest:
+        text = f"{plural(rest, 'more timeline')}: perfsuite trace JOURNAL --out DIR draws them all"
+        blocks.append(Words(text=text))
+    return Section(key="pipelines", title="Pipelines", blocks=blocks)
+
+
+def _bubbles(cases: Sequence[Case]) -> list[Chart]:
+    """Two charts at most, the worst in the first."""
+    table = grid(
+        ("case", *(name for name, _ in _WHAT), "remark"),
+        [(case.name, *(_percent(case, key) for _, key in _WHAT), _doubt(case)) for case in cases],
+        ("bubble_ratio: idle share of all ranks' time",),
+    )
+    drawn = cases[: 2 * MOST_BARS]
+    charts = []
+    for at in range(0, len(drawn), MOST_BARS):
+        members = drawn[at : at + MOST_BARS]
+        names = labels([short(case) for case in members])
+        values = [
+            {"row": row, "what": what, "value": case.values[key], "told": f"{case.name}: {what} {_percent(case, key)}"}
+            for row, case in zip(names, members, strict=True)
+            for what, key in _WHAT
+            if key in case.values
+        ]
+        spec = rows.several(values, names, [name for name, _ in _WHAT], "bubble, idle share of the step", "~%")
+        first = at == 0
+        charts.append(
+            Chart(
+                title="Bubbles, worst first" if first else "Bubbles, further",
+                spec=spec,
+                grid=table if first else None,
+                caption=left_out(len(drawn), len(cases)) if first else "",
+            )
+        )
+    return charts
+
+
+def _percent(case: Case, key: str) -> str:
+    return f"{100 * case.values[key]:.1f} %" if key in case.values else ""
+
+
+def _doubt(case: Case) -> str:
+    simulated = case.values.get("simulated_bubble_ratio")
+    if simulated is not None and case.values["bubble_ratio"] < simulated - SIMULATION_TOLERANCE:
+        return "below the simulation of its own durations: an error of measurement"
+    return ""
+
+
+def _timelines(cases: Sequence[Case]) -> tuple[list[Drawing], int]:
+    """Pictures as far as they fit, and how many are left out."""
+    there = [case for case in cases if case.result is not None]
+    drawings: list[Drawing] = []
+    room = MOST_BYTES
+    for case in there[:MOST_TIMELINES]:
+        if case.measurement is None or case.measurement.timeline is None:
+            continue
+        drawing = _timeline(case, folded=bool(drawings))
+        room -= len(drawing.svg)
+        if room < 0:
+            break
+        drawings.append(drawing)
+    return drawings, len(there) - len(drawings)
+
+
+def _timeline(case: Case, *, folded: bool) -> Drawing:
+    assert case.measurement is not None
+    timeline = case.measurement.timeline
+    assert timeline is not None
+    title = f"{case.name}: bubble {case.values['bubble_ratio']:.0%}"
+    try:
+        row = pipeline_row(case.node, timeline, case.measurement)
+        svg = timeline_svg(timeline, title=case.name, step_px=_STEP_PX)
+    except InvalidParameter as damage:
+        return Drawing(title=title, svg="", grid=grid(("damaged",), [(str(damage),)]), folded=folded)
+    facts = [
+        ("step", duration(case.median_s or 0)),
+        ("schedule", row.schedule),
+        ("micro-batches", "" if row.num_micro_batches is None else str(row.num_micro_batches)),
+        ("stages per rank", "" if row.stages_per_rank is None else str(row.stages_per_rank)),
+        ("most in flight, by rank", " ".join(map(str, row.in_flight))),
+        ("what binds", binding_sentence(row.imbalance) if row.imbalance else ""),
+    ]
+    return Drawing(
+        title=title, svg=svg, grid=grid(("of this step", ""), [fact for fact in facts if fact[1]]), folded=folded
+    )

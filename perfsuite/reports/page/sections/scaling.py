@@ -1,0 +1,98 @@
+"""Scaling: speed-up over ranks beside the linear line, weak and strong apart; efficiency in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from perfsuite.gate.physics import speed_up_violation
+from perfsuite.records import Result
+from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Words
+from perfsuite.reports.page.charts.curves import scaling as curves
+from perfsuite.reports.page.charts.look import shortened
+from perfsuite.reports.page.material import Case, Material
+from perfsuite.reports.page.numbers import duration
+from perfsuite.reports.page.sections.cut import grid, left_out
+from perfsuite.reports.scaling import Scaling, scalings, without_ranks
+from perfsuite.units import plural
+
+MOST_SERIES = 6
+"""Lines of a chart: those with most numbers of ranks."""
+_MOST_KNOWN = 30
+"""Series that are looked at."""
+
+
+def section(material: Material) -> Section | None:
+    """A chart per kind of scaling."""
+    results = _of_series(material.measured)
+    series: dict[tuple[str, str], list[Scaling]] = {}
+    for scaling in scalings(results).values():
+        series.setdefault((scaling.kind, without_ranks(scaling.point.case)), []).append(scaling)
+    charts = []
+    for kind in ("weak", "strong", "mixed"):
+        mine = {case: sorted(points, key=_ranks) for (of, case), points in series.items() if of == kind}
+        several = {case: points for case, points in mine.items() if len({p.point.ranks for p in points}) > 1}
+        if several:
+            charts.append(_chart(kind, several))
+    if not charts:
+        return None
+    shared = any(
+        scaling.shared and scaling.point is not scaling.base for points in series.values() for scaling in points
+    )
+    words: list[Block] = []
+    if shared:
+        told = "Ranks share devices here: more ranks brought no more hardware, so the linear line is out of reach and "
+        words.append(Words(text=f"{told}an efficiency says how ranks share, not how the software scales.", tone="warn"))
+    return Section(key="scaling", title="Scaling", blocks=[*words, Charts(charts=charts)])
+
+
+def _of_series(cases: Sequence[Case]) -> list[Result]:
+    """Results of the series with most numbers of ranks, no more than a reader looks through."""
+    series: dict[str, dict[int, Result]] = {}
+    for case in cases:
+        if case.result is not None and (case.work.samples or case.work.tokens):
+            series.setdefault(f"{case.fingerprint} {without_ranks(case.node)}", {})[case.ranks] = case.result
+    several = sorted((members for members in series.values() if len(members) > 1), key=lambda members: -len(members))
+    return [result for members in several[:_MOST_KNOWN] for result in members.values()]
+
+
+def _ranks(scaling: Scaling) -> int:
+    return scaling.point.ranks
+
+
+def _chart(kind: str, series: dict[str, list[Scaling]]) -> Chart:
+    ordered = sorted(series.items(), key=lambda pair: -len(pair[1]))
+    drawn = ordered[:MOST_SERIES]
+    names = {case: shortened(case.rpartition("::")[2].removeprefix("test_"), 30) for case, _ in drawn}
+    points: list[dict[str, Any]] = []
+    for case, members in drawn:
+        for scaling in members:
+            told = f"{scaling.point.case.rpartition('::')[2]}: x {scaling.speed_up:.3g} over {scaling.base_name}"
+            points.append(
+                {"ranks": scaling.point.ranks, "speed": scaling.speed_up, "series": names[case], "told": told}
+            )
+    least = min(scaling.base.ranks for _, members in drawn for scaling in members)
+    most = max(scaling.point.ranks for _, members in drawn for scaling in members)
+    linear = [{"ranks": ranks, "speed": ranks / least} for ranks in (least, most)]
+    table = grid(
+        ("case", "ranks", "step", "speed-up", "over", "efficiency"),
+        [_row(scaling) for _, members in ordered for scaling in members],
+    )
+    caption = "; ".join(filter(None, ("dotted: linear", left_out(len(drawn), len(ordered)))))
+    spec = curves(points, linear, list(dict.fromkeys(names.values())), f"speed-up over {plural(least, 'rank')}")
+    return Chart(title=f"{kind.capitalize()} scaling", spec=spec, grid=table, caption=caption)
+
+
+def _row(scaling: Scaling) -> Sequence[str]:
+    point = scaling.point
+    head = (point.case.rpartition("::")[2], str(point.ranks), duration(point.time_s))
+    if point is scaling.base:
+        return (*head, "1", "base", "")
+    words = f"{scaling.efficiency:.0%}{' (ranks share devices)' if scaling.shared else ''}"
+    doubt = speed_up_violation(scaling.speed_up, point.ranks, scaling.base.ranks)
+    return (
+        *head,
+        f"{scaling.speed_up:.3g}",
+        scaling.base_name,
+        f"{words}; {doubt}: look at the base" if doubt else words,
+    )

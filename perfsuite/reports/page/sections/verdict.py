@@ -1,0 +1,188 @@
+"""The page's beginning: the verdict in words, what to look at first, tiles, what was compared with what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from perfsuite.metrics.spec import significant
+from perfsuite.reports.notable import Notable
+from perfsuite.reports.page.blocks import Block, Item, Items, Section, Table, Tile, Tiles, Tone, Words
+from perfsuite.reports.page.material import Case, Change, Material, Run, named
+from perfsuite.reports.page.numbers import change, count, duration, interval, scaled, size
+from perfsuite.reports.page.sections.collectives import collective, message_bytes
+from perfsuite.reports.page.sections.cut import grid
+from perfsuite.reports.page.sections.device import share
+from perfsuite.reports.page.text import without_paths
+from perfsuite.reports.tables.markdown import Grid
+from perfsuite.units import plural
+
+_MOST_NOTABLE = 20
+_GRAVE = ("impossible", "failed", "regressed", "drifted", "environment")
+
+
+def section(material: Material) -> Section:
+    """Always there: a run without any case has a verdict too."""
+    text, is_bad = sentence(material)
+    blocks: list[Block] = [Words(text=text, tone="bad" if is_bad else "plain")]
+    blocks += [
+        Words(text=f"warning: {without_paths(told)}", tone="warn") for run in material.runs for told in run.warnings
+    ]
+    if material.notable:
+        items = [
+            Item(
+                text=f"{without_paths(found.sentence)} ({found.sure})",
+                tone=_tone(found),
+                case=material.anchors.get(found.case, ""),
+                case_name=found.case.partition("::")[2] or found.case,
+            )
+            for found in material.notable[:_MOST_NOTABLE]
+        ]
+        left = len(material.notable) - len(items)
+        blocks.append(Items(items=items, more=f"and {left} more" if left > 0 else ""))
+    tiles = list(_tiles(material.measured))
+    blocks += [Tiles(tiles=tiles)] if tiles else []
+    blocks.append(Table(grid=_facts(material)))
+    if differences := _differences(material):
+        blocks.append(Table(grid=differences))
+    return Section(key="verdict", title="What was found", blocks=blocks)
+
+
+def _tone(found: Notable) -> Tone:
+    if found.kind == "improved":
+        return "good"
+    return "bad" if found.kind in _GRAVE else "warn"
+
+
+def sentence(material: Material) -> tuple[str, bool]:
+    """The verdict in words, and whether it is a bad one."""
+    counts = Counter(why.partition(":")[0].partition(" ")[0] for why in material.missing.values())
+    full = sum(case.outcome == "out_of_memory" for case in material.cases)
+    smoke = sum(case.outcome == "smoke" for case in material.cases)
+    told = [f"{plural(len(material.measured), 'case')} measured"]
+    told += [f"{full} out of memory"] if full else []
+    told += [f"{smoke} built, checked and run once, not measured"] if smoke else []
+    told += [f"{counts[word]} {word}" for word in ("failed", "interrupted", "skipped") if counts[word]]
+    summary = ", ".join(told)
+    bad = [found for found in material.changes if found.tone == "bad"]
+    good = sum(found.tone == "good" for found in material.changes)
+    is_bad = bool(bad) or bool(counts["failed"])
+    if not material.changes:
+        return f"Nothing was compared: there is no baseline here. {summary}.", is_bad
+    return f"{_decided(material.changes, bad, good)}. {summary}.", is_bad
+
+
+def _decided(changes: Sequence[Change], bad: Sequence[Change], good: int) -> str:
+    """What the comparison says; one run against one decides nothing, and must not read as if all were well."""
+    unsure = [found for found in changes if found.tone == "plain" and found.low is None]
+    if len(unsure) == len(changes):
+        most = max(unsure, key=lambda found: abs(found.effect or 0))
+        told = f"one run each of {plural(len(changes), 'case')} decides nothing"
+        return f"Unsure: {told}, at most {change(most.effect or 0)} in {named([most.node])}"
+    decided = f"{len(bad)} of {plural(len(changes), 'case')} slower" if bad else "No case is shown to be slower"
+    if bad:
+        worst = max(bad, key=lambda found: found.effect or 0)
+        decided += f", worst {named([worst.node])} {change(worst.effect or 0)}{between(worst)}"
+    rest = len(changes) - len(bad) - good - len(unsure)
+    counts = (
+        f"{good} faster" if good else "",
+        f"{rest} unchanged or undecided" if rest else "",
+        f"{len(unsure)} unsure, with one run each" if unsure else "",
+    )
+    return "; ".join([decided, *filter(None, counts)])
+
+
+def between(found: Change) -> str:
+    """The interval of a change with a blank before it; empty without one."""
+    return "" if found.low is None or found.high is None else f" {interval(found.low, found.high)}"
+
+
+def _facts(material: Material) -> Grid:
+    """What ran where, a column per run."""
+    every = (*material.runs, *((material.base,) if material.base else ()))
+    labels = dict.fromkeys(label for run in every for label in run.facts)
+    rows = [
+        ("hardware", *(run.hardware for run in every)),
+        ("torch", *(str(run.versions.get("torch", "")) for run in every)),
+        *((label, *(without_paths(run.facts.get(label, "")) for run in every)) for label in labels),
+    ]
+    if any(run.simulated for run in every):
+        rows.append(("devices", *("SIMULATED: no time is a measurement" if run.simulated else "real" for run in every)))
+    names = [*(run.name for run in material.runs), *([f"base: {material.base.name}"] if material.base else [])]
+    notes = (f"compared: {material.compared}",) if material.compared else ()
+    return grid(("run", *names), [row for row in rows if any(row[1:])], notes)
+
+
+def _differences(material: Material) -> Grid | None:
+    """Keys of the environments that are not the same in all runs."""
+    every: Sequence[Run] = (*material.runs, *((material.base,) if material.base else ()))
+    flat = [dict(_flat(run.environment)) for run in every if run.environment]
+    if len(flat) < 2:
+        return None
+    keys = dict.fromkeys(key for facts in flat for key in facts)
+    rows = [
+        (key, *(facts.get(key, "not known") for facts in flat))
+        for key in keys
+        if len({facts.get(key) for facts in flat}) > 1
+    ]
+    names = [run.name for run in every if run.environment]
+    return grid(("differs", *names), rows, title="Environments: what differs") if rows else None
+
+
+HIDDEN = ("hostname", "notes", "topology")
+"""Fields of an environment that a file for others does not have, or that have a place of their own."""
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if not prefix and name in HIDDEN:
+            continue
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", without_paths(str(value))
+
+
+# -- tiles -------------------------------------------------------------------------------------------------------
+
+
+def _tiles(cases: Sequence[Case]) -> Iterator[Tile]:
+    """The best of each family."""
+    products = [case for case in cases if case.values.get("tflops") and case.workload == "Matmul"]
+    for dtype in dict.fromkeys(str(case.parameters.get("dtype")) for case in products):
+        best = _best([case for case in products if str(case.parameters.get("dtype")) == dtype], "tflops")
+        unit = "OPS" if dtype.startswith("int") else "FLOPS"
+        yield Tile(
+            label=f"{dtype} product", figure=scaled(best.values["tflops"] * 1e12, unit), note=share(best, "tflops")
+        )
+    streams = [case for case in cases if case.values.get("gb_per_s") and "cache" not in _note(case)]
+    if streams:
+        best = _best(streams, "gb_per_s")
+        label = best.test.removeprefix("test_").replace("_", " ")
+        yield Tile(label=label, figure=scaled(best.values["gb_per_s"] * 1e9, "B/s"), note=share(best, "gb_per_s"))
+    buses = [case for case in cases if case.values.get("busbw_gb_per_s")]
+    if buses:
+        reduces = [case for case in buses if collective(case) == "all_reduce"] or buses
+        best = max(reduces, key=lambda case: (case.ranks, message_bytes(case)))
+        label = f"{collective(best)}, {best.ranks} ranks, {size(message_bytes(best))}"
+        bus = scaled(best.values["busbw_gb_per_s"] * 1e9, "B/s")
+        yield Tile(label=label, figure=f"{bus} bus", note=share(best, "busbw_gb_per_s") or duration(best.median_s or 0))
+    training = [case for case in cases if case.values.get("tokens_per_s_per_device")]
+    if training:
+        best = _best(training, "tokens_per_s_per_device")
+        mfu = best.values.get("mfu_percent")
+        yield Tile(
+            label=f"{best.parameters.get('model', best.test)}, {plural(best.ranks, 'rank')}",
+            figure=f"{count(best.values['tokens_per_s_per_device'])} tokens/s per device",
+            note=f"MFU {significant(mfu, 3)} %" if mfu is not None and mfu <= 100 else "",
+        )
+
+
+def _best(cases: Sequence[Case], name: str) -> Case:
+    key: Callable[[Case], float] = lambda case: case.values[name]  # noqa: E731
+    return max(cases, key=key)
+
+
+def _note(case: Case) -> str:
+    return next((metric.note for metric in case.metrics if metric.name == "gb_per_s"), "")

@@ -1,0 +1,46 @@
+"""Text of unknown origin made safe to look at: nothing invisible, nothing that reorders a line, nothing endless.
+
+What is markup to HTML is escaped by the templates and by the chart renderer; this is for what no escaping helps
+against: control characters, bidirectional marks, halves of surrogate pairs, text of 10 kB, paths of somebody's home.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from perfsuite.reports.plain import printable
+
+LONGEST = 600
+"""Characters of one line on a page; a longer one loses its middle."""
+_PATH = re.compile(r"(?<![\w./:~-])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+-]+){2,}")
+
+
+def visible(text: str, longest: int = LONGEST) -> str:
+    r"""The text line by line as :func:`~perfsuite.reports.plain.printable` writes it.
+
+    >>> print(visible("a\u202eb\nc"), visible("x" * 9, longest=7))
+    a\u202eb
+    c xx...xx
+    """
+    if len(text) <= longest and text.isascii() and text.isprintable():
+        return text
+    return "\n".join(printable(line, longest) for line in text.split("\n"))
+
+
+def without_paths(text: str) -> str:
+    """A message without the folders of absolute paths: the name of a user or a host may be in them.
+
+    >>> without_paths("no room in /home/ann/run/out.json for 3/4")
+    'no room in .../out.json for 3/4'
+    """
+    return _PATH.sub(lambda found: ".../" + re.split(r"[/\\\\]", found[0])[-1], text)
+
+
+def deep(value: Any) -> Any:
+    """A chart's specification with every text in it made :func:`visible`."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, dict):
+        return {name: deep(entry) for name, entry in value.items()}
+    return [deep(entry) for entry in value] if isinstance(value, (list, tuple)) else value

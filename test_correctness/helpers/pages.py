@@ -1,0 +1,133 @@
+"""Runs and pages for tests of the page, without a renderer that takes a second to start."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+
+from perfsuite.platforms import load_catalog
+from perfsuite.records import Metric, Peak, Result, Work
+from perfsuite.reports.page import page
+from perfsuite.reports.page.runs import material_of, run_of_record
+from perfsuite.run_record import RunRecord
+from perfsuite.schedules import make_schedule
+from test_correctness.helpers.pipelines import measured as timeline_of
+from test_correctness.helpers.report_runs import gpt, llama, measurement, opensora
+
+LINK = Peak(value=240.0, unit="GB/s", source="data sheet")
+
+
+def metric(name, value, unit, **changes):
+    return Metric(name=name, value=value, unit=unit, better="higher", **changes)
+
+
+def product(side, dtype, tflops, kind="published"):
+    peak = Peak(value=100.0, unit="TFLOPS", source="data sheet", kind=kind)
+    return Result(
+        case=f"test_perf/test_matmul.py::test_matmul[a100-{side}-{dtype}]",
+        workload="perfsuite.workloads.matmul:Matmul",
+        parameters={"m": side, "k": side, "n": side, "dtype": dtype},
+        platform="a100",
+        world_size=1,
+        outcome="measured",
+        work=Work(flops={"exact": 2.0 * side**3}, dtype=dtype),
+        metrics=(metric("tflops", tflops, "TFLOPS", peak=peak),),
+        measurement=dataclasses.replace(measurement(1, 2.0 * side**3 / tflops / 1e12), aligned=True, spans=()),
+        fingerprint="a100-test",
+    )
+
+
+def reduced(ranks, size, time_s):
+    bus = 2 * (ranks - 1) / ranks * size / time_s / 1e9
+    return Result(
+        case=f"test_perf/test_collectives.py::test_all_reduce[a100-ws{ranks}-{size}-fp32]",
+        workload="perfsuite.workloads.collective:AllReduce",
+        parameters={"message_bytes": size, "dtype": "fp32"},
+        platform="a100",
+        world_size=ranks,
+        outcome="measured",
+        work=Work(collective="all_reduce", message_bytes=float(size), dtype="fp32"),
+        metrics=(
+            metric("algbw_gb_per_s", size / time_s / 1e9, "GB/s"),
+            metric("busbw_gb_per_s", bus, "GB/s", peak=LINK),
+        ),
+        measurement=dataclasses.replace(measurement(ranks, time_s), aligned=True, spans=()),
+        fingerprint="a100-test",
+    )
+
+
+def piped(schedule="1f1b"):
+    plain = gpt(f"test_schedules[a100-ws4-{schedule}]", 4, 1.0)
+    found = timeline_of(make_schedule(schedule, ranks=4, num_micro_batches=4))
+    bubbles = (("bubble_ratio", 0.4), ("simulated_bubble_ratio", 0.3), ("balanced_bubble_ratio", 0.2))
+    return dataclasses.replace(
+        plain,
+        metrics=(*plain.metrics, *(metric(name, value, "ratio") for name, value in bubbles)),
+        measurement=dataclasses.replace(plain.measurement, timeline=found),
+    )
+
+
+def everything():
+    """Results for every section."""
+    exposed = (("exposed_communication_percent", 12.0),)
+    options = ({"compression": "none"}, {"compression": "bf16"})
+    return [
+        *(product(side, dtype, 50.0) for side in (256, 1024) for dtype in ("fp32", "bf16")),
+        *(reduced(ranks, size, 1e-5 + size / 5e10) for ranks in (2, 8) for size in (1024, 1 << 20, 1 << 24)),
+        *(gpt("test_ddp", ranks, 1.0 + ranks / 50, records=exposed) for ranks in (1, 2, 4)),
+        *(gpt(f"test_compression[a100-ws2-gpt2-xl-{way['compression']}]", 2, 1.0, options=way) for way in options),
+        opensora(2, 1.0, platform="a100"),
+        llama(8, 2.0, platform="a100"),
+        piped(),
+    ]
+
+
+def record(*results, **meaning):
+    """A run of these results."""
+    platform = results[0].platform if results else "a100"
+    return RunRecord(
+        name="/home/somebody/journal.jsonl",
+        platform=platform,
+        fingerprint=f"{platform}-test",
+        results={result.case: result for result in results},
+        **meaning,
+    )
+
+
+def material(*results, base=None, **meaning):
+    device = load_catalog().models.get("a100")
+    runs = [run_of_record(record(*results, **meaning), device)]
+    return material_of(runs, run_of_record(base, device) if base is not None else None)
+
+
+def drawn(spec, name, prefix):
+    """In place of the renderer."""
+    return f'<svg role="img" aria-label="chart" class="{prefix}"></svg>'
+
+
+def rendered(monkeypatch, *results, draw=drawn, **meaning):
+    monkeypatch.setattr(page, "renderer", lambda: draw)
+    return page.render(material(*results, **meaning))
+
+
+class Read(html.parser.HTMLParser):
+    """What a browser would make of the page: tags with attributes, and the text between them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags = []
+        self.texts = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())
+
+    def ids(self):
+        return [found["id"] for _, found in self.tags if "id" in found]

@@ -1,0 +1,236 @@
+"""The page: every section of a run in one file, equal bytes, hostile text as text, and runs with little to show."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from perfsuite.errors import ConfigurationError
+from perfsuite.gate.verdict import Finding, Verdict
+from perfsuite.reports.page import page
+from perfsuite.reports.page.charts import look
+from perfsuite.reports.page.effects import ratio
+from perfsuite.reports.page.sections import SECTIONS
+from perfsuite.reports.page.sections.cases import section as all_cases
+from perfsuite.reports.page.sections.verdict import sentence
+from perfsuite.reports.page.svg import renderer
+from perfsuite.run_record import GateRecord
+from test_correctness.helpers.pages import Read, everything, gpt, material, product, record, rendered
+
+HOSTILE = "<script>alert(1)</script>\"'>]]>javascript:x \x1b[31m \u202eevil\ud800 &amp; {{ 7 * 7 }}"
+
+
+def test_every_section_has_something_to_show(monkeypatch):
+    read = Read(rendered(monkeypatch, *everything()))
+    keys = " ".join(found.removeprefix("s-") for found in read.ids() if found.startswith("s-"))
+    assert keys == "verdict device collectives training scaling options pipelines checklist cases"
+    assert read.ids() == list(dict.fromkeys(read.ids()))  # no anchor twice
+    figures = [tag for tag, _ in read.tags if tag == "figure"]
+    assert 8 < len(figures) <= page.MOST_CHARTS
+
+
+def test_equal_runs_give_equal_bytes_without_a_request(monkeypatch):
+    first, second = (rendered(monkeypatch, *everything()) for _ in range(2))
+    assert first == second
+    addresses = {
+        value
+        for tag, found in Read(first).tags
+        for name, value in found.items()
+        if name in ("src", "href", "data", "action", "srcset", "xlink:href")
+    }
+    assert all(address.startswith("#") for address in addresses)
+    assert "url(http" not in first
+    assert "@import" not in first
+
+
+def test_links_lead_somewhere(monkeypatch):
+    read = Read(rendered(monkeypatch, *everything()))
+    wanted = {found["href"][1:] for tag, found in read.tags if tag == "a"}
+    assert wanted <= set(read.ids())
+    assert any(target.startswith("c-") for target in wanted)
+
+
+def test_the_policy_allows_only_the_style_and_the_script_of_the_page(monkeypatch):
+    read = Read(rendered(monkeypatch, *everything()))
+    (policy,) = [found["content"] for tag, found in read.tags if found.get("http-equiv")]
+    assert re.fullmatch(r"default-src 'none'; style-src 'sha256-\S+'; script-src 'sha256-\S+'; base-uri 'none'", policy)
+    assert [tag for tag, _ in read.tags].count("script") == 1
+    assert not [found for _, found in read.tags if "style" in found or any(name.startswith("on") for name in found)]
+
+
+def test_a_page_of_real_charts_draws_each_with_a_name(monkeypatch):
+    if renderer() is None:
+        pytest.skip("vl-convert-python is not installed")
+    text = rendered(monkeypatch, *everything()[:6], draw=renderer())
+    read = Read(text)
+    pictures = [found for tag, found in read.tags if tag == "svg" and found.get("class") == "marks"]
+    assert len(pictures) == 2
+    assert all(found["role"] == "img" and found["aria-label"] for found in pictures)
+    assert "style=" not in text
+    colours = set(re.findall(r'(?:fill|stroke)="(#[0-9a-f]{6})"', text.partition("</style>")[2]))
+    assert colours <= {look.INK, look.MUTE, look.GRID, look.BACK, *look.PALETTE, look.GOOD, look.BAD, look.DOUBT}
+
+
+def test_every_colour_of_a_chart_has_one_for_the_dark():
+    style = (page.resources.files("perfsuite.reports.page") / "templates" / "style.css").read_text()
+    dark = style.partition("prefers-color-scheme:dark")[2]
+    for colour in (look.INK, look.MUTE, *look.PALETTE, look.GOOD, look.BAD, look.DOUBT):
+        assert f'[fill="{colour}"]' in dark
+        assert f'[stroke="{colour}"]' in dark or colour == look.INK
+
+
+def test_without_the_renderer_there_are_tables_and_what_to_install(monkeypatch):
+    read = Read(rendered(monkeypatch, *everything(), draw=None))
+    assert "pip install 'perfsuite[report]'" in read.text
+    drawings = [found["class"] for tag, found in read.tags if tag == "svg" and "class" in found]
+    assert not drawings
+    assert [tag for tag, _ in read.tags].count("table") > 10
+    assert "t(S) = alpha + S / beta" in read.text
+
+
+def test_hostile_text_is_shown_as_text(monkeypatch):
+    first = product(256, "fp32", 50.0)
+    facts = {"devices": [HOSTILE], "topology": f"{HOSTILE}\nsecond line", "variables": {"NCCL_X": HOSTILE}}
+    first = dataclasses.replace(first, environment=facts)
+    evil = dataclasses.replace(
+        first, case=f"test_perf/t.py::test_x[{HOSTILE}]", parameters={**first.parameters, HOSTILE: HOSTILE}
+    )
+    long = dataclasses.replace(first, case=f"t.py::test_y[{'x' * 10_000}]")
+    specs = []
+
+    def keep(spec, name, prefix):
+        specs.append(spec)
+        return "<svg></svg>"
+
+    text = rendered(
+        monkeypatch, evil, long, draw=keep, failures={f"t.py::{HOSTILE}": HOSTILE}, skips={"t.py::s": HOSTILE}
+    )
+    text.encode("utf-8")  # no half of a character is left
+    read = Read(text)
+    assert [tag for tag, _ in read.tags].count("script") == 1
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "x" * 1000 not in text
+    assert "<script>alert(1)</script>" in read.text
+    assert "{{ 7 * 7 }}" in read.text
+    assert "second line" in read.text
+
+
+def test_a_renderer_is_given_text_that_it_can_encode(monkeypatch):
+    given = []
+    fake = type("vl_convert", (), {"vegalite_to_svg": lambda spec: given.append(spec) or "<svg></svg>"})
+    monkeypatch.setitem(__import__("sys").modules, "vl_convert", fake)
+    renderer()({"data": [{"told": HOSTILE}]}, HOSTILE, "k")
+    json.dumps(given).encode("utf-8")
+    assert "\\u202e" in given[0]["data"][0]["told"]
+
+
+def test_paths_and_names_of_users_stay_out(monkeypatch):
+    failures = {"t.py::test_a": "no room in /home/somebody/secret/run.json"}
+    text = rendered(monkeypatch, *everything(), failures=failures)
+    assert "somebody" not in text
+    assert "run.json" in text
+    assert "host0" not in text
+
+
+@pytest.mark.parametrize(
+    ("results", "meaning", "told"),
+    [
+        ((), {}, "0 cases measured"),
+        ((gpt("test_ddp", 1, 1.0),), {}, "1 case measured"),
+        ((), {"failures": {"t.py::a": "boom", "t.py::b": "boom"}}, "0 cases measured, 2 failed"),
+        ((gpt("test_ddp", 1, 1.0, oom="OOM at 3 GiB of 4"),), {}, "0 cases measured, 1 out of memory"),
+        ((dataclasses.replace(gpt("test_ddp", 1, 1.0), outcome="smoke"),), {}, "not measured"),
+        ((dataclasses.replace(gpt("test_ddp", 1, 1.0), simulated=True),), {}, page.SIMULATED),
+    ],
+    ids=["nothing", "one", "all failed", "all out of memory", "smoke", "simulated"],
+)
+def test_runs_with_little_to_show_have_a_page(monkeypatch, results, meaning, told):
+    assert told in Read(rendered(monkeypatch, *results, **meaning)).text
+
+
+def test_every_chart_of_simulated_devices_says_so(monkeypatch):
+    specs = []
+
+    def keep(spec, name, prefix):
+        specs.append(spec)
+        return "<svg></svg>"
+
+    rendered(monkeypatch, *(dataclasses.replace(one, simulated=True) for one in everything()), draw=keep)
+    assert len(specs) > 8
+    assert all(spec["title"]["text"] == page.SIMULATED for spec in specs)
+
+
+def test_a_result_above_a_measured_peak_has_no_share(monkeypatch):
+    read = Read(rendered(monkeypatch, product(256, "fp32", 5000.0, kind="measured")))
+    assert "above the measured peak" in read.text
+    assert "5000%" not in read.text
+    assert "5000 %" not in read.text
+
+
+def judged(case, name, effect, interval):
+    finding = Finding(
+        quantity="time",
+        name=name,
+        tolerance=0.03,
+        effect=effect,
+        interval=interval,
+        before=1.0,
+        after=1 + effect,
+        unit="s",
+    )
+    return Verdict(case=case, name=name, findings=(finding,), runs=4, stored_runs=8)
+
+
+def test_the_first_sentence_is_the_verdict(monkeypatch):
+    results = [gpt("test_ddp", ranks, 1.0) for ranks in (1, 2, 4)]
+    cases = [result.case for result in results]
+    verdicts = (
+        judged(cases[0], "regressed", 0.081, (0.062, 0.1)),
+        judged(cases[1], "pass", 0.01, (-0.01, 0.03)),
+        judged(cases[2], "improved", -0.2, (-0.22, -0.18)),
+    )
+    gate = GateRecord(gate=True, fail_on=("regressed",), verdicts=verdicts)
+    read = Read(rendered(monkeypatch, *results, gate=gate))
+    worst = "1 of 3 cases slower, worst test_ddp[a100-ws1-gpt2-xl] +8.1 % [+6.2, +10.0]; 1 faster; 1 unchanged"
+    assert worst in read.text
+    assert read.text.index(worst) < read.text.index("hardware")
+    assert "What moved" in read.text
+
+
+def test_a_base_is_compared_case_by_case_and_one_run_each_is_unsure():
+    known = material(gpt("test_ddp", 1, 2.0), base=record(gpt("test_ddp", 1, 1.0)))
+    (found,) = known.changes
+    assert (found.effect, found.low, found.tone, found.word) == (1.0, None, "plain", "unsure: one run each")
+    assert sentence(known)[1] is False
+
+
+def test_several_runs_against_several_have_an_interval_that_holds_the_truth():
+    effect, low, high = ratio([1.0, 1.02, 0.98, 1.0], [1.1, 1.12, 1.09])
+    assert low < effect < high
+    assert low > 0
+    assert ratio([1.0, 1.3, 0.8], [1.05, 1.3, 0.8])[1] < 0  # as noisy as they are: nothing is shown
+
+
+def test_more_cases_than_fit_are_counted(monkeypatch):
+    monkeypatch.setattr("perfsuite.reports.page.sections.cases._ROWS_BYTES", 800)
+    (block,) = all_cases(material(*everything())).blocks
+    assert 0 < len(block.rows) < len(everything())
+    assert "than fit here" in block.more
+
+
+def test_sections_come_in_the_order_of_the_page():
+    names = [make.__module__.rpartition(".")[2] for make in SECTIONS]
+    assert names[0] == "verdict"
+    assert names[-1] == "cases"
+    assert len(set(names)) == len(names)
+
+
+def test_a_page_that_cannot_be_written_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "renderer", lambda: None)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="cannot be written: Not a directory"):
+        page.write_page(material(), tmp_path / "file" / "page.html")
