@@ -11,20 +11,25 @@ import dataclasses
 import json
 import math
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perfsuite.arms import Arm, arm_of, described_imports, run_arm
 from perfsuite.baselines.runs import summarise
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
 from perfsuite.comparison import Comparison, compare, progress, table
 from perfsuite.decoding import to_json
-from perfsuite.errors import ConfigurationError
+from perfsuite.errors import ConfigurationError, PerfsuiteError
 from perfsuite.records import Result
 from perfsuite.statistics.paired import MIN_PAIRS
-from perfsuite.units import parse_duration
+from perfsuite.units import format_seconds, parse_duration, plural
+
+if TYPE_CHECKING:
+    from perfsuite.reports.page.material import Change
 
 
 def time_of(result: Result) -> float:
@@ -118,6 +123,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tolerance", type=float, default=0.03, help="change that does not matter (default 0.03)")
     parser.add_argument("--deadline", metavar="DURATION", default="1h", help="for one run of one arm (default 1h)")
     parser.add_argument("--json", metavar="FILE", help="write the comparison to FILE as well")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page of both arms there, docs/page.md")
     parser.add_argument("pytest_args", nargs="*", metavar="-- PYTEST ARGS", help="which cases, as pytest takes them")
 
 
@@ -129,6 +135,8 @@ def run_ab(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"--max-pairs {options.max_pairs} is less than --pairs {options.pairs}; give more")
     if not 0 < options.tolerance < 1:
         raise ConfigurationError(f"--tolerance {options.tolerance} is not between 0 and 1; write 0.03 for 3 %")
+    if options.html is not None:
+        require_place(options.html)
     environments = [read_env(texts) for texts in (options.a_env, options.b_env)]
     if (options.a, options.a_python, environments[0]) == (options.b, options.b_python, environments[1]):
         raise ConfigurationError("both arms are the same; give --a and --b, or --a-env and --b-env, that differ")
@@ -150,7 +158,53 @@ def run_ab(options: argparse.Namespace) -> int:
     print("\n".join(lines(runs, comparisons, planned, options.tolerance)))
     if options.json:
         Path(options.json).write_text(json.dumps(to_json(comparisons), indent=1) + "\n")
+    if options.html is not None:
+        write_arms(runs, comparisons, options.html)
     return EXIT_FOUND if any(comparison.outcome == "slower" for comparison in comparisons) else EXIT_OK
+
+
+def require_place(path: Path) -> None:
+    """Raise ConfigurationError, before anything is measured, where no file can be written to ``path``."""
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"--html: folder {path.parent} cannot be written to: {error.strerror}; name another one"
+        ) from None
+
+
+def write_arms(runs: _Runs, comparisons: Sequence[Comparison], path: Path) -> None:
+    """The page of arm b beside arm a; what was measured is not lost where it cannot be written."""
+    from perfsuite.reports.page.page import write_page
+    from perfsuite.reports.page.runs import material_of_arms
+
+    a, b = ([tuple(results.values()) for results in side] for side in runs.of)
+    changes = [change_of(comparison) for comparison in comparisons]
+    compared = f"{runs.arms[1].name} against {runs.arms[0].name}, {runs.pairs} pairs"
+    try:
+        write_page(material_of_arms(a, b, [arm.name for arm in runs.arms], changes, compared), path)
+    except PerfsuiteError as error:
+        print(f"page {path} was not written: {error}", file=sys.stderr)
+    else:
+        print(f"page {path}")
+
+
+def change_of(found: Comparison) -> Change:
+    """One comparison as a page has it."""
+    from perfsuite.reports.page.material import Change
+
+    return Change(
+        node=found.case,
+        effect=found.change,
+        low=found.low,
+        high=found.high,
+        before=format_seconds(found.a_s),
+        after=format_seconds(found.b_s),
+        word=found.told,
+        tone="bad" if found.outcome == "slower" else "good" if found.outcome == "faster" else "plain",
+        runs=plural(found.pairs, "pair"),
+    )
 
 
 def read_env(texts: Sequence[str]) -> dict[str, str]:

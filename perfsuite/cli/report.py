@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perfsuite.baselines import store
 from perfsuite.cli.command import EXIT_OK, Command
@@ -25,6 +27,9 @@ from perfsuite.reports.tables.recording import Recording, recording_of
 from perfsuite.reports.tables.report import find_style, fitting_styles, report
 from perfsuite.reports.tables.styles import STYLES
 
+if TYPE_CHECKING:
+    from perfsuite.reports.page.material import Run
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
@@ -34,7 +39,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="journal or baseline file")
     parser.add_argument("--style", choices=list(STYLES), help="whose tables; default: those that fit what was measured")
-    parser.add_argument("--base", type=Path, metavar="FILE", help="results of another machine to compare with")
+    parser.add_argument(
+        "--base", type=Path, metavar="FILE", help="results to compare with: of another machine; with --html of any"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write Markdown there instead of to the terminal")
     parser.add_argument("--history", type=Path, metavar="FILE", help="what changed over time, from a history")
     parser.add_argument(
@@ -45,6 +52,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="figures of other tools beside these: what perfsuite import --out wrote, or a file of theirs; repeatable",
     )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with charts there, docs/page.md")
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="with --html: stored runs to compare with")
     parser.add_argument(
         "--platform-file", action="append", default=[], metavar="FILE", help="TOML file with platforms of your own"
     )
@@ -53,6 +62,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite report``."""
     catalog = load_catalog(options.platform_file)
+    if options.html is not None:
+        return _write_page(options, catalog)
+    if options.baseline is not None:
+        raise ConfigurationError("--baseline says what a page compares with; give --html FILE too")
     runs = [read_run(path, catalog) for path in options.results]
     base = read_run(options.base, catalog) if options.base else None
     styles = (find_style(options.style),) if options.style else fitting_styles(runs)
@@ -76,20 +89,62 @@ def run(options: argparse.Namespace) -> int:
 
 def _beside(options: argparse.Namespace, runs: Sequence[Recording]) -> str:
     """The sections of a history and of imported figures, where they are asked for."""
+    grids = _grids(options, runs)
+    return "".join(f"\n{line}" for grid in grids for line in foreign_markdown(grid)).rstrip("\n") + "\n" * bool(grids)
+
+
+def _grids(options: argparse.Namespace, runs: Sequence[Recording]) -> list[Grid]:
     grids: list[Grid] = []
     if options.history is not None:
         history = read_history(options.history)
         timeline = in_order(history.sessions, Repository(root=options.history.resolve().parent))
         grids += history_grids(history, findings_of(timeline))
     files = [imported for path in options.imported for imported in read_imported(path)]
-    grids += imported_grids(files, [case for run in runs for case in run.cases])
-    return "".join(f"\n{line}" for grid in grids for line in foreign_markdown(grid)).rstrip("\n") + "\n" * bool(grids)
+    return [*grids, *imported_grids(files, [case for run in runs for case in run.cases])]
+
+
+def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
+    """Carry out ``perfsuite report --html``."""
+    from perfsuite.reports.page.page import write_page
+    from perfsuite.reports.page.runs import material_of
+
+    for given, name in ((options.style, "--style"), (options.out, "--out")):
+        if given is not None:
+            raise ConfigurationError(f"{name} is of the report in Markdown; run perfsuite report again without --html")
+    if options.base is not None and options.baseline is not None:
+        raise ConfigurationError("--base and --baseline both say what is compared with; give one of them")
+    runs = [_page_run(path, catalog) for path in options.results]
+    base = options.base or options.baseline
+    material = material_of(runs, _page_run(base, catalog) if base else None)
+    if options.history is not None or options.imported:
+        beside = _grids(options, [read_run(path, catalog) for path in options.results])
+        material = dataclasses.replace(material, beside=tuple(beside))
+    write_page(material, options.html)
+    print(f"page {options.html}")
+    return EXIT_OK
+
+
+def _page_run(path: Path, catalog: Catalog) -> Run:
+    """What the page shows of a journal or baseline file."""
+    from perfsuite.reports.page.runs import run_of_baseline, run_of_record
+
+    require_file(path)
+    if is_journal(path):
+        record = read_journal(path).record
+        return run_of_record(record, catalog.models.get(record.platform))
+    baseline = store.read(path)
+    return run_of_baseline(baseline, path.name, catalog.models.get(baseline.hardware.platform))
+
+
+def require_file(path: Path) -> None:
+    """Raise ConfigurationError unless there is a file."""
+    if not path.is_file():
+        raise ConfigurationError(f"{path} is no file; give a journal or a baseline file")
 
 
 def read_run(path: Path, catalog: Catalog) -> Recording:
     """The results in a journal or baseline file; PerfsuiteError when it is neither, or damaged."""
-    if not path.is_file():
-        raise ConfigurationError(f"{path} is no file; give a journal or a baseline file")
+    require_file(path)
     if is_journal(path):
         return _run_of_journal(read_journal(path), catalog)
     return _run_of_baseline(path, catalog)

@@ -23,6 +23,7 @@ from perfsuite.plugin import (
     options,
     outcome,
     output,
+    page,
     progress,
     projecting,
     recorded,
@@ -44,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     tables.declare(parser)
     projecting.declare(parser)
     history.declare(parser)
+    page.declare(parser)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -56,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     tables.configure(config)
     projecting.configure(config)
     history.configure(config)
+    page.configure(config)
     distributed.configure(config)
 
 
@@ -85,6 +88,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
     tables.begin(session, cases)
     ci.begin(session, cases)
     history.begin(session, cases)
+    page.begin(session, cases)
     return returned
 
 
@@ -154,6 +158,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     tables.show(terminalreporter, config)
     ci.show(terminalreporter, config)
     history.show(terminalreporter, config)
+    page.show(terminalreporter, config)
     distributed.show(terminalreporter, config)
 
 

@@ -1,0 +1,96 @@
+"""``--perf-html[=FILE]``: the run as one HTML page, written after the last case.
+
+A place that cannot be written to is told before anything is measured.  After that a page that cannot be written is a
+line at the end: the journal has everything, and ``perfsuite report --html`` writes it from there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import PerfsuiteError
+from perfsuite.plugin.options import runs_tests
+from perfsuite.plugin.recorded import record_key
+from perfsuite.plugin.state import suite_key
+
+BESIDE = "beside the journal"
+"""Where the page goes when no file is named; no file is called so."""
+page_key = pytest.StashKey[Path]()
+"""Where the page of this run goes."""
+
+
+def declare(parser: pytest.Parser) -> None:
+    """Declare option and ini key."""
+    group = parser.getgroup("perfsuite", "performance of distributed training")
+    group.addoption(
+        "--perf-html",
+        nargs="?",
+        const=BESIDE,
+        metavar="FILE",
+        help="write one page with charts, offline in one file; default: beside the journal (ini: perf_html)",
+    )
+    parser.addini("perf_html", "file of the page, relative to the root; yes: beside the journal", default="")
+
+
+def configure(config: pytest.Config) -> None:
+    """Refuse what is no file for a page: ``--perf-html test_perf`` takes the tests for it."""
+    asked = config.getoption("perf_html")
+    if asked and asked != BESIDE and not asked.lower().endswith((".html", ".htm")):
+        raise pytest.UsageError(
+            f"--perf-html: {asked} does not end in .html; write --perf-html=FILE.html, or --perf-html as the last word"
+        )
+
+
+def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
+    """Find out now, before anything is measured, whether the page can be written."""
+    path = _place(session.config)
+    if path is None or not cases or not runs_tests(session.config):
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if path.exists():
+            with path.open("ab"):
+                pass
+    except OSError as error:
+        raise pytest.UsageError(f"--perf-html: {path} cannot be written: {error.strerror}; name another file") from None
+    session.config.stash[page_key] = path
+
+
+def _place(config: pytest.Config) -> Path | None:
+    """Where the page goes; None where none was asked for."""
+    asked, written = config.getoption("perf_html"), str(config.getini("perf_html")).strip()
+    if asked is None and written.lower() in ("", "no", "false"):
+        return None
+    if asked not in (None, BESIDE):
+        return config.invocation_params.dir / str(asked)
+    if asked is None and written.lower() not in ("yes", "true"):
+        return Path(config.rootpath / written)
+    suite = config.stash.get(suite_key, None)
+    journal = suite.session.journal if suite is not None and suite.session is not None else None
+    return Path(journal.path).with_suffix(".html") if journal is not None else None
+
+
+def show(terminalreporter: Any, config: pytest.Config) -> None:
+    """Write the page and name it; why not, where it cannot be made."""
+    path, record = config.stash.get(page_key, None), config.stash.get(record_key, None)
+    if path is None or record is None:
+        return
+    from perfsuite.reports.page.page import write_page
+    from perfsuite.reports.page.runs import material_of, run_of_record
+
+    suite = config.stash[suite_key]
+    try:
+        write_page(material_of([run_of_record(record, suite.machine.model)]), path)
+    except PerfsuiteError as error:
+        journal = suite.session.journal if suite.session else None
+        later = f"; perfsuite report {journal.path} --html FILE writes it" if journal else ""
+        terminalreporter.write_line(f"page {path} was not written: {error}{later}", red=True)
+    else:
+        terminalreporter.write_line(f"page {path}")
