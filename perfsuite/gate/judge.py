@@ -316,7 +316,7 @@ class Judge:
 
         Where the host's drifts are not known the session counts as one more run like the stored ones, whose sessions
         scatter by all of ``sigma``: nothing tells its drift from a change.  A few stored runs may lie closer together
-        than runs of this session do: then what lies between sessions is taken to be as large a share of these.
+        than runs of one session do, by chance: sessions scatter at least as much as these.
         ``expected``: something that can make the case slower is known to have changed, which is rare, and asked as
         surely as an A/B is.
         """
@@ -324,8 +324,7 @@ class Judge:
         error = self.spread(len(values)).error
         if not self.today.known:
             inside = rough_sigma(values) if len(values) >= MIN_SCATTER else 0.0
-            scatter = max(level.sigma, inside / math.sqrt(1 - min(UNKNOWN_SHARE, self.between)))
-            error = max(error, scatter * math.sqrt(1 + 1 / level.sessions))
+            error = max(error, max(level.sigma, inside) * math.sqrt(1 + 1 / level.sessions))
         alpha = max(bounds.surely_alpha, min(CONFIRM_ALPHA, bounds.shared_alpha)) if expected else bounds.surely_alpha
         return self._effect(values) > max(self.bounds.tolerance, t_quantile(1 - alpha, self.dof) * error)
 
