@@ -3,8 +3,9 @@
     python benchmarks/gate_history.py [--step 0.02] [--merges 6]
 
 A repository with its package under ``src/`` is made in a temporary directory and a baseline of five commits is stored.
-Then: nothing changes, a setting of a library changes for both arms, and merge after merge is a little slower, each
-judged with the merge before as its base.  The measured step sleeps for a known time, so that the machine may be busy.
+Then: nothing changes, a setting of torch changes for both arms, and merge after merge is a little slower, each judged
+with the merge before as its base.  Sessions, arms, work trees and ranks are real processes; the clock that they read is
+moved by the measured step, so that no load of the machine decides.
 """
 
 from __future__ import annotations
@@ -14,41 +15,86 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
 FILES = {
     "conftest.py": 'pytest_plugins = ["perfsuite.plugin"]\n',
     "pytest.ini": "[pytest]\naddopts = --strict-markers -p no:cacheprovider\npythonpath = src\n",
     ".gitignore": ".perfsuite/\n__pycache__/\n",
     "test_step.py": """
-import pytest
 from trainer import train
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_step(perf, ranks):
-    perf(train, on=ranks)
+def test_step(perf):
+    perf(train)
 """,
 }
+CLOCK = """
+from perfsuite.platforms.clocks import PerfCounterClock
+from perfsuite.platforms.cpu import Cpu, CpuDevice
+
+NOW_NS = [0]
+
+class ScriptedClock(PerfCounterClock):
+    def stamp(self):
+        NOW_NS[0] += 1000
+        return NOW_NS[0]
+
+class ScriptedDevice(CpuDevice):
+    def __init__(self):
+        super().__init__()
+        self.clock = ScriptedClock()
+
+class Scripted(Cpu):
+    name = "scripted"
+    stands_for = "cpu"
+    simulated = True
+    device_code = "scripted_clock:ScriptedDevice"
+"""
 TRAINER = """
 import os
-import time
+import random
+
+from scripted_clock import NOW_NS
 
 STEP_S = {step_s}
 
 def train(rank):
-    slow_library = 1.1 if os.environ.get("NCCL_ALGO") == "Tree" else 1.0
-    return lambda: time.sleep(STEP_S * slow_library)
+    checks = 1.1 if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL" else 1.0
+    run_ns = 1e9 * STEP_S * checks * random.uniform(0.998, 1.002)  # bounded: no draw is far from the others
+
+    def step():
+        NOW_NS[0] += round(run_ns * random.uniform(0.998, 1.002))
+
+    return step
 """
+SETTING = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+STEP_S = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What one gated run ended with."""
+
+    title: str
+    code: int
+    """Its exit code."""
+    text: str
+    """The failures, and the gate's own lines."""
 
 
 class Repository:
     """The repository, and what is done to it."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root, self.helpers = root / "repository", root / "helpers"
+        self.helpers.mkdir(parents=True)
+        (self.helpers / "scripted_clock.py").write_text(CLOCK)
+        (self.root / "src" / "trainer").mkdir(parents=True)
         for name, text in FILES.items():
-            (root / name).write_text(text)
-        (root / "src" / "trainer").mkdir(parents=True)
+            (self.root / name).write_text(text)
         self.git("init", "-q")
 
     def git(self, *arguments: str) -> None:
@@ -64,11 +110,17 @@ class Repository:
 
     def pytest(self, *arguments: str, **variables: str) -> tuple[int, str]:
         """Exit code and what was printed."""
-        command = [sys.executable, "-m", "pytest", "-q", "--benchmark-max-time=0.3", *arguments]
+        command = [sys.executable, "-m", "pytest", "-q", "--perf-platform=scripted", "--benchmark-max-time=0.3"]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(self.helpers), str(ROOT)]),
+            "PERFSUITE_FAMILIES": "scripted=scripted_clock:Scripted",
+            **variables,
+        }
         done = subprocess.run(
-            command,
+            [*command, *arguments],
             cwd=self.root,
-            env={**os.environ, **variables},
+            env=environment,
             capture_output=True,
             text=True,
             check=False,
@@ -76,16 +128,36 @@ class Repository:
         )
         return done.returncode, done.stdout + done.stderr
 
-    def gate(self, title: str, **variables: str) -> int:
-        """One gated run with the commit before as its base; shows what a reader of the CI page sees."""
+    def gate(self, title: str, **variables: str) -> Page:
+        """One gated run with the commit before as its base."""
         code, printed = self.pytest("--perf-gate", "--perf-base=HEAD~1", **variables)
         said = [
             line for line in printed.splitlines() if not line.startswith(("perfsuite: ", ".", "clock ", "journal "))
         ]
-        failures = "\n".join(said[: next((i for i, line in enumerate(said) if "perfsuite: cpu" in line), 0)])
+        failures = said[: next((i for i, line in enumerate(said) if "perfsuite: scripted" in line), 0)]
         gated = [line for line in said if line.startswith(("gated ", "SUITE ", "suite ", "not decided"))]
-        print(f"-- {title}: exit code {code}", *gated, *([failures] if code else []), sep="\n", flush=True)
-        return code
+        return Page(title=title, code=code, text="\n".join([*gated, *(failures if code else [])]))
+
+
+def story(root: Path, step: float, merges: int) -> Iterator[Page]:
+    """Nothing changed, a setting changed, and merges until one is red."""
+    repository, step_s = Repository(root), STEP_S
+    for number in range(5):
+        repository.commit(step_s, f"commit {number}")
+        code, printed = repository.pytest("--perf-update=append")
+        if code:
+            raise SystemExit(printed)
+    repository.commit(step_s, "the baseline")
+    yield repository.gate("nothing changed")
+    setting = ", ".join(f"{name}={value}" for name, value in SETTING.items())
+    yield repository.gate(f"{setting}, 10 % slower, in both arms", **SETTING)
+    for merge in range(1, merges + 1):
+        step_s *= 1 + step
+        repository.commit(step_s, f"merge {merge}")
+        page = repository.gate(f"merge {merge}, {(1 + step) ** merge - 1:+.1%} since the baseline")
+        yield page
+        if page.code:
+            break
 
 
 def main() -> None:
@@ -94,19 +166,8 @@ def main() -> None:
     parser.add_argument("--merges", type=int, default=6, help="merges at most")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        repository = Repository(Path(directory))
-        step_s = 0.02
-        for number in range(5):
-            repository.commit(step_s, f"commit {number}")
-            repository.pytest("--perf-update=append")
-        repository.commit(step_s, "the baseline")
-        repository.gate("nothing changed")
-        repository.gate("a setting of the library, 10 % slower, in both arms", NCCL_ALGO="Tree")
-        for merge in range(1, options.merges + 1):
-            step_s *= 1 + options.step
-            repository.commit(step_s, f"merge {merge}")
-            if repository.gate(f"merge {merge}, {(1 + options.step) ** merge - 1:+.1%} since the baseline"):
-                break
+        for page in story(Path(directory), options.step, options.merges):
+            print(f"-- {page.title}: exit code {page.code}", page.text, sep="\n", flush=True)
 
 
 if __name__ == "__main__":
