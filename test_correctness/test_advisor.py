@@ -1,4 +1,4 @@
-"""The advisor: legal layouts, why others are not, ties by the error of a difference, and what to do where nothing fits."""
+"""The advisor: legal layouts, why others are not, ties by the error of a difference, and what fits nowhere."""
 
 from __future__ import annotations
 
