@@ -183,6 +183,13 @@ def test_a_disturbed_device_or_a_shared_core_makes_a_run_unstable(changes):
     assert changes.get("disturbance", "too few clean samples") in verdict.reasons[0]
 
 
+def test_stored_runs_of_a_device_that_is_always_held_down_are_named():
+    held = stored_runs(disturbance="device 0 was throttled (thermal) in 5 of 5 looks while it was timed")
+    verdict, _ = judged(0.0, given=gated(stored=held))
+    assert verdict.name == "learning"
+    assert "; 8 stored runs disturbed: device 0 was throttled (thermal)" in verdict.reasons[-1]
+
+
 def test_unknown_telemetry_is_compared_and_said():
     verdict, _ = judged(0.0, disturbance="unknown")
     assert verdict.name == "pass"

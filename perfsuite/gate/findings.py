@@ -10,6 +10,7 @@ from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
 from perfsuite.gate.attribution import finding
 from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.exact import exact_findings
+from perfsuite.gate.quantity import is_disturbed
 from perfsuite.gate.question import Question
 from perfsuite.gate.stages import worse
 from perfsuite.gate.verdict import FAILING, Finding, Verdict, percent
@@ -51,7 +52,7 @@ def verdict(work: CaseWork, view: View) -> Verdict:
         return early
     exact = exact_findings(given.stored, work.runs, given.case.metrics, given.metric_tolerances)
     if work.learnt is not None:
-        return _learning(blank, exact, work.learnt, view)
+        return _learning(blank, exact, work, view)
     asked = [Question(work=work, judged=judged, view=view) for judged in work.judged if _is_asked(work, judged, view)]
     return _worst(blank, [*(finding(each) for each in asked), *exact], work.withdrawn, _unwatched(work, view))
 
@@ -133,9 +134,12 @@ def _memory(work: CaseWork, blank: Verdict) -> Verdict | None:
     return replace(blank, name=name, findings=(finding,), reasons=(*blank.reasons, why))
 
 
-def _learning(blank: Verdict, exact: Sequence[Finding], learnt: int, view: View) -> Verdict:
+def _learning(blank: Verdict, exact: Sequence[Finding], work: CaseWork, view: View) -> Verdict:
     worse = [finding for finding in exact if finding.name == "regressed"]
     if worse:
         return replace(blank, name="regressed", findings=tuple(worse), reasons=worse[0].reasons)
-    why = f"{learnt} of the {view.settings.min_stored} usable stored runs that a comparison needs"
+    why = f"{work.learnt} of the {view.settings.min_stored} usable stored runs that a comparison needs"
+    disturbed = [run.disturbance for run in work.given.stored if is_disturbed(run)]
+    if disturbed:  # a device that is always held down would never be gated, and nobody told why
+        why += f"; {plural(len(disturbed), 'stored run')} disturbed: {disturbed[-1]}"
     return replace(blank, name="learning", findings=tuple(exact), reasons=(*blank.reasons, why))
