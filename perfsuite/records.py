@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from perfsuite.step_records import Component, Timeline, Traffic
+
 SCHEMA = 1
 """Version of the JSON form; a reader refuses a higher one."""
 
@@ -233,78 +235,6 @@ class Record:
     value: float
     unit: str
     reduce: Literal["max", "mean", "equal", "only"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimelineEvent:
-    """One thing that one rank did in a pipeline step."""
-
-    kind: Literal["forward", "backward", "backward_input", "backward_weight", "send", "receive", "wait"]
-    """The first four are compute; ``backward`` is both gradients at once."""
-    rank: int
-    """Rank along the pipeline."""
-    stage: int
-    """Stage that computed, sent, received or was waited for."""
-    micro_batch: int
-    start_s: float
-    """Seconds from the step's start, on one clock for all ranks."""
-    end_s: float
-    """Equal to ``start_s`` for a send or receive that was only posted."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """What every rank of a pipeline did in one step, measured or simulated."""
-
-    ranks: int
-    """Ranks of the pipeline, those without an event included."""
-    events: tuple[TimelineEvent, ...]
-    """Rank by rank, actions in the order they ran."""
-    source: Literal["measured", "simulated"]
-    schedule: str = ""
-    """Name of the schedule, for titles."""
-    world_ranks: tuple[int, ...] = ()
-    """Of several pipelines side by side: which of all ranks each rank of this one is."""
-    place: str = ""
-    """Of several pipelines side by side: which one this is, ``of 4 pipelines that of dp 0, tp 1``."""
-
-    def name_of(self, rank: int) -> str:
-        """What a rank along the pipeline is called among all ranks."""
-        return f"rank {self.world_ranks[rank] if self.world_ranks else rank}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """What one step sends along one axis of the mesh by one collective for one part of the step."""
-
-    axis: str
-    """Axis of the group, or several joined by dashes: ``tp``, ``dp-ep-cp``."""
-    collective: str
-    """all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, send or receive."""
-    part: str
-    """Part of the step that it belongs to: attention, mlp, data, pipeline or other."""
-    calls: int
-    """On the rank that has most, as the other two."""
-    message_bytes: int
-    """S of all calls together as nccl-tests counts it (docs/metrics.md has the table)."""
-    time_s: float
-    """Seconds of all calls when nothing else runs; of messages to and fro, counted with what is sent."""
-    ranks: int
-    """Ranks of the group."""
-    uneven: bool = False
-    """How many bytes a rank sends follows from the data and differs between ranks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Component:
-    """Time of one part of a step, communication told from computation."""
-
-    name: str
-    """attention, mlp, data, pipeline or other."""
-    compute_s: float
-    """Seconds in the part without those of the communication it waits for; of the rank that has most."""
-    communication_s: float
-    """Seconds of the part's communication when nothing else runs; of the rank that has most."""
 
 
 @dataclass(frozen=True, kw_only=True)

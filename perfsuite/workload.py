@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.records import Component, Measurement, Record, Traffic, Work
+from perfsuite.records import Measurement, Record, Work
+from perfsuite.step_records import Component, Traffic
 
 if TYPE_CHECKING:
     import torch

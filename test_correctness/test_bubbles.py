@@ -18,7 +18,7 @@ from perfsuite.metrics.pipeline import (
     phases,
     step_bounds_s,
 )
-from perfsuite.records import Record, Timeline, TimelineEvent
+from perfsuite.records import Record
 from perfsuite.schedules import (
     SCHEDULES,
     StageTimes,
@@ -28,6 +28,7 @@ from perfsuite.schedules import (
     make_schedule,
     simulate,
 )
+from perfsuite.step_records import Timeline, TimelineEvent
 from test_correctness.helpers.schedules import random_durations, schedules
 
 

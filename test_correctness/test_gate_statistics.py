@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.gate.judge import Bounds, Judge, Today
+from perfsuite.gate.estimate import Bounds, Today
+from perfsuite.gate.judge import Judge
 from perfsuite.gate.noise import FLOOR, History, Level, levels, session_effects
 from perfsuite.gate.prior import Prior, prior_weight, priors
 from perfsuite.gate.shift import Replicates, Screened, Shares, look, own_inside, shares

@@ -21,10 +21,9 @@ from perfsuite.records import (
     Result,
     Sample,
     SpanTotal,
-    Timeline,
-    TimelineEvent,
     Work,
 )
+from perfsuite.step_records import Timeline, TimelineEvent
 
 
 def measured(times_s=(0.1, 0.11, 0.12, 0.1, 0.13), ranks=1, hosts=1, spans=(), aligned=True):

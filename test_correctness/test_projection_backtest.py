@@ -9,7 +9,7 @@ import pytest
 
 from perfsuite.cli.main import main
 from perfsuite.errors import ConfigurationError
-from perfsuite.projection import backtest, engine, operations, softwares
+from perfsuite.projection import backtest, backtest_runs, engine, operations, softwares
 from perfsuite.projection.backtest import TABLES, Backtested
 from perfsuite.projection.communication import Links, Message
 from perfsuite.projection.fit import Free, fit
@@ -36,24 +36,24 @@ def test_a_model_of_a_large_table_is_predicted_from_the_others(name):
 
 
 def test_kernels_and_one_step_predict_other_layouts_lengths_and_experts():
-    for tested in backtest.run_kernels():
+    for tested in backtest_runs.run_kernels():
         hold(tested)
 
 
 def test_allocated_memory_is_predicted():
-    hold(backtest.run_memory())
+    hold(backtest_runs.run_memory())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("home", ["a100", "h100"])
 def test_traits_of_one_device_predict_the_other_devices(home):
-    for tested in backtest.run_one_device(home):
+    for tested in backtest_runs.run_one_device(home):
         hold(tested)
 
 
 @pytest.mark.slow
 def test_one_node_predicts_several():
-    for tested in backtest.run_one_node():
+    for tested in backtest_runs.run_one_node():
         hold(tested)
 
 
@@ -62,7 +62,7 @@ def test_bands_are_those_of_the_rows_and_hold_most_of_them():
     """Of the rows 70 to 90 % lie inside; in a table by itself the band is as honest as its neighbours are alike."""
     from perfsuite.projection.band import FILE
 
-    assert json.loads(FILE.read_text()) == backtest.bands()
+    assert json.loads(FILE.read_text()) == backtest_runs.bands()
     band = json.loads(FILE.read_text())["in situ"]
     ratios = [
         error.row.step_time_s / error.predicted_s for table in TABLES.values() for error in backtest.run(table).errors
@@ -151,7 +151,7 @@ def test_a_table_notices_a_term_that_is_missing(take_out, name, monkeypatch):
 def test_memory_notices_a_component_that_is_missing(component, monkeypatch):
     code = dataclasses.replace(softwares.SOFTWARES["simumax"], **{component: 0.0})
     monkeypatch.setattr(softwares, "SOFTWARES", {**softwares.SOFTWARES, "simumax": code})
-    assert not backtest.run_memory().within_budget
+    assert not backtest_runs.run_memory().within_budget
 
 
 # -- the fit and the command -------------------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ from perfsuite.metrics import derive
 from perfsuite.models import find as find_model
 from perfsuite.models.layers import materialize
 from perfsuite.platforms.base import Clock
-from perfsuite.records import Component, Measurement, Peaks, Record, Traffic, Work
+from perfsuite.records import Measurement, Peaks, Record, Work
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.traffic import join_components, join_traffic
+from perfsuite.step_records import Component, Traffic
 from perfsuite.strategies import Plan, find
 from perfsuite.strategies.parameter_shapes import find_shapes
 from perfsuite.strategies.traffic_count import Posted

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, print_json
-from perfsuite.projection import backtest
+from perfsuite.projection import backtest_runs
 from perfsuite.projection.backtest import Backtested
 from perfsuite.projection.band import FILE
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
-    parser.add_argument("table", nargs="*", metavar="TABLE", help=f"of {', '.join(backtest.NAMES)}; default: all")
+    parser.add_argument("table", nargs="*", metavar="TABLE", help=f"of {', '.join(backtest_runs.NAMES)}; default: all")
     parser.add_argument("--rows", action="store_true", help="print every row, and those that were left out")
     parser.add_argument("--write-bands", action="store_true", help="store the bands of all regimes in the package")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
@@ -24,9 +24,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Recompute, print; EXIT_FOUND where a table is beyond its budget."""
-    tested = [one for name in backtest.find_tables(options.table) for one in backtest.run_named(name)]
+    tested = [one for name in backtest_runs.find_tables(options.table) for one in backtest_runs.run_named(name)]
     if options.write_bands:
-        FILE.write_text(json.dumps(backtest.bands(), indent=1) + "\n", encoding="utf-8")
+        FILE.write_text(json.dumps(backtest_runs.bands(), indent=1) + "\n", encoding="utf-8")
     if options.json:
         print_json([_json(one) for one in tested])
     else:

@@ -19,7 +19,6 @@ from perfsuite.metrics.pipeline import (
     peak_activations,
     step_bounds_s,
 )
-from perfsuite.records import Timeline
 from perfsuite.reports.pipeline import binding_sentence
 from perfsuite.reports.timelines.files import write_file
 from perfsuite.reports.timelines.picture import timeline_svg
@@ -34,6 +33,7 @@ from perfsuite.schedules import (
     make_schedule,
     simulate,
 )
+from perfsuite.step_records import Timeline
 from perfsuite.units import format_seconds, plural
 
 _ENDINGS = (".svg", ".json")

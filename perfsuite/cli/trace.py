@@ -10,10 +10,10 @@ from pathlib import Path
 from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command
 from perfsuite.errors import ConfigurationError, InvalidParameter
 from perfsuite.journal import Journal, read_journal
-from perfsuite.records import Timeline
 from perfsuite.reports.pipeline import pipeline_section
 from perfsuite.reports.timelines.files import check_timeline, write_case
 from perfsuite.schedules import replay
+from perfsuite.step_records import Timeline
 from perfsuite.units import plural
 
 

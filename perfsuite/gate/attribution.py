@@ -11,8 +11,9 @@ import math
 from dataclasses import replace
 
 from perfsuite.gate.disturbed import UNSTABLE_RUNS, of_all_samples, unstable
+from perfsuite.gate.estimate import Estimate
 from perfsuite.gate.growth import growth
-from perfsuite.gate.judge import ENOUGH_SESSIONS, Estimate
+from perfsuite.gate.judge import ENOUGH_SESSIONS
 from perfsuite.gate.quantity import ALL
 from perfsuite.gate.question import Question, flagged
 from perfsuite.gate.stages import MIN_PAIRS, level_moved, why_no_anchor, yardstick_moved

@@ -24,9 +24,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate import findings, session, stages
+from perfsuite.gate.estimate import Today
 from perfsuite.gate.evidence import CaseWork, GateCase, Judged
 from perfsuite.gate.fit import case_works
-from perfsuite.gate.judge import Today
 from perfsuite.gate.quantity import MEAN, P95
 from perfsuite.gate.shift import Replicates, Shares, knows_shift, look, shares, yardstick_shift
 from perfsuite.gate.suite import Compared, Drift, SuiteVerdict, suite_shift, usual_drift

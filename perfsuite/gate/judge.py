@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from perfsuite.gate.estimate import CONFIRM_ALPHA, SURELY_ALPHA, TWO_SIDED, Bounds, Estimate, Outcome, Spread, Today
 from perfsuite.gate.noise import Level
 from perfsuite.gate.verdict import GateSettings
 from perfsuite.statistics.paired import paired_mean
@@ -21,16 +21,12 @@ SURE = 0.999
 SURE_ALONE = 0.9999
 """The same where no other cases tell what the host does: a few sessions of one case are all that is known of it."""
 LIKELY = 0.95
-TWO_SIDED = 0.975
-"""For 95 % of a two-sided interval; and for each of two stages that together shall fail in 5 %."""
 LAST_STAGE = 0.985
 """The same for the last stage, whose runs are disturbed now and then."""
 NEAR, NEAR_LAST = 0.6, 0.85
 """Shares of the tolerance below which a suspect is cleared after its first and after its last runs."""
 NEAR_BASE = 0.85
 """Share of the tolerance that an A/B must show where the re-measurement has shown the rest against the stored runs."""
-CONFIRM_ALPHA = 0.005
-"""False alarms allowed per case of an A/B."""
 ENOUGH_PAIRS = 10
 """Pairs whose own scatter may stand for the noise of a case; eleven of twelve are left without the largest."""
 MIN_SCATTER = 4
@@ -44,80 +40,9 @@ UNRESTED_SHARE = 0.5
 UNKNOWN_SHARE = 2 / 3
 """Most of a run's variance that is taken to lie between sessions where a noisier host's drift is part of it."""
 ENOUGH_SESSIONS = 3
-SURELY_ALPHA = 0.0005
-"""False alarms per case of a level that is worse where the base is not: one question more is asked of the same runs."""
 LEAST_DOF = 3
 SESSION_SHARE = 0.1
 """Share of the variance of stored runs that is taken to lie between sessions, at least."""
-
-Outcome = Literal["pass", "regressed", "improved", "inconclusive", "suspect", "candidate"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Today:
-    """What all cases together say about this session."""
-
-    shift: float = 0.0
-    """How much the host moved every case, taken off; larger is slower."""
-    shift_variance: float = 0.0
-    """Variance of what a case feels of it."""
-    known: bool = False
-    """Whether the shifts of this and of the stored sessions are known and taken off."""
-    unexplained: float = 0.0
-    """Part of ``shift`` that may be the code's doing as well as the host's; 0 when it is known to be the host's."""
-    yardstick_shift: float = 0.0
-    """What the yardsticks of all cases have in common."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """What one quantity is judged by."""
-
-    tolerance: float
-    """ln(1 + tolerance)."""
-    limit: float
-    """ln(1 + tolerance + blind margin): a pass excludes it."""
-    alpha: float
-    """False alarms allowed for this case in the re-measurement."""
-    shared_alpha: float
-    """The same for errors that screening and re-measurement have in common: the screening won nothing against them."""
-    confirm_alpha: float = CONFIRM_ALPHA
-    """The same for an A/B."""
-    surely_alpha: float = SURELY_ALPHA
-    """The same for what is asked of a case whose base is not slower."""
-    doubt: float = 1.0
-    """Standard errors below which nothing is suspicious."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """Uncertainty of this session's mean against the stored level."""
-
-    error: float
-    """Standard error of the difference."""
-    shared: float
-    """The part that re-measuring in this session cannot shrink: level, session and shift."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """An effect with its uncertainty."""
-
-    effect: float
-    """Logarithm, larger is worse."""
-    error: float
-    """Standard error."""
-    dof: int
-    """Degrees of freedom of ``error``."""
-    outcome: Outcome
-    """What follows from it alone."""
-    reach: float = 0.0
-    """Half the 95 % interval where this session's runs scatter so that it is wider than by ``error``."""
-
-    def interval(self) -> tuple[float, float]:
-        """Two-sided 95 % confidence interval, logarithms."""
-        reach = max(self.reach, t_quantile(TWO_SIDED, self.dof) * self.error)
-        return self.effect - reach, self.effect + reach
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,9 @@ from perfsuite.collectives import busbw_factor, link_bound_gb_per_s
 from perfsuite.metrics.pipeline import bubble_ratio, impossible_bubble
 from perfsuite.metrics.scaling import SUPERLINEAR_SLACK, speed_up
 from perfsuite.metrics.spec import devices_used
-from perfsuite.records import Measurement, Metric, Peak, Peaks, Result, Timeline
+from perfsuite.records import Measurement, Metric, Peak, Peaks, Result
 from perfsuite.schedules.replay import replay
+from perfsuite.step_records import Timeline
 from perfsuite.units import plural
 
 PEAK_SLACK = 0.01

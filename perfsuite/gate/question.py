@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfsuite.gate import stages
+from perfsuite.gate.estimate import Estimate
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
-from perfsuite.gate.judge import Estimate, Judge
+from perfsuite.gate.judge import Judge
 from perfsuite.gate.verdict import FAILING, Effect, Finding, GateSettings, percent
 from perfsuite.gate.view import View
 from perfsuite.records import VerdictName

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from perfsuite.gate import stages
+from perfsuite.gate.estimate import Estimate
 from perfsuite.gate.evidence import CaseWork
-from perfsuite.gate.judge import Estimate
 from perfsuite.gate.suite import Compared, SuiteVerdict, compared, suite_verdict
 from perfsuite.gate.verdict import percent
 from perfsuite.gate.view import View

@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from perfsuite.gate.judge import SESSION_SHARE, Today
+from perfsuite.gate.estimate import Today
+from perfsuite.gate.judge import SESSION_SHARE
 from perfsuite.gate.noise import Level
 from perfsuite.gate.verdict import GateSettings
 from perfsuite.statistics.robust import MAD_TO_SIGMA, clipped_variance, median, variance

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfsuite.gate.estimate import Estimate
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
-from perfsuite.gate.judge import Estimate
 from perfsuite.gate.quantity import ALL
 from perfsuite.gate.shift import Screened
 from perfsuite.gate.view import View

@@ -12,7 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsuite.gate.judge import SURELY_ALPHA, UNKNOWN_SESSION_SIGMA
+from perfsuite.gate.estimate import SURELY_ALPHA
+from perfsuite.gate.judge import UNKNOWN_SESSION_SIGMA
 from perfsuite.gate.noise import History, Level
 from perfsuite.gate.shift import Screened
 from perfsuite.gate.verdict import GateSettings, percent

@@ -1,6 +1,6 @@
 """Pipelines: how much of a step the ranks stand idle, how it divides into phases, and what they hold in memory.
 
-Everything is read off a :class:`~perfsuite.records.Timeline`, by the same functions whether it was measured or
+Everything is read off a :class:`~perfsuite.step_records.Timeline`, by the same functions whether it was measured or
 simulated.  A rank is *busy* during its forwards and backwards and idle otherwise: waiting, sending or doing nothing.
 
 Two bubbles are in use, and they are not the same number.  ``bubble_ratio`` is the idle share of all the time that the p
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from perfsuite.errors import InvalidParameter
 from perfsuite.metrics.spec import MetricSpec, MetricValue, recorded
-from perfsuite.records import Measurement, Peaks, Timeline, TimelineEvent, Work
+from perfsuite.records import Measurement, Peaks, Work
+from perfsuite.step_records import Timeline, TimelineEvent
 from perfsuite.units import gib
 
 COMPUTE = frozenset({"forward", "backward", "backward_input", "backward_weight"})

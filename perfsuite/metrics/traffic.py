@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 from perfsuite.collectives import TRAFFIC, busbw_factor
 from perfsuite.metrics.spec import MetricSpec, MetricValue, recorded
-from perfsuite.records import Measurement, Peaks, Traffic, Work
+from perfsuite.records import Measurement, Peaks, Work
+from perfsuite.step_records import Traffic
 from perfsuite.units import gb_per_s
 
 REPLAYED = "replayed, nothing overlapped"

@@ -6,8 +6,8 @@ from perfsuite.errors import InvalidParameter
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.job import Job
 from perfsuite.projection.step import projector_of
-from perfsuite.records import Timeline
 from perfsuite.schedules import StageTimes, make_schedule, simulate
+from perfsuite.step_records import Timeline
 
 
 def pipeline_timeline(job: Job, calibration: Calibration) -> Timeline:

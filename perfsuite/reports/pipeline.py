@@ -19,10 +19,11 @@ from perfsuite.metrics.pipeline import (
     step_bounds_s,
 )
 from perfsuite.metrics.spec import significant
-from perfsuite.records import Measurement, Result, Timeline
+from perfsuite.records import Measurement, Result
 from perfsuite.reports.layout import lay_out
 from perfsuite.reports.timelines.files import check_timeline
 from perfsuite.schedules import Imbalance, formula_bubble, replay
+from perfsuite.step_records import Timeline
 from perfsuite.units import format_seconds, readable_unit
 
 EVEN = 0.05

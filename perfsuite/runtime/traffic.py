@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from perfsuite.decoding import from_json
 from perfsuite.errors import CaseError
-from perfsuite.records import Component, Traffic
 from perfsuite.runtime.transports.base import Message
+from perfsuite.step_records import Component, Traffic
 
 _Key = tuple[str, str, str]
 """Axis, collective and part."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.records import Timeline
 from perfsuite.schedules.action import LETTERS, Action, Durations
+from perfsuite.step_records import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)

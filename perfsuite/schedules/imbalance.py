@@ -6,11 +6,11 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.records import Timeline
 from perfsuite.schedules.action import LETTERS
 from perfsuite.schedules.durations import durations_of, evened_durations
 from perfsuite.schedules.schedule import Schedule
 from perfsuite.schedules.simulator import simulate
+from perfsuite.step_records import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,11 @@ import functools
 from dataclasses import dataclass
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.records import Timeline
 from perfsuite.schedules.action import LETTERS
 from perfsuite.schedules.catalog import make_schedule
 from perfsuite.schedules.imbalance import Imbalance, find_imbalance
 from perfsuite.schedules.schedule import Schedule
+from perfsuite.step_records import Timeline
 
 _KEPT = 64
 """Timelines whose replay is kept: all who ask for that of a case do so within few cases."""

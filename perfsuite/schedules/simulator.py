@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Literal
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.records import Timeline, TimelineEvent
 from perfsuite.schedules.action import Action, Durations, Kind
 from perfsuite.schedules.schedule import Schedule
 from perfsuite.schedules.walk import Walk
+from perfsuite.step_records import Timeline, TimelineEvent
 
 
 def simulate(schedule: Schedule, seconds: Durations, *, communication_s: float = 0, detail: bool = False) -> Timeline:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from perfsuite.mesh import MeshShape
-from perfsuite.records import Component, Traffic
+from perfsuite.step_records import Component, Traffic
 from perfsuite.workload import DTYPES, Purpose, Rank
 
 

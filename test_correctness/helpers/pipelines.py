@@ -7,10 +7,11 @@ import random
 from typing import Any
 
 from perfsuite.metrics import derive
-from perfsuite.records import Peaks, Record, Result, Timeline, Work
+from perfsuite.records import Peaks, Record, Result, Work
 from perfsuite.runtime.driver import Job
 from perfsuite.schedules import Schedule, StageTimes, make_schedule, simulate
 from perfsuite.schedules.action import Action
+from perfsuite.step_records import Timeline
 from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers.scripted_driver import measurement
 

@@ -14,11 +14,12 @@ from typing import Any
 from perfsuite.baselines.baseline import Entry
 from perfsuite.metrics.memory import residence
 from perfsuite.metrics.spec import devices_used
-from perfsuite.records import Component, Result, Traffic
+from perfsuite.records import Result
 from perfsuite.reports.scaling import Point, Scaling, ranks_in, scale, series_of, without_ranks
 from perfsuite.reports.tables.case_names import name_in
 from perfsuite.reports.tables.recipe_ids import is_recipe
 from perfsuite.reports.tables.settings import class_of, kernel_of, schedule_place, settings_of, sizes_of, whole
+from perfsuite.step_records import Component, Traffic
 from perfsuite.units import seconds_to_us
 
 

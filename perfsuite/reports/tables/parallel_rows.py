@@ -13,8 +13,8 @@ from perfsuite.mesh import AXES, MeshShape
 from perfsuite.metrics.spec import significant
 from perfsuite.published.lookup import shipped
 from perfsuite.published.records import PublishedTable
-from perfsuite.records import Traffic
 from perfsuite.reports.tables.case import TableCase
+from perfsuite.step_records import Traffic
 from perfsuite.strategies.traffic import Call
 from perfsuite.units import gb_per_s
 

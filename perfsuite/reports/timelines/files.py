@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 
 from perfsuite.errors import ConfigurationError, InvalidParameter
-from perfsuite.records import Timeline
 from perfsuite.reports.timelines.picture import timeline_svg
 from perfsuite.reports.timelines.write import trace_text
+from perfsuite.step_records import Timeline
 
 TRACE, PICTURE = ".trace.json", ".svg"
 _LONGEST = 120

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from perfsuite.metrics.pipeline import bubble_ratio, bubble_to_ideal, step_bounds_s
-from perfsuite.records import Timeline
 from perfsuite.reports.timelines import shapes as draw
 from perfsuite.schedules.catalog import SCHEDULES, formula_bubble
 from perfsuite.schedules.replay import replay
+from perfsuite.step_records import Timeline
 from perfsuite.units import format_seconds
 
 _NAMES = {

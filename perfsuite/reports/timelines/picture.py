@@ -6,9 +6,9 @@ from collections import Counter
 from xml.etree import ElementTree
 
 from perfsuite.metrics.pipeline import COMPUTE, busy_s, in_flight_micro_batches, step_bounds_s
-from perfsuite.records import Timeline, TimelineEvent
 from perfsuite.reports.timelines import legend
 from perfsuite.reports.timelines import shapes as draw
+from perfsuite.step_records import Timeline, TimelineEvent
 from perfsuite.units import format_seconds
 
 _NARROWEST, _WIDEST = 700, 6000

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, bubble_to_ideal, step_bounds_s
-from perfsuite.records import Timeline, TimelineEvent
+from perfsuite.step_records import Timeline, TimelineEvent
 from perfsuite.units import seconds_to_us
 
 _TRACKS = ("compute", "wait", "messages")

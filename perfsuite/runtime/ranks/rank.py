@@ -16,9 +16,9 @@ from perfsuite.decoding import to_json
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import DATA_AXES, DATA_PARALLEL, MeshShape
 from perfsuite.platforms.base import DeviceCode
-from perfsuite.records import Component, Traffic
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timeline import StepKeeper
+from perfsuite.step_records import Component, Traffic
 from perfsuite.workload import DTYPES, Purpose, require_dtype
 
 _ALONE = "dp"

@@ -1,0 +1,205 @@
+"""Which back-tests there are: tables, one device for another, one node for many, memory; and the bands they give."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from perfsuite.errors import ConfigurationError, did_you_mean
+from perfsuite.projection.backtest import (
+    ATTENTION,
+    KERNEL,
+    OVERLAP,
+    TABLES,
+    TRAFFIC,
+    Backtested,
+    Error,
+    MemoryRow,
+    fitted,
+    kept,
+    predict,
+    run,
+)
+from perfsuite.projection.fit import Free, fit
+from perfsuite.projection.measured_kernels import measured_kernels
+from perfsuite.projection.memory import memory_of
+from perfsuite.projection.published_rows import published_steps
+from perfsuite.projection.softwares import software_of
+from perfsuite.units import GIB
+
+IN_SITU_ROW = "simumax/b200/llama3_405b_l4_tp2_pp1_dp4_mbc8_cef"
+"""The one step that B200's kernels are tied to."""
+
+
+def run_kernels() -> tuple[Backtested, Backtested, Backtested]:
+    """B200 from its measured kernels: (kernels alone on dense models, with one step, the same on experts)."""
+    rows = published_steps("simumax-b200")
+    kernels = measured_kernels("b200-microbenchmarks")
+    values = {"memory": 0.666, "link": 0.72, "link_us": 8.0, "matmul": 0.48, "attention": 0.6}
+    dense = [row for row in rows if not row.architecture.experts]
+    experts = [row for row in rows if row.architecture.experts]
+    one = next(row for row in rows if row.id == IN_SITU_ROW)
+    ratio = Free(name="in_situ_ratio", expected=1.1, spread=0.3)
+    situ = fit(
+        (ratio,),
+        lambda found: predict([one], "simumax", {**values, **found}, kernels),
+        [one.step_time_s],
+        noise=0.001,
+    )
+    results = []
+    for name, title, own, more, budget in (
+        ("b200-kernels", "B200 dense, kernels alone", dense, {}, (12.0, 16.0, 20.0)),
+        (
+            "b200-dense",
+            "B200 dense, kernels and one step",
+            [row for row in dense if row is not one],
+            situ,
+            (4.5, 9.0, 14.0),
+        ),
+        ("b200-experts", "B200 experts, the same", experts, situ, (8.0, 12.0, 15.0)),
+    ):
+        times = predict(own, "simumax", {**values, **more}, kernels)
+        errors = tuple(Error(row, time) for row, time in zip(own, times, strict=True))
+        left = ((one.id, "the step that kernels are tied to"),) if name == "b200-dense" else ()
+        results.append(Backtested(name=name, title=title, errors=errors, left_out=left, constants=more, budget=budget))
+    return results[0], results[1], results[2]
+
+
+def run_one_device(home: str = "a100") -> tuple[Backtested, ...]:
+    """llm-foundry's traits from one device, the products' rate from other softwares of each device.
+
+    Of another device only attention is taken from its own table, without the model that is predicted: a kernel of
+    attention is software and device at once.
+    """
+    shared = {"a100": "megatron-2022-a100", "a100-40": "megatron-2022-a100", "h100": "nemo-h100"}
+    rates = {}
+    for device, name in shared.items():
+        rates[device] = fitted(TABLES[name], published_steps(TABLES[name].file))["matmul"]
+    at_home = dataclasses.replace(
+        TABLES[f"llm-foundry-{home}"],
+        free=(ATTENTION, TRAFFIC, KERNEL, OVERLAP),
+        fixed={"attention_backward": 0.65, "matmul": rates[home]},
+    )
+    own = fitted(at_home, kept(at_home))
+    tested = []
+    for device in (name for name in shared if name != home):
+        traits = {name: own[name] for name in ("traffic_ratio", "kernel_us", "overlap_ratio")}
+        table = dataclasses.replace(
+            TABLES[f"llm-foundry-{device}"],
+            name=f"traits of {home} on {device}",
+            title=f"llm-foundry on {device}, its traits from {home} alone",
+            free=(ATTENTION,),
+            fixed={"attention_backward": 0.65, "matmul": rates[device], **traits},
+            budget=(4, 12, 19),
+        )
+        tested.append(run(table))
+    return tuple(tested)
+
+
+def run_one_node() -> tuple[Backtested, ...]:
+    """llm-foundry's rows on 16 to 64 devices from those on 8."""
+    tested = []
+    for name in ("llm-foundry-h100", "llm-foundry-a100-40"):
+        table = TABLES[name]
+        rows = kept(table)
+        values = fitted(table, [row for row in rows if row.layout.world_size <= row.devices_per_node])
+        many = [row for row in rows if row.layout.world_size > row.devices_per_node]
+        times = predict(many, table.software, values)
+        tested.append(
+            Backtested(
+                name=f"one node: {name}",
+                title=f"{table.title}, 16 to 64 devices from 8",
+                errors=tuple(Error(row, time) for row, time in zip(many, times, strict=True)),
+                left_out=(),
+                constants=values,
+                budget=(5, 12, 12),
+            )
+        )
+    return tuple(tested)
+
+
+def run_platform_row() -> Backtested:
+    """Every row by its platform's row alone: typical shares of the data sheet, traits as counted."""
+    errors = []
+    for table in TABLES.values():
+        rows = kept(table)
+        times = predict(rows, table.software, {})
+        errors += [Error(row, time) for row, time in zip(rows, times, strict=True)]
+    return Backtested(
+        name="platform-row",
+        title="nothing measured: typical shares of the data sheet",
+        errors=tuple(errors),
+        left_out=(),
+        constants={},
+        budget=(25, 50, 70),
+    )
+
+
+def run_memory() -> Backtested:
+    """Allocated memory of B200's dense rows; nothing is fitted."""
+    errors = []
+    for row in published_steps("simumax-b200"):
+        if not row.architecture.experts:
+            total = memory_of(row.architecture, row.layout, software_of("simumax", row)).total
+            errors.append(MemoryRow(row, total / GIB))
+    return Backtested(
+        name="memory",
+        title="allocated memory of B200's dense rows",
+        errors=tuple(errors),
+        left_out=(),
+        constants={},
+        budget=(2, 3, 4),
+    )
+
+
+def run_named(name: str) -> tuple[Backtested, ...]:
+    """The back-tests of one name."""
+    if name in TABLES:
+        return (run(TABLES[name]),)
+    runs: Mapping[str, Callable[[], tuple[Backtested, ...]]] = {
+        "b200": run_kernels,
+        "one-device": lambda: (*run_one_device("a100"), *run_one_device("h100")),
+        "one-node": run_one_node,
+        "platform-row": lambda: (run_platform_row(),),
+        "memory": lambda: (run_memory(),),
+    }
+    return runs[name]()
+
+
+def bands() -> dict[str, dict[str, float | str]]:
+    """10th and 90th percentile of measured over predicted, by regime."""
+    kernels, dense, experts = run_kernels()
+    situ = [error for table in TABLES.values() for error in run(table).errors]
+    found = {
+        "in situ": ([*situ, *dense.errors, *experts.errors], "leave one model out; B200 by kernels and one step"),
+        "kernels only": (list(kernels.errors), "B200 by its kernels alone"),
+        "platform row only": (list(run_platform_row().errors), "all tables by their platforms' rows"),
+    }
+    stored: dict[str, dict[str, float | str]] = {}
+    for regime, (errors, tables) in found.items():
+        ratios = [1 / (1 + error.percent / 100) for error in errors]
+        tenths = statistics.quantiles(ratios, n=10, method="inclusive")
+        stored[regime] = {
+            "low": round(tenths[0], 3),
+            "high": round(tenths[-1], 3),
+            "rows": len(ratios),
+            "tables": tables,
+        }
+    return stored
+
+
+def find_tables(names: Sequence[str]) -> list[str]:
+    """The names that were asked for, all where none was; ConfigurationError names the nearest."""
+    known = list(NAMES)
+    for name in names:
+        if name not in known:
+            raise ConfigurationError(f"back-test {name!r} is unknown; {did_you_mean(name, known)}")
+    return list(names) or known
+
+
+EXTRA = ("b200", "one-device", "one-node", "platform-row", "memory")
+"""Back-tests that are no leave-one-model-out."""
+
+
+NAMES = (*TABLES, *EXTRA)
