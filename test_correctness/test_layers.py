@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "perfsuite"
 LINES = (
     ("errors", "units", "decoding", "text"),
-    ("collectives", "records", "workload", "mesh"),
+    ("collectives", "step_records", "records", "workload", "mesh"),
     ("platforms", "metrics", "models", "schedules", "statistics"),
     ("strategies", "runtime", "baselines", "published", "projection"),
     ("gate", "audit", "workloads"),
@@ -146,7 +146,7 @@ print(sorted(name for name in sys.modules if name.partition(".")[0] in ("torch",
 
 
 AT_START = {
-    *("errors", "units", "decoding", "records", "workload"),
+    *("errors", "units", "decoding", "records", "step_records", "workload"),
     *("runtime", "runtime.held", "runtime.values"),
     *("runtime.transports", "runtime.transports.base", "runtime.transports.launchers"),
     *("gate", "gate.verdict"),

@@ -170,8 +170,9 @@ def test_a_share_and_the_mfu_of_a_step_are_one_column():
     made, _ = session(probing((8.0,), (4.0,)))
     result = made.run(case(Training(operations=1e12)))
     assert result.metric("mfu_percent").value == 25.0
-    headings, _, row = metric_tables([CaseRow(result=result)])[2:5]
-    assert headings.split() == ["case", "ranks", "median", "tflops", "per", "device", "MFU", "samples"]
+    headings, per, row = metric_tables([CaseRow(result=result)])[2:5]
+    assert headings.split() == ["case", "ranks", "median", "TFLOPS", "MFU", "samples"]
+    assert per.split() == ["per", "device"]
     assert row.split() == ["test_it[cpu]", "1", "500", "ms", "2", "25.0%", "3", "x", "7"]
     kernel = metric_tables([CaseRow(result=made.run(case(Product(), "other")))])
     assert ["of", "peak"] == [kernel[2].split()[4], kernel[3].split()[0]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,8 +68,9 @@ def test_an_old_python_is_one_line():
 def test_ranks_get_the_familys_variables_unless_they_are_set(tmp_path):
     def given(environ, process=None):
         family = families(machines.s4000(tmp_path, environ=environ))["musa"]
-        driver = Driver(transport=None, family=family, rootpath=tmp_path, device_count=8)  # type: ignore[arg-type]
-        return driver._environment_of(process)
+        here = SimpleNamespace(capacity=None)
+        driver = Driver(transport=here, family=family, rootpath=tmp_path, device_count=8)  # type: ignore[arg-type]
+        return driver._environment_of(process, 1)
 
     assert {"MUSA_KERNEL_TIMEOUT": "3600000"} == given({})
     assert {} == given({"MUSA_KERNEL_TIMEOUT": "5000"})

@@ -180,7 +180,7 @@ def test_the_device_file_is_about_fifty_lines() -> None:
 
 
 def test_a_device_of_somebody_elses_is_found_timed_and_recorded_under_its_row(shop: Path) -> None:
-    code, output = run(shop, "pytest", "-rs", "--benchmark-json=out.json", "--perf-update=append")
+    code, output = run(shop, "pytest", "-rs", "--perf-show=tables", "--benchmark-json=out.json", "--perf-update=append")
     assert 0 == code, output
     assert "1 passed, 2 skipped" in output
     assert "no native int8 on 2 x Acme A1: acme has no native int8" in output

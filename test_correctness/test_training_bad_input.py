@@ -73,7 +73,9 @@ def run(tmp_path_factory):
     """(what pytest printed, failure messages by case, cases with an outcome beside measured) of one run of TESTS."""
     folder = tmp_path_factory.mktemp("theirs")
     (folder / "test_bad.py").write_text(TESTS)
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = --benchmark-max-time=0.05 -p perfsuite.plugin\n")
+    (folder / "pytest.ini").write_text(
+        "[pytest]\naddopts = --benchmark-max-time=0.05 -p perfsuite.plugin\nperf_show = tables\n"
+    )
     (folder / "ds_config.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 3}))
     cut = generate(find("gpt2-micro"), folder / "cut", 4)
     file = cut.directory / cut.tables[0].file

@@ -282,7 +282,7 @@ def expected_maximum(count: int) -> float:
     """Of so many standard normal numbers, by Blom's approximation.
 
     >>> round(expected_maximum(8), 2), round(expected_maximum(2048), 2)
-    (1.42, 3.42)
+    (1.43, 3.43)
     """
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 

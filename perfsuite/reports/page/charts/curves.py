@@ -15,10 +15,9 @@ def _powers(low: float, high: float, most: int = 5) -> list[float]:
     """Powers of two from ``low`` to ``high``, so many that their labels do not touch.
 
     >>> _powers(1024, 16 * 2**20, 4)
-    [1024.0, 32768.0, 1048576.0]
+    [1024.0, 16384.0, 262144.0, 4194304.0]
     """
-    first, last = low, high
-    exponents = [e for e in range(0, 64) if first <= 2.0**e <= last]
+    exponents = [e for e in range(64) if low <= 2.0**e <= high]
     step = max(1, -(-len(exponents) // most))
     return [2.0**e for e in exponents[::step]]
 
