@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -122,6 +123,34 @@ def test_command_tells_layout_band_and_what_to_measure(capsys):
     plain = json.loads(capsys.readouterr().out)
     assert plain["chosen"] == plain["ties"][0]
     assert plain["band_s"][0] < plain["chosen"]["step_time_s"] < plain["band_s"][1]
+
+
+@pytest.mark.parametrize("mesh", ["dp4", "dp2-tp2"])
+@pytest.mark.parametrize("sharding", ["none", "parameters"])
+def test_a_layout_takes_as_long_as_perfsuite_project_says(capsys, mesh, sharding):
+    """Spread parameters are other code, tp pads the words: each layout is priced as its own job."""
+    job = [
+        "--model",
+        "llama2-7b",
+        "--override",
+        "layers=4",
+        "--platform",
+        "s4000",
+        "--world",
+        "4",
+        "--global-batch",
+        "4",
+        "--json",
+    ]
+    assert main(["advise", *job, "--top", "10000"]) == 0
+    ranked = json.loads(capsys.readouterr().out)["ranked"]
+    by_tokens = ["--sequence-parallel"] if "tp" in mesh else []
+    assert main(["project", *job, "--layout", mesh, "--sharding", sharding, *by_tokens]) == 0
+    expected = json.loads(capsys.readouterr().out)["step_time_s"]
+    told = {one["layout"]: one["step_time_s"] for one in ranked if one["mesh"] == mesh}
+    spread = "" if sharding == "none" else f", {sharding} sharded"
+    names = [name for name in told if re.fullmatch(rf"{mesh}{spread}, \d+ x 1 samples", name)]
+    assert [told[name] for name in names] == [pytest.approx(expected, rel=1e-9)]
 
 
 @pytest.mark.parametrize(

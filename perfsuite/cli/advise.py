@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json
+from perfsuite.cli.project import base_training, job_arguments, node_of, read_platform
+from perfsuite.cli.projected import SIMULATED
 from perfsuite.errors import ConfigurationError, InvalidParameter
 from perfsuite.mesh import MeshShape
-from perfsuite.platforms import load_catalog
 from perfsuite.projection.advisor import (
     Advice,
     Candidate,
@@ -19,12 +19,12 @@ from perfsuite.projection.advisor import (
     case_of,
     described,
     difference_error,
+    job_of,
 )
-from perfsuite.projection.calibration import Calibration, Constant, read_calibration
+from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import command_for
-from perfsuite.projection.job import Job, Node
+from perfsuite.projection.job import Job
 from perfsuite.projection.step import project
-from perfsuite.records import Training
 from perfsuite.units import GIB, format_seconds, plural
 
 _MEASURED = 3
@@ -33,53 +33,28 @@ _MEASURED = 3
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
+    platform_arguments(parser)
+    job_arguments(parser)
     add = parser.add_argument
-    add("--model", required=True, metavar="NAME", help="configuration of perfsuite: llama2-7b, gpt3-175b, ...")
-    add("--platform", required=True, metavar="NAME", help="device: s4000, h100, ... (perfsuite platforms)")
-    add("--world", required=True, type=int, metavar="N", help="devices")
-    add("--global-batch", required=True, type=int, metavar="N", help="samples of a step on all devices")
-    add("--sequence-length", type=int, metavar="N", help="tokens of a sample, where they are not the model's own")
-    add("--dtype", default="bf16", help="fp32, tf32, bf16, fp16 or fp8; default: %(default)s")
-    add("--calibration", type=Path, metavar="FILE", help="of perfsuite calibrate; default: the platform's row")
-    add("--network", type=float, metavar="GB/S", help="of a node per direction, where nobody published it")
     add("--top", type=int, default=10, metavar="N", help="layouts that are printed; default: %(default)s")
     add("--explain", metavar="LAYOUT", help="why not this one: dp64-tp8, ...")
-    platform_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite advise``."""
+    if options.world is None:
+        raise ConfigurationError("--world is missing: layouts are those of so many devices")
     if options.world < 1 or options.global_batch < 1 or options.top < 1:
         raise ConfigurationError(
             f"--world={options.world}, --global-batch={options.global_batch} and --top={options.top} are counts; "
             "give whole numbers from 1"
         )
-    device = load_catalog(options.platform_file).find(options.platform)
-    overrides = {} if options.sequence_length is None else {"sequence_length": options.sequence_length}
-    training = Training(
-        model=options.model,
-        overrides=overrides,
-        strategy="hybrid",
-        dtype=options.dtype,
-        narrow=options.dtype in ("bf16", "fp16", "fp8"),
-        gradient_dtype="bf16" if options.dtype == "bf16" else "fp32",
-    )
-    calibration = Calibration.from_platform(device)
-    if options.calibration is not None:
-        calibration = read_calibration(options.calibration)
-        if calibration.device != device.name:
-            raise ConfigurationError(
-                f"--calibration {options.calibration} is of {calibration.device}, not of {device.name}; give one of it"
-            )
-    if options.network is not None:
-        given = Constant(value=options.network, unit="GB/s", source="--network")
-        constants = {**calibration.constants, "network_gb_per_s": given}
-        calibration = dataclasses.replace(calibration, constants=constants)
-    node = Node.of(device)
+    device, calibration = read_platform(options)
+    training = base_training(options, calibration)
+    node = node_of(options, device)
     base = Job.of(training, device, node=dataclasses.replace(node, devices=node.devices or options.world))
-    project(
-        base, calibration, simulated=calibration.simulated
-    )  # refuses where a figure is missing without which there is no time
+    # Refuses where a figure is missing without which there is no time.
+    project(base, calibration, simulated=calibration.simulated)
     advice = advise(
         training, base=base, calibration=calibration, world_size=options.world, global_batch=options.global_batch
     )
@@ -91,13 +66,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _told(advice: Advice, calibration: Calibration, options: argparse.Namespace) -> Iterator[str]:
-    device = advice.job.device
+    device, dtype = advice.job.device, advice.job.training.dtype
     yield (
-        f"{options.model} on {options.world} x {device.title}, {options.global_batch} samples in {options.dtype}: "
+        f"{options.model} on {options.world} x {device.title}, {options.global_batch} samples in {dtype}: "
         f"{plural(advice.legal, 'legal layout')}, {len(advice.ranked)} fit"
     )
     if calibration.simulated:
-        yield "  calibrated on simulated devices: it says nothing of real ones"
+        yield f"  {SIMULATED}"
     for reason, count in advice.rejected.items():
         yield f"  {count} rejected: {reason}"
     chosen = advice.chosen
@@ -130,7 +105,7 @@ def _share(one: Candidate) -> str:
 
 
 def _why(advice: Advice, chosen: Candidate, calibration: Calibration) -> Iterator[str]:
-    job = _job_of(advice, chosen)
+    job = job_of(advice.job, chosen.layout)
     projection = project(job, calibration, simulated=calibration.simulated)
     yield (
         f"run {described(chosen.layout)}: {format_seconds(projection.step_time_s)}, "
@@ -145,22 +120,6 @@ def _why(advice: Advice, chosen: Candidate, calibration: Calibration) -> Iterato
         yield from _against(advice, chosen, other)
     for flag in projection.flags:
         yield f"note: {flag.name}: {flag.text}"
-
-
-def _job_of(advice: Advice, one: Candidate) -> Job:
-    layout = one.layout
-    training = dataclasses.replace(
-        advice.job.training,
-        layout=str(layout),
-        sharding=layout.sharding,
-        schedule=layout.schedule,
-        stages_per_rank=layout.stages_per_rank,
-        micro_batch_size=layout.micro_batch_size,
-        num_micro_batches=layout.num_micro_batches,
-        checkpointing=layout.checkpointing,
-        sequence_parallel=layout.sequence_parallel,
-    )
-    return dataclasses.replace(advice.job, training=training)
 
 
 def _against(advice: Advice, first: Candidate, second: Candidate) -> Iterator[str]:
@@ -235,7 +194,9 @@ def _plain(advice: Advice, calibration: Calibration, options: argparse.Namespace
         }
 
     chosen = advice.chosen
-    projection = project(_job_of(advice, chosen), calibration, simulated=calibration.simulated) if chosen else None
+    projection = (
+        project(job_of(advice.job, chosen.layout), calibration, simulated=calibration.simulated) if chosen else None
+    )
     return {
         "model": options.model,
         "platform": options.platform,

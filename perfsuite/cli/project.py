@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     """Project, print, write."""
     device, calibration = read_platform(options)
     job = _job(options, device, calibration)
-    found = project(job, calibration)
+    found = project(job, calibration, simulated=calibration.simulated)
     metrics = figures(found, job.model, device, job.layout.global_batch)
     gains = elasticities(job, calibration) if options.sensitivity or options.json else {}
     points: list[CurvePoint] = []
@@ -143,8 +143,28 @@ def read_dtype(options: argparse.Namespace, calibration: Calibration) -> str:
     return next(known, "bf16")
 
 
+def base_training(options: argparse.Namespace, calibration: Calibration) -> Training:
+    """What is trained, before it is laid out: by strategy hybrid, whose 16-bit steps hold and send 16 bits."""
+    dtype = read_dtype(options, calibration)
+    return Training(
+        model=options.model,
+        overrides=read_overrides(options),
+        strategy="hybrid",
+        dtype=dtype,
+        narrow=dtype in ("bf16", "fp16", "fp8"),
+        gradient_dtype="bf16" if dtype == "bf16" else "fp32",
+        compiled=options.compiled,
+    )
+
+
+def node_of(options: argparse.Namespace, device: DeviceModel) -> Node:
+    """A node of the platform, with the network that was given or that its row has."""
+    network = options.network or (device.network.value if device.network else 0.0)
+    return dataclasses.replace(Node.of(device), network_gb_per_s=network)
+
+
 def _job(options: argparse.Namespace, device: DeviceModel, calibration: Calibration) -> Job:
-    overrides = read_overrides(options)
+    base = base_training(options, calibration)
     text = options.layout or (f"dp{options.world}" if options.world else "1")
     layout = Layout.parse(
         text,
@@ -156,25 +176,19 @@ def _job(options: argparse.Namespace, device: DeviceModel, calibration: Calibrat
         checkpointing=options.checkpointing,
         sequence_parallel=options.sequence_parallel,
     )
-    layout.check(find(options.model, overrides), world_size=options.world)
-    training = Training(
-        model=options.model,
-        overrides=overrides,
+    layout.check(find(base.model, base.overrides), world_size=options.world)
+    training = dataclasses.replace(
+        base,
         layout=str(layout),
-        strategy="projected",
         sharding=layout.sharding,
         micro_batch_size=layout.micro_batch_size,
         num_micro_batches=layout.num_micro_batches,
         schedule=layout.schedule,
         stages_per_rank=layout.stages_per_rank,
-        dtype=read_dtype(options, calibration),
         checkpointing=layout.checkpointing,
-        compiled=options.compiled,
         sequence_parallel=layout.sequence_parallel,
     )
-    network = options.network or (device.network.value if device.network else 0.0)
-    node = dataclasses.replace(Node.of(device), network_gb_per_s=network)
-    return Job.of(training, device, node=node)
+    return Job.of(training, device, node=node_of(options, device))
 
 
 def _worlds(text: str) -> list[int]:

@@ -18,6 +18,9 @@ from perfsuite.units import format_seconds, gib
 _COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "logits", "temporary", "communication")
 
 
+SIMULATED = "calibrated on simulated devices: it says nothing of real ones"
+
+
 def lines(
     found: Projection, metrics: Sequence[Metric], gains: Mapping[str, float], job: Job, calibration: Calibration
 ) -> Iterator[str]:
@@ -28,6 +31,8 @@ def lines(
         f"{found.training.model} on {found.world_size} x {found.platform}, {layout}, {found.training.dtype}, "
         f"{layout.num_micro_batches} micro-batches of {layout.micro_batch_size}{schedule}: projected"
     )
+    if calibration.simulated:
+        yield SIMULATED
     bound = "at least " if found.lower_bound else ""
     band = f"{format_seconds(found.low_s)} to {format_seconds(found.high_s)}"
     yield f"step time        {bound}{format_seconds(found.step_time_s)}   80 % band {band}"

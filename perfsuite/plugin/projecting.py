@@ -6,6 +6,7 @@ word; baselines, the gate and A/B never see it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,7 +112,15 @@ def keep_measured(suite: Suite, results: Mapping[str, Result]) -> None:
     for case, result in results.items():
         if case not in state.records and result.work.training is not None and result.outcome != "smoke":
             state.parameters[case] = result.parameters
-            _add(suite, state, case=case, platform=result.platform, world_size=result.world_size, work=result.work)
+            _add(
+                suite,
+                state,
+                case=case,
+                platform=result.platform,
+                world_size=result.world_size,
+                work=result.work,
+                environment=result.environment,
+            )
 
 
 def lines(suite: Suite) -> list[str]:
@@ -158,13 +167,22 @@ def _add(
     work: Work | None,
     reason: str = "",
     not_measured: str = "",
+    environment: Mapping[str, Any] | None = None,
 ) -> None:
     from perfsuite.projection.record import Projected
 
     record = None
     if work is not None:
         try:
-            record = _projected(suite, state, case=case, platform=platform, work=work, not_measured=not_measured)
+            record = _projected(
+                suite,
+                state,
+                case=case,
+                platform=platform,
+                work=work,
+                not_measured=not_measured,
+                environment=environment,
+            )
         except PerfsuiteError as error:
             reason = first_line(error)
     if record is None:
@@ -182,16 +200,24 @@ def _add(
 
 
 def _projected(
-    suite: Suite, state: Projecting, *, case: str, platform: str, work: Work, not_measured: str
+    suite: Suite,
+    state: Projecting,
+    *,
+    case: str,
+    platform: str,
+    work: Work,
+    not_measured: str,
+    environment: Mapping[str, Any] | None,
 ) -> Projected | None:
-    """None for what is no training step."""
+    """None for what is no training step; ``environment`` is that of the measured case, if it was measured."""
     if work.training is None:
         return None
     from perfsuite.projection.calibration import Calibration
-    from perfsuite.projection.calibration_of import require_kind
+    from perfsuite.projection.calibration_of import require_kind, software_flag
     from perfsuite.projection.job import Job
+    from perfsuite.projection.observation import software_key
     from perfsuite.projection.record import projected
-    from perfsuite.projection.step import project
+    from perfsuite.projection.step import Flag, project
     from perfsuite.records import Peaks
 
     here = platform == suite.machine.name
@@ -206,4 +232,7 @@ def _projected(
         tflops=device.tflops, memory_bandwidth=device.memory_bandwidth, link=device.link, host_link=device.host_link
     )
     projection = project(Job.of(work.training, device), calibration, simulated=simulated)
+    other = software_flag(calibration, software_key(environment)) if environment else ""
+    if other:
+        projection = dataclasses.replace(projection, flags=(*projection.flags, Flag(name="software", text=other)))
     return projected(case, projection, work, peaks, not_measured=not_measured, simulated=simulated)

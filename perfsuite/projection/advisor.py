@@ -19,6 +19,7 @@ from perfsuite.projection.job import Job
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.layouts import Layouts
 from perfsuite.projection.memory import MemoryBreakdown, memory_of
+from perfsuite.projection.step import projector_of
 from perfsuite.records import Training
 from perfsuite.units import GIB
 
@@ -116,18 +117,17 @@ def advise(training: Training, *, base: Job, calibration: Calibration, world_siz
     choices = Layouts(
         model=model, world_size=world_size, global_batch=global_batch, devices_per_node=base.node.devices or world_size
     )
-    projector = _projector(base, calibration, simulated=False)
+    pricing = _Pricing(base, calibration)
     fitting, legal, too_large = [], 0, 0
     for layout in choices.legal():
         legal += 1
-        memory = memory_of(base.architecture, layout, base.implementation, capacity)
+        memory = pricing.memory(layout)
         if capacity and memory.total > MEMORY_SHARE * capacity:
             too_large += 1
             continue
-        fitting.append(Candidate(layout=layout, step=projector.step(layout), memory=memory))
+        fitting.append(Candidate(layout=layout, step=pricing.step(layout), memory=memory))
     fitting.sort(key=lambda candidate: candidate.step.seconds)
-    exact = _projector(base, calibration, simulated=True)
-    top = [dataclasses.replace(one, step=exact.step(one.layout)) for one in fitting[:_AGAIN]]
+    top = [dataclasses.replace(one, step=pricing.step(one.layout, simulated=True)) for one in fitting[:_AGAIN]]
     top.sort(key=lambda candidate: candidate.step.seconds)
     rejected = Counter(choices.rejected)
     if too_large:
@@ -142,19 +142,52 @@ def advise(training: Training, *, base: Job, calibration: Calibration, world_siz
         legal=legal,
         rejected=dict(rejected.most_common()),
         errors=errors,
-        smallest=None if fitting else smallest_that_fits(base, world_size, global_batch),
+        smallest=None if fitting else smallest_that_fits(base, calibration, world_size, global_batch),
     )
 
 
-def _projector(job: Job, calibration: Calibration, *, simulated: bool) -> Projector:
-    return Projector(
-        model=job.architecture,
-        code=job.implementation,
-        calibration=calibration,
-        devices_per_node=job.devices_per_node,
-        dtype=job.training.dtype,
-        simulated=simulated,
+class _Pricing:
+    """Jobs and their projectors by what a layout changes of model and code: padded words, spread parameters."""
+
+    def __init__(self, base: Job, calibration: Calibration) -> None:
+        self._base, self._calibration = base, calibration
+        self._jobs: dict[tuple[int, str], Job] = {}
+        self._projectors: dict[tuple[int, str, bool], Projector] = {}
+        self._capacity = base.device.memory.value * GIB if base.device.memory else 0.0
+
+    def memory(self, layout: Layout) -> MemoryBreakdown:
+        """Of the fullest rank."""
+        job = self._job(layout)
+        return memory_of(job.architecture, layout, job.implementation, self._capacity)
+
+    def step(self, layout: Layout, *, simulated: bool = False) -> StepTime:
+        """By the closed form, or with a pipeline's actions ``simulated``."""
+        key = (layout.shape.size("tp"), layout.sharding, simulated)
+        if key not in self._projectors:
+            self._projectors[key] = projector_of(self._job(layout), self._calibration, simulated=simulated)
+        return self._projectors[key].step(layout)
+
+    def _job(self, layout: Layout) -> Job:
+        key = (layout.shape.size("tp"), layout.sharding)
+        if key not in self._jobs:
+            self._jobs[key] = job_of(self._base, layout)
+        return self._jobs[key]
+
+
+def job_of(base: Job, layout: Layout) -> Job:
+    """The same training step laid out otherwise."""
+    training = dataclasses.replace(
+        base.training,
+        layout=str(layout),
+        sharding=layout.sharding,
+        schedule=layout.schedule,
+        stages_per_rank=layout.stages_per_rank,
+        micro_batch_size=layout.micro_batch_size,
+        num_micro_batches=layout.num_micro_batches,
+        checkpointing=layout.checkpointing,
+        sequence_parallel=layout.sequence_parallel,
     )
+    return Job.of(training, base.device, node=base.node)
 
 
 def errors_of(calibration: Calibration) -> dict[str, float]:
@@ -190,10 +223,12 @@ def ties_of(ranked: Sequence[Candidate], errors: Mapping[str, float]) -> tuple[C
     return tuple(sorted(alike, key=lambda candidate: candidate.simplicity))
 
 
-def smallest_that_fits(base: Job, world_size: int, global_batch: int) -> tuple[int, Layout, MemoryBreakdown] | None:
+def smallest_that_fits(
+    base: Job, calibration: Calibration, world_size: int, global_batch: int
+) -> tuple[int, Layout, MemoryBreakdown] | None:
     """The smallest of the next larger worlds, doubled each time, on which some layout fits; None where none does."""
     capacity = base.device.memory.value * GIB if base.device.memory else 0.0
-    count = world_size * 2
+    count, pricing = world_size * 2, _Pricing(base, calibration)
     while count <= _MOST_DEVICES:
         choices = Layouts(
             model=base.model,
@@ -201,9 +236,7 @@ def smallest_that_fits(base: Job, world_size: int, global_batch: int) -> tuple[i
             global_batch=max(global_batch, count),
             devices_per_node=base.node.devices or count,
         )
-        sized = (
-            (memory_of(base.architecture, layout, base.implementation, capacity), layout) for layout in choices.legal()
-        )
+        sized = ((pricing.memory(layout), layout) for layout in choices.legal())
         memory, layout = min(sized, key=lambda pair: pair[0].total)
         if memory.total <= MEMORY_SHARE * capacity:
             return count, layout, memory
