@@ -25,7 +25,7 @@ def full_case(world_size):
     return {"model": model, "overrides": PADDED, "dtype": "bf16", "checkpointing": "full", "global_batch_size": batch}
 
 
-@sizes(param="mesh", full=[*ON_8, *ON_64], small=ON_8, extended=["dp8", "pp8", "tp8", "pp2-tp4"], ranks=ranks)
+@sizes(param="mesh", full=[*ON_8, *ON_64], small=ON_8, extended=["dp8", "tp8", "pp2-tp4", "pp2-dp2-tp2"], ranks=ranks)
 def test_meshes(perf, mesh, scale, require_fit):
     """Report 004: data, pipeline and tensor parallelism alone, two and three of them at once; one batch."""
     shape = MeshShape.parse(mesh)

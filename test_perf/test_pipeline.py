@@ -60,7 +60,13 @@ def test_newer_schedules(perf, mesh, schedule):
     perf(workload, on=ranks)
 
 
-@sizes(param="mesh", full=["pp2-dp8", "pp4-dp4", "pp8-dp2", "pp16"], small=["pp2", "pp2-dp2", "pp4"], ranks=count_ranks)
+@sizes(
+    param="mesh",
+    full=["pp2-dp8", "pp4-dp4", "pp8-dp2", "pp16"],
+    small=["pp2", "pp2-dp2", "pp4"],
+    extended=["pp2-dp2"],
+    ranks=count_ranks,
+)
 def test_stage_counts(perf, mesh):
     """Report 004: 1F1B on the same devices with more and more stages."""
     workload, ranks = pipeline(mesh, schedule="1f1b", num_micro_batches=8, micro_batch_size=2, builds=("memory",))
