@@ -159,26 +159,21 @@ def block_bytes(share: Share, *, experts: bool) -> float:
 
 def _activations(share: Share, stages: tuple[int, ...], rank: int) -> tuple[float, float]:
     """(kept of all micro-batches in flight, the block that is computed again) in bytes."""
-    sizes = []
-    largest = 0.0
-    for stage in range(share.layout.stages):
-        dense, experts = _layers(share, stage)
-        if share.layout.checkpointing == "full":
-            size = 2.0 * (dense + experts) * share.outer_tokens * share.model.width
-        else:
-            size = dense * block_bytes(share, experts=False)
-            size += experts * block_bytes(share, experts=True) if experts else 0.0
-        sizes.append(size)
-    if share.layout.checkpointing == "full":
+    layout, largest = share.layout, 0.0
+    if layout.checkpointing == "full":
+        plain = routed = 2.0 * share.outer_tokens * share.model.width
         largest = block_bytes(share, experts=bool(share.model.expert_layers))
-    ranks = share.layout.shape.size("pp")
+    else:
+        plain = block_bytes(share, experts=False)
+        routed = block_bytes(share, experts=True) if share.model.experts else 0.0
+    sizes = [dense * plain + experts * routed for dense, experts in (_layers(share, stage) for stage in stages)]
+    ranks = layout.shape.size("pp")
     if ranks == 1:
         return sizes[0], largest
-    layout = share.layout
     if layout.stages_per_rank == 1 and layout.schedule == "1f1b":
-        return min(layout.num_micro_batches, ranks - rank) * sizes[stages[0]], largest
+        return min(layout.num_micro_batches, ranks - rank) * sizes[0], largest
     held = _held(layout.schedule, ranks, min(layout.num_micro_batches, 4 * ranks), layout.stages_per_rank)
-    return held[rank] * max(sizes[stage] for stage in stages), largest
+    return held[rank] * max(sizes), largest
 
 
 @functools.lru_cache(maxsize=256)
