@@ -322,6 +322,13 @@ def test_one_disturbed_pair_does_not_hide_what_the_others_show():
     assert not lone(0.1).arms_tell([0.0, 0.3, -0.3, 0.6])
 
 
+def test_runs_inside_the_session_tell_how_far_sessions_lie_apart_unless_the_host_drifts_much_more():
+    judge, away = lone(0.02), [-0.0126, 0.0126] * 8
+    assert judge.is_surely_worse([0.105 + value for value in away], expected=False)
+    assert not judge.is_surely_worse([0.105 + value / 6 for value in away], expected=False)
+    assert not judge.is_surely_worse([0.105 + value * 3 for value in away], expected=False)
+
+
 def test_stored_runs_that_lie_closer_together_than_runs_of_today_show_no_drift():
     judge, scattered = lone(0.005), [0.02, 0.08, 0.05, 0.01, 0.09, 0.05] * 3
     assert not judge.is_surely_worse(scattered, expected=False)

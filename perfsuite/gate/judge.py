@@ -41,6 +41,10 @@ UNKNOWN_SHARE = 2 / 3
 """Most of a run's variance that is taken to lie between sessions where a noisier host's drift is part of it."""
 ENOUGH_SESSIONS = 3
 LEAST_DOF = 3
+SESSIONS_OVER_RUNS = 2.5
+"""Variance of runs of different sessions over that of runs inside one: between 2 and 4 on most hosts."""
+SESSIONS_DOF = 4
+"""Weight of that expectation beside stored runs, in degrees of freedom; half of theirs at most."""
 SESSION_SHARE = 0.1
 """Share of the variance of stored runs that is taken to lie between sessions, at least."""
 
@@ -240,18 +244,31 @@ class Judge:
         """Whether the level is left for certain by these runs of one session.
 
         Where the host's drifts are not known the session counts as one more run like the stored ones, whose sessions
-        scatter by all of ``sigma``: nothing tells its drift from a change.  A few stored runs may lie closer together
-        than runs of one session do, by chance: sessions scatter at least as much as these.
+        scatter by all of the noise: nothing tells its drift from a change.
         ``expected``: something that can make the case slower is known to have changed, which is rare, and asked as
         surely as an A/B is.
         """
         level, bounds = self.level, self.bounds
-        error = self.spread(len(values)).error
+        error, dof = self.spread(len(values)).error, self.dof
         if not self.today.known:
-            inside = rough_sigma(values) if len(values) >= MIN_SCATTER else 0.0
-            error = max(error, max(level.sigma, inside) * math.sqrt(1 + 1 / level.sessions))
+            sigma, dof = self._of_sessions(values)
+            error = max(error, sigma * math.sqrt(1 + 1 / level.sessions))
         alpha = max(bounds.surely_alpha, min(CONFIRM_ALPHA, bounds.shared_alpha)) if expected else bounds.surely_alpha
-        return self._effect(values) > max(self.bounds.tolerance, t_quantile(1 - alpha, self.dof) * error)
+        return self._effect(values) > max(bounds.tolerance, t_quantile(1 - alpha, dof) * error)
+
+    def _of_sessions(self, values: Sequence[float]) -> tuple[float, int]:
+        """How much sessions scatter, and its degrees of freedom, where other cases do not tell what the host does.
+
+        A few stored runs may lie close together by chance, and that alone makes false alarms: the scatter of the runs
+        inside this session, times what sessions usually scatter more, counts as well.  It counts less where the stored
+        runs lie far further apart: such a host drifts more than runs inside a session can tell.
+        """
+        own, dof = self.level.sigma**2, self.dof
+        if len(values) < MIN_SCATTER:
+            return self.level.sigma, dof
+        usual = SESSIONS_OVER_RUNS * clipped_variance(values, rough_sigma(values))
+        weight = min(SESSIONS_DOF, dof / 2) * min(1.0, usual / own) ** 2
+        return math.sqrt((dof * own + weight * usual) / (dof + weight)), dof + int(weight)
 
     @property
     def _most_pairs(self) -> int:
