@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,7 +57,10 @@ def test_suspects_are_measured_in_turn():
 def test_a_suite_that_is_slower_as_a_whole_does_not_pass_in_silence():
     gate, names, _ = suite(lambda name: 0.08)
     assert set(names.values()) == {"inconclusive"}
-    assert "so is the whole suite" in gate.verdict(node_of("n0")).reasons[0]
+    one = gate.verdict(node_of("n0"))
+    assert "so is the whole suite" in one.reasons[0]
+    assert one.hidden > 0.08, "what is taken off the cases may hide there too"
+    assert one.decisive.level.change == one.decisive.effect == pytest.approx(0.08, abs=0.03)
     assert gate.suite().name == "drifted"
     assert gate.suite().line.startswith("the suite is +8")
     assert "30 of 30 cases by more than 3 %" in gate.suite().line

@@ -65,6 +65,10 @@ def test_the_user_says_which_verdicts_fail(stored, machine):
     done.stdout.fnmatch_lines(
         ["inconclusive *", "not decided: 1 of 1 case; slowdowns of up to * % could have hidden there*"]
     )
+    machine.spells[0] = [1.06, *[1.0, 1.06] * 6]
+    green = stored.run("--perf-gate", "-q", "-k", "cpu-0")
+    green.assert_outcomes(passed=1)
+    assert "test_it.py::test_case[cpu-0]" in green.stdout.str().partition("not decided: 1 of 1 case")[2]
 
 
 @pytest.mark.parametrize(

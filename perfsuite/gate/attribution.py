@@ -197,4 +197,6 @@ def _resting_on_shift(asked: Question, shown: Finding, estimate: Estimate) -> Fi
         return shown
     told = percent(math.expm1(whole), signed=True)
     why = f"{told} against the stored runs, and so is the whole suite, which is slower and judged as one"
-    return replace(shown, name="inconclusive", reasons=(why,))
+    as_stored = asked.shown(replace(estimate, effect=whole), "inconclusive")
+    level = shown.level and replace(shown.level, change=math.expm1(whole), interval=as_stored.interval or (0.0, 0.0))
+    return replace(as_stored, level=level, reasons=(why,))

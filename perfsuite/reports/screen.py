@@ -61,10 +61,12 @@ def screen(
 ) -> list[ScreenLine]:
     """The lines below the title.
 
-    ``quiet``: counts and what is notable only; ``stores``: this run updates the baseline itself; ``links``: where more
-    is, as label and command or path.
+    ``quiet``: counts, those of a gate, and what is notable; ``stores``: this run updates the baseline itself;
+    ``links``: where more is, as label and command or path.
     """
     head = _labelled("", outcome_counts(run), width)
+    if quiet and run.gate is not None and run.gate.gate:  # a green gate says what it left undecided
+        head += _gate(run, width, stores)
     if not quiet:
         head += [*_gate(run, width, stores), *_trust(run, width), *_families(run, width)]
     tail = [line for label, place in links for line in _labelled(label, place, width)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -16,6 +17,8 @@ SUITE_FAILS = "SUITE "
 _QUIET = ("pass", "no-baseline", "learning")
 _MOST_QUIET = 10
 _UNDECIDED = ("inconclusive", "unstable-host")
+_NAMED = 3
+"""Undecided cases that a line names."""
 
 
 def gate_lines(
@@ -67,14 +70,16 @@ def suite_lines(suite: SuiteVerdict | None, fail_on: Collection[str]) -> Iterato
 
 
 def undecided_lines(verdicts: Collection[Verdict], gate: bool) -> Iterator[str]:
-    """How many cases were not decided, and what change could have hidden there."""
+    """How many cases were not decided, which, and what change could have hidden there; the largest first."""
     undecided = [verdict for verdict in verdicts if verdict.name in _UNDECIDED]
     if not undecided:
         return
-    hidden = [verdict.hidden for verdict in undecided]
-    bounded = [change for change in hidden if change is not None]
-    told = f"slowdowns of up to {percent(max(bounded))}" if bounded and len(bounded) == len(hidden) else "any slowdown"
-    line = f"not decided: {len(undecided)} of {plural(len(verdicts), 'case')}; {told} could have hidden there"
+    undecided.sort(key=lambda verdict: math.inf if verdict.hidden is None else verdict.hidden, reverse=True)
+    most = undecided[0].hidden
+    told = "any slowdown" if most is None else f"slowdowns of up to {percent(most)}"
+    which = ", ".join(verdict.case for verdict in undecided[:_NAMED])
+    which += f" and {len(undecided) - _NAMED} more" if len(undecided) > _NAMED else ""
+    line = f"not decided: {len(undecided)} of {plural(len(verdicts), 'case')}; {told} could have hidden there: {which}"
     yield f"{line} (--perf-fail-on=default,{','.join(_UNDECIDED)} makes that fail)" if gate else line
 
 
