@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -24,7 +25,8 @@ from perfsuite.errors import UnsupportedCase
 NAME = "simmusa_device"
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-O1", "-g0", "-fvisibility=hidden")
-LONGEST_BUILD_S = 900.0
+LONGEST_BUILD_S = 3600.0
+"""Wall time: 40 s on two quiet cores, more than 900 s beside a load of 20."""
 _TAIL_LINES = 15
 
 
@@ -109,10 +111,14 @@ def _build(target: Path, longest_s: float) -> None:
     root = Path(__file__).parent.parent
     environment = {**os.environ, "PATH": _path(), "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)])}
     command = [sys.executable, "-m", "simmusa.build", str(workplace)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+    )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=longest_s, env=environment)
-        if done.returncode:
-            said = "\n".join((done.stdout + done.stderr).splitlines()[-_TAIL_LINES:])
+        said, _ = process.communicate(timeout=longest_s)
+        if process.returncode:
+            said = "\n".join(said.splitlines()[-_TAIL_LINES:])
             raise UnsupportedCase(f"simmusa did not build with torch {version('torch')}: {said}")
         if not target.exists():
             target.parent.mkdir(exist_ok=True)
@@ -120,6 +126,9 @@ def _build(target: Path, longest_s: float) -> None:
     except subprocess.TimeoutExpired:
         raise UnsupportedCase(f"simmusa was not built within {longest_s:.0f} s") from None
     finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # compilers outlive the one that started them
+            process.communicate()
         shutil.rmtree(workplace, ignore_errors=True)
 
 

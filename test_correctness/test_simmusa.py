@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -197,3 +198,25 @@ def test_one_process_builds_and_the_others_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_build", pretend)
     assert build.library() == build.ensure_built() == build.ensure_built()
     assert 1 == len(built)
+
+
+def test_a_build_that_takes_too_long_leaves_no_compiler_behind(tmp_path, monkeypatch):
+    compiler, python = tmp_path / "compiler", tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nsleep 300 & echo $! > {compiler}\nwait\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("SIMMUSA_CACHE", str(tmp_path / "builds"))
+    monkeypatch.setattr(build.sys, "executable", str(python))
+    build.cache().mkdir()
+    real = build.subprocess.Popen.communicate
+
+    def too_long(process, timeout=None):
+        while timeout is not None and not (compiler.exists() and compiler.read_text()):
+            time.sleep(0.01)
+        return real(process, timeout and 0.01)
+
+    monkeypatch.setattr(build.subprocess.Popen, "communicate", too_long)
+    with pytest.raises(UnsupportedCase, match="simmusa was not built within 5 s"):
+        build._build(build.library(), 5.0)
+    state = Path("/proc") / compiler.read_text().strip() / "stat"
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert [] == list(build.cache().iterdir())

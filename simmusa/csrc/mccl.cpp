@@ -72,6 +72,13 @@ double link_ns(int64_t bytes) {
   return static_cast<double>(costs.alpha_ns) + (per_s > 0 ? 1e9 * static_cast<double>(bytes) / per_s : 0);
 }
 
+// Factor of the link from one rank of a group to another.
+double slowness_of(int from, int to) {
+  auto costs = Timeline::get().costs();
+  auto slow = costs.slow.find("mccl::link " + std::to_string(from) + " to " + std::to_string(to));
+  return slow == costs.slow.end() ? 1.0 : slow->second;
+}
+
 // mccl reduces by sum, average, minimum, maximum and product; gloo does not average everywhere, so that is a sum
 // divided afterwards.
 bool averages(c10d::ReduceOp& op) {
@@ -549,7 +556,8 @@ class Mccl final : public c10d::Backend {
     made->posted =
         queue_up(device, lane->channel, made->name, sends ? tensors : Tensors{}, sends ? Tensors{} : tensors);
     made->alive = cpu(tensors);
-    auto lasts_ns = Timeline::get().duration_of(made->name, link_ns(total_bytes(tensors)));
+    auto nominal_ns = link_ns(total_bytes(tensors)) * slowness_of(sends ? getRank() : peer, sends ? peer : getRank());
+    auto lasts_ns = Timeline::get().duration_of(made->name, nominal_ns);
     std::lock_guard<std::mutex> guard(lane->mutex);
     made->mine = {made->posted.time_ns, lasts_ns, ++lane->posted, together_.has_value() ? 1 : 0};
     const auto& [posted_ns, nominal_ns, number, batched] = made->mine;
