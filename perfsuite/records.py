@@ -183,6 +183,9 @@ class RankFacts:
     """Last-level cache of the rank's device; 0 where it cannot be told."""
     utilisation_percent: float | None = None
     """Share of the last moments in which the device ran any kernel; None: unknown."""
+    throttle: tuple[str, ...] | None = None
+    """Why its clock was held down as the last sample ended, where ranks are on several hosts: the driver sees its own
+    host's devices.  Empty when it is known not to have been, None: unknown."""
     launch_s: float | None = None
     """Median seconds that this process took to start one iteration; close to ``median_s`` where the host is what is
     slow.  None: written before it was measured."""

@@ -113,9 +113,11 @@ def test_what_is_no_measurement_makes_no_run(changes):
         summarise(result_of((Sample(time_s=0.01),), **changes))
 
 
-def timed_with(throttle, hosts=1):
+def timed_with(throttle, hosts=1, elsewhere=None):
     measured = result_of(tuple(Sample(time_s=0.010 + index * 1e-5) for index in range(30)))
-    ranks = tuple(dataclasses.replace(measured.measurement.ranks[0], host=f"node{host}") for host in range(hosts))
+    first = measured.measurement.ranks[0]
+    others = (dataclasses.replace(first, host=f"node{rank}", rank=rank, throttle=elsewhere) for rank in range(1, hosts))
+    ranks = (dataclasses.replace(first, host="node0"), *others)
     looks = tuple(DeviceLook(device=0, at_s=0.5 * index, throttle=throttle) for index in range(4))
     return dataclasses.replace(
         measured, measurement=dataclasses.replace(measured.measurement, ranks=ranks, looks=looks), simulated=False
@@ -123,15 +125,24 @@ def timed_with(throttle, hosts=1):
 
 
 @pytest.mark.parametrize(
-    ("throttle", "hosts", "after", "expected"),
+    ("throttle", "hosts", "elsewhere", "after", "expected"),
     [
-        (("thermal",), 1, "", "device 0 was throttled (thermal) in 4 of 4 looks while it was timed"),
-        (("thermal",), 1, "unknown", "device 0 was throttled (thermal) in 4 of 4 looks while it was timed"),
-        (("power cap",), 1, "", ""),  # a device under load is at its cap, today as when the stored runs were taken
-        ((), 1, "device 0 is shared with 1 other process", "device 0 is shared with 1 other process"),
-        ((), 2, "", "unknown"),  # nobody looked at the devices of the other host
-        (None, 1, "unknown", "unknown"),
+        (("thermal",), 1, None, "", "device 0 was throttled (thermal) in 4 of 4 looks while it was timed"),
+        (("thermal",), 1, None, "unknown", "device 0 was throttled (thermal) in 4 of 4 looks while it was timed"),
+        (
+            ("power cap",),
+            1,
+            None,
+            "",
+            "",
+        ),  # a device under load is at its cap, now as when runs were stored
+        ((), 1, None, "device 0 is shared with 1 other process", "device 0 is shared with 1 other process"),
+        ((), 2, None, "", "unknown"),  # nobody looked at the devices of the other host
+        ((), 2, (), "", ""),
+        ((), 2, ("power cap",), "", ""),
+        ((), 2, ("hardware",), "", "rank 1 (cpu of node1) was throttled (hardware)"),
+        (None, 1, None, "unknown", "unknown"),
     ],
 )
-def test_looks_while_samples_were_taken_tell_a_disturbed_run(throttle, hosts, after, expected):
-    assert summarise(timed_with(throttle, hosts), disturbance=after).disturbance == expected
+def test_looks_while_samples_were_taken_tell_a_disturbed_run(throttle, hosts, elsewhere, after, expected):
+    assert summarise(timed_with(throttle, hosts, elsewhere), disturbance=after).disturbance == expected

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from perfsuite.decoding import to_json
 from perfsuite.errors import BaselineError
-from perfsuite.platforms.telemetry import held_down
+from perfsuite.platforms.telemetry import held_down, held_down_elsewhere
 from perfsuite.records import Better, Measurement, Result, Sample, Training
 from perfsuite.units import plural
 
@@ -313,13 +313,16 @@ def summarise(
 def disturbance_of(result: Result, after: str) -> str:
     """What telemetry saw of a run, while samples were taken and ``after`` it.
 
-    The driver looks at the devices of its own host: of those of other hosts nothing is known.
+    The driver looks at the devices of its own host; a rank of another one tells of its device once, as its last sample
+    ended.
     """
     measurement = result.measurement
     assert measurement is not None, "a run out of memory has no looks"
-    seen = "; ".join(filter(None, [held_down(measurement.looks), after if after != TELEMETRY_UNKNOWN else ""]))
-    unseen = bool(measurement.looks) and not result.simulated and len({rank.host for rank in measurement.ranks}) > 1
-    return seen or (TELEMETRY_UNKNOWN if unseen else after)
+    ranks = measurement.ranks
+    told = [held_down(measurement.looks), held_down_elsewhere(ranks), after if after != TELEMETRY_UNKNOWN else ""]
+    unseen = any(rank.host != ranks[0].host and rank.throttle is None for rank in ranks)
+    unseen = unseen and bool(measurement.looks) and not result.simulated
+    return "; ".join(filter(None, told)) or (TELEMETRY_UNKNOWN if unseen else after)
 
 
 def _logarithm(time_s: float) -> float:

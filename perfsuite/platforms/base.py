@@ -253,6 +253,10 @@ class DeviceCode(ABC):
         """Share of its last moments in which the device ran any kernel; None where no library tells."""
         return None
 
+    def throttle(self) -> tuple[str, ...] | None:
+        """Why the device's clock is held down now; empty when it is known not to be, None where no library tells."""
+        return None
+
     def pci_address(self, index: int) -> str | None:
         """Where device ``index`` is, as ``0000:1b:00.0``; empty where nothing tells, None where it is on no bus."""
         return None

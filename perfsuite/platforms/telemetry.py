@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from perfsuite.records import DeviceLook
+from perfsuite.records import DeviceLook, RankFacts
 from perfsuite.units import plural
 
 T = TypeVar("T")
@@ -128,6 +128,16 @@ def held_down(looks: Iterable[DeviceLook]) -> str:
         for device, seen in devices.items()
         if any(seen)
     )
+
+
+def held_down_elsewhere(ranks: Sequence[RankFacts]) -> str:
+    """One line naming ranks beside other hosts than rank 0's, where the driver is, whose devices were throttled."""
+    said = []
+    for rank in ranks:
+        reasons = sorted(set(rank.throttle or ()) - USUAL_UNDER_LOAD)
+        if reasons and rank.host != ranks[0].host:
+            said.append(f"rank {rank.rank} ({rank.device} of {rank.host}) was throttled ({', '.join(reasons)})")
+    return "; ".join(said)
 
 
 def disturbance(readings: tuple[Reading, ...]) -> str:

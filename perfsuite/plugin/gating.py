@@ -93,10 +93,14 @@ class Gating:
             base=base,
             new=Arm(name="new code", root=root),
             arguments=shared_arguments(self.config),
-            case_deadline_s=self.suite.session.deadline_s,
+            case_deadline_s=self._arm_deadline_s,
             commit="" if python else stamp(revision_of(base.root, self.options.folder)),
             anchor=lambda commit: self._trees.enter_context(arm_of(root, commit, f"stored commit ({commit[:10]})")),
         )
+
+    def _arm_deadline_s(self, case: str) -> float:
+        assert self.suite.session is not None
+        return self.suite.session.deadline_s(case) + (self.suite.settings.budget.sustain_s or 0.0)
 
     def refuse_nothing_gated(self) -> None:
         """A gate that would compare nothing is a usage error, told before anything is measured."""
@@ -336,10 +340,16 @@ def shared_arguments(config: pytest.Config) -> tuple[str, ...]:
             ("--perf-scale", "perf_scale"),
             ("--perf-timeout", "perf_timeout"),
             ("--perf-backend", "perf_backend"),
+            ("--perf-world-sizes", "perf_world_sizes"),
+            ("--perf-sustain", "perf_sustain"),
             ("--benchmark-max-time", "benchmark_max_time"),
             ("--benchmark-min-rounds", "benchmark_min_rounds"),
         )
         if option(name, None) is not None
     ]
+    if option("perf_pin") != "none":  # its default, which an older base may not know
+        given.append(f"--perf-pin={option('perf_pin')}")
+    if option("perf_shapes") is not None:
+        given.append(f"--perf-shapes={config.invocation_params.dir / option('perf_shapes')}")
     flags = (("--perf-oversubscribe", "perf_oversubscribe"), ("--perf-cache-flush", "perf_cache_flush"))
     return (*given, *(flag for flag, name in flags if option(name)))

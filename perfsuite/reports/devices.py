@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from perfsuite.metrics.spec import significant
+from perfsuite.platforms.telemetry import held_down_elsewhere
 from perfsuite.records import DeviceLook, Measurement, Result
 from perfsuite.units import format_seconds, plural
 
@@ -29,7 +30,8 @@ def _throttled(case: str, measurement: Measurement) -> list[str]:
                 f"{case}: device {device} was held down ({why}) in {held} of {plural(len(looks), 'look')} while it "
                 f"was timed{_course(looks, 'clock', 'clock_mhz', 'MHz')}"
             )
-    return lines
+    elsewhere = held_down_elsewhere(measurement.ranks)
+    return [*lines, *([f"{case}: {elsewhere} as its last sample ended"] if elsewhere else [])]
 
 
 def sustained_lines(results: Iterable[Result]) -> list[str]:

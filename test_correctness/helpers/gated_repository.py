@@ -106,6 +106,8 @@ class ScriptedArms:
         self.no_case = False
         self.names = []
         """Names of the arms, in the order in which they ran."""
+        self.arguments = []
+        """What the last arm was given."""
         self._session = None
         original = gatekeeper.Gatekeeper.__init__
 
@@ -118,6 +120,7 @@ class ScriptedArms:
 
     def run(self, arm, arguments, deadline_s):
         self.names.append(arm.name)
+        self.arguments = arguments
         kind = arm.name.partition(" (")[0]
         here = self.machine.factors.get(1, 1.0) if kind == "new code" else self.factors[kind]
         if here is None:

@@ -53,6 +53,7 @@ class Worker:
         self._phase = "idle"
         self._member: Membership | None = None
         self._utilisation_percent: float | None = None
+        self._throttle: tuple[str, ...] | None = None
         self._placement = placement.Placement(threads=1, cores=None)
         self._several_hosts = False
         """Ranks of the group are on several hosts, each with a clock of its own."""
@@ -218,7 +219,7 @@ class Worker:
 
     def _time(self, workload: Workload, step: Step, rank: WorkerRank, budget: Budget, spans: SpanRecorder) -> Message:
         member = self._in_group()
-        self._utilisation_percent = None
+        self._utilisation_percent = self._throttle = None
         self._enter("checking before timing")
         first_s = self._check(workload, step, rank)
         if budget.smoke:
@@ -228,6 +229,7 @@ class Worker:
         with rank.recording():
             samples = timer.take(step.run, workload.yardstick)
         self._utilisation_percent = member.code.utilisation_percent()  # before anything else runs on the device
+        self._throttle = member.code.throttle() if self._several_hosts else None  # the driver looks at its own host's
         records = rank.read_records()  # of the timed iterations: those that follow are checked and watched
         steps = self._steps(spans, samples)
         self._enter("checking after timing")
@@ -267,6 +269,7 @@ class Worker:
                 "max_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 "cache_bytes": member.code.cache_bytes(),
                 "utilisation_percent": self._utilisation_percent,
+                "throttle": self._throttle,
             },
             "samples": to_json(samples.samples) if member.rank == 0 else [],
             "iterations": samples.iterations,
