@@ -116,8 +116,8 @@ TRAFFIC: Mapping[str, Callable[[Hosts], float]] = MappingProxyType(
     }
 )
 """By collective: bytes that the busiest host sends or receives at the least, per byte of S."""
-WITHOUT_MESSAGE = ("barrier",)
-"""These have a latency and no bandwidth."""
+WITHOUT_MESSAGE = ("barrier", "pairs")
+"""These have a latency and no bandwidth; of pairs each has one (:mod:`perfsuite.pairs`)."""
 
 
 def require_known(collective: str) -> None:

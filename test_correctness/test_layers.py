@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "perfsuite"
 LINES = (
     ("errors", "units", "decoding", "text"),
-    ("collectives", "step_records", "records", "workload", "mesh"),
+    ("collectives", "pairs", "step_records", "records", "workload", "mesh"),
     ("platforms", "metrics", "models", "schedules", "statistics"),
     ("strategies", "runtime", "baselines", "published", "projection"),
     ("gate", "audit", "workloads"),

@@ -202,7 +202,7 @@ def test_one_process_builds_and_the_others_wait(tmp_path, monkeypatch):
 
 def test_a_build_that_takes_too_long_leaves_no_compiler_behind(tmp_path, monkeypatch):
     compiler, python = tmp_path / "compiler", tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nsleep 300 & echo $! > {compiler}\nwait\n")
+    python.write_text(f"#!/bin/sh\nsleep 60 & echo $! > {compiler}\nwait\n")
     python.chmod(0o755)
     monkeypatch.setenv("SIMMUSA_CACHE", str(tmp_path / "builds"))
     monkeypatch.setattr(build.sys, "executable", str(python))
@@ -212,7 +212,7 @@ def test_a_build_that_takes_too_long_leaves_no_compiler_behind(tmp_path, monkeyp
     def too_long(process, timeout=None):
         while timeout is not None and not (compiler.exists() and compiler.read_text()):
             time.sleep(0.01)
-        return real(process, timeout and 0.01)
+        return real(process, timeout=timeout and 0.01)
 
     monkeypatch.setattr(build.subprocess.Popen, "communicate", too_long)
     with pytest.raises(UnsupportedCase, match="simmusa was not built within 5 s"):

@@ -44,7 +44,8 @@ def _algbw(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     return MetricValue(value=gb_per_s(work.message_bytes, measurement.median_s))
 
 
-def _link(measurement: Measurement, peaks: Peaks) -> tuple[Peak | None, str]:
+def link_of(measurement: Measurement, peaks: Peaks) -> tuple[Peak | None, str]:
+    """The peak of a link between the ranks, or why there is none."""
     hosts = len({rank.host for rank in measurement.ranks})
     if hosts > 1:
         return None, f"the ranks are on {hosts} hosts; the link of the platform's row is the one within a node"
@@ -56,7 +57,7 @@ def _busbw(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     if reason:
         return MetricValue(value=None, note=reason)
     factor = busbw_factor(work.collective, measurement.world_size)
-    peak, note = _link(measurement, peaks)
+    peak, note = link_of(measurement, peaks)
     return MetricValue(value=gb_per_s(work.message_bytes, measurement.median_s) * factor, peak=peak, note=note)
 
 

@@ -120,9 +120,14 @@ def link_kinds(matrix: str, indices: Sequence[int]) -> str:
     >>> link_kinds("      GPU0  GPU1  NIC0\nGPU0   X    NV18  PIX\nGPU1  NV18   X    SYS", [0, 1])
     'NV18'
     """
-    rows = {cells[0]: cells[1:] for cells in map(str.split, matrix.splitlines()) if cells and cells[1:]}
+    rows = matrix_rows(matrix)
     chosen = [rows.get(f"GPU{index}", []) for index in indices]
     return " ".join(sorted({row[index] for row in chosen for index in indices if index < len(row)} - {"X"}))
+
+
+def matrix_rows(matrix: str) -> dict[str, list[str]]:
+    """Cells of a ``topo -m`` matrix by the name of their row."""
+    return {cells[0]: cells[1:] for cells in map(str.split, matrix.splitlines()) if cells and cells[1:]}
 
 
 def number(text: str) -> float | None:

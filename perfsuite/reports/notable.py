@@ -17,6 +17,7 @@ from perfsuite.gate.verdict import FAILING, TIME, GateSettings, Verdict, percent
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
 from perfsuite.metrics.spec import significant
 from perfsuite.records import ABOVE_MEASURED_PEAK, Result
+from perfsuite.reports.pairs import pair_matrices
 from perfsuite.reports.slowest import slowest_everywhere
 from perfsuite.run_record import RunRecord
 from perfsuite.units import format_seconds, plural
@@ -32,6 +33,7 @@ Kind = Literal[
     "above-peak",
     "equal-work",
     "slowest",
+    "slow-pair",
     "bubble",
     "change-point",
     "improved",
@@ -74,6 +76,7 @@ def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, .
         *_above_peak(run.results.values()),
         *_equal_work(run.equal_work),
         *slow_ranks(run.results.values()),
+        *_slow_pairs(run.results.values()),
         *_bubbles(run.results.values()),
         *more,
     ]
@@ -213,6 +216,21 @@ def slow_ranks(results: Iterable[Result]) -> Iterator[Notable]:
             effect=slow.excess,
             cases=slow.cases,
         )
+
+
+def _slow_pairs(results: Iterable[Result]) -> Iterator[Notable]:
+    """One finding for each case in which a link is slower than its like."""
+    for matrix in pair_matrices(results):
+        if matrix.slow:
+            worst = matrix.slow[0]
+            more = f" and {len(matrix.slow) - 1} more" if len(matrix.slow) > 1 else ""
+            yield Notable(
+                kind="slow-pair",
+                case=matrix.case,
+                sentence=f"{matrix.told(worst)}{more}",
+                sure="unsure",
+                effect=worst.factor - 1,
+            )
 
 
 def _bubbles(results: Iterable[Result]) -> Iterator[Notable]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfsuite.reports.pairs import pair_tables
 from perfsuite.reports.pipeline import pipeline_section
 from perfsuite.reports.scaling import scaling_table
 from perfsuite.reports.terminal import CaseRow, alpha_beta_table, metric_tables
@@ -15,6 +16,7 @@ def tables(rows: Sequence[CaseRow], width: int) -> list[str]:
     return [
         *metric_tables(rows, width),
         *alpha_beta_table(results, width),
+        *pair_tables(results, width),
         *scaling_table(results, width),
         *pipeline_section(results, width),
     ]

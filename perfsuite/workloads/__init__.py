@@ -17,6 +17,7 @@ _NAMES = MappingProxyType(
         "matmul": ("Matmul",),
         "memory_bandwidth": ("HostDeviceCopy", "MemoryCopy", "MemoryTriad"),
         "moe_layer": ("MoeLayer",),
+        "pairs": ("Pairs",),
         "tensor_linear": ("TensorLinear",),
         "training.emulated_pipeline": ("EmulatedPipeline",),
         "training.largest_batch": ("LargestBatch",),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
@@ -65,6 +66,8 @@ class Endpoint:
     source: torch.Tensor
     target: torch.Tensor
     """Is ``source`` where the operation works in place."""
+    span: Callable[[str], AbstractContextManager[None]] = nullcontext
+    """Marks a part of the operation, as :meth:`perfsuite.workload.Rank.span`."""
 
     def chunks(self, buffer: torch.Tensor) -> list[torch.Tensor] | None:
         """One equal view per rank on the root; None elsewhere, as torch's gather and scatter want it."""
@@ -194,6 +197,7 @@ class CollectiveStep(Step):
             ranks_in_world=tuple(dist.get_process_group_ranks(group)),
             source=source,
             target=target,
+            span=rank.span,
         )
         self._operation: Callable[[], object] | None = workload.operation(dist, self.end)
         self.refill()

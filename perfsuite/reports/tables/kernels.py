@@ -32,7 +32,9 @@ KERNELS = (
     ),
     TableSpec(
         title="Collectives",
-        select=lambda case: "collective" in case.settings or "busbw_gb_per_s" in case.values,
+        select=lambda case: (
+            case.workload != "Pairs" and ("collective" in case.settings or "busbw_gb_per_s" in case.values)
+        ),
         columns=(
             setting("collective", "kernel"),
             LAYOUT,
@@ -43,5 +45,20 @@ KERNELS = (
             ColumnSpec(title="busbw GB/s", key="busbw_gb_per_s"),
         ),
         notes=("sizes, algbw and busbw as nccl-tests counts them; 1 GB/s is 1e9 bytes/s",),
+    ),
+    TableSpec(
+        title="Pairs of ranks",
+        select=lambda case: case.workload == "Pairs",
+        columns=(
+            setting("directions", "directions"),
+            LAYOUT,
+            setting("size", "size"),
+            DTYPE,
+            ColumnSpec(title="median pair us", key="pair_us", optional=True),
+            ColumnSpec(title="slowest pair us", key="slowest_pair_us", optional=True),
+            ColumnSpec(title="median pair GB/s", key="pair_gb_per_s", optional=True),
+            ColumnSpec(title="slowest pair GB/s", key="slowest_pair_gb_per_s", optional=True),
+        ),
+        notes=("per direction; messages of a pair follow each other",),
     ),
 )

@@ -10,7 +10,9 @@ from typing import Any
 from perfsuite.errors import ConfigurationError
 from perfsuite.platforms import DeviceModel
 from perfsuite.records import Result
+from perfsuite.reports.pairs import pair_grids
 from perfsuite.reports.tables.case import TableCase, from_result, scaled, unmeasured
+from perfsuite.reports.tables.markdown import Grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,8 @@ class Recording:
     device: DeviceModel | None = None
     """What is published of the platform; None for one that nobody knows here."""
     simulated: bool = False
+    pairs: tuple[Grid, ...] = ()
+    """Matrices of what every pair of ranks does; a baseline file has none."""
 
     @property
     def hardware(self) -> str:
@@ -43,6 +47,7 @@ def recording_of(results: Iterable[Result], **meaning: Any) -> Recording:
         cases=tuple(from_result(result) for result in results),
         environment=results[-1].environment if results else {},
         simulated=any(result.simulated for result in results),
+        pairs=tuple(pair_grids(results)),
         **meaning,
     )
 

@@ -95,6 +95,7 @@ def _preamble(style: Style, recordings: Sequence[Recording], base: Recording | N
         machines = list({recording.hardware: recording.environment for recording in every}.items())
         yield from map(markdown, environment_grids(machines))
         yield topology_lines(machines)
+        yield from (markdown(grid) for recording in every for grid in recording.pairs)
     if style.peaks:
         yield markdown(
             peaks_grid({recording.platform: recording.device.tflops if recording.device else {} for recording in every})

@@ -12,6 +12,7 @@ from perfsuite.reports.page.material import Case, Material
 from perfsuite.reports.page.numbers import duration, scaled, size
 from perfsuite.reports.page.sections.cut import MOST_ROWS, grid, spread_out
 from perfsuite.reports.page.sections.device import share
+from perfsuite.reports.page.sections.pairs import pair_blocks
 from perfsuite.reports.tables.markdown import Grid
 from perfsuite.reports.tables.settings import kernel_of
 
@@ -27,8 +28,9 @@ def section(material: Material) -> Section | None:
     for case in material.measured:
         if "busbw_gb_per_s" in case.values and message_bytes(case):
             groups.setdefault((collective(case), dtype(case)), []).append(case)
+    pairs = pair_blocks([case.result for case in material.measured if case.result is not None])
     if not groups:
-        return None
+        return Section(key="collectives", title="Collectives", blocks=pairs) if pairs else None
     results = [case.result for members in groups.values() for case in members if case.result is not None]
     fits = fit_collectives(results)
     ordered = sorted(groups.items(), key=lambda group: -len({message_bytes(case) for case in group[1]}))
@@ -40,7 +42,7 @@ def section(material: Material) -> Section | None:
         blocks.append(Table(grid=_fits(fits)))
     if rest:
         blocks.append(Table(grid=_points(rest, "Other collectives"), folded=bool(charts)))
-    return Section(key="collectives", title="Collectives", blocks=blocks)
+    return Section(key="collectives", title="Collectives", blocks=[*blocks, *pairs])
 
 
 def collective(case: Case) -> str:

@@ -1,0 +1,122 @@
+"""What every two ranks send each other, as a matrix: the sender's row, the receiver's column, slow links named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfsuite.metrics.spec import significant
+from perfsuite.pairs import Pair, SlowPair, message_times_s, slow_pairs
+from perfsuite.platforms.links import ONE_DEVICE, UNKNOWN, links
+from perfsuite.records import RankFacts, Result
+from perfsuite.reports.layout import lay_out
+from perfsuite.reports.plain import printable
+from perfsuite.reports.tables.markdown import Grid
+from perfsuite.units import format_bytes, gb_per_s, seconds_to_us
+
+_MOST_NAMED = 4
+"""Slow pairs of a matrix that are named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairMatrix:
+    """All pairs of one case."""
+
+    case: str
+    message_bytes: float
+    both: bool
+    """Whether the two of a pair sent at the same time."""
+    as_time: bool
+    """Whether times are what to look at, in us; else rates in GB/s per direction."""
+    names: Sequence[str]
+    """Of the ranks, in order: device, and host where there are several."""
+    times_s: Mapping[Pair, float]
+    links: Mapping[Pair, str]
+    slow: Sequence[SlowPair]
+
+    @property
+    def title(self) -> str:
+        """``pairs, 64 MiB in one direction, GB/s (test_pair_bandwidth[...])``."""
+        way = "in both directions at once" if self.both else "in one direction"
+        unit = "us" if self.as_time else "GB/s per direction"
+        return f"Pairs, {format_bytes(int(self.message_bytes))} {way}, {unit} ({self.case.rpartition('::')[2]})"
+
+    def figure(self, time_s: float) -> str:
+        """A cell, without its unit."""
+        if time_s <= 0:
+            return "-"
+        return significant(seconds_to_us(time_s) if self.as_time else gb_per_s(self.message_bytes, time_s), 3)
+
+    def told(self, slow: SlowPair) -> str:
+        """``cuda:1 to cuda:3 (NV18): 2.00 times slower than its like: 196 GB/s, others 392``."""
+        first, second = (self.names[rank] for rank in slow.pair)
+        unit = "us" if self.as_time else "GB/s"
+        return (
+            f"{first} {'and' if self.both else 'to'} {second} ({slow.link}): {slow.factor:.2f} times slower than its "
+            f"like: {self.figure(slow.time_s)} {unit}, others {self.figure(slow.usual_s)}"
+        )
+
+
+def pair_matrices(results: Iterable[Result]) -> list[PairMatrix]:
+    """A matrix for every case that measured pairs; smoke runs have none."""
+    matrices = []
+    for result in results:
+        measurement = result.measurement
+        if measurement is None or result.outcome != "measured" or result.work.collective != "pairs":
+            continue
+        times_s = message_times_s(measurement)
+        kinds = links(measurement.ranks, result.environment)
+        both = result.parameters.get("directions") == "both"
+        slow = slow_pairs(times_s, kinds)
+        matrices.append(
+            PairMatrix(
+                case=result.case,
+                message_bytes=result.work.message_bytes,
+                both=both,
+                as_time=any(metric.name == "pair_us" for metric in result.metrics),
+                names=_names(measurement.ranks),
+                times_s=times_s,
+                links=kinds,
+                slow=[one for one in slow if not both or one.pair[0] < one.pair[1]],
+            )
+        )
+    return matrices
+
+
+def _names(ranks: Sequence[RankFacts]) -> list[str]:
+    """Devices where each rank has its own; else the ranks themselves."""
+    devices = {(rank.host, rank.device) for rank in ranks}
+    several = len({rank.host for rank in ranks}) > 1
+    if len(devices) < len(ranks):
+        return [f"rank {rank.rank}{f' on {rank.host}' if several else ''}" for rank in ranks]
+    return [f"{rank.host} {rank.device}" if several else rank.device for rank in ranks]
+
+
+def pair_grids(results: Iterable[Result]) -> list[Grid]:
+    """Every matrix with the pairs below their class, and the kinds of links where a tool told them."""
+    grids: list[Grid] = []
+    for matrix in pair_matrices(results):
+        cells = {pair: matrix.figure(time_s) for pair, time_s in matrix.times_s.items()}
+        named = [matrix.told(slow) for slow in matrix.slow[:_MOST_NAMED]]
+        left = len(matrix.slow) - len(named)
+        notes = (*named, *([f"{left} more pairs are slower than their like"] if left else []))
+        grids.append(_grid(matrix, matrix.title, cells, notes))
+        if set(matrix.links.values()) - {ONE_DEVICE, UNKNOWN}:
+            shown = _grid(matrix, "Links of these pairs", matrix.links, ())
+            grids += [shown] if shown not in grids else []
+    return grids
+
+
+def _grid(matrix: PairMatrix, title: str, cells: Mapping[Pair, str], notes: Sequence[str]) -> Grid:
+    everyone = range(len(matrix.names))
+    rows = tuple((matrix.names[first], *(cells.get((first, second), "") for second in everyone)) for first in everyone)
+    return Grid(title=title, columns=("from \\ to", *matrix.names), rows=rows, notes=tuple(notes))
+
+
+def pair_tables(results: Iterable[Result], width: int | None = None) -> list[str]:
+    """The matrices for a terminal."""
+    lines: list[str] = []
+    for grid in pair_grids(results):
+        lines += ["", printable(grid.title), *lay_out(grid.columns, grid.rows, width)]
+        lines += [f"  {printable(note)}" for note in grid.notes]
+    return lines
