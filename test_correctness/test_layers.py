@@ -146,10 +146,8 @@ print(sorted(name for name in sys.modules if name.partition(".")[0] in ("torch",
 
 
 AT_START = {
-    *("errors", "units", "decoding", "records", "step_records", "workload"),
-    *("runtime", "runtime.held", "runtime.values"),
-    *("runtime.transports", "runtime.transports.base", "runtime.transports.launchers"),
-    *("gate", "gate.verdict"),
+    *("errors", "units", "workload", "gate", "gate.verdict"),
+    *("runtime", "runtime.transports", "runtime.transports.launchers"),
 }
 """What the plugin's hooks and options need of the package in every pytest run."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from perfsuite.errors import ConfigurationError
-from perfsuite.records import VerdictName
+
+if TYPE_CHECKING:
+    from perfsuite.records import VerdictName
 
 FAILING: frozenset[VerdictName] = frozenset({"regressed", "drifted", "environment", "impossible"})
 """Verdicts that fail a case, and a suite, unless ``--perf-fail-on`` names others."""

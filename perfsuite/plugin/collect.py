@@ -11,7 +11,6 @@ from perfsuite.errors import ConfigurationError, PerfsuiteError
 from perfsuite.plugin.options import budget_of, settings_key
 from perfsuite.plugin.state import suite_key, suite_of
 from perfsuite.plugin.sweep import Scale, Sweep, read_sweep
-from perfsuite.runtime.values import token
 
 if TYPE_CHECKING:
     from perfsuite.platforms.base import DeviceModel
@@ -58,7 +57,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[Any]:
 def pytest_make_parametrize_id(config: pytest.Config, val: object) -> str | None:
     """Name what pytest would only number, in the ids of perf cases; those of other tests are not ours."""
     suite = config.stash.get(suite_key, None)
-    return token(val) if suite is not None and suite.naming else None
+    if suite is None or not suite.naming:
+        return None
+    from perfsuite.runtime.values import token  # pytest runs without a perf case go without it
+
+    return token(val)
 
 
 def _generate(metafunc: pytest.Metafunc, suite: Suite) -> None:

@@ -16,12 +16,12 @@ from perfsuite.plugin.benchmark import ONE_RECORD, clock_key, feed, feed_nothing
 from perfsuite.plugin.collect import is_perf
 from perfsuite.plugin.options import budget_of
 from perfsuite.plugin.state import suite_of
-from perfsuite.records import Result
 from perfsuite.workload import FunctionWorkload, Workload
 
 if TYPE_CHECKING:
     from perfsuite.platforms import DeviceModel
     from perfsuite.plugin.suite import Suite
+    from perfsuite.records import Result
     from perfsuite.session import Case
 
 NEVER_CALLED = (

@@ -13,11 +13,11 @@ import pytest
 from perfsuite.errors import ConfigurationError
 from perfsuite.gate.verdict import FAILING, GateSettings
 from perfsuite.plugin.options import settings_key
-from perfsuite.records import VerdictName
 
 if TYPE_CHECKING:
     from perfsuite.baselines.store import UpdateMode
     from perfsuite.gatekeeper import Tolerances
+    from perfsuite.records import VerdictName
 
 UPDATE_MODES = ("append", "improved", "accept")
 UNCOVERED: frozenset[VerdictName] = frozenset({"no-baseline", "not-comparable", "learning"})
