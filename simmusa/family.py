@@ -23,6 +23,7 @@ class Undisturbed(Telemetry):
     """Virtual devices are never throttled and belong to one run."""
 
     source = "simmusa"
+    counts_processes = False
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -14,6 +14,7 @@ from perfsuite.platforms.cpu_telemetry import CpuTelemetry
 from perfsuite.platforms.mtml import MtmlTelemetry
 from perfsuite.platforms.nvml import NvmlTelemetry
 from perfsuite.platforms.telemetry import Reading, Unread, disturbance
+from perfsuite.plugin import gating
 from perfsuite.records import ClockFacts, Measurement, RankFacts, Sample
 from test_correctness.helpers import machines
 
@@ -203,6 +204,16 @@ def test_the_warning_names_steal_and_pressure(tmp_path: Path) -> None:
     assert "the hypervisor took 4.0% of the core time" in line
     nothing = quiet.read_host_load(machines.host(tmp_path / "none", {}))
     assert "" == quiet.warning([("test_a", "")], before=nothing, after=nothing)
+
+
+@pytest.mark.parametrize(("counts", "own"), [(False, ()), (True, (7, 8))])
+def test_the_hosts_processes_are_listed_only_for_telemetry_that_counts_them(monkeypatch, counts, own):
+    telemetry, told = Unread(count=1), []
+    monkeypatch.setattr(type(telemetry), "counts_processes", counts)
+    monkeypatch.setattr(gating, "family_of_processes", lambda root: (7, 8))
+    monkeypatch.setattr(telemetry, "read", lambda own: told.append(own) or (Reading(index=0, throttle=()),))
+    assert "" == gating.telemetry_word(telemetry, "cuda")
+    assert [own] == told
 
 
 def test_descendants_are_no_strangers():

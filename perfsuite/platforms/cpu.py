@@ -180,6 +180,10 @@ class CpuDevice(DeviceCode):
 
     def cache_bytes(self) -> int:
         """Size of the highest level of cache of core 0."""
+        return self._cache_bytes
+
+    @functools.cached_property
+    def _cache_bytes(self) -> int:
         best = (0, 0)
         for index in self._host.glob("sys/devices/system/cpu/cpu0/cache/index[0-9]*"):
             path = str(index.relative_to(self._host.root))

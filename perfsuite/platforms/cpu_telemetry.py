@@ -15,6 +15,8 @@ _THROTTLE_COUNTERS = "sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/*_thrott
 class CpuTelemetry(Telemetry):
     """One reading for the whole host."""
 
+    counts_processes = False
+
     def __init__(self, host: Host, library: Any = None) -> None:
         self._host = host
         self._psutil = library or attempt(lambda: importlib.import_module("psutil"))

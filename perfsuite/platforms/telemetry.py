@@ -6,11 +6,11 @@ The libraries that tell are optional.  A value that cannot be read is None and p
 from __future__ import annotations
 
 import contextlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from perfsuite.records import DeviceLook, RankFacts
 from perfsuite.units import plural
@@ -55,6 +55,8 @@ class Telemetry(ABC):
 
     source: str
     """The library that tells; empty when none does."""
+    counts_processes: ClassVar[bool] = True
+    """Whether readings tell of processes on the device, so that it matters which are one's own."""
 
     @abstractmethod
     def read(self, own: Collection[int] = ()) -> tuple[Reading, ...]:
@@ -72,6 +74,7 @@ class Unread(Telemetry):
     """No library tells anything: every value is unknown."""
 
     source = ""
+    counts_processes = False
 
     def __init__(self, *, count: int) -> None:
         self._count = count
@@ -95,12 +98,13 @@ def attempt(read: Callable[[], T]) -> T | None:
 def family_of_processes(root: int) -> frozenset[int]:
     """``root`` and all its descendants on this host: processes that are no strangers on a device."""
     children: dict[int, list[int]] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
+    for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            after_name = status.read_text().rpartition(")")[2].split()
+            with open(f"/proc/{name}/stat", "rb") as status:
+                after_name = status.read().rpartition(b")")[2].split()
         except OSError:  # it ended meanwhile
             continue
-        children.setdefault(int(after_name[1]), []).append(int(status.parent.name))
+        children.setdefault(int(after_name[1]), []).append(int(name))
     tree, waiting = set(), [root]
     while waiting:
         pid = waiting.pop()

@@ -323,8 +323,9 @@ def pytest_report_teststatus(report: Any, config: pytest.Config) -> tuple[str, s
 
 def telemetry_word(telemetry: Telemetry, family: str) -> str:
     """What the devices' telemetry says of the last run; ``unknown`` where an accelerator's cannot be read."""
-    own = family_of_processes(os.getppid() if "LOCAL_RANK" in os.environ else os.getpid())
-    readings = telemetry.read(own)
+    root = os.getppid() if "LOCAL_RANK" in os.environ else os.getpid()
+    # Hundreds of files after each case, thousands on a large host: only for whom they matter.
+    readings = telemetry.read(family_of_processes(root) if telemetry.counts_processes else ())
     said = disturbance(readings)
     unread = family != "cpu" and all(reading.throttle is None for reading in readings)
     return said or (TELEMETRY_UNKNOWN if unread else "")

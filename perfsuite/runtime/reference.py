@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,14 @@ def refer(workload: Workload, rootpath: Path, test_module: str = "") -> Message:
         "function": isinstance(workload, FunctionWorkload),
         **where,
         "fields": {name: encode(value, holder, f"{path}({name}=...)") for name, value in workload.parameters().items()},
-        "sys_path": [str(Path(entry).resolve()) if entry else str(Path.cwd()) for entry in sys.path],
+        "sys_path": list(_resolved(tuple(sys.path), os.getcwd())),
     }
+
+
+@functools.lru_cache(maxsize=1)
+def _resolved(search_path: tuple[str, ...], folder: str) -> tuple[str, ...]:
+    """The import path as another process can use it.  The same for every case: to follow the links takes 1 ms."""
+    return tuple(str(Path(entry).resolve()) if entry else folder for entry in search_path)
 
 
 def describe(workload: Workload) -> str:

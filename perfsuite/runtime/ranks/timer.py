@@ -36,6 +36,8 @@ _SUSTAINED_SAMPLES = 1000
 """At most about so many samples of a sustained run are kept."""
 _BATCH_S = 0.005
 """Warm-up batches grow until they last this long."""
+_BARRIERS = 5
+"""At least so many barriers are timed, besides the first of a warm-up: there the ranks come from their checks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,20 @@ class Samples:
     cpu_share: float
     launch_s: float
     """Median seconds that this process took to start one iteration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WarmUp:
+    """What a warm-up found: all times are the longest of any rank, and so the same on all of them."""
+
+    iterations: int
+    steady: bool
+    """The last two batches agreed."""
+    iteration_s: float
+    clock_s: float
+    """What the clock can resolve, or what reading it costs."""
+    barrier_s: float
+    """Usual time of a barrier."""
 
 
 class Timer:
@@ -73,9 +89,9 @@ class Timer:
     def take(self, run: Callable[[], Any], yardstick: Yardstick) -> Samples:
         """Warm up, choose k, sample until the budget is used."""
         warmup_started_s = time.perf_counter()
-        warmup, steady, iteration_s = self._warm_up(run)
+        warm = self._warm_up(run)
         warmup_s = time.perf_counter() - warmup_started_s
-        iterations = self._choose_iterations(iteration_s)
+        iterations = self._choose_iterations(warm)
         member = self._member
         kernel = make_yardstick(yardstick, member.device, member.code) if self._budget.yardstick else None
         flush = self._make_flush() if self._budget.cache_flush else None
@@ -111,8 +127,8 @@ class Timer:
             samples=tuple(samples),
             own_s=tuple(own),
             iterations=iterations,
-            warmup_iterations=warmup,
-            warmup_steady=steady,
+            warmup_iterations=warm.iterations,
+            warmup_steady=warm.steady,
             warmup_s=warmup_s,
             cpu_share=cpu_s / wall_s if wall_s > 0 else 0.0,
             launch_s=statistics.median(launches),
@@ -162,45 +178,44 @@ class Timer:
         worst: list[float] = shared.tolist()
         return worst
 
-    def _warm_up(self, run: Callable[[], Any]) -> tuple[int, bool, float]:
-        """(iterations, reached a steady time, seconds per iteration): batches double until two in a row agree."""
+    def _warm_up(self, run: Callable[[], Any]) -> _WarmUp:
+        """Batches of iterations, which double until two in a row agree, with a barrier before each."""
+        facts = self._clock.facts()
+        clock_s = max(facts.resolution_s, facts.cost_s)
         done, batch, last_s = 0, 1, math.inf
+        barriers: list[float] = []
         started_s = time.perf_counter()
         while True:
-            self.align()
+            barriers.append(self._time_once(self.align))
             mine_s = self._time_once(lambda count=batch: [run() for _ in range(count)]) / batch  # type: ignore[misc]
             done += batch
-            now_s, elapsed_s = self._maximum([mine_s, self._elapsed(started_s)])
+            shared = self._maximum([mine_s, self._elapsed(started_s), clock_s, _usual_s(barriers)])
+            now_s, elapsed_s = shared[:2]
             steady = abs(now_s - last_s) <= _STEADY * now_s
             long_enough = done >= self._budget.warmup_min_iterations
             if long_enough and ((steady and now_s * batch >= _BATCH_S) or elapsed_s >= self._budget.warmup_time_s):
-                return done, steady, now_s
+                break
             last_s = now_s
             if now_s * batch < _BATCH_S:
                 batch *= 2
+        if len(barriers) <= _BARRIERS and self._member.world_size > 1:
+            barriers += [self._time_once(self.align) for _ in range(_BARRIERS - len(barriers) + 1)]
+            shared = self._maximum([*shared[:3], _usual_s(barriers)])
+        return _WarmUp(iterations=done, steady=steady, iteration_s=now_s, clock_s=shared[2], barrier_s=shared[3])
 
-    def _choose_iterations(self, iteration_s: float) -> int:
+    def _choose_iterations(self, warm: _WarmUp) -> int:
         """k, the same on all ranks because it follows from shared numbers only; 1 where each finds its cache empty."""
-        if self._budget.cache_flush:
+        budget = self._budget
+        if budget.cache_flush:
             return 1
-        facts = self._clock.facts()
-        floor_s = _CLOCK_MARGIN * max(facts.resolution_s, facts.cost_s)
+        floor_s = _CLOCK_MARGIN * warm.clock_s
         if self._aligned and self._member.world_size > 1:
-            floor_s = max(floor_s, _BARRIER_MARGIN * self._barrier_s())
-        length_s = max(self._budget.max_time_s, self._budget.sustain_s or 0.0)
-        if self._budget.sustain_s is not None:
-            floor_s = max(floor_s, self._budget.sustain_s / _SUSTAINED_SAMPLES)
-        floor_s = self._maximum([floor_s])[0]
-        most = max(1, int(length_s / self._budget.min_rounds / max(iteration_s, 1e-9)))
-        return min(max(1, math.ceil(floor_s / max(iteration_s, 1e-9))), most)
-
-    def _barrier_s(self) -> float:
-        def barrier() -> None:
-            dist.barrier()
-            self._member.code.synchronize()
-
-        barrier()
-        return statistics.median(self._time_once(barrier) for _ in range(5))
+            floor_s = max(floor_s, _BARRIER_MARGIN * warm.barrier_s)
+        if budget.sustain_s is not None:
+            floor_s = max(floor_s, budget.sustain_s / _SUSTAINED_SAMPLES)
+        length_s = max(budget.max_time_s, budget.sustain_s or 0.0)
+        most = max(1, int(length_s / budget.min_rounds / max(warm.iteration_s, 1e-9)))
+        return min(max(1, math.ceil(floor_s / max(warm.iteration_s, 1e-9))), most)
 
     def _make_flush(self) -> Callable[[], None]:
         """Write twice the last-level cache, so that nothing of the inputs is left in it."""
@@ -224,6 +239,11 @@ def _no_gc(disabled: bool) -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+def _usual_s(barriers: list[float]) -> float:
+    """Median of all but the first, where there are others."""
+    return statistics.median(barriers[1:] or barriers)
 
 
 def _involuntary_switches() -> int:

@@ -1,0 +1,66 @@
+"""How k, the iterations of a sample, is chosen: by a clock that moves only when something is done."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+
+from perfsuite.platforms.base import Clock
+from perfsuite.records import ClockFacts
+from perfsuite.runtime.ranks.timer import Timer
+from perfsuite.workload import Budget
+
+MS = 1_000_000
+BARRIER_NS, FIRST_BARRIER_NS = MS, 400 * MS
+
+
+class Steps(Clock):
+    """Nanoseconds that are set."""
+
+    now_ns = 0
+
+    def stamp(self) -> object:
+        return self.now_ns
+
+    def wait(self, stamp: object) -> None: ...
+
+    def elapsed_s(self, start: object, end: object) -> float:
+        return (end - start) * 1e-9
+
+    def host_s(self, stamp: object, anchor: object, anchor_s: float) -> float:
+        return stamp * 1e-9
+
+    def facts(self) -> ClockFacts:
+        return ClockFacts(name="steps", resolution_s=1e-9, cost_s=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("iteration_ns", "barriers", "iterations", "shared_values"),
+    [
+        (MS // 10, 7, 200, 7),  # batches of 1, 2, ... 64 iterations; 20 barriers are 200 iterations
+        (6 * MS, 6, 4, 4),  # three batches: three barriers more are timed, 20 of which are four iterations
+    ],
+)
+def test_barriers_are_timed_in_the_warm_up_but_for_the_first(
+    monkeypatch, iteration_ns, barriers, iterations, shared_values
+):
+    clock, met, shared = Steps(), [], []
+
+    def barrier():
+        met.append(clock.now_ns)
+        clock.now_ns += BARRIER_NS if len(met) > 1 else FIRST_BARRIER_NS
+
+    def run():
+        clock.now_ns += iteration_ns
+
+    monkeypatch.setattr(dist, "barrier", barrier)
+    monkeypatch.setattr(dist, "all_reduce", lambda values, how: shared.append(values.tolist()))
+    code = SimpleNamespace(clock=clock, synchronize=lambda: None)
+    member = SimpleNamespace(code=code, world_size=2, rank=1, device="cpu")
+    timer = Timer(member, Budget(), spans=None, aligned=True)  # type: ignore[arg-type]
+    warm = timer._warm_up(run)
+    assert iterations == timer._choose_iterations(warm)
+    assert barriers == len(met)
+    assert shared_values == len(shared)  # one with each batch, and one where barriers were added: none for k alone
