@@ -60,8 +60,9 @@ def _import(names: list[str]) -> None:
             importlib.import_module(name)
         except Exception:  # a preload only saves time: the worker that needs the module reports the error
             traceback.print_exc()
-    gc.collect()
-    gc.freeze()  # a collection in a worker then skips what was preloaded: milliseconds instead of a tenth of a second
+    # A collection in a worker then skips what was preloaded, milliseconds instead of a tenth of a second.  None is made
+    # here: it costs as much, before the first result, and finds a few thousand small objects.
+    gc.freeze()
     gc.enable()
 
 
