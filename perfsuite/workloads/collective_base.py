@@ -66,7 +66,7 @@ class Endpoint:
     source: torch.Tensor
     target: torch.Tensor
     """Is ``source`` where the operation works in place."""
-    span: Callable[[str], AbstractContextManager[None]] = nullcontext
+    span: Callable[[str], AbstractContextManager[object]] = nullcontext
     """Marks a part of the operation, as :meth:`perfsuite.workload.Rank.span`."""
 
     def chunks(self, buffer: torch.Tensor) -> list[torch.Tensor] | None:
@@ -89,7 +89,6 @@ class Collective(Workload):
     """Whether S is the ranks' parts together, so that it divides by the number of ranks."""
     summed: ClassVar[bool] = False
     """Whether the ranks' values are added up."""
-    metrics: ClassVar[tuple[str, ...]] = ("latency_us", "algbw_gb_per_s", "busbw_gb_per_s")
     yardstick: ClassVar[Yardstick] = "memory"
 
     def __post_init__(self) -> None:
@@ -99,6 +98,11 @@ class Collective(Workload):
         if not isinstance(self.message_bytes, int):
             raise InvalidParameter(f"message_bytes={self.message_bytes!r} is not a whole number of bytes; give an int")
         self._require_multiple(ITEM_BYTES[self.dtype], f"{self.dtype} elements")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Its time and its bandwidths."""
+        return ("latency_us", "algbw_gb_per_s", "busbw_gb_per_s")
 
     def _require_multiple(self, unit: int, what: str) -> None:
         if self.message_bytes < unit or self.message_bytes % unit:

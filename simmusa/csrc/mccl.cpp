@@ -556,8 +556,8 @@ class Mccl final : public c10d::Backend {
     made->posted =
         queue_up(device, lane->channel, made->name, sends ? tensors : Tensors{}, sends ? Tensors{} : tensors);
     made->alive = cpu(tensors);
-    auto nominal_ns = link_ns(total_bytes(tensors)) * slowness_of(sends ? getRank() : peer, sends ? peer : getRank());
-    auto lasts_ns = Timeline::get().duration_of(made->name, nominal_ns);
+    auto usual_ns = link_ns(total_bytes(tensors)) * slowness_of(sends ? getRank() : peer, sends ? peer : getRank());
+    auto lasts_ns = Timeline::get().duration_of(made->name, usual_ns);
     std::lock_guard<std::mutex> guard(lane->mutex);
     made->mine = {made->posted.time_ns, lasts_ns, ++lane->posted, together_.has_value() ? 1 : 0};
     const auto& [posted_ns, nominal_ns, number, batched] = made->mine;
