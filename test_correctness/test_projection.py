@@ -220,6 +220,14 @@ def test_sharded_parameters_are_gathered_twice_and_gradients_scattered_in_every_
     assert 2 * (2 * 2 + 4) * blocks * 7 / 8 / 1e9 == pytest.approx(found["link"])
 
 
+def test_a_gather_that_begins_late_waits_while_the_scatter_hides():
+    layout = Layout.parse("dp8", global_batch=8, sharding="parameters")
+    hidden = dataclasses.replace(CODE, data_overlap=1.0, backward_width_bytes=1e9)
+    late = parts(layout, dataclasses.replace(hidden, prefetches_backward=False))["link"]
+    gathers = SMALL.layers * 2 * SMALL.block_parameters() * 7 / 8 / 1e9
+    assert gathers == pytest.approx(late - parts(layout, hidden).get("link", 0.0))
+
+
 @pytest.mark.parametrize(("sequence_parallel", "messages"), [(False, 4 * 2), (True, 4 + 6)])
 def test_tensor_parallel_messages_of_a_block(sequence_parallel, messages):
     """Four all-reduces; or gathers and scatters, and the inputs gathered again in the backward."""

@@ -248,8 +248,8 @@ def _tables() -> tuple[Table, ...]:
         )
         for name, title, budget in (
             ("llm-foundry-h100", "H100", (3, 7, 10)),
-            ("llm-foundry-a100", "A100", (4, 9, 11)),
-            ("llm-foundry-a100-40", "A100-40", (3, 7, 15)),
+            ("llm-foundry-a100", "A100", (3, 7, 10)),
+            ("llm-foundry-a100-40", "A100-40", (3, 7, 14)),
         )
     )
     nemo = (MATMUL, MATMUL_8, ATTENTION, BESIDE_TENSOR, SPREAD, KERNEL)

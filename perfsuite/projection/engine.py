@@ -178,9 +178,13 @@ class Projector:
             both = Message(both.link_s + rest.link_s, both.network_s + rest.network_s)
         backward = backward._replace(memory=backward.memory + size * self.code.sharded_bytes * self._second_per_byte)
         behind = backward.total + block.backward_weight.total
+        waits = self._exposed(both, behind, layout)
+        if not self.code.prefetches_backward:  # nothing but the scatter is left to hide
+            scattered = both.seconds - gather.seconds
+            waits = gather.seconds + self._exposed(Message(scattered, 0.0), behind, layout)
         return block._replace(
             forward=forward.waiting(gather, self._exposed(gather, forward.total, layout)),
-            backward_input=backward.waiting(both, self._exposed(both, behind, layout)),
+            backward_input=backward.waiting(both, waits),
         )
 
     def _exposed(self, message: Message, behind_s: float, layout: Layout) -> float:

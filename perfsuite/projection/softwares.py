@@ -79,7 +79,12 @@ def software_of(software: str, row: PublishedStep) -> Implementation:
     """The traits of a software for one row: gated MLPs move more, fp8 casts what it multiplies."""
     code = SOFTWARES[software]
     if software == "llm-foundry":
-        return dataclasses.replace(code, gradient_bytes=4.0 if row.gradients_in_fp32 else 2.0)
+        if not row.gradients_in_fp32:
+            # Rows without autocast are the older ones (inferred): Composer's FSDPConfig says BACKWARD_POST, so that
+            # the second gather begins after the gradients of the block behind; torch's own loss.
+            return dataclasses.replace(code, gradient_bytes=2.0, prefetches_backward=False)
+        # loss_fn of ComposerMPTCausalLM is fused_crossentropy: reads the scores, reads them again, writes gradients.
+        return dataclasses.replace(code, gradient_bytes=4.0, forward_logit_bytes=2.0, backward_logit_bytes=4.0)
     if software in ("nemo", "simumax"):
         casts = 16.0 if row.dtype == "fp8" else 0.0
         gated = row.architecture.gated

@@ -73,6 +73,8 @@ class Implementation:
     """Share of tensor parallelism's messages that hides behind products."""
     data_overlap: float = 1.0
     """Share of the messages of data parallelism that hides where there is work to hide behind."""
+    prefetches_backward: bool = True
+    """Whether sharded parameters are gathered again for a block's backward while the block behind it computes."""
     overlaps_beside_tensor: bool = True
     """Whether messages of data parallelism hide where there is tensor parallelism."""
     stage_overlap: float = 0.0
