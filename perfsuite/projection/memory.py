@@ -7,7 +7,9 @@ has in flight; the rest is parameters over the ranks that share them.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from perfsuite.metrics.pipeline import peak_activations
 from perfsuite.projection.architecture import Architecture
@@ -53,44 +55,98 @@ class MemoryBreakdown:
 
 def memory_of(model: Architecture, layout: Layout, code: Implementation, capacity: float = 0.0) -> MemoryBreakdown:
     """The fullest rank of a pipeline, or the one rank that all are alike."""
-    ranks = layout.shape.size("pp")
-    if ranks == 1:
-        return _rank(model, layout, code, capacity, rank=0)
-    some = range(ranks) if ranks <= 4 else (0, 1, ranks - 2, ranks - 1)
-    return max((_rank(model, layout, code, capacity, rank=rank) for rank in some), key=lambda memory: memory.total)
+    return Memories(model=model, code=code, capacity=capacity).of(layout)
 
 
-def _rank(model: Architecture, layout: Layout, code: Implementation, capacity: float, *, rank: int) -> MemoryBreakdown:
-    share = Share(model=model, layout=layout, code=code)
-    stages = _stages(layout, rank)
-    dense, routed = _parameters(share, stages)
-    whole = dense + routed
-    data, experts = layout.shape.replicas * layout.shape.size("cp"), layout.dp * layout.shape.size("cp")
-    if layout.shape.size("dp_replicate") > 1:
-        data, experts = (count // layout.shape.size("dp_replicate") for count in (data, experts))
-    shared = dense / data + routed / experts
-    sharding = layout.sharding
-    kept, largest = _activations(share, stages, rank)
-    last = layout.stages - 1 in stages
-    logits = code.logit_bytes * share.tokens * model.vocabulary / share.tp if last else 0.0
-    block = max(model.block_parameters(), model.block_parameters(experts=True) if model.experts else 0) / share.tp
-    if model.experts:
-        block = model.block_parameters() / share.tp
-    return MemoryBreakdown(
-        parameters=code.weight_bytes * (shared if sharding == "parameters" else whole),
-        gradients=code.gradient_bytes * (shared if sharding in ("gradients", "parameters") else whole),
-        optimizer=code.optimizer_state_bytes * (whole if sharding == "none" else shared),
-        activations=kept,
-        logits=logits,
-        temporary=_temporary(share, block) + largest + max(0.0, _gradients_of_block(share) - logits),
-        communication=code.buffer_bytes,
-        capacity=capacity,
-    )
+class _Load(NamedTuple):
+    """What a rank has to hold, before data parallelism shares it out."""
+
+    dense: float
+    """Parameters that all data ranks have."""
+    routed: float
+    """Of its experts."""
+    activations: float
+    logits: float
+    temporary: float
 
 
-def _temporary(share: Share, block: float) -> float:
+@dataclass(kw_only=True)
+class Memories:
+    """The memory of any layout of one model; what layouts share is counted once."""
+
+    model: Architecture
+    code: Implementation
+    capacity: float = 0.0
+    _loads: dict[object, tuple[_Load, ...]] = field(default_factory=dict, init=False)
+    _parameters: dict[object, tuple[float, float]] = field(default_factory=dict, init=False)
+    _blocks: dict[object, tuple[float, float, float, float, float]] = field(default_factory=dict, init=False)
+
+    def of(self, layout: Layout) -> MemoryBreakdown:
+        """Of the fullest rank."""
+        key = (
+            *(layout.shape, layout.schedule, layout.stages_per_rank, layout.micro_batch_size),
+            *(layout.num_micro_batches, layout.checkpointing, layout.sequence_parallel),
+            layout.sharding == "parameters",
+        )
+        if key not in self._loads:
+            ranks = layout.shape.size("pp")
+            some = range(ranks) if ranks <= 4 else (0, 1, ranks - 2, ranks - 1)
+            share = Share(model=self.model, layout=layout, code=self.code)
+            self._loads[key] = tuple(self._load(share, rank) for rank in some)
+        size = layout.shape.size
+        replicate = size("dp_replicate")
+        data = layout.shape.replicas * size("cp") // replicate
+        experts = layout.dp * size("cp") // replicate
+        code, sharding = self.code, layout.sharding
+
+        def split(load: _Load) -> tuple[float, float, float]:
+            whole, shared = load.dense + load.routed, load.dense / data + load.routed / experts
+            return (
+                code.weight_bytes * (shared if sharding == "parameters" else whole),
+                code.gradient_bytes * (shared if sharding in ("gradients", "parameters") else whole),
+                code.optimizer_state_bytes * (whole if sharding == "none" else shared),
+            )
+
+        fullest = max(self._loads[key], key=lambda load: sum(split(load)) + sum(load[2:]))
+        parameters, gradients, optimizer = split(fullest)
+        return MemoryBreakdown(
+            parameters=parameters,
+            gradients=gradients,
+            optimizer=optimizer,
+            activations=fullest.activations,
+            logits=fullest.logits,
+            temporary=fullest.temporary,
+            communication=code.buffer_bytes,
+            capacity=self.capacity,
+        )
+
+    def _load(self, share: Share, rank: int) -> _Load:
+        layout, size = share.layout, share.layout.shape.size
+        stages = _stages(layout.schedule, size("pp"), layout.stages_per_rank, rank)
+        place = (size("tp"), size("ep"), layout.stages, stages)
+        if place not in self._parameters:
+            self._parameters[place] = _parameters(share, stages)
+        key = (
+            *(size("tp"), size("cp"), layout.micro_batch_size),
+            *(layout.sequence_parallel, layout.checkpointing, layout.sharding == "parameters"),
+        )
+        if key not in self._blocks:
+            self._blocks[key] = (*_kept(share), _temporary(share), _gradients_of_block(share))
+        plain, routed, largest, temporary, gradients = self._blocks[key]
+        last = layout.stages - 1 in stages
+        logits = self.code.logit_bytes * share.tokens * self.model.vocabulary / share.tp if last else 0.0
+        sizes = [dense * plain + experts * routed for dense, experts in (_layers(share, stage) for stage in stages)]
+        return _Load(
+            *self._parameters[place],
+            activations=_activations(layout, sizes, rank),
+            logits=logits,
+            temporary=temporary + largest + max(0.0, gradients - logits),
+        )
+
+
+def _temporary(share: Share) -> float:
     """Two gathered layers and a layer's whole gradient, or one matrix' gradient kept aside."""
-    code = share.code
+    code, block = share.code, share.model.block_parameters() / share.tp
     if share.layout.sharding == "parameters":
         return block * (2 * code.compute_bytes + code.gradient_bytes)
     return block * code.aside_bytes
@@ -102,12 +158,12 @@ def _gradients_of_block(share: Share) -> float:
     return 2.0 * share.tokens * hidden + 4.0 * share.outer_tokens * share.model.width
 
 
-def _stages(layout: Layout, rank: int) -> tuple[int, ...]:
-    ranks = layout.shape.size("pp")
+@functools.lru_cache(maxsize=4096)
+def _stages(schedule: str, ranks: int, stages_per_rank: int, rank: int) -> tuple[int, ...]:
     if ranks == 1:
         return (0,)
-    placement = find_schedule(layout.schedule).placement
-    return stages_of(rank, ranks=ranks, stages_per_rank=layout.stages_per_rank, placement=placement)
+    placement = find_schedule(schedule).placement
+    return stages_of(rank, ranks=ranks, stages_per_rank=stages_per_rank, placement=placement)
 
 
 def _layers(share: Share, stage: int) -> tuple[int, int]:
@@ -157,23 +213,23 @@ def block_bytes(share: Share, *, experts: bool) -> float:
     return kept
 
 
-def _activations(share: Share, stages: tuple[int, ...], rank: int) -> tuple[float, float]:
-    """(kept of all micro-batches in flight, the block that is computed again) in bytes."""
-    layout, largest = share.layout, 0.0
-    if layout.checkpointing == "full":
-        plain = routed = 2.0 * share.outer_tokens * share.model.width
-        largest = block_bytes(share, experts=bool(share.model.expert_layers))
-    else:
-        plain = block_bytes(share, experts=False)
-        routed = block_bytes(share, experts=True) if share.model.experts else 0.0
-    sizes = [dense * plain + experts * routed for dense, experts in (_layers(share, stage) for stage in stages)]
+def _kept(share: Share) -> tuple[float, float, float]:
+    """Bytes that (a dense block, one with experts) keep of a micro-batch, and of the block that is computed again."""
+    if share.layout.checkpointing == "full":
+        whole = 2.0 * share.outer_tokens * share.model.width
+        return whole, whole, block_bytes(share, experts=bool(share.model.expert_layers))
+    return block_bytes(share, experts=False), block_bytes(share, experts=True) if share.model.experts else 0.0, 0.0
+
+
+def _activations(layout: Layout, sizes: Sequence[float], rank: int) -> float:
+    """Kept of all micro-batches in flight, from the bytes of one in each stage of the rank."""
     ranks = layout.shape.size("pp")
     if ranks == 1:
-        return sizes[0], largest
+        return sizes[0]
     if layout.stages_per_rank == 1 and layout.schedule == "1f1b":
-        return min(layout.num_micro_batches, ranks - rank) * sizes[0], largest
+        return min(layout.num_micro_batches, ranks - rank) * sizes[0]
     held = _held(layout.schedule, ranks, min(layout.num_micro_batches, 4 * ranks), layout.stages_per_rank)
-    return held[rank] * max(sizes), largest
+    return held[rank] * max(sizes)
 
 
 @functools.lru_cache(maxsize=256)
