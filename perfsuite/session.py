@@ -337,7 +337,9 @@ class PerfSession:
         """Run the builds that are never timed.  One that cannot be had is noted; one that fails is raised."""
         for purpose in () if job.budget.smoke else job.workload.untimed():
             try:
-                builds.done.append(self._untimed(job, purpose, limits(purpose)))
+                # What libraries keep from an earlier build would be missing in the memory of the next.
+                further = dataclasses.replace(job, continues=purpose != "memory")
+                builds.done.append(self._untimed(further, purpose, limits(purpose)))
             except (OutOfMemory, UnsupportedCase) as error:
                 builds.failed[purpose] = first_line(error)
             except BaseException as error:

@@ -114,6 +114,7 @@ class Module(SimpleNamespace):
 def test_tf32_is_set_whatever_its_default_and_whatever_came_before(
     monkeypatch: pytest.MonkeyPatch, default: bool
 ) -> None:
+    from perfsuite.runtime.ranks.meshes import Meshes
     from perfsuite.runtime.ranks.rank import Membership, WorkerRank
 
     mudnn = SimpleNamespace(allow_tf32=default)
@@ -126,9 +127,10 @@ def test_tf32_is_set_whatever_its_default_and_whatever_came_before(
         code=MusaDevice(Module((2, 2))),
         backend="mccl",
     )
+    meshes = Meshes(MeshShape.of(dp=1), device_type="cpu")
     seen = []
     for dtype in ("", "tf32", "bf16", "tf32", "fp32", "tf32", ""):
-        rank = WorkerRank(member, MeshShape.of(dp=1), "time", SimpleNamespace())  # type: ignore[arg-type]
+        rank = WorkerRank(member, meshes, "time", SimpleNamespace())  # type: ignore[arg-type]
         if dtype:  # a test of one's own may never ask for a dtype
             rank.dtype(dtype)
         seen.append(mudnn.allow_tf32)

@@ -93,6 +93,16 @@ def test_workers_are_reused_and_replaced_when_asked(driver):
     assert gone(first)
 
 
+def test_a_further_build_of_a_case_keeps_its_processes_and_groups(driver):
+    case = job(steps.meshed, 4, fresh=True, shape=MeshShape.parse("dp2-tp2"))
+    first, kept, formed = driver.run(case), pids_of(driver), driver._generation
+    further = driver.run(dataclasses.replace(case, continues=True))
+    assert (pids_of(driver), driver._generation) == (kept, formed)
+    assert further.records[0].value == first.records[0].value
+    driver.run(case)
+    assert not set(pids_of(driver)) & set(kept)
+
+
 def test_every_world_size_gets_its_own_group_and_environment(driver):
     for world_size in (1, 3, 2):
         records = {record.name: record.value for record in driver.run(job(steps.surroundings, world_size)).records}

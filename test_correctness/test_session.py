@@ -113,6 +113,16 @@ def failing_in(purpose, error):
     return script
 
 
+def test_a_build_goes_on_where_the_one_before_was_but_for_memory():
+    made, driver = session()
+    made.run(case(Watched(), fresh=True))
+    assert [(job.purpose, job.fresh, job.continues) for job in driver.jobs[:3]] == [
+        ("time", True, False),
+        ("memory", True, False),
+        ("loss", True, True),
+    ]
+
+
 def test_a_build_that_cannot_be_had_leaves_the_timed_result_and_the_other_builds():
     made, _ = session(failing_in("memory", OutOfMemory("OOM at 79 GiB of 80")))
     result = made.run(case(Watched()))

@@ -53,6 +53,8 @@ class Job:
     """Mesh of the case; all ranks on one ``dp`` axis when None."""
     fresh: bool = False
     """Start rank processes for this run alone."""
+    continues: bool = False
+    """A further build of the case that ran last: it may have that one's processes and groups while they are whole."""
     purpose: Purpose = "time"
     test_module: str = ""
     """Name of the test's module, where a decorated function may be held."""
@@ -102,7 +104,9 @@ class Driver:
         self._device_count = max(1, device_count)
         self._generation = 0
         self._formed = 0
-        """World size of the group that the next case may use; 0 when there is none."""
+        """World size of the group that is whole; 0 when there is none."""
+        self._subdivided = False
+        """The ranks have made groups besides: another case gets a new one."""
         self._members = 0
         """Ranks that are in a process group, whether or not it can be used again: 0 to this number - 1."""
         self._tainted = False
@@ -166,16 +170,17 @@ class Driver:
         env = self._environment_of(process, job.world_size)
         if self._family.preloads and not env:
             self._transport.preload(job.workload.preload)
-        if fresh or self._tainted or self._formed != job.world_size:
+        whole = self._formed == job.world_size
+        goes_on = job.continues and whole
+        if not goes_on and (fresh or self._tainted or self._subdivided or not whole):
             self._disband(replaced=job.world_size if fresh else 0)
-        self._acquire(job.world_size, fresh=fresh, env=env)
+        self._acquire(job.world_size, fresh=fresh and not goes_on, env=env)
         self._form(job.world_size, job.budget.timeout_s)
         reports, looks = self._time(job, command, shape)
         self._checked.add(checked)
         if process is not None:
             self._tainted = True
-        if any(report["made_groups"] for report in reports.values()):
-            self._formed = 0
+        self._subdivided = any(report["made_groups"] for report in reports.values())
         return assemble(
             [reports[rank] for rank in range(job.world_size)],
             aligned=job.workload.aligned,
@@ -265,7 +270,7 @@ class Driver:
         replaced, waits for ever.  Ranks 0 to ``replaced`` - 1 are about to be replaced: all of them need not leave.
         """
         count, tainted = self._members, self._tainted
-        self._members, self._formed, self._tainted = 0, 0, False
+        self._members, self._formed, self._tainted, self._subdivided = 0, 0, False, False
         if tainted:
             self._discard(list(range(count)))
         elif count > replaced:

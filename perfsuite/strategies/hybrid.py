@@ -67,6 +67,7 @@ class Hybrid(Strategy):
         "torch.distributed.pipelining",
         "torch.distributed.fsdp",
         "torch.distributed.tensor.parallel",
+        "perfsuite.strategies.hybrid_trainer",
     )
     axes: ClassVar[tuple[str, ...]] = AXES
 

@@ -10,19 +10,15 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from perfsuite.decoding import to_json
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import DATA_AXES, DATA_PARALLEL, MeshShape
 from perfsuite.platforms.base import DeviceCode
+from perfsuite.runtime.ranks.meshes import Meshes
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timeline import StepKeeper
 from perfsuite.step_records import Component, Traffic
 from perfsuite.workload import DTYPES, Purpose, require_dtype
-
-_ALONE = "dp"
-"""An axis of one rank, for what torch spreads over data-parallel ranks where there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +36,16 @@ class Membership:
 class WorkerRank:
     """The :class:`perfsuite.workload.Rank` of one build on one worker."""
 
-    def __init__(self, member: Membership, shape: MeshShape, purpose: Purpose, spans: SpanRecorder) -> None:
+    def __init__(self, member: Membership, meshes: Meshes, purpose: Purpose, spans: SpanRecorder) -> None:
         self.device = member.device
         self.rank = member.rank
         self.local_rank = member.local_rank
         self.world_size = member.world_size
         self.purpose: Purpose = purpose
-        self.shape = shape
+        self.shape = meshes.shape
+        self._meshes = meshes
         self._code = member.code
         self._spans = spans
-        self._mesh: DeviceMesh | None = None
-        self._flat: dict[tuple[str, ...], DeviceMesh] = {}
-        self._subgroups: dict[frozenset[str], dist.ProcessGroup] = {}
         self._recording = False
         self._records: dict[str, tuple[Any, str, str]] = {}
         self.traffic: dict[str, Any] | None = None
@@ -61,55 +55,21 @@ class WorkerRank:
 
     @property
     def made_groups(self) -> bool:
-        """Whether there are groups besides the world: the process group is then re-formed for the next case."""
+        """Whether there are groups besides the world: the process group is then re-formed for another case."""
         return len(distributed_c10d._world.pg_map) > 1
 
     @property
     def mesh(self) -> DeviceMesh:
         """torch's DeviceMesh of the case's shape."""
-        root, names = self._root, self.shape.names or ("dp",)
-        return root if root.mesh_dim_names == names else root[names]
-
-    @property
-    def _root(self) -> DeviceMesh:
-        """The mesh that all others are slices of: without data parallelism in the shape it has an axis of one rank."""
-        if self._mesh is None:
-            alone = () if set(DATA_PARALLEL) & set(self.shape.names) else (_ALONE,)
-            sizes, names = (*(1 for _ in alone), *self.shape.sizes), (*alone, *self.shape.names)
-            self._mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
-        return self._mesh
+        return self._meshes.mesh
 
     def submesh(self, *axes: str) -> DeviceMesh:
-        """The mesh along those of ``axes`` with several ranks, as one dimension; of this rank alone without any."""
-        names = tuple(name for name, size in self.shape.axes if name in axes and size > 1)
-        if not names:
-            return self._root[next((name for name, size in self.shape.axes if size == 1 and name in DATA_AXES), _ALONE)]
-        if len(names) == 1:
-            return self._root[names[0]]
-        if names not in self._flat:
-            self._flat[names] = self._root[names]._flatten("_".join(names))
-        return self._flat[names]
+        """See :meth:`Meshes.submesh`."""
+        return self._meshes.submesh(*axes)
 
     def group(self, *axes: str) -> dist.ProcessGroup:
-        """The process group along ``axes``; all ranks without any."""
-        world = dist.group.WORLD
-        assert world is not None
-        if not axes or set(axes) == set(self.shape.names):
-            return world
-        unknown = set(axes) - set(self.shape.names)
-        if unknown:
-            raise InvalidParameter(
-                f"mesh {self.shape} has no axis {', '.join(sorted(unknown))}; it has {', '.join(self.shape.names)}"
-            )
-        if len(axes) == 1:
-            return self.mesh.get_group(axes[0])
-        key = frozenset(axes)
-        if key not in self._subgroups:
-            members = sorted({self.shape.group(rank, *axes) for rank in range(self.world_size)})
-            lists = [list(ranks) for ranks in members]
-            # torch does not type it
-            self._subgroups[key], _ = dist.new_subgroups_by_enumeration(lists)  # type: ignore[no-untyped-call]
-        return self._subgroups[key]
+        """See :meth:`Meshes.group`."""
+        return self._meshes.group(*axes)
 
     def dtype(self, name: str) -> torch.dtype:
         """torch's dtype of a short name; sets the TF32 switch: on for tf32, off for every other.

@@ -27,6 +27,7 @@ from perfsuite.runtime.ranks import placement
 from perfsuite.runtime.ranks.arrival import arrival_times
 from perfsuite.runtime.ranks.clock_offset import offset_to_rank0_s
 from perfsuite.runtime.ranks.host_cores import read_cores
+from perfsuite.runtime.ranks.meshes import Meshes
 from perfsuite.runtime.ranks.raised import DESTROYED, describe
 from perfsuite.runtime.ranks.rank import Membership, WorkerRank
 from perfsuite.runtime.ranks.rendezvous import (
@@ -57,6 +58,8 @@ class Worker:
         self._placement = placement.Placement(threads=1, cores=None)
         self._several_hosts = False
         """Ranks of the group are on several hosts, each with a clock of its own."""
+        self._meshes: Meshes | None = None
+        """Of the case that runs in this process group."""
         self._group: dist.ProcessGroup | None = None
         """The process group that :attr:`_member` tells of."""
         self._store: TCPStore | None = None
@@ -129,6 +132,12 @@ class Worker:
         assert self._member is not None, "a worker runs a case only inside a process group"
         return self._member
 
+    def _meshes_of(self, shape: MeshShape) -> Meshes:
+        """Of the build before in this process group, where it had the same mesh."""
+        if self._meshes is None or self._meshes.shape != shape:
+            self._meshes = Meshes(shape, device_type=self._in_group().device.type)
+        return self._meshes
+
     def _has_lost_group(self) -> bool:
         """Whether the workload ended the process group of its case, or put another into its place."""
         return self._member is not None and dist.group.WORLD is not self._group
@@ -151,7 +160,7 @@ class Worker:
         torch.set_num_threads(self._placement.threads)
 
     def _leave(self, _: Message) -> Message:
-        self._member = self._group = None
+        self._member = self._group = self._meshes = None
         if dist.is_initialized():
             dist.destroy_process_group()
         return {}
@@ -175,9 +184,8 @@ class Worker:
         self._enter("loading the workload")
         workload = resolve(command["workload"])
         budget = Budget(**command["budget"])
-        shape = MeshShape.parse(command["shape"])
         spans = SpanRecorder(clock=member.code.clock)
-        rank = WorkerRank(member, shape, command["purpose"], spans)
+        rank = WorkerRank(member, self._meshes_of(MeshShape.parse(command["shape"])), command["purpose"], spans)
         if command["checks_twin"]:
             self._check_twin(workload, rank)
         self._enter("building")

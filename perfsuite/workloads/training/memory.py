@@ -42,10 +42,9 @@ class MemoryStep(Observed):
     """
 
     def run(self) -> None:
-        """Build, two steps, and the records; stages are built once more for their activations."""
-        measured = self._whole_step()
+        """Build, two steps, of stages forwards and backwards alone after them, and the records."""
+        measured = self._measured()
         if self.workload.staged:
-            measured["peak_activations"] = self._activations_in_flight()
             place = self.rank.shape.coordinates(self.rank.rank)["pp"]
             for kind in ("peak_activations", "peak"):
                 self._record(f"{kind}_bytes_rank{place}", measured[kind])
@@ -55,12 +54,14 @@ class MemoryStep(Observed):
     def _record(self, name: str, count: int) -> None:
         self.rank.record(name, float(count), unit="bytes", reduce="max")
 
-    def _whole_step(self) -> dict[str, int]:
+    def _measured(self) -> dict[str, int]:
         ledger = ledger_of(self.rank.device)
         kinds: dict[str, int] = {}
         with ledger.observing(), self.training() as step:
             step.run()
             self._observe(step, ledger, kinds)
+            if self.workload.staged:
+                self._observe_in_flight(step, ledger)
         totals = ledger.totals()
         final = totals["final"]
         held, at_once = kinds.pop("held_gradients"), kinds.pop("at_once")
@@ -68,6 +69,8 @@ class MemoryStep(Observed):
         if "after forward" in totals:
             activations["activations"] = totals["after forward"] - totals["before forward"]
             at_once = max(at_once, kinds.pop("before_forward") + activations["activations"])
+        if self.workload.staged:
+            activations["peak_activations"] = totals["peak in flight"] - totals["start in flight"]
         return {
             **kinds,
             **activations,
@@ -108,21 +111,16 @@ class MemoryStep(Observed):
         del after
         ledger.mark("final")
 
-    def _activations_in_flight(self) -> int:
+    def _observe_in_flight(self, step: TrainingStep, ledger: Ledger) -> None:
         """The most that forwards and backwards allocate beyond what was there when they began.
 
         Gradients were: they are zeroed and not freed, and the optimizer has its state.
         """
-        ledger = ledger_of(self.rank.device)
-        with ledger.observing(), self.training() as step:
-            step.run()
-            step.trainer.forward_and_backward(step.batches)
-            step.trainer.optimizer.zero_grad(set_to_none=False)
-            ledger.mark("start")
-            step.trainer.forward_and_backward(step.batches)
-            ledger.mark("final")
-        totals = ledger.totals()
-        return totals["peak"] - totals["start"]
+        step.trainer.forward_and_backward(step.batches)
+        step.trainer.optimizer.zero_grad(set_to_none=False)
+        ledger.mark("start in flight")
+        step.trainer.forward_and_backward(step.batches)
+        ledger.mark("final in flight")
 
     def _on_device(self, tensors: Mapping[str, list[torch.Tensor]]) -> int:
         """Bytes of all kinds together that the device's allocator gave; what is offloaded is not among them."""

@@ -11,10 +11,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+
+PEAKS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {"peak": ("start", "final"), "peak in flight": ("start in flight", "final in flight")}
+)
+"""The most that is allocated between two marks: of the step, and of forwards and backwards alone."""
+_ALLOCATION = "[memory]"
+"""Name of the profiler's events of an allocation and of its end."""
+_STARTS = frozenset(start for start, _ in PEAKS.values())
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor], seen: set[int]) -> int:
@@ -61,12 +71,12 @@ class Ledger:
         yield
 
     def mark(self, name: str) -> None:
-        """Now: ``start`` of the step whose peak is taken, ``before forward``, ``after forward``, ``final``."""
+        """Now: one of :data:`PEAKS`' ends, in their order, or ``before forward``, ``after forward``."""
         if name == "final":
             self.host_bytes = resident_bytes()
 
     def totals(self) -> Mapping[str, int]:
-        """Bytes at every mark, and at the ``peak`` between ``start`` and ``final``."""
+        """Bytes at every mark, and the :data:`PEAKS` whose ends were marked."""
         raise AssertionError("a subclass knows its allocator")
 
     def beyond(self) -> Mapping[str, int]:
@@ -91,15 +101,15 @@ class DeviceLedger(Ledger):
         return int(self._memory.memory_allocated(self._device))
 
     def mark(self, name: str) -> None:
-        """Read the allocator; the peak starts anew at ``start`` and is read at ``final``."""
+        """Read the allocator; the peak starts anew at a start and is read at its end."""
         super().mark(name)
         self._totals[name] = self._now() - self._base
-        if name == "start":
+        if name in _STARTS:
             self._memory.reset_peak_memory_stats(self._device)
+        peak = int(self._memory.max_memory_allocated(self._device))
+        self._totals |= {told: peak - self._base for told, (_, end) in PEAKS.items() if end == name}
         if name == "final":
-            peak = int(self._memory.max_memory_allocated(self._device))
             free, total = self._memory.mem_get_info(self._device)
-            self._totals["peak"] = peak - self._base
             self._beyond = {
                 "fragmentation": int(self._memory.max_memory_reserved(self._device)) - peak,
                 "whole_device": total - free,
@@ -148,7 +158,7 @@ class CpuLedger(Ledger):
         import torch
 
         super().mark(name)
-        if name == "start":
+        if name in _STARTS:
             gc.collect()
         with torch.profiler.record_function(self._PREFIX + name):
             pass
@@ -157,18 +167,25 @@ class CpuLedger(Ledger):
         """Sums of the events up to each mark."""
         from perfsuite.runtime.ranks.settled import COLLECTIVE
 
+        marks: dict[str, Any] = {}
+        collectives, changes = [], []
         # Addresses are in the tree of the events alone; what is public has sizes, as a file of hundreds of megabytes.
-        events = sorted(_walk(self._profile.profiler.kineto_results.experimental_event_tree()), key=_start_ns)
-        marks = {name: event for event in events if (name := event.name.removeprefix(self._PREFIX)) != event.name}
-        mine = [event for event in events if event.start_tid == marks["start"].start_tid]
-        collectives = [(event.start_time_ns, event.end_time_ns) for event in mine if event.name == COLLECTIVE]
-        changes = [
-            Change(at_ns=event.start_time_ns, address=event.extra_fields.ptr, size_bytes=event.extra_fields.alloc_size)
-            for event in mine
-            if hasattr(event.extra_fields, "alloc_size")
-        ]
-        moments = {name: event.start_time_ns for name, event in marks.items()}
-        return running_sums(within_collectives(changes, collectives), moments)
+        for event in _walk(self._profile.profiler.kineto_results.experimental_event_tree()):
+            name = event.name
+            if name == _ALLOCATION:
+                changes.append(event)
+            elif name == COLLECTIVE:
+                collectives.append(event)
+            elif name.startswith(self._PREFIX):
+                marks[name.removeprefix(self._PREFIX)] = event
+        thread = marks["start"].start_tid
+        return running_sums(
+            within_collectives(
+                [_change_of(event) for event in sorted(changes, key=_start_ns) if event.start_tid == thread],
+                sorted((event.start_time_ns, event.end_time_ns) for event in collectives if event.start_tid == thread),
+            ),
+            {name: event.start_time_ns for name, event in marks.items()},
+        )
 
 
 def ledger_of(device: torch.device) -> Ledger:
@@ -187,7 +204,7 @@ class Change:
 
 
 def running_sums(changes: Iterable[Change], marks: Mapping[str, int]) -> dict[str, int]:
-    """Bytes allocated at each mark, and the ``peak`` between the marks ``start`` and ``final``.
+    """Bytes allocated at each mark, and the :data:`PEAKS` between marks.
 
     ``changes`` are in the order of time.  An end of what began before them is none of theirs, and where something is
     allocated, what was there has ended, seen or not.
@@ -199,7 +216,9 @@ def running_sums(changes: Iterable[Change], marks: Mapping[str, int]) -> dict[st
     ... )
     {'start': 8, 'final': 6, 'peak': 12}
     """
-    totals, peak, now = dict.fromkeys(marks, 0), 0, 0
+    totals, now = dict.fromkeys(marks, 0), 0
+    ends = {peak: (marks[start], marks[end]) for peak, (start, end) in PEAKS.items() if start in marks}
+    peaks = dict.fromkeys(ends, 0)
     held: dict[int, int] = {}
     for change in changes:
         now -= held.pop(change.address, 0)
@@ -209,9 +228,10 @@ def running_sums(changes: Iterable[Change], marks: Mapping[str, int]) -> dict[st
         for name, moment in marks.items():
             if change.at_ns <= moment:
                 totals[name] = now
-        if marks["start"] <= change.at_ns <= marks["final"]:
-            peak = max(peak, now)
-    return {**totals, "peak": max(peak, totals["start"])}
+        for name, (start, end) in ends.items():
+            if start <= change.at_ns <= end:
+                peaks[name] = max(peaks[name], now)
+    return {**totals, **{name: max(peak, totals[PEAKS[name][0]]) for name, peak in peaks.items()}}
 
 
 def within_collectives(changes: Iterable[Change], collectives: Iterable[tuple[int, int]]) -> list[Change]:
@@ -246,6 +266,11 @@ def _walk(events: Iterable[Any]) -> Iterator[Any]:
         event = waiting.pop()
         yield event
         waiting.extend(event.children)
+
+
+def _change_of(event: Any) -> Change:
+    fields = event.extra_fields
+    return Change(at_ns=event.start_time_ns, address=fields.ptr, size_bytes=fields.alloc_size)
 
 
 def _start_ns(event: Any) -> int:

@@ -33,8 +33,15 @@ if TYPE_CHECKING:
     from perfsuite.models.loading import Files, Synthetic
     from perfsuite.strategies.trainer import Trainer
 
-_PRELOAD = ("torch._dynamo",)
-"""Every optimizer of torch's imports it at its first step."""
+_PRELOAD = (
+    "torch._dynamo",  # every optimizer of torch's imports it at its first step
+    "torch.profiler",
+    "perfsuite.workloads.training.builds",
+    "perfsuite.workloads.training.parity",
+    "perfsuite.models.moe_module",
+    "perfsuite.strategies.data",
+)
+"""What every rank would import otherwise, in each of its processes: torch's compiler, the models, the builds."""
 _DTYPES = ("fp32", "tf32", "bf16", "fp16")
 
 
@@ -133,7 +140,7 @@ class TrainStep(Workload):
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """What every optimizer needs, what compiles, and the strategy's."""
+        """What every rank needs, what compiles, and the strategy's."""
         compiler = ("torch._inductor.compile_fx",) if self.compiled else ()
         return (*_PRELOAD, *compiler, *self.find_strategy().preload)
 
