@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import MeshShape
 from perfsuite.records import Work
 from perfsuite.workload import Rank, Step, Workload, Yardstick
 from perfsuite.workloads.kernels import require_dimensions, require_kernel
+from perfsuite.workloads.matmul import ProductStep
 from perfsuite.workloads.product import require_product
-
-if TYPE_CHECKING:
-    pass
 
 Way = Literal["grouped", "loop"]
 
@@ -88,13 +86,14 @@ class GroupedMatmul(Workload):
                 require_product(f"C_{group}", self, step.a[rows], step.b[group], step.out[rows], dtype=self.dtype)
 
 
-class GroupedStep(Step):
+class GroupedStep(ProductStep):
     """Factors and product of one rank."""
 
     def __init__(self, workload: GroupedMatmul, rank: Rank) -> None:
         import torch
 
-        self._rank, self._grouped = rank, workload.way == "grouped"
+        super().__init__(rank)
+        self._grouped = workload.way == "grouped"
         dtype = rank.dtype(workload.dtype)
         self.bounds = [0, *accumulate(workload.shares())]
         self._ends = torch.tensor(self.bounds[1:], dtype=torch.int32, device=rank.device)
@@ -112,14 +111,3 @@ class GroupedStep(Step):
             return
         for group, (start, end) in enumerate(pairwise(self.bounds)):
             torch.mm(self.a[start:end], self.b[group], out=self.out[start:end])
-
-    def refill(self) -> None:
-        """Factors from their seeds, the product to what no product gives."""
-        generator = self._rank.generator(1)
-        for factor in (self.a, self.b):
-            factor.normal_(generator=generator)
-        self.out.fill_(float("nan"))
-
-    def close(self) -> None:
-        """Free the matrices."""
-        del self.a, self.b, self.out

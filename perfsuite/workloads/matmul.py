@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,11 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matmul(Workload):
-    """C = A B with A of m x k and B of k x n, into a preallocated C.
-
-    B lies row by row, for int8 column by column: the one layout that cuBLAS multiplies everywhere.
-    """
+class MatrixProduct(Workload):
+    """Base of those that multiply A of m x k by B of k x n into C."""
 
     m: int
     """Rows of A and C."""
@@ -29,63 +27,31 @@ class Matmul(Workload):
     """Columns of A, rows of B."""
     n: int
     """Columns of B and C."""
-    dtype: str = "fp32"
-    """fp64, fp32, tf32, bf16, fp16, or int8 (C is then int32)."""
 
     metrics: ClassVar[tuple[str, ...]] = ("tflops",)
     yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
         require_dimensions(m=self.m, k=self.k, n=self.n)
-        choices = (*ROUNDING, "int8")
-        if self.dtype not in choices:
-            raise InvalidParameter(f"dtype={self.dtype!r} has no matrix product here; choose from {', '.join(choices)}")
-        if self.dtype == "int8" and (self.m <= 16 or self.k % 8 or self.n % 8):
-            raise InvalidParameter(
-                f"int8 needs m > 16 and k, n divisible by 8 (integer matrix units work on such tiles); "
-                f"m={self.m}, k={self.k}, n={self.n} breaks it"
-            )
 
+    @abstractmethod
     def native_dtype(self) -> str:
         """The device must multiply this dtype itself: emulated products say nothing about it."""
-        return self.dtype
 
     def work(self, shape: MeshShape) -> Work:
         """2mkn operations on each rank: mkn products and as many additions."""
-        return Work(flops={"exact": 2.0 * self.m * self.k * self.n * shape.world_size}, dtype=self.dtype)
-
-    def build(self, rank: Rank) -> MatmulStep:
-        """A, B and C on the device.  Raises UnsupportedCase where torch has no integer product for it."""
-        if self.dtype == "int8":
-            require_int8(rank.device)
-        return MatmulStep(self, rank)
-
-    def check(self, rank: Rank, step: Step) -> None:
-        """Raise WrongResult unless C is A B."""
-        assert isinstance(step, MatmulStep)
-        require_product("C", self, step.a, step.b, step.out, dtype=self.dtype)
+        return Work(flops={"exact": 2.0 * self.m * self.k * self.n * shape.world_size}, dtype=self.native_dtype())
 
 
-class MatmulStep(Step):
-    """A, B and C of one rank."""
+class ProductStep(Step):
+    """A, B and C of one rank, made by the subclass."""
 
-    def __init__(self, workload: Matmul, rank: Rank) -> None:
-        import torch
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor
 
-        self._rank, self._workload = rank, workload
-        dtype = rank.dtype(workload.dtype)
-        integer = workload.dtype == "int8"
-        self._multiply = torch._int_mm if integer else torch.mm
-        self.a = torch.empty(workload.m, workload.k, dtype=dtype, device=rank.device)
-        rows, columns = (workload.n, workload.k) if integer else (workload.k, workload.n)
-        self.b = torch.empty(rows, columns, dtype=dtype, device=rank.device)
-        self.b = self.b.t() if integer else self.b
-        self.out = torch.empty(workload.m, workload.n, dtype=torch.int32 if integer else dtype, device=rank.device)
-        self.refill()
-
-    def run(self) -> None:
-        """One product."""
-        self._multiply(self.a, self.b, out=self.out)
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
 
     def refill(self) -> None:
         """A and B from their seeds, C to what no product gives."""
@@ -100,6 +66,65 @@ class MatmulStep(Step):
     def close(self) -> None:
         """Free the matrices."""
         del self.a, self.b, self.out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matmul(MatrixProduct):
+    """C = A B into a preallocated C.
+
+    B lies row by row, for int8 column by column: the one layout that cuBLAS multiplies everywhere.
+    """
+
+    dtype: str = "fp32"
+    """fp64, fp32, tf32, bf16, fp16, or int8 (C is then int32)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choices = (*ROUNDING, "int8")
+        if self.dtype not in choices:
+            raise InvalidParameter(f"dtype={self.dtype!r} has no matrix product here; choose from {', '.join(choices)}")
+        if self.dtype == "int8" and (self.m <= 16 or self.k % 8 or self.n % 8):
+            raise InvalidParameter(
+                f"int8 needs m > 16 and k, n divisible by 8 (integer matrix units work on such tiles); "
+                f"m={self.m}, k={self.k}, n={self.n} breaks it"
+            )
+
+    def native_dtype(self) -> str:
+        """That of A and B."""
+        return self.dtype
+
+    def build(self, rank: Rank) -> MatmulStep:
+        """A, B and C on the device.  Raises UnsupportedCase where torch has no integer product for it."""
+        if self.dtype == "int8":
+            require_int8(rank.device)
+        return MatmulStep(self, rank)
+
+    def check(self, rank: Rank, step: Step) -> None:
+        """Raise WrongResult unless C is A B."""
+        assert isinstance(step, MatmulStep)
+        require_product("C", self, step.a, step.b, step.out, dtype=self.dtype)
+
+
+class MatmulStep(ProductStep):
+    """A, B and C of one dtype, or C in int32."""
+
+    def __init__(self, workload: Matmul, rank: Rank) -> None:
+        import torch
+
+        super().__init__(rank)
+        dtype = rank.dtype(workload.dtype)
+        integer = workload.dtype == "int8"
+        self._multiply = torch._int_mm if integer else torch.mm
+        self.a = torch.empty(workload.m, workload.k, dtype=dtype, device=rank.device)
+        rows, columns = (workload.n, workload.k) if integer else (workload.k, workload.n)
+        self.b = torch.empty(rows, columns, dtype=dtype, device=rank.device)
+        self.b = self.b.t() if integer else self.b
+        self.out = torch.empty(workload.m, workload.n, dtype=torch.int32 if integer else dtype, device=rank.device)
+        self.refill()
+
+    def run(self) -> None:
+        """One product."""
+        self._multiply(self.a, self.b, out=self.out)
 
 
 def require_int8(device: torch.device) -> None:

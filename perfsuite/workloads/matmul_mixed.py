@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import MeshShape
-from perfsuite.records import Work
-from perfsuite.workload import Rank, Step, Workload, Yardstick
-from perfsuite.workloads.kernels import require_dimensions, require_kernel
+from perfsuite.workload import Rank, Step
+from perfsuite.workloads.kernels import require_kernel
+from perfsuite.workloads.matmul import MatrixProduct, ProductStep
 from perfsuite.workloads.product import require_product
 
 if TYPE_CHECKING:
@@ -28,26 +27,17 @@ _CUT_ACCUMULATOR = 2.0**-22
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaledMatmul(Workload):
+class ScaledMatmul(MatrixProduct):
     """C = (s_A A) (s_B B) in bf16, with A of m x k and B of k x n in fp8 (e4m3) and scales s in fp32.
 
     B lies column by column, as ``torch._scaled_mm`` asks for.
     """
 
-    m: int
-    """Rows of A and C."""
-    k: int
-    """Columns of A, rows of B."""
-    n: int
-    """Columns of B and C."""
     scaling: Scaling = "tensor"
     """One scale for each factor, or one for every row of A and every column of B."""
 
-    metrics: ClassVar[tuple[str, ...]] = ("tflops",)
-    yardstick: ClassVar[Yardstick] = "compute"
-
     def __post_init__(self) -> None:
-        require_dimensions(m=self.m, k=self.k, n=self.n)
+        super().__post_init__()
         if self.k % _E4M3_TILE or self.n % _E4M3_TILE:
             raise InvalidParameter(
                 f"fp8 needs k and n divisible by {_E4M3_TILE}; k={self.k}, n={self.n} breaks it; choose multiples"
@@ -56,12 +46,8 @@ class ScaledMatmul(Workload):
             raise InvalidParameter(f"scaling={self.scaling!r} is unknown; choose {' or '.join(get_args(Scaling))}")
 
     def native_dtype(self) -> str:
-        """fp8: emulated products say nothing about it."""
+        """fp8; scaling is not counted."""
         return "fp8"
-
-    def work(self, shape: MeshShape) -> Work:
-        """2mkn operations on each rank; scaling is not counted."""
-        return Work(flops={"exact": 2.0 * self.m * self.k * self.n * shape.world_size}, dtype="fp8")
 
     def build(self, rank: Rank) -> ScaledStep:
         """Factors and scales on the device.  Raises UnsupportedCase where torch cannot multiply them there."""
@@ -136,33 +122,20 @@ def _quantised(
 
 
 @dataclass(frozen=True, kw_only=True)
-class WideMatmul(Workload):
+class WideMatmul(MatrixProduct):
     """C = A B with A of m x k and B of k x n in 16 bits, and C in fp32 as gradients are added up."""
 
-    m: int
-    """Rows of A and C."""
-    k: int
-    """Columns of A, rows of B."""
-    n: int
-    """Columns of B and C."""
     dtype: Literal["bf16", "fp16"] = "bf16"
     """Of the factors."""
 
-    metrics: ClassVar[tuple[str, ...]] = ("tflops",)
-    yardstick: ClassVar[Yardstick] = "compute"
-
     def __post_init__(self) -> None:
-        require_dimensions(m=self.m, k=self.k, n=self.n)
+        super().__post_init__()
         if self.dtype not in ("bf16", "fp16"):
             raise InvalidParameter(f"dtype={self.dtype!r} is not narrower than its result in fp32; choose bf16 or fp16")
 
     def native_dtype(self) -> str:
         """That of the factors."""
         return self.dtype
-
-    def work(self, shape: MeshShape) -> Work:
-        """2mkn operations on each rank."""
-        return Work(flops={"exact": 2.0 * self.m * self.k * self.n * shape.world_size}, dtype=self.dtype)
 
     def build(self, rank: Rank) -> WideStep:
         """A, B and C on the device.  Raises UnsupportedCase where torch has no such product there."""
@@ -179,13 +152,14 @@ class WideMatmul(Workload):
         require_product("C", self, step.a, step.b, step.out, dtype="fp32", accumulator=_CUT_ACCUMULATOR)
 
 
-class WideStep(Step):
-    """A, B and C of one rank."""
+class WideStep(ProductStep):
+    """A and B in 16 bits, C in fp32."""
 
     def __init__(self, workload: WideMatmul, rank: Rank) -> None:
         import torch
 
-        self._rank, dtype = rank, rank.dtype(workload.dtype)
+        super().__init__(rank)
+        dtype = rank.dtype(workload.dtype)
         self.a = torch.empty(workload.m, workload.k, dtype=dtype, device=rank.device)
         self.b = torch.empty(workload.k, workload.n, dtype=dtype, device=rank.device)
         self.out = torch.empty(workload.m, workload.n, device=rank.device)
@@ -194,17 +168,6 @@ class WideStep(Step):
     def run(self) -> None:
         """One product."""
         wide_product(self.a, self.b, self.out)
-
-    def refill(self) -> None:
-        """A and B from their seeds, C to what no product gives."""
-        generator = self._rank.generator(1)
-        for matrix in (self.a, self.b):
-            matrix.normal_(generator=generator)
-        self.out.fill_(float("nan"))
-
-    def close(self) -> None:
-        """Free the matrices."""
-        del self.a, self.b, self.out
 
 
 def wide_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
