@@ -1,0 +1,106 @@
+"""Driver and agents with real processes; launches on "several hosts" are several hosts to perfsuite only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from perfsuite.platforms import families
+from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.transports.cluster import ClusterTransport
+from perfsuite.runtime.transports.launchers import detect_launch, launcher_variables
+from perfsuite.workload import Budget, FunctionWorkload
+
+ROOT = Path(__file__).parent.parent.parent
+PRELOAD = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
+QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
+AGENT = """
+import os, sys
+from perfsuite.runtime.transports.agent import serve_agent
+from perfsuite.runtime.transports.launchers import detect_launch
+sys.exit(serve_agent(detect_launch(os.environ), deadline_s=60))
+"""
+
+
+def environ_of(rank: int, world_size: int, directory: Path, *, hosts: int = 1) -> dict[str, str]:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
+    ours = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % (world_size // hosts)),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size // hosts),
+        "MASTER_ADDR": "127.0.0.1" if hosts == 1 else "127.0.0.2",
+        "MASTER_PORT": str(port),
+        "TMPDIR": str(directory),
+    }
+    return {**kept, **ours, **({"PERFSUITE_KEY": "a key for tests alone"} if hosts > 1 else {})}
+
+
+def start(script: str, environ: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        cwd=ROOT,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@dataclass
+class Launched:
+    transport: ClusterTransport
+    agents: dict[int, subprocess.Popen[str]]
+    directory: Path
+
+    def driver(self) -> Driver:
+        return Driver(transport=self.transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
+
+
+@contextlib.contextmanager
+def launched(
+    world_size: int, directory: Path, monkeypatch: pytest.MonkeyPatch, *, hosts: int = 1, preload=(), agent=(AGENT,)
+) -> Iterator[Launched]:
+    environ = environ_of(0, world_size, directory, hosts=hosts)
+    monkeypatch.setattr("tempfile.tempdir", str(directory))
+    others = {}
+    for rank in range(1, world_size):
+        local_rank = str(rank % (world_size // hosts))
+        others[rank] = start(agent[0], {**environ, "RANK": str(rank), "LOCAL_RANK": local_rank}, *agent[1:])
+    launch = detect_launch(environ)
+    assert launch is not None
+    transport = ClusterTransport(
+        launch,
+        start_method="fork",
+        preload=preload,
+        log_directory=directory / "logs",
+        deadline_s=60,
+        environ=environ,
+    )
+    try:
+        transport.gather()
+        yield Launched(transport=transport, agents=others, directory=directory)
+    finally:
+        transport.close()
+        for process in others.values():
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            process.stderr.close()
+
+
+def job(function, world_size, *, budget=QUICK, fresh=False, **arguments):
+    workload = FunctionWorkload(function=function, arguments=arguments)
+    return Job(workload=workload, world_size=world_size, budget=budget, fresh=fresh)

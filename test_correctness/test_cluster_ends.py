@@ -1,0 +1,171 @@
+"""How the processes of a launch end: by dismissal, by signal, with their launcher or their driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+import pytest
+
+from perfsuite.errors import AgentLost, CaseStopped
+from perfsuite.runtime.transports import cluster
+from perfsuite.runtime.transports.cluster import ClusterTransport
+from test_correctness.helpers import steps
+from test_correctness.helpers.agents import AGENT, PRELOAD, environ_of, job, launched, start
+from test_correctness.helpers.processes import descendants, gone, listening_on
+
+pytestmark = pytest.mark.usefixtures("cold")
+DRIVER = """
+import os, pathlib, sys, time
+from perfsuite.runtime.transports.cluster import ClusterTransport
+from perfsuite.runtime.transports.launchers import detect_launch
+transport = ClusterTransport(
+    detect_launch(os.environ), start_method="fork", preload=(), log_directory=pathlib.Path(sys.argv[1])
+)
+transport.gather()
+transport.acquire(3, fresh=False, env={}, deadline_s=60)
+print("acquired", flush=True)
+time.sleep(3600)
+"""
+LAUNCHER = "import subprocess, sys; subprocess.call([sys.executable, '-c', sys.argv[1]])"
+
+
+def loss(transport: ClusterTransport) -> str:
+    """How the loss of an agent is told, up to what to do."""
+    events = [event for _ in range(10) for event in transport.poll(0.1)]
+    assert [event.kind for event in events] == ["agent_lost"]
+    return events[0].text.partition(";")[0]
+
+
+def test_agents_that_are_dismissed_end_before_the_driver_and_leave_nothing(tmp_path, monkeypatch):
+    with launched(3, tmp_path, monkeypatch) as run:
+        run.transport.acquire(3, fresh=False, env={}, deadline_s=60)
+        pids = [pid for agent in run.agents.values() for pid in descendants(agent.pid)]
+        assert len(pids) >= 4, "a forkserver and a worker each"
+        for agent in run.agents.values():
+            agent.send_signal(signal.SIGINT)  # Ctrl-C belongs to the driver
+        run.transport.close()
+        assert gone([*pids, *(agent.pid for agent in run.agents.values())], within_s=5.0)
+        run.transport.close()
+        for agent in run.agents.values():
+            assert agent.communicate(timeout=30) == ("", "")
+            assert agent.returncode == 0
+    assert list((tmp_path / f"perfsuite-{os.getuid()}").iterdir()) == [], "the key of the launch is removed"
+
+
+def test_several_hosts_use_the_key_and_keep_their_logs_to_themselves(tmp_path, monkeypatch):
+    with launched(2, tmp_path, monkeypatch, hosts=2, preload=PRELOAD) as run:
+        measurement = run.driver().run(job(steps.add_up, 2))
+        assert len(measurement.ranks) == 2
+        address, port = run.transport.open_store(30)
+        assert address == "127.0.0.2", "the address that the agents came to"
+        listeners = [listening_on(pid) for pid in descendants(os.getpid())]
+        assert [each[port] for each in listeners if port in each] == [address], "and no other"
+        assert len(list(tmp_path.glob("perfsuite-agent-*/rank1.log"))) == 1
+        run.transport.close()
+        assert run.agents[1].wait(30) == 0
+        assert list(tmp_path.glob("perfsuite-agent-*")) == []
+
+
+def test_a_killed_agent_is_named_once_and_its_workers_end(tmp_path, monkeypatch):
+    with launched(3, tmp_path, monkeypatch) as run:
+        transport = run.transport
+        transport.acquire(3, fresh=False, env={}, deadline_s=60)
+        workers = descendants(run.agents[2].pid)
+        run.agents[2].kill()
+        events = [event for _ in range(3) for event in transport.poll(10.0 if not _ else 0.2)]
+        assert [(event.slot, event.kind) for event in events] == [(2, "agent_lost")]
+        here = socket.gethostname()
+        assert f"the agent of rank 2 on {here} (pid {run.agents[2].pid}) is lost" in events[0].text
+        assert gone(workers)
+        with pytest.raises(AgentLost, match="the agent of rank 2 on"):
+            transport.acquire(2, fresh=False, env={}, deadline_s=60)
+        with pytest.raises(AgentLost):
+            transport.send(2, {"verb": "leave"})
+        transport.kill([0, 1, 2])
+        assert transport.log_tail(2) == ""
+        assert 2 not in transport.dump([2], 1.0)
+
+
+def test_an_agent_that_was_told_to_end_is_not_named_for_one_that_was_killed(tmp_path, monkeypatch):
+    with launched(3, tmp_path, monkeypatch) as run:
+        run.agents[2].terminate()
+        assert run.agents[2].wait(30) == 128 + signal.SIGTERM
+        assert "the agent of rank 2" in run.transport.await_loss(30.0)
+        run.agents[1].kill()
+        run.agents[1].wait(30)
+        assert "the agent of rank 1" in run.transport.await_loss(30.0)
+        with pytest.raises(AgentLost, match=r"^the agent of rank 1 on .*launcher$"):
+            run.transport.acquire(3, fresh=False, env={}, deadline_s=60)
+
+
+def test_a_loss_that_a_signal_kept_from_being_told_is_named_all_the_same(tmp_path, monkeypatch):
+    with launched(2, tmp_path, monkeypatch) as run:
+        receive = run.transport._star.receive
+
+        def interrupted(timeout_s, also=()):
+            if any(arrival.frame is None for arrival in receive(timeout_s, also)):
+                raise CaseStopped("SIGTERM")
+            return []
+
+        run.agents[1].kill()
+        monkeypatch.setattr(run.transport._star, "receive", interrupted)
+        with pytest.raises(CaseStopped):
+            run.transport.await_loss(30.0)
+        monkeypatch.setattr(run.transport._star, "receive", receive)
+        assert "the agent of rank 1" in run.transport.await_loss(0.0)
+
+
+def test_an_agent_that_is_stopped_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "_ANSWER_S", 0.5)
+    with launched(2, tmp_path, monkeypatch) as run:
+        run.agents[1].send_signal(signal.SIGSTOP)
+        with pytest.raises(AgentLost, match=r"rank 1 on .*it gave no answer within 1 s"):
+            run.transport.acquire(2, fresh=False, env={}, deadline_s=0.5)
+        assert [event.kind for event in run.transport.poll(0)] == ["agent_lost"]
+        run.agents[1].send_signal(signal.SIGCONT)
+        assert run.agents[1].wait(30) != 0
+
+
+def test_sigterm_ends_an_agent_and_its_workers(tmp_path, monkeypatch):
+    with launched(2, tmp_path, monkeypatch) as run:
+        run.transport.acquire(2, fresh=False, env={}, deadline_s=60)
+        workers = descendants(run.agents[1].pid)
+        run.agents[1].terminate()
+        assert run.agents[1].wait(30) == 128 + signal.SIGTERM
+        assert gone(workers)
+        assert loss(run.transport).endswith("is lost: it got SIGTERM")
+
+
+def test_an_agent_ends_with_its_launcher(tmp_path, monkeypatch):
+    with launched(2, tmp_path, monkeypatch, agent=(LAUNCHER, AGENT)) as run:
+        run.transport.acquire(2, fresh=False, env={}, deadline_s=60)
+        below = descendants(run.agents[1].pid)
+        assert len(below) >= 3, "agent, forkserver, worker"
+        run.agents[1].kill()
+        assert gone(below)
+        assert loss(run.transport).endswith("is lost: its launcher is gone")
+
+
+def test_a_killed_driver_leaves_nothing_behind(tmp_path):
+    environ = environ_of(0, 3, tmp_path)
+    driver = start(DRIVER, environ, str(tmp_path / "logs"))
+    agents = [start(AGENT, {**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in (1, 2)]
+    try:
+        assert driver.stdout.readline() == "acquired\n"
+        pids = [pid for each in (driver, *agents) for pid in (each.pid, *descendants(each.pid))]
+        assert len(pids) >= 9
+        driver.kill()
+        driver.wait()
+        for agent in agents:
+            out, err = agent.communicate(timeout=30)
+            assert agent.returncode == 1
+            assert out == ""
+            assert err.count("\n") == 1
+            assert "ends because the driver is gone" in err
+        assert gone(pids)
+    finally:
+        for process in (driver, *agents):
+            process.kill()
+            process.communicate()

@@ -1,0 +1,223 @@
+"""Every term of a projection by itself: what one of them adds, exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from perfsuite.metrics.pipeline import peak_activations, step_bounds_s
+from perfsuite.models import MODELS, find
+from perfsuite.projection import engine, memory, operations
+from perfsuite.projection.architecture import Architecture
+from perfsuite.projection.calibration import Calibration, Constant
+from perfsuite.projection.engine import Projector
+from perfsuite.projection.layout import Layout
+from perfsuite.projection.memory import memory_of
+from perfsuite.projection.operations import Attention, Collective, Matmul, Share, Traffic
+from perfsuite.projection.pipeline import Pipeline
+from perfsuite.projection.traffic import Implementation
+from perfsuite.schedules import SCHEDULES, StageTimes, make_schedule, simulate
+
+
+def plain_rates() -> Calibration:
+    """1 TFLOPS, 1 GB/s of memory, link and network, and no latency: seconds are operations and bytes."""
+    rates = {"matmul_bf16_tflops": 1.0, "attention_bf16_tflops": 1.0}
+    rates |= {"memory_gb_per_s": 1.0, "link_gb_per_s": 1.0, "network_gb_per_s": 1.0}
+    return Calibration(device="a100", constants={n: Constant(value=v, unit="", source="") for n, v in rates.items()})
+
+
+SMALL = Architecture(
+    name="small", layers=4, width=64, heads=4, key_heads=4, hidden=256, gated=False, vocabulary=128, tokens=32
+)
+CODE = Implementation(name="", source="", data_overlap=0.0)
+
+
+def parts(layout: Layout, code: Implementation = CODE, constants: Calibration | None = None) -> dict[str, float]:
+    projector = Projector(
+        model=SMALL, code=code, calibration=constants or plain_rates(), devices_per_node=8, dtype="bf16"
+    )
+    found: dict[str, float] = {}
+    for _, resource, seconds in projector.step(layout).parts:
+        found[resource] = found.get(resource, 0.0) + seconds
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_architecture_has_the_model_s_own_parameters_and_operations(name):
+    model = find(name)
+    plain = Architecture.of(model)
+    assert model.parameters == plain.parameters
+    assert model.forward_flops == pytest.approx(plain.forward_flops, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama2-7b", "llama2-70b", "mixtral-8x7b", "latte-xl", "opensora"])
+def test_operations_of_a_block_are_the_model_s(name):
+    """Products and attention of all blocks, forward; gradients are twice and 2.5 times that."""
+    model = Architecture.of(find(name))
+    layout = Layout.parse("1", global_batch=1)
+    share = Share(model=model, layout=layout, code=Implementation(name="", source="", causal_skips=False))
+    passes = operations.block(share, experts=bool(model.experts))
+
+    def products(part):
+        return sum(2 * one.groups * one.m * one.n * one.k for one in part if isinstance(one, Matmul))
+
+    def scores(part):
+        return sum(one.flops for one in part if isinstance(one, Attention))
+
+    blocks = products(passes.forward) + scores(passes.forward)
+    head = products(operations.head(share).forward)
+    expected = model.forward_flops - model.more_flops
+    assert expected == pytest.approx(model.layers * blocks + head, rel=1e-9)
+    assert 2 * products(passes.forward) == products((*passes.backward_input, *passes.backward_weight))
+    assert 2.5 * scores(passes.forward) == pytest.approx(scores(passes.backward_input))
+
+
+@pytest.mark.parametrize("name", [name for name, spec in SCHEDULES.items() if spec.bubble is not None])
+@pytest.mark.parametrize(("ranks", "count"), [(2, 2), (4, 8), (4, 12)])
+def test_the_closed_form_is_the_simulator_s_for_equal_stages(name, ranks, count):
+    stages = SCHEDULES[name].fewest_stages_per_rank
+    times = StageTimes.in_proportion([1.0] * ranks * stages, forward_s=0.3, backward_input_s=0.4, backward_weight_s=0.2)
+    pipeline = Pipeline(schedule=name, ranks=ranks, num_micro_batches=count, stages_per_rank=stages, times=times)
+    made = make_schedule(name, ranks=ranks, num_micro_batches=count, stages_per_rank=stages)
+    first, last = step_bounds_s(simulate(made, times))
+    assert last - first == pytest.approx(pipeline.step_s(), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zbv"])
+def test_many_micro_batches_are_the_first_few_and_a_repeated_rest(name, monkeypatch):
+    stages = SCHEDULES[name].fewest_stages_per_rank
+    costs = [1.0] * (4 * stages)
+    costs[-1], costs[0] = 1.4, 1.1
+    times = StageTimes.in_proportion(costs, forward_s=0.3, backward_input_s=0.4, backward_weight_s=0.2)
+    pipeline = Pipeline(schedule=name, ranks=4, num_micro_batches=96, stages_per_rank=stages, times=times)
+    whole = pipeline.step_s()
+    monkeypatch.setattr("perfsuite.projection.pipeline.MOST_ACTIONS", 100)
+    assert whole == pytest.approx(pipeline.step_s(), rel=1e-3)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved_1f1b", "zbv"])
+def test_activations_in_flight_are_the_schedule_s(schedule):
+    stages = SCHEDULES[schedule].fewest_stages_per_rank
+    model = Architecture.of(find("llama2-7b"))
+    layout = Layout.parse("pp4", global_batch=8, schedule=schedule, stages_per_rank=stages)
+    code = Implementation(name="", source="")
+    made = make_schedule(schedule, ranks=4, num_micro_batches=8, stages_per_rank=stages)
+    timeline = simulate(made, StageTimes.in_proportion([1.0] * made.num_stages))
+    share = Share(model=model, layout=layout, code=code)
+    size = model.layers // layout.stages * memory.block_bytes(share, experts=False)
+    held = peak_activations(timeline, [size] * made.num_stages)
+    assert held[0] == pytest.approx(memory._rank(model, layout, code, 0.0, rank=0).activations)
+
+
+def test_what_replicas_share_out_is_divided_by_them():
+    model, code = Architecture.of(find("llama2-7b")), Implementation(name="", source="", gradient_bytes=4)
+    whole = memory_of(model, Layout.parse("dp8", global_batch=8), code)
+    kinds = ("optimizer", "gradients", "parameters")
+    for count, sharding in enumerate(kinds, 1):
+        found = memory_of(model, Layout.parse("dp8", global_batch=8, sharding=sharding), code)
+        for index, kind in enumerate(kinds):
+            expected = getattr(whole, kind) / (8 if index < count else 1)
+            assert expected == pytest.approx(getattr(found, kind))
+
+
+def test_recomputation_is_one_more_forward_of_the_blocks():
+    kept = parts(Layout.parse("1", global_batch=2))
+    again = parts(Layout.parse("1", global_batch=2, checkpointing="full"))
+    share = Share(model=SMALL, layout=Layout.parse("1", global_batch=2), code=CODE)
+    forward = operations.block(share, experts=False).forward
+    flops = sum(one.flops for one in forward if isinstance(one, Attention))
+    assert 2 * SMALL.layers * flops / 1e12 == pytest.approx(again["attention"] - kept["attention"])
+    moved = sum(one.moved_bytes for one in forward if isinstance(one, Traffic))
+    assert 2 * SMALL.layers * moved / 1e9 == pytest.approx(again["memory"] - kept["memory"])
+
+
+def test_elementwise_traffic_is_bytes_per_token_width_and_hidden():
+    more = dataclasses.replace(CODE, forward_width_bytes=CODE.forward_width_bytes + 3, backward_hidden_bytes=16)
+    layout = Layout.parse("1", global_batch=1)
+    added = SMALL.layers * SMALL.tokens * (3 * SMALL.width + 10 * SMALL.hidden)
+    assert added / 1e9 == pytest.approx(parts(layout, more)["memory"] - parts(layout)["memory"])
+
+
+def test_attention_is_half_of_all_pairs_under_a_mask_and_gradients_take_2_5_times_as_long():
+    found = parts(Layout.parse("1", global_batch=1))["attention"]
+    assert 3.5 * 0.5 * SMALL.layers * 4 * SMALL.tokens**2 * SMALL.width / 1e12 == pytest.approx(found)
+
+
+def test_gradients_are_reduced_once_a_step():
+    """All-reduce of S bytes over n ranks moves 2 S (n - 1) / n."""
+    found = parts(Layout.parse("dp8", global_batch=16))
+    assert 2 * 4 * SMALL.parameters * 7 / 8 / 1e9 == pytest.approx(found["link"], rel=1e-6)
+
+
+def test_sharded_parameters_are_gathered_twice_and_gradients_scattered_in_every_micro_batch():
+    found = parts(Layout.parse("dp8", global_batch=16, sharding="parameters"))
+    blocks = SMALL.layers * SMALL.block_parameters()
+    assert 2 * (2 * 2 + 4) * blocks * 7 / 8 / 1e9 == pytest.approx(found["link"])
+
+
+def test_a_gather_that_begins_late_waits_while_the_scatter_hides():
+    layout = Layout.parse("dp8", global_batch=8, sharding="parameters")
+    hidden = dataclasses.replace(CODE, data_overlap=1.0, backward_width_bytes=1e9)
+    late = parts(layout, dataclasses.replace(hidden, prefetches_backward=False))["link"]
+    gathers = SMALL.layers * 2 * SMALL.block_parameters() * 7 / 8 / 1e9
+    assert gathers == pytest.approx(late - parts(layout, hidden).get("link", 0.0))
+
+
+@pytest.mark.parametrize(("sequence_parallel", "messages"), [(False, 4 * 2), (True, 4 + 6)])
+def test_tensor_parallel_messages_of_a_block(sequence_parallel, messages):
+    """Four all-reduces; or gathers and scatters, and the inputs gathered again in the backward."""
+    layout = Layout.parse("tp4", global_batch=1, sequence_parallel=sequence_parallel)
+    whole = 2 * SMALL.tokens * SMALL.width
+    head = 2 * whole
+    assert (SMALL.layers * messages * whole + head) * 3 / 4 / 1e9 == pytest.approx(parts(layout)["link"])
+
+
+def test_context_parallel_ring_hides_behind_attention_only():
+    layout = Layout.parse("cp4", global_batch=1)
+    behind = parts(layout)["attention"]
+    ring = 3 * SMALL.layers * 2 * (SMALL.tokens / 4) * 2 * SMALL.width * 3 / 1e9
+    gradients = 2 * 4 * SMALL.parameters * 3 / 4 / 1e9
+    assert ring + gradients - behind == pytest.approx(parts(layout)["link"], rel=1e-6)
+
+
+def test_stage_messages_and_bubble_of_a_pipeline():
+    layout = Layout.parse("pp4", global_batch=8)
+    with_messages = parts(layout)
+    message = 2 * SMALL.tokens * SMALL.width / 1e9
+    assert 8 * message == pytest.approx(
+        with_messages["link"], rel=1e-6
+    )  # the head's rank is busiest: it sends back only
+    assert with_messages["bubble"] > 0
+    hidden = parts(layout, dataclasses.replace(CODE, stage_overlap=1.0))
+    assert "link" not in hidden or hidden["link"] == 0
+
+
+def test_experts_are_sent_and_come_back_in_both_passes():
+    model = Architecture.of(find("moe-tiny"))
+    layout = Layout.parse("ep4", global_batch=4)
+    share = Share(model=model, layout=layout, code=CODE)
+    passes = operations.block(share, experts=True)
+    sent = [one for one in (*passes.forward, *passes.backward_input) if isinstance(one, Collective)]
+    assert ["all_to_all"] * 4 == [one.collective for one in sent]
+    assert {2.0 * model.tokens * model.top_k * model.width} == {one.message_bytes for one in sent}
+
+
+def test_the_slowest_of_many_takes_longer_by_the_spread():
+    spread = dataclasses.replace(
+        plain_rates(), traits={"rank_spread_ratio": Constant(value=0.01, unit="ratio", source="")}
+    )
+    code = dataclasses.replace(CODE, data_overlap=1.0)
+    found = parts(Layout.parse("dp2048", global_batch=2048), code, spread)
+    rest = sum(seconds for resource, seconds in found.items() if resource != "straggler")
+    assert 0.01 * (3.42 - 1.42) == pytest.approx(found["straggler"] / rest, rel=0.02)
+
+
+def test_a_projector_keeps_what_it_priced():
+    projector = Projector(
+        model=SMALL, code=CODE, calibration=plain_rates(), devices_per_node=8, dtype="bf16", simulated=False
+    )
+    for world in (1, 2, 4, 8):
+        projector.step(Layout.parse(f"dp{world}", global_batch=8))
+    assert len(projector._blocks) == 1
+    assert engine.block_share(SMALL, Layout.parse("dp2", global_batch=2), experts=False) == SMALL.block_parameters()
