@@ -22,6 +22,29 @@ def _powers(low: float, high: float, most: int = 5) -> list[float]:
     return [2.0**e for e in exponents[::step]]
 
 
+def _logarithmic(field: str, axis: Spec, **scale: Any) -> Spec:
+    """A channel of numbers on a logarithmic scale that ends where ``scale`` says."""
+    return {"field": field, "type": "quantitative", "scale": {"type": "log", **scale, "nice": False}, "axis": axis}
+
+
+def _lines(rows: Rows, encoding: Spec, **mark: Any) -> Spec:
+    """A layer of lines; a reader hears the points, not them."""
+    return {
+        "data": {"values": list(rows)},
+        "mark": {"type": "line", "strokeWidth": 1.5, "aria": False, **mark},
+        "encoding": encoding,
+    }
+
+
+def _points(rows: Rows, encoding: Spec) -> Spec:
+    """A layer of points, each of which says what it is."""
+    return {
+        "data": {"values": list(rows)},
+        "mark": _POINT,
+        "encoding": {**encoding, "description": {"field": "told"}},
+    }
+
+
 def bandwidth(points: Rows, fits: Rows, ranks: Sequence[str], bound: float | None, unit: str) -> Spec:
     """busbw over message size, a colour and shape per rank count.
 
@@ -29,37 +52,14 @@ def bandwidth(points: Rows, fits: Rows, ranks: Sequence[str], bound: float | Non
     """
     sizes = [row["bytes"] for row in points]
     values = [row["bus"] for row in points] + ([bound] if bound else [])
-    axis = {"title": "message", "values": _powers(min(sizes), max(sizes), 4), "labelExpr": SIZES}
-    x = {"field": "bytes", "type": "quantitative", "scale": {"type": "log", "base": 2, "nice": False}, "axis": axis}
     domain = [min(values) * 0.7, max(values) * 1.4]
-    y = {
-        "field": "bus",
-        "type": "quantitative",
-        "scale": {"type": "log", "domain": domain, "nice": False},
-        "axis": {"title": f"busbw, {unit}", "labelExpr": SHORT, "values": round_values(*domain)},
-    }
-    layers: list[Spec] = [
-        {
-            "data": {"values": list(fits)},
-            "mark": {"type": "line", "strokeWidth": 1.5, "clip": True, "aria": False},
-            "encoding": {
-                "x": x,
-                "y": y,
-                "color": coloured("ranks", ranks, "ranks"),
-                "strokeDash": dashed("ranks", ranks),
-            },
-        },
-        {
-            "data": {"values": list(points)},
-            "mark": _POINT,
-            "encoding": {
-                "x": x,
-                "y": y,
-                "color": coloured("ranks", ranks, "ranks"),
-                "shape": shaped("ranks", ranks, "ranks"),
-                "description": {"field": "told"},
-            },
-        },
+    sized = {"title": "message", "values": _powers(min(sizes), max(sizes), 4), "labelExpr": SIZES}
+    rated = {"title": f"busbw, {unit}", "labelExpr": SHORT, "values": round_values(*domain)}
+    place = {"x": _logarithmic("bytes", sized, base=2), "y": _logarithmic("bus", rated, domain=domain)}
+    place["color"] = coloured("ranks", ranks, "ranks")
+    layers = [
+        _lines(fits, {**place, "strokeDash": dashed("ranks", ranks)}, clip=True),
+        _points(points, {**place, "shape": shaped("ranks", ranks, "ranks")}),
     ]
     if bound:
         layers.append(_level(bound, "bus"))
@@ -82,93 +82,36 @@ def roofline(points: Rows, roofs: Rows, dtypes: Sequence[str], unit: str) -> Spe
     """
     rates = [row["rate"] for row in (*points, *roofs)]
     reach = [row["intensity"] for row in (*points, *roofs)]
-    x = {
-        "field": "intensity",
-        "type": "quantitative",
-        "scale": {"type": "log", "domain": [min(reach) * 0.8, max(reach) * 1.25], "nice": False},
-        "axis": {"title": "operations per byte", "labelExpr": SHORT, "values": round_values(min(reach), max(reach))},
-    }
-    y = {
-        "field": "rate",
-        "type": "quantitative",
-        "scale": {"type": "log", "domain": [min(rates) * 0.6, max(rates) * 1.5], "nice": False},
-        "axis": {"title": unit, "labelExpr": SHORT, "values": round_values(min(rates), max(rates))},
+    intensity = {"title": "operations per byte", "labelExpr": SHORT, "values": round_values(min(reach), max(reach))}
+    rated = {"title": unit, "labelExpr": SHORT, "values": round_values(min(rates), max(rates))}
+    place = {
+        "x": _logarithmic("intensity", intensity, domain=[min(reach) * 0.8, max(reach) * 1.25]),
+        "y": _logarithmic("rate", rated, domain=[min(rates) * 0.6, max(rates) * 1.5]),
+        "color": coloured("dtype", dtypes),
     }
     kinds = {"domain": ["published", "nominal", "measured"], "range": [[1, 0], [8, 3], [4, 3]]}
-    return frame(
-        {
-            "width": 290,
-            "height": 200,
-            "layer": [
-                {
-                    "data": {"values": list(roofs)},
-                    "mark": {"type": "line", "strokeWidth": 1.5, "clip": True, "aria": False},
-                    "encoding": {
-                        "x": x,
-                        "y": y,
-                        "color": coloured("dtype", dtypes),
-                        "strokeDash": {"field": "kind", "type": "nominal", "legend": None, "scale": kinds},
-                    },
-                },
-                {
-                    "data": {"values": list(points)},
-                    "mark": _POINT,
-                    "encoding": {
-                        "x": x,
-                        "y": y,
-                        "color": coloured("dtype", dtypes),
-                        "shape": shaped("dtype", dtypes),
-                        "description": {"field": "told"},
-                    },
-                },
-            ],
-        }
-    )
+    dash = {"field": "kind", "type": "nominal", "legend": None, "scale": kinds}
+    layers = [
+        _lines(roofs, {**place, "strokeDash": dash}, clip=True),
+        _points(points, {**place, "shape": shaped("dtype", dtypes)}),
+    ]
+    return frame({"width": 290, "height": 200, "layer": layers})
 
 
 def scaling(points: Rows, linear: Rows, series: Sequence[str], title: str) -> Spec:
     """Speed-up over ranks, the linear line dashed; rows have ``ranks``, ``speed``, ``series`` and ``told``."""
     ranks = sorted({row["ranks"] for row in (*points, *linear)})
     speeds = [row["speed"] for row in (*points, *linear)]
-    x = {
-        "field": "ranks",
-        "type": "quantitative",
-        "scale": {"type": "log", "base": 2, "domain": [ranks[0] * 0.93, ranks[-1] * 1.07], "nice": False},
-        "axis": {"title": "ranks", "values": ranks if len(ranks) < 8 else ranks[:: len(ranks) // 6], "format": "d"},
+    counted = {"title": "ranks", "values": ranks if len(ranks) < 8 else ranks[:: len(ranks) // 6], "format": "d"}
+    gained = {"title": title, "format": "~r", "tickCount": 5}
+    place = {
+        "x": _logarithmic("ranks", counted, base=2, domain=[ranks[0] * 0.93, ranks[-1] * 1.07]),
+        "y": _logarithmic("speed", gained, base=2, domain=[min(speeds) * 0.9, max(speeds) * 1.1]),
     }
-    y = {
-        "field": "speed",
-        "type": "quantitative",
-        "scale": {"type": "log", "base": 2, "domain": [min(speeds) * 0.9, max(speeds) * 1.1], "nice": False},
-        "axis": {"title": title, "format": "~r", "tickCount": 5},
-    }
-    colour, dash = coloured("series", series), dashed("series", series)
-    return frame(
-        {
-            "width": 275,
-            "height": 190,
-            "layer": [
-                {
-                    "data": {"values": list(linear)},
-                    "mark": {"type": "line", "strokeDash": [2, 3], "color": MUTE, "strokeWidth": 1.5, "aria": False},
-                    "encoding": {"x": x, "y": y},
-                },
-                {
-                    "data": {"values": list(points)},
-                    "mark": {"type": "line", "strokeWidth": 1.5, "aria": False},
-                    "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dash},
-                },
-                {
-                    "data": {"values": list(points)},
-                    "mark": _POINT,
-                    "encoding": {
-                        "x": x,
-                        "y": y,
-                        "color": colour,
-                        "shape": shaped("series", series),
-                        "description": {"field": "told"},
-                    },
-                },
-            ],
-        }
-    )
+    named = {**place, "color": coloured("series", series)}
+    layers = [
+        _lines(linear, place, strokeDash=[2, 3], color=MUTE),
+        _lines(points, {**named, "strokeDash": dashed("series", series)}),
+        _points(points, {**named, "shape": shaped("series", series)}),
+    ]
+    return frame({"width": 275, "height": 190, "layer": layers})

@@ -8,7 +8,7 @@ from typing import Any
 
 Spec = Mapping[str, Any]
 
-INK, MUTE, GRID, BACK = "#1b1e23", "#5b6472", "#e5e7eb", "#fdfdfe"
+INK, MUTE, GRID = "#1b1e23", "#5b6472", "#e5e7eb"
 GOOD, BAD, DOUBT = "#2b8a3e", "#d6292f", "#9a5b00"
 PALETTE = ("#3a62c4", "#d9790a", "#1f8f7d", "#c2405f", "#8456c9", "#85684d", "#4d7c0f", "#0e7490")
 """At least 3:1 on white; a series has a shape or a dash of its own besides."""
@@ -122,19 +122,19 @@ def rows_axis(order: Sequence[str]) -> Spec:
 
 def coloured(field: str, series: Sequence[str], title: str | None = None) -> Spec:
     """The colour channel of named series."""
-    known = [PALETTE[index % len(PALETTE)] for index in range(len(series))]
-    legend = {"title": title, "symbolLimit": 0}
-    return {"field": field, "type": "nominal", "legend": legend, "scale": {"domain": list(series), "range": known}}
+    return _told_apart(field, series, PALETTE, {"title": title, "symbolLimit": 0})
 
 
 def shaped(field: str, series: Sequence[str], title: str | None = None) -> Spec:
     """The shape channel of the same series."""
-    known = [SHAPES[index % len(SHAPES)] for index in range(len(series))]
-    legend = {"title": title, "symbolLimit": 0}
-    return {"field": field, "type": "nominal", "legend": legend, "scale": {"domain": list(series), "range": known}}
+    return _told_apart(field, series, SHAPES, {"title": title, "symbolLimit": 0})
 
 
 def dashed(field: str, series: Sequence[str]) -> Spec:
     """The dash channel of the same series; the legend has the shapes."""
-    known = [DASHES[index % len(DASHES)] for index in range(len(series))]
-    return {"field": field, "type": "nominal", "legend": None, "scale": {"domain": list(series), "range": known}}
+    return _told_apart(field, series, DASHES, None)
+
+
+def _told_apart(field: str, series: Sequence[str], values: Sequence[object], legend: Spec | None) -> Spec:
+    chosen = [values[index % len(values)] for index in range(len(series))]
+    return {"field": field, "type": "nominal", "legend": legend, "scale": {"domain": list(series), "range": chosen}}

@@ -50,16 +50,16 @@ def stack(values: Rows, order: Sequence[str], parts: Sequence[str], unit: str) -
     )
 
 
-def forest(values: Rows, order: Sequence[str], title: str, zero: float = 0.0) -> Spec:
+def forest(values: Rows, order: Sequence[str], title: str) -> Spec:
     """A point and its interval per row, where there is one.
 
     ``values`` have ``row``, ``at``, ``tone`` (bad, good or plain) and ``told``, and ``low`` and ``high`` where known.
     Shapes repeat what colours say: a triangle to the right is slower, one to the left faster.
     """
-    ends = [row[name] for row in values for name in ("at", "low", "high") if row.get(name) is not None] + [zero]
+    ends = [row[name] for row in values for name in ("at", "low", "high") if row.get(name) is not None] + [0.0]
     room = (max(ends) - min(ends)) * 0.05 or 0.01
     domain = [min(ends) - room, max(ends) + room]
-    axis = {"title": title, "format": "+~p" if zero == 0 else "~p", "tickCount": 4}
+    axis = {"title": title, "format": "+~p", "tickCount": 4}
     y = rows_axis(order)
 
     def x(field: str) -> Spec:
@@ -71,7 +71,7 @@ def forest(values: Rows, order: Sequence[str], title: str, zero: float = 0.0) ->
     known = [row for row in values if row.get("low") is not None]
     layers: list[Spec] = [
         {
-            "data": {"values": [{"zero": zero}]},
+            "data": {"values": [{"zero": 0.0}]},
             "mark": {"type": "rule", "color": MUTE, "aria": False},
             "encoding": {"x": {"field": "zero", "type": "quantitative"}},
         },
