@@ -10,13 +10,23 @@ import pytest
 
 from perfsuite.cli.main import COMMANDS as COMMAND_LINE
 from test_correctness.helpers.scripted_driver import ROOT
-from test_correctness.test_layers import LINES
 
 EXAMPLES = ROOT / "examples"
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *EXAMPLES.rglob("*.md"), *EXAMPLES.rglob("*.yml")])
 ROOMS = "perfsuite|test_correctness|test_perf|benchmarks|simmusa|tools|examples"
 COMMANDS = re.compile(r"python3? (benchmarks/\w+\.py[^`\n]*)")
 OPTION = re.compile(r"--[a-z-]+")
+
+
+def code_of(*folders):
+    """Text of the Python files under the folders, each after its name."""
+    paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return "\n".join(f"{path.stem}\n{path.read_text(encoding='utf-8')}" for path in paths)
+
+
+COMMAND_LINE_CODE, PLUGIN_CODE = code_of("perfsuite/cli"), code_of("perfsuite/plugin")
+TESTS = "\n".join([code_of("test_perf", "test_correctness", "examples"), *ROOMS.split("|")])
+"""What has names of tests."""
 
 
 def pages(text):
@@ -93,7 +103,21 @@ def test_options_of_the_plugin_and_subcommands_that_a_page_names_exist(page):
     assert commands <= set(COMMAND_LINE)
 
 
-def test_the_page_of_the_rooms_has_the_layers_as_the_test_holds_them():
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    shown = re.search(r"<!-- layers -->\n```\n(.*?)```", text, re.DOTALL)[1].splitlines()
-    assert [line.split() for line in shown] == [list(names) for names in LINES]
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_names_options_and_tests_that_a_page_names_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"`(perfsuite(?:\.\w+)+)", text):
+        *home, last = name.split(".")
+        module = ROOT.joinpath(*home).with_suffix(".py")
+        module = module if module.is_file() else ROOT.joinpath(*home, "__init__.py")
+        there = ROOT.joinpath(*home, last)
+        assert there.is_dir() or there.with_suffix(".py").is_file() or last in module.read_text(encoding="utf-8"), name
+    for command, words in re.findall(r"`perfsuite ([a-z]+)( [^`\n]*)`", text):
+        if command in COMMAND_LINE and command != "ab":  # what follows in ab are pytest's
+            asked = set(re.findall(r"(?<= )--[a-z][a-z-]+", words))
+            assert {option for option in asked if f'"{option}"' not in COMMAND_LINE_CODE} == set(), words
+    for key in re.findall(r"\bini `(perf_\w+)`", text):
+        assert f'"{key}"' in PLUGIN_CODE, key
+    if page.name != "CHANGELOG.md":  # which names what was there
+        tests = {word for code in re.findall(r"`([^`\n]+)`", text) for word in re.findall(r"\btest_\w+", code)}
+        assert {word for word in tests if not re.search(rf"\b{word}", TESTS)} == set()

@@ -10,18 +10,10 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "perfsuite"
-LINES = (
-    ("errors", "units", "decoding", "text"),
-    ("collectives", "pairs", "step_records", "records", "workload", "mesh"),
-    ("platforms", "metrics", "models", "schedules", "statistics"),
-    ("strategies", "runtime", "baselines", "published", "projection"),
-    ("gate", "audit", "workloads"),
-    ("run_record",),
-    ("history", "imports"),
-    ("reports", "journal", "journal_result", "exports"),
-    ("deadlines", "measured_peaks", "session", "arms", "comparison", "gatekeeper"),
-    ("plugin", "cli"),
-)
+DESIGN = PACKAGE.parent / "docs" / "architecture.md"
+LINES = [
+    line.split() for line in DESIGN.read_text().partition("<!-- layers -->\n```\n")[2].partition("```")[0].splitlines()
+]
 """From the ground up, as the design draws them: each may import those of earlier lines, and modules (not packages)
 those of their own.
 """
