@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from perfsuite.errors import ConfigurationError
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.telemetry import Telemetry, Unread
-from perfsuite.records import ClockFacts, Peak
+from perfsuite.records import ClockFacts, Peak, Peaks
 from perfsuite.units import MIB
 
 if TYPE_CHECKING:
@@ -58,6 +58,13 @@ class DeviceModel:
     """GB/s per direction of a whole node's network, in the maker's own system; None where none is customary."""
     devices_per_node: Peak | None = None
     """Devices in one node of that system, a whole number; None where none is customary."""
+
+    @property
+    def peaks(self) -> Peaks:
+        """What metrics take their shares of."""
+        return Peaks(
+            tflops=self.tflops, memory_bandwidth=self.memory_bandwidth, link=self.link, host_link=self.host_link
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,14 +51,7 @@ class Machine:
 
     def peaks(self) -> Peaks:
         """What metrics take their shares of; ``unknown`` in it says why there are none."""
-        if self.unknown:
-            return Peaks(unknown=self.unknown)
-        return Peaks(
-            tflops=self.model.tflops,
-            memory_bandwidth=self.model.memory_bandwidth,
-            link=self.model.link,
-            host_link=self.model.host_link,
-        )
+        return Peaks(unknown=self.unknown) if self.unknown else self.model.peaks
 
     def natively(self, dtype: str) -> bool:
         """Whether the devices compute in this short dtype natively: by their row, else as the family can tell."""

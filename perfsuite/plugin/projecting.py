@@ -78,6 +78,21 @@ def configure(config: pytest.Config) -> None:
     config.stash[state_key] = state
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What is to be projected of one case."""
+
+    case: str
+    platform: str
+    world_size: int
+    work: Work | None
+    reason: str = ""
+    """Why there is no work."""
+    not_measured: str = ""
+    environment: Mapping[str, Any] | None = None
+    """Of the measured case; None where it was not measured."""
+
+
 def keep(suite: Suite, case: Case, why_not: str) -> None:
     """Project a case that is skipped, if the run asks for it."""
     state = suite.config.stash.get(state_key, None)
@@ -91,10 +106,7 @@ def keep(suite: Suite, case: Case, why_not: str) -> None:
         work = case.workload.work(MeshShape.parse(layout) if layout else MeshShape.of(dp=case.world_size))
     except PerfsuiteError as error:
         reason = first_line(error)
-    state.parameters[case.id] = case.workload.parameters()
-    _add(
-        suite,
-        state,
+    asked = _Asked(
         case=case.id,
         platform=case.platform,
         world_size=case.world_size,
@@ -102,115 +114,88 @@ def keep(suite: Suite, case: Case, why_not: str) -> None:
         reason=reason,
         not_measured=why_not,
     )
+    _add(suite, state, asked, case.workload.parameters())
 
 
-def keep_measured(suite: Suite, results: Mapping[str, Result]) -> None:
+def _keep_measured(suite: Suite, state: Projecting, results: Mapping[str, Result]) -> None:
     """Project the training steps that were measured, so that both stand side by side."""
-    state = suite.config.stash.get(state_key, None)
-    if state is None:
-        return
     for case, result in results.items():
         if case not in state.records and result.work.training is not None and result.outcome != "smoke":
-            state.parameters[case] = result.parameters
-            _add(
-                suite,
-                state,
+            asked = _Asked(
                 case=case,
                 platform=result.platform,
                 world_size=result.world_size,
                 work=result.work,
                 environment=result.environment,
             )
+            _add(suite, state, asked, result.parameters)
 
 
 def lines(suite: Suite) -> list[str]:
     """The terminal's table; nothing in a run that projects nothing."""
-    state = suite.config.stash.get(state_key, None)
-    if state is None:
+    if (told := _told(suite)) is None:
         return []
     from perfsuite.reports.projected import projected_lines
 
-    results = suite.session.results if suite.session else {}
-    keep_measured(suite, results)
-    return list(projected_lines(state.records, results, state.parameters))
+    return list(projected_lines(*told))
 
 
 def rows(suite: Suite) -> Sequence[Mapping[str, object]]:
     """For files of other programs; nothing in a run that projects nothing."""
-    state = suite.config.stash.get(state_key, None)
-    if state is None:
+    if (told := _told(suite)) is None:
         return []
     from perfsuite.reports.projected import as_json
 
-    results = suite.session.results if suite.session else {}
-    keep_measured(suite, results)
-    return as_json(state.records, results, state.parameters)
+    return as_json(*told)
 
 
 def markdown(suite: Suite) -> list[str]:
     """For a page; nothing in a run that projects nothing."""
-    state = suite.config.stash.get(state_key, None)
-    if state is None:
+    if (told := _told(suite)) is None:
         return []
     from perfsuite.reports.projected import projected_markdown
 
-    return projected_markdown(state.records, suite.session.results if suite.session else {}, state.parameters)
+    return projected_markdown(*told)
 
 
-def _add(
+def _told(
     suite: Suite,
-    state: Projecting,
-    *,
-    case: str,
-    platform: str,
-    world_size: int,
-    work: Work | None,
-    reason: str = "",
-    not_measured: str = "",
-    environment: Mapping[str, Any] | None = None,
-) -> None:
+) -> tuple[Mapping[str, Projected], Mapping[str, Result], Mapping[str, Mapping[str, Any]]] | None:
+    """Projections, the results beside them, and parameters, by node id; None in a run that projects nothing."""
+    state = suite.config.stash.get(state_key, None)
+    if state is None:
+        return None
+    results = suite.session.results if suite.session else {}
+    _keep_measured(suite, state, results)
+    return state.records, results, state.parameters
+
+
+def _add(suite: Suite, state: Projecting, asked: _Asked, parameters: Mapping[str, Any]) -> None:
     from perfsuite.projection.record import Projected
 
-    record = None
-    if work is not None:
-        try:
-            record = _projected(
-                suite,
-                state,
-                case=case,
-                platform=platform,
-                work=work,
-                not_measured=not_measured,
-                environment=environment,
-            )
-        except PerfsuiteError as error:
-            reason = first_line(error)
+    record, reason = None, asked.reason
+    try:
+        record = _projected(suite, state, asked)
+    except PerfsuiteError as error:
+        reason = first_line(error)
     if record is None:
         record = Projected(
             kind="projected",
-            case=case,
-            platform=platform,
-            world_size=world_size,
+            case=asked.case,
+            platform=asked.platform,
+            world_size=asked.world_size,
             reason=reason or NO_TRAINING,
-            not_measured=not_measured,
+            not_measured=asked.not_measured,
         )
-    state.records[case] = record
+    state.records[asked.case] = record
+    state.parameters[asked.case] = parameters
     assert suite.session is not None
     suite.session.project(record)
 
 
-def _projected(
-    suite: Suite,
-    state: Projecting,
-    *,
-    case: str,
-    platform: str,
-    work: Work,
-    not_measured: str,
-    environment: Mapping[str, Any] | None,
-) -> Projected | None:
-    """None for what is no training step; ``environment`` is that of the measured case, if it was measured."""
-    if work.training is None:
+def _projected(suite: Suite, state: Projecting, asked: _Asked) -> Projected | None:
+    """None for what is no training step."""
+    if asked.work is None or asked.work.training is None:
         return None
     from perfsuite.projection.calibration import Calibration
     from perfsuite.projection.calibration_of import require_kind, software_flag
@@ -218,21 +203,19 @@ def _projected(
     from perfsuite.projection.observation import software_key
     from perfsuite.projection.record import projected
     from perfsuite.projection.step import Flag, project
-    from perfsuite.records import Peaks
 
-    here = platform == suite.machine.name
-    device = suite.machine.model if here else suite.catalog.find(platform)
+    here = asked.platform == suite.machine.name
+    device = suite.machine.model if here else suite.catalog.find(asked.platform)
     simulated = suite.machine.simulated and here
     calibration = state.calibration
-    if calibration is None or calibration.device != platform:
+    if calibration is None or calibration.device != asked.platform:
         calibration = Calibration.from_platform(device)
     else:
         require_kind(calibration, simulated=simulated)
-    peaks = Peaks(
-        tflops=device.tflops, memory_bandwidth=device.memory_bandwidth, link=device.link, host_link=device.host_link
-    )
-    projection = project(Job.of(work.training, device), calibration, simulated=simulated)
-    other = software_flag(calibration, software_key(environment)) if environment else ""
+    projection = project(Job.of(asked.work.training, device), calibration, simulated=simulated)
+    other = software_flag(calibration, software_key(asked.environment)) if asked.environment else ""
     if other:
         projection = dataclasses.replace(projection, flags=(*projection.flags, Flag(name="software", text=other)))
-    return projected(case, projection, work, peaks, not_measured=not_measured, simulated=simulated)
+    return projected(
+        asked.case, projection, asked.work, device.peaks, not_measured=asked.not_measured, simulated=simulated
+    )
