@@ -215,9 +215,9 @@ def test_a_run_with_nothing_to_see_is_three_lines():
 
 def test_a_summary_is_cut_at_a_row():
     run = large_run(2000)
-    text = markdown_summary(run, notable(run), page="page.html")
+    text = markdown_summary(run, notable(run))
     assert len(text.encode()) <= LIMIT_BYTES
-    assert "more in page.html" in text
+    assert "more in the journal" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.endswith("|") for line in rows)
     assert text.count("<details>") == text.count("</details>")

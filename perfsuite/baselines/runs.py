@@ -233,7 +233,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def case_of(result: Result, *, backend: str = "", group: str | None = None) -> CaseIdentity:
+def case_of(result: Result, *, backend: str = "") -> CaseIdentity:
     """The identity of a result's case; ``backend`` stands in where the result has no measurement."""
     return CaseIdentity(
         node=result.case,
@@ -241,7 +241,6 @@ def case_of(result: Result, *, backend: str = "", group: str | None = None) -> C
         backend=result.measurement.backend if result.measurement else backend,
         parameters=json.loads(json.dumps(to_json(result.parameters), default=str)),
         workload=result.workload,
-        group=group,
         metrics={
             metric.name: MetricMeaning(unit=metric.unit, better=metric.better)
             for metric in result.metrics

@@ -32,7 +32,7 @@ def imported_grids(files: Sequence[Imported], cases: Sequence[TableCase]) -> lis
     return grids
 
 
-def foreign_markdown(grid: Grid, level: int = 2) -> list[str]:
+def foreign_markdown(grid: Grid) -> list[str]:
     """The grid as Markdown in which no text of others is a mark."""
     return markdown(
         dataclasses.replace(
@@ -42,7 +42,7 @@ def foreign_markdown(grid: Grid, level: int = 2) -> list[str]:
             ),
             notes=tuple(map(markdown_text, grid.notes)),
         ),
-        level,
+        level=2,
     )
 
 

@@ -14,8 +14,6 @@ from perfsuite.reports.scaling import Scaling, scalings
 from perfsuite.units import format_bytes, format_seconds, readable_rate
 
 _RATES = ("tflops_per_device", "tflops")
-_SHOWN = 3
-"""Figures of one family on the screen; the others are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,11 +74,9 @@ def _extreme(verdicts: Sequence[Verdict], direction: str, superlative: str) -> l
     return [f"{told}, {superlative} {code(extreme.case)} {change}"]
 
 
-def markdown_summary(
-    run: RunRecord, findings: Sequence[Notable], *, page: str = "", show_hosts: bool = False, limit: int = LIMIT_BYTES
-) -> str:
-    """The whole summary, at most ``limit`` bytes; ``page`` names where the rest is."""
-    lines = _Lines(limit - _FOOT_BYTES)
+def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts: bool = False) -> str:
+    """The whole summary, at most LIMIT_BYTES; the rest is in the journal."""
+    lines = _Lines(LIMIT_BYTES - _FOOT_BYTES)
     hosts = () if show_hosts else _hosts(run.results.values())
 
     def said(text: str) -> str:
@@ -87,19 +85,18 @@ def markdown_summary(
     lines.add(f"**perfsuite**: {verdict_sentence(run)}")
     lines.add("")
     lines.add(said(_about(run)))
-    where = f"in {_text(page)}" if page else "in the journal"
     if findings:
         lines.add("")
         kept = lines.rows(
             f"- {said(one.sentence)}{f', {code(one.case)}' if one.case else ''}" for one in findings[:_NOTABLE]
         )
         if kept < len(findings):
-            lines.add(f"- and {len(findings) - kept} more {where}")
+            lines.add(f"- and {len(findings) - kept} more in the journal")
     verdicts = run.gate.verdicts if run.gate is not None else ()
     quiet = ("pass", "no-baseline", "learning")
     changed = [verdict for verdict in verdicts if verdict.name not in quiet]
     if changed:
-        lines.table(("verdict", "case", "change"), [_changed_row(verdict) for verdict in changed], where)
+        lines.table(("verdict", "case", "change"), [_changed_row(verdict) for verdict in changed])
     if run.skips:
         reasons = "; ".join(f"{said(reason)} {count}" for reason, count in skip_reasons(run.skips.values())[:5])
         lines.add("")
@@ -110,7 +107,7 @@ def markdown_summary(
         heading = f"<details><summary>{plural(len(rest), 'other case')}</summary>"
         judged = run.gate.by_case if run.gate is not None else {}
         rows = (_row(result, judged.get(result.case)) for result in rest)
-        lines.table(("case", "ranks", "median", "best figure", "verdict"), rows, where, heading, "</details>")
+        lines.table(("case", "ranks", "median", "best figure", "verdict"), rows, heading, "</details>")
     return "\n".join(lines.lines) + "\n"
 
 
@@ -139,12 +136,10 @@ class _Lines:
             kept += 1
         return kept
 
-    def table(
-        self, columns: Sequence[str], rows: Iterable[Sequence[str]], where: str, heading: str = "", end: str = ""
-    ) -> None:
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], heading: str = "", end: str = "") -> None:
         """A table between ``heading`` and ``end``; what has no room is counted."""
         every = list(rows)
-        foot = [f"and {len(every)} more {where}", "", end]
+        foot = [f"and {len(every)} more in the journal", "", end]
         reserved = sum(map(len, foot)) + 8
         if self._room < reserved + 200:
             self.lines.append(f"\n{foot[0]}")
@@ -159,7 +154,7 @@ class _Lines:
         self._room += reserved
         if kept < len(every):
             self.add("")
-            self.add(f"and {len(every) - kept} more {where}")
+            self.add(f"and {len(every) - kept} more in the journal")
         if end:
             self.add("")
             self.add(end)
