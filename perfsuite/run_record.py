@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from perfsuite.errors import first_line
 from perfsuite.gate.verdict import Verdict
 from perfsuite.records import Peaks, Result, VerdictName, Work
 
@@ -102,6 +103,14 @@ class RunRecord:
     """None for a run that was killed, and in journals written before it was kept."""
     peaks: Peaks | None = None
     """What the results are shares of, where it had to be measured."""
+
+    @functools.cached_property
+    def missing(self) -> Mapping[str, str]:
+        """Why a case has no result, by node id: failed, interrupted or skipped."""
+        missing = {case: f"failed: {first_line(message)}" for case, message in self.failures.items()}
+        missing.update({case: f"interrupted by {signal}" for case, signal in self.interrupted.items()})
+        missing.update({case: f"skipped: {reason}" for case, reason in self.skips.items()})
+        return missing
 
     @functools.cached_property
     def equal_work(self) -> list[tuple[Result, ...]]:

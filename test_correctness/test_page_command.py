@@ -147,4 +147,4 @@ def test_an_ab_is_a_page_of_two_arms(tmp_path, monkeypatch, capsys):
 def test_an_ab_tells_a_bad_place_before_it_measures(tmp_path, capsys):
     wrong = tmp_path / "none" / "ab.html"
     assert cli.main(["ab", "--a-env", "X=1", "--html", str(wrong)]) == 4
-    assert "--html: folder" in capsys.readouterr().err
+    assert f"--html: {wrong} cannot be written: No such file" in capsys.readouterr().err

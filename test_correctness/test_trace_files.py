@@ -77,7 +77,7 @@ def test_a_full_disk_is_named_and_leaves_the_files_of_the_earlier_run(tmp_path, 
 
 def test_a_file_in_the_way_of_the_folder_is_named(tmp_path):
     (tmp_path / "traces").write_text("")
-    with pytest.raises(ConfigurationError, match=r"folder .*traces for timelines cannot be made: File exists; name"):
+    with pytest.raises(ConfigurationError, match=r"folder .*traces cannot be made: File exists; name"):
         write_case(CASE, simulated("1f1b"), tmp_path / "traces")
     with pytest.raises(ConfigurationError, match="cannot be made: Not a directory"):
         write_case(CASE, simulated("1f1b"), tmp_path / "traces" / "deeper")

@@ -104,7 +104,7 @@ def test_a_smoke_run_measured_nothing_to_show(repo):
         ("file", "*--perf-trace: *file is no folder; name one that is there or can be made"),
         (
             "file/deeper",
-            "*--perf-trace: folder *file/deeper for timelines cannot be made: Not a directory; name another*",
+            "*--perf-trace: folder *file/deeper cannot be made: Not a directory; name another*",
         ),
     ],
 )

@@ -111,9 +111,20 @@ class Baseline:
         return machine_sessions(run for entry in self.entries.values() for run in entry.kept)
 
     @property
+    def newest(self) -> RunSummary | None:
+        """The run that started last; None without runs."""
+        return max((entry.newest for entry in self.entries.values()), key=lambda run: run.time, default=None)
+
+    @property
     def newest_time(self) -> str:
-        """When the newest run started; empty without runs."""
-        return max((entry.newest.time for entry in self.entries.values()), default="")
+        """When that run started; empty without runs."""
+        return self.newest.time if self.newest else ""
+
+    @property
+    def versions(self) -> Mapping[str, Any]:
+        """Versions of the packages that the newest run had."""
+        packages = self.newest.environment.get("packages") if self.newest else None
+        return packages if isinstance(packages, Mapping) else {}
 
 
 def newest(runs: Iterable[RunSummary]) -> tuple[RunSummary, ...]:

@@ -11,7 +11,6 @@ import dataclasses
 import json
 import math
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
 from perfsuite.comparison import Comparison, compare, progress, table
 from perfsuite.decoding import to_json
 from perfsuite.errors import ConfigurationError, PerfsuiteError
+from perfsuite.files import require_writable, write_file
 from perfsuite.records import Result
 from perfsuite.statistics.paired import MIN_PAIRS
 from perfsuite.units import format_seconds, parse_duration, plural
@@ -122,7 +122,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-pairs", type=int, default=48, help="with --until-decided: no more pairs (default 48)")
     parser.add_argument("--tolerance", type=float, default=0.03, help="change that does not matter (default 0.03)")
     parser.add_argument("--deadline", metavar="DURATION", default="1h", help="for one run of one arm (default 1h)")
-    parser.add_argument("--json", metavar="FILE", help="write the comparison to FILE as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison to FILE as well")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one page of both arms there, docs/page.md")
     parser.add_argument("pytest_args", nargs="*", metavar="-- PYTEST ARGS", help="which cases, as pytest takes them")
 
@@ -135,8 +135,9 @@ def run_ab(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"--max-pairs {options.max_pairs} is less than --pairs {options.pairs}; give more")
     if not 0 < options.tolerance < 1:
         raise ConfigurationError(f"--tolerance {options.tolerance} is not between 0 and 1; write 0.03 for 3 %")
-    if options.html is not None:
-        require_place(options.html)
+    for path, option in ((options.html, "--html"), (options.json, "--json")):
+        if path is not None:
+            require_writable(path, option)
     environments = [read_env(texts) for texts in (options.a_env, options.b_env)]
     if (options.a, options.a_python, environments[0]) == (options.b, options.b_python, environments[1]):
         raise ConfigurationError("both arms are the same; give --a and --b, or --a-env and --b-env, that differ")
@@ -157,21 +158,10 @@ def run_ab(options: argparse.Namespace) -> int:
         comparisons = measure(runs, planned, options.tolerance)
     print("\n".join(lines(runs, comparisons, planned, options.tolerance)))
     if options.json:
-        Path(options.json).write_text(json.dumps(to_json(comparisons), indent=1) + "\n")
+        write_file(options.json, json.dumps(to_json(comparisons), indent=1) + "\n", option="--json")
     if options.html is not None:
         write_arms(runs, comparisons, options.html)
     return EXIT_FOUND if any(comparison.outcome == "slower" for comparison in comparisons) else EXIT_OK
-
-
-def require_place(path: Path) -> None:
-    """Raise ConfigurationError, before anything is measured, where no file can be written to ``path``."""
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise ConfigurationError(
-            f"--html: folder {path.parent} cannot be written to: {error.strerror}; name another one"
-        ) from None
 
 
 def write_arms(runs: _Runs, comparisons: Sequence[Comparison], path: Path) -> None:

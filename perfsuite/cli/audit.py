@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from perfsuite.audit.audit import RULES, applicable, audit, derived_label, more_
 from perfsuite.audit.read import parse_facts, parse_roles, read_tables, tables_of
 from perfsuite.audit.rule import AuditFinding, Rule
 from perfsuite.audit.table import AuditTable
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
+from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, json_argument, print_json
 from perfsuite.errors import ConfigurationError
 from perfsuite.published.lookup import shipped
 from perfsuite.published.read import read_report
@@ -52,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ROLE=VALUE[:UNIT]",
         help="what holds for every row of a CSV or Markdown table: peak_tflops=312 memory_capacity=80:GB",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    json_argument(parser)
     listing = parser.add_mutually_exclusive_group()
     listing.add_argument("--labels", action="store_true", help="print the labels of the tables as Markdown")
     listing.add_argument("--list-rules", action="store_true", help="print every rule as Markdown")
@@ -77,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(label_lines([source.report for source in audited if source.report])))
         return EXIT_OK
     if options.json:
-        print(json.dumps([_json(source) for source in audited], indent=2, ensure_ascii=False))
+        print_json([_json(source) for source in audited])
     else:
         print("\n".join(line for source in audited for line in _lines(source)))
     if options.file:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, print_json
+from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, json_argument, print_json
 from perfsuite.projection import backtest_runs
 from perfsuite.projection.backtest import Backtested
 from perfsuite.projection.band import FILE
@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", nargs="*", metavar="TABLE", help=f"of {', '.join(backtest_runs.NAMES)}; default: all")
     parser.add_argument("--rows", action="store_true", help="print every row, and those that were left out")
     parser.add_argument("--write-bands", action="store_true", help="store the bands of all regimes in the package")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:

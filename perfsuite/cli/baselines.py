@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
@@ -13,7 +12,7 @@ from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry
 from perfsuite.baselines.runs import RunSummary, moment
 from perfsuite.baselines.sessions import count_sessions
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, exit_codes
+from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, exit_codes, json_argument, print_json
 from perfsuite.decoding import to_json
 from perfsuite.errors import BaselineError, ConfigurationError
 from perfsuite.units import format_seconds, plural
@@ -31,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     verify = what.add_parser("verify", help="read every file and say what is wrong with it")
     for parser_of in (listing, show, verify):
         parser_of.add_argument("path", nargs="*", type=Path, default=[Path("baselines")], help="files or folders")
-        parser_of.add_argument("--json", action="store_true", help="print JSON instead of text")
+        json_argument(parser_of)
     merge = what.add_parser("merge", help="make FILE the union of itself and the others")
     merge.add_argument("path", type=Path, metavar="FILE", help="file that is written")
     merge.add_argument("sources", nargs="+", type=Path, metavar="OTHER", help="files of the same hardware")
@@ -86,7 +85,7 @@ def _list(options: argparse.Namespace) -> int:
     files = files_in(options.path)
     baselines = [(file, _read(file, options)) for file in files]
     if options.json:
-        print(json.dumps([{"file": str(file), **_facts(baseline)} for file, baseline in baselines], indent=1))
+        print_json([{"file": str(file), **_facts(baseline)} for file, baseline in baselines])
         return EXIT_OK
     for file, baseline in baselines:
         facts = _facts(baseline)
@@ -114,7 +113,7 @@ def _show(options: argparse.Namespace) -> int:
         baseline = _read(file, options)
         entries = [entry for entry in baseline.entries.values() if options.case in entry.case.node]
         if options.json:
-            print(json.dumps({"file": str(file), "cases": [to_json(entry) for entry in entries]}, indent=1))
+            print_json({"file": str(file), "cases": [to_json(entry) for entry in entries]})
             continue
         print(file)
         for name, value in baseline.hardware.key.items():
@@ -153,7 +152,7 @@ def _verify(options: argparse.Namespace) -> int:
         except BaselineError as error:
             damaged[str(file)] = str(error)
     if options.json:
-        print(json.dumps({"files": len(files), "damaged": damaged}, indent=1))
+        print_json({"files": len(files), "damaged": damaged})
     else:
         for message in damaged.values():
             print(message)

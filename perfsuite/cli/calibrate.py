@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry
-from perfsuite.cli.command import EXIT_OK, Command, print_json
-from perfsuite.cli.report import is_journal
+from perfsuite.cli.command import EXIT_OK, Command, json_argument, platform_file_argument, print_json
+from perfsuite.cli.results import read_results
 from perfsuite.decoding import to_json
 from perfsuite.errors import ConfigurationError
-from perfsuite.journal import read_journal
+from perfsuite.files import make_folder
+from perfsuite.journal import Journal
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import write_calibration
 from perfsuite.projection.calibration_of import Calibrated, calibrate
@@ -38,10 +38,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"calibration file that is written; default: one per device and software in {_FOLDER}",
     )
-    parser.add_argument(
-        "--platform-file", action="append", default=[], metavar="FILE", help="TOML file with platforms of your own"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    platform_file_argument(parser)
+    json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,11 +55,8 @@ def run(options: argparse.Namespace) -> int:
     written = []
     for one in made:
         path = options.out or _FOLDER / f"{_slug(f'{one.calibration.device}-{one.calibration.software}')}.json"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_calibration(one.calibration, path)
-        except OSError as error:
-            raise ConfigurationError(f"calibration {path} cannot be written: {error.strerror}") from None
+        make_folder(path.parent)
+        write_calibration(one.calibration, path)
         written.append((path, one))
     if options.json:
         print_json([{"file": str(path), **to_json(one)} for path, one in written])
@@ -73,18 +68,11 @@ def run(options: argparse.Namespace) -> int:
 
 def read_observations(path: Path) -> Iterator[Observation]:
     """What the results in a journal or baseline file tell; PerfsuiteError says line and reason where it is neither."""
-    if not path.is_file():
-        raise ConfigurationError(f"{path} is no file; give a journal or a baseline file")
-    if is_journal(path):
-        for result in read_journal(path).results.values():
-            seen = Observation.of(result)
-            if seen is not None:
-                yield seen
-        return
-    baseline = store.read(path)
-    for entry in baseline.entries.values():
-        if entry.newest.quantiles_s:
-            yield _of_entry(entry, baseline)
+    results = read_results(path)
+    if isinstance(results, Journal):
+        yield from filter(None, map(Observation.of, results.results.values()))
+    else:
+        yield from (_of_entry(entry, results) for entry in results.entries.values() if entry.newest.quantiles_s)
 
 
 def _of_entry(entry: Entry, baseline: Baseline) -> Observation:

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite.cli.command import EXIT_OK, Command, print_json
-from perfsuite.cli.report import read_run
+from perfsuite.cli.command import EXIT_OK, Command, json_argument, platform_file_argument, print_json
+from perfsuite.cli.results import read_run
 from perfsuite.decoding import to_json
 from perfsuite.platforms import load_catalog
 from perfsuite.reports.checklist import Answer, answers, facts_of
@@ -20,10 +20,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
     parser.epilog = "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files of one machine"
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="journal or baseline file")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument(
-        "--platform-file", action="append", default=[], metavar="FILE", help="TOML file with platforms of your own"
-    )
+    json_argument(parser)
+    platform_file_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:

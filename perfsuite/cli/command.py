@@ -36,8 +36,8 @@ def exit_codes(found: str = "") -> str:
     return "; ".join(["exit codes: 0 done", *([f"{EXIT_FOUND} {found}"] if found else []), USAGE_CODE])
 
 
-def platform_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of every subcommand that prints something about platforms."""
+def platform_file_argument(parser: argparse.ArgumentParser) -> None:
+    """The option of every subcommand that looks platforms up."""
     parser.add_argument(
         "--platform-file",
         action="append",
@@ -45,6 +45,16 @@ def platform_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="TOML file with rows and an [environment] of your own, as in the ini key perf_platforms; repeatable",
     )
+
+
+def platform_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of every subcommand that prints something about platforms."""
+    platform_file_argument(parser)
+    json_argument(parser)
+
+
+def json_argument(parser: argparse.ArgumentParser) -> None:
+    """The option of every subcommand that other programs read."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 

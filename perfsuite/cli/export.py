@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from perfsuite.baselines import store
 from perfsuite.cli.command import EXIT_OK, Command
+from perfsuite.cli.results import first_object, require_file
 from perfsuite.errors import ConfigurationError
 from perfsuite.exports.formats import EXPORTS
 from perfsuite.exports.row import ExportRow, rows_of_baseline, rows_of_history, rows_of_run
+from perfsuite.files import write_file
 from perfsuite.history import file
 from perfsuite.journal import read_journal
 
@@ -40,36 +40,21 @@ def run(options: argparse.Namespace) -> int:
     if options.out is None:
         print(text, end="")
         return EXIT_OK
-    try:
-        options.out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"--out: {options.out} cannot be written: {error.strerror}") from None
+    write_file(options.out, text, option="--out")
     print(f"{options.out}: {len(rows)} figures as {options.format}")
     return EXIT_OK
 
 
 def _rows(path: Path) -> Iterator[ExportRow]:
-    if not path.is_file():
-        raise ConfigurationError(f"{path} is no file; give a journal, a baseline file or a history")
-    first = _first_line(path)
-    if first is not None and "header" in first:
+    require_file(path, "a journal, a baseline file or a history")
+    first = first_object(path) or {}
+    if "header" in first:
         journal = read_journal(path)
         yield from rows_of_run(journal.record, simulated=any(result.simulated for result in journal.results.values()))
-    elif path.suffix == ".jsonl" or (first is not None and "session" in first):
+    elif path.suffix == ".jsonl" or "session" in first:
         yield from rows_of_history(file.read(path))
     else:
         yield from rows_of_baseline(store.read(path))
-
-
-def _first_line(path: Path) -> Mapping[str, Any] | None:
-    """The JSON object on the first line; None where there is none: a baseline file has no object on one line alone."""
-    with path.open("rb") as opened:
-        line = opened.readline()
-    try:
-        plain = json.loads(line)
-    except ValueError:
-        return None
-    return plain if isinstance(plain, dict) else None
 
 
 COMMAND = Command(

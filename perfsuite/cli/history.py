@@ -9,6 +9,7 @@ from pathlib import Path
 
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, exit_codes
 from perfsuite.errors import ConfigurationError
+from perfsuite.files import write_file
 from perfsuite.history import file
 from perfsuite.history.describe import list_lines, show_lines
 from perfsuite.history.findings import Findings, findings_of
@@ -18,7 +19,6 @@ from perfsuite.history.session import session_of
 from perfsuite.journal import read_journal
 from perfsuite.reports.grids_page import grids_page
 from perfsuite.reports.over_time import history_grids
-from perfsuite.reports.timelines.files import write_file
 from perfsuite.run_record import Revision
 
 DEFAULT = Path("perf-history.jsonl")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
+from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, platform_file_argument
 from perfsuite.errors import ConfigurationError
 from perfsuite.imports.file import write_imported
 from perfsuite.imports.formats import FORMATS, find_format, read_file
@@ -39,9 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks-per-node", type=int, metavar="N", help="of FlagPerf's bandwidth between nodes")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write them for perfsuite report --imported FILE")
     parser.add_argument("--all", action="store_true", help="print every figure, not the first ones of each file")
-    parser.add_argument(
-        "--platform-file", action="append", default=[], metavar="FILE", help="TOML file with platforms of your own"
-    )
+    platform_file_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json
 from perfsuite.cli.projected import curve_lines, lines, point_json, projection_json
 from perfsuite.errors import ConfigurationError, did_you_mean
+from perfsuite.files import write_file
 from perfsuite.models import find
 from perfsuite.models.base import Checkpointing
 from perfsuite.platforms import DeviceModel, load_catalog
@@ -22,7 +23,6 @@ from perfsuite.projection.sensitivity import elasticities
 from perfsuite.projection.step import project
 from perfsuite.projection.timeline import pipeline_timeline
 from perfsuite.records import Training
-from perfsuite.reports.timelines.files import write_file
 from perfsuite.reports.timelines.write import trace_text
 
 _DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")

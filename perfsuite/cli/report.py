@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfsuite.baselines import store
-from perfsuite.cli.command import EXIT_OK, Command
-from perfsuite.errors import ConfigurationError, first_line
+from perfsuite.cli.command import EXIT_OK, Command, platform_file_argument
+from perfsuite.cli.results import read_results, read_run
+from perfsuite.errors import ConfigurationError
+from perfsuite.files import write_file
 from perfsuite.history.file import read as read_history
 from perfsuite.history.findings import findings_of
 from perfsuite.history.git import Repository
 from perfsuite.history.order import in_order
 from perfsuite.imports.file import read_imported
-from perfsuite.journal import Journal, read_journal
+from perfsuite.journal import Journal
 from perfsuite.platforms import Catalog, load_catalog
 from perfsuite.reports.beside_others import foreign_markdown, imported_grids
 from perfsuite.reports.over_time import history_grids
-from perfsuite.reports.tables.case import from_entry
 from perfsuite.reports.tables.markdown import Grid
-from perfsuite.reports.tables.recording import Recording, recording_of
+from perfsuite.reports.tables.recording import Recording
 from perfsuite.reports.tables.report import find_style, fitting_styles, report
 from perfsuite.reports.tables.styles import STYLES
 
@@ -54,9 +53,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with charts there, docs/page.md")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="with --html: stored runs to compare with")
-    parser.add_argument(
-        "--platform-file", action="append", default=[], metavar="FILE", help="TOML file with platforms of your own"
-    )
+    platform_file_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -79,10 +76,7 @@ def run(options: argparse.Namespace) -> int:
     if options.out is None:
         print(text, end="")
         return EXIT_OK
-    try:
-        options.out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"--out: {options.out} cannot be written: {error.strerror}") from None
+    write_file(options.out, text, option="--out")
     print(f"{options.out}: {', '.join(style.name for style in styles)}")
     return EXIT_OK
 
@@ -128,76 +122,10 @@ def _page_run(path: Path, catalog: Catalog) -> Run:
     """What the page shows of a journal or baseline file."""
     from perfsuite.reports.page.runs import run_of_baseline, run_of_record
 
-    require_file(path)
-    if is_journal(path):
-        record = read_journal(path).record
-        return run_of_record(record, catalog.models.get(record.platform))
-    baseline = store.read(path)
-    return run_of_baseline(baseline, path.name, catalog.models.get(baseline.hardware.platform))
-
-
-def require_file(path: Path) -> None:
-    """Raise ConfigurationError unless there is a file."""
-    if not path.is_file():
-        raise ConfigurationError(f"{path} is no file; give a journal or a baseline file")
-
-
-def read_run(path: Path, catalog: Catalog) -> Recording:
-    """The results in a journal or baseline file; PerfsuiteError when it is neither, or damaged."""
-    require_file(path)
-    if is_journal(path):
-        return _run_of_journal(read_journal(path), catalog)
-    return _run_of_baseline(path, catalog)
-
-
-def is_journal(path: Path) -> bool:
-    """Whether the first line is a JSON object with a header; a baseline file has no object on one line alone."""
-    with path.open("rb") as file:
-        first = file.readline()
-    try:
-        plain = json.loads(first)
-    except ValueError:
-        return path.suffix == ".jsonl"
-    return isinstance(plain, dict) and "header" in plain
-
-
-def _run_of_journal(journal: Journal, catalog: Catalog) -> Recording:
-    header = journal.header
-    missing = {case: f"failed: {first_line(message)}" for case, message in journal.failures.items()}
-    missing.update({case: f"interrupted by {signal}" for case, signal in journal.interrupted.items()})
-    missing.update({case: f"skipped: {reason}" for case, reason in journal.skips.items()})
-    return recording_of(
-        journal.results.values(),
-        name=str(journal.path),
-        platform=header.platform,
-        fingerprint=header.fingerprint,
-        missing=missing,
-        versions=header.versions,
-        device=catalog.models.get(header.platform),
-    )
-
-
-def _run_of_baseline(path: Path, catalog: Catalog) -> Recording:
-    baseline = store.read(path)
-    hardware = baseline.hardware
-    newest = max((entry.newest for entry in baseline.entries.values()), key=lambda run: run.time, default=None)
-    environment = newest.environment if newest else {}
-    packages = environment.get("packages", {})
-    return Recording(
-        name=f"{path}, newest run of each case",
-        platform=hardware.platform,
-        fingerprint=hardware.fingerprint,
-        cases=tuple(
-            from_entry(
-                entry, platform=hardware.platform, fingerprint=hardware.fingerprint, simulated=hardware.simulated
-            )
-            for _, entry in sorted(baseline.entries.items())
-        ),
-        environment=environment,
-        versions=packages if isinstance(packages, dict) else {},
-        device=catalog.models.get(hardware.platform),
-        simulated=hardware.simulated,
-    )
+    results = read_results(path)
+    if isinstance(results, Journal):
+        return run_of_record(results.record, catalog.models.get(results.header.platform))
+    return run_of_baseline(results, path.name, catalog.models.get(results.hardware.platform))
 
 
 COMMAND = Command(

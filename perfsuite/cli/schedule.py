@@ -12,6 +12,7 @@ from typing import cast
 
 from perfsuite.cli.command import EXIT_OK, Command
 from perfsuite.errors import ConfigurationError
+from perfsuite.files import write_file
 from perfsuite.metrics.pipeline import (
     bubble_ratio,
     bubble_to_ideal,
@@ -20,7 +21,6 @@ from perfsuite.metrics.pipeline import (
     step_bounds_s,
 )
 from perfsuite.reports.pipeline import binding_sentence
-from perfsuite.reports.timelines.files import write_file
 from perfsuite.reports.timelines.picture import timeline_svg
 from perfsuite.reports.timelines.write import trace_text
 from perfsuite.schedules import (

@@ -9,12 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite.baselines import store
 from perfsuite.cli.command import EXIT_OK, Command
-from perfsuite.cli.report import is_journal
+from perfsuite.cli.results import read_results
 from perfsuite.errors import ConfigurationError
 from perfsuite.gate.describe import word
-from perfsuite.journal import read_journal
+from perfsuite.journal import Journal
 from perfsuite.reports.case_details import case_lines
 from perfsuite.reports.notable import notable
 from perfsuite.reports.plain import encodable
@@ -36,22 +35,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite show``."""
-    record = read_record(options.results)
+    results = read_results(options.results)
+    record = results.record if isinstance(results, Journal) else record_of_baseline(results, options.results.name)
     if options.case:
         record = _only(record, options.case)
     width = shutil.get_terminal_size((80, 24)).columns - 1
     for line in lines(record, options.show or ("cases" if options.case else "summary"), width):
         print(encodable(line, sys.stdout.encoding))
     return EXIT_OK
-
-
-def read_record(path: Path) -> RunRecord:
-    """The run in a journal or baseline file; PerfsuiteError when it is neither, or damaged."""
-    if not path.is_file():
-        raise ConfigurationError(f"{path} is no file; give a journal or a baseline file")
-    if is_journal(path):
-        return read_journal(path).record
-    return record_of_baseline(store.read(path), path.name)
 
 
 def _only(record: RunRecord, text: str) -> RunRecord:

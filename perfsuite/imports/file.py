@@ -8,6 +8,7 @@ from pathlib import Path
 
 from perfsuite.decoding import from_json, to_json
 from perfsuite.errors import ImportFailed
+from perfsuite.files import write_file
 from perfsuite.imports.formats import read_file
 from perfsuite.imports.row import Imported, Told
 
@@ -16,12 +17,9 @@ _KEY = "perfsuite_imported"
 
 
 def write_imported(path: Path, files: Sequence[Imported]) -> None:
-    """Write what files gave; ImportFailed where that cannot be."""
+    """Write what files gave; ConfigurationError where that cannot be."""
     plain = {_KEY: SCHEMA, "files": [to_json(imported) for imported in files]}
-    try:
-        path.write_text(json.dumps(plain, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ImportFailed(f"--out: {path} cannot be written: {error.strerror}") from None
+    write_file(path, json.dumps(plain, indent=1, ensure_ascii=False) + "\n", option="--out")
 
 
 def read_imported(path: Path) -> tuple[Imported, ...]:

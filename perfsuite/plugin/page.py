@@ -6,7 +6,6 @@ line at the end: the journal has everything, and ``perfsuite report --html`` wri
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.recorded import record_key
 from perfsuite.plugin.state import suite_key
+from perfsuite.plugin.targets import require_writable
 
 BESIDE = "beside the journal"
 """Where the page goes when no file is named; no file is called so."""
@@ -51,15 +51,7 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
     path = _place(session.config)
     if path is None or not cases or not runs_tests(session.config):
         return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-        if path.exists():
-            with path.open("ab"):
-                pass
-    except OSError as error:
-        raise pytest.UsageError(f"--perf-html: {path} cannot be written: {error.strerror}; name another file") from None
+    require_writable(path, "--perf-html")
     session.config.stash[page_key] = path
 
 

@@ -57,7 +57,7 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
     folder = session.config.stash[settings_key].trace
     if folder is None or not cases or not runs_tests(session.config):
         return
-    from perfsuite.reports.timelines.files import make_folder
+    from perfsuite.files import make_folder
 
     try:
         make_folder(folder)

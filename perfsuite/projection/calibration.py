@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from perfsuite.decoding import from_json, to_json
 from perfsuite.errors import ConfigurationError
+from perfsuite.files import write_file
 from perfsuite.platforms import DeviceModel
 
 SCHEMA = 1
@@ -194,12 +195,10 @@ ASSUMED_NETWORK = Constant(
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
-    """Write the file, whole or not at all."""
+    """Write the file, whole or not at all; ConfigurationError says why it could not be."""
     body = to_json(calibration)
     whole = {"kind": KIND, "schema": SCHEMA, "checksum": _checksum(body), "calibration": body}
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_file(path, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_calibration(path: Path) -> Calibration:

@@ -28,9 +28,8 @@ def record_of_baseline(baseline: Baseline, name: str) -> RunRecord:
     """The newest run of each case; work is what follows from the stored rates, shares of peaks are not stored."""
     hardware = baseline.hardware
     entries = sorted(baseline.entries.values(), key=lambda entry: entry.case.node)
-    newest = max((entry.newest for entry in entries), key=lambda run: run.time, default=None)
+    newest = baseline.newest
     commit = newest.commit if newest else ""
-    packages = newest.environment.get("packages", {}) if newest else {}
     results = (_result(entry, hardware.platform, hardware.fingerprint, hardware.simulated) for entry in entries)
     return RunRecord(
         name=name,
@@ -39,7 +38,7 @@ def record_of_baseline(baseline: Baseline, name: str) -> RunRecord:
         results={result.case: result for result in results},
         session=newest.session if newest else "",
         started_at=newest.time if newest else "",
-        versions=packages if isinstance(packages, dict) else {},
+        versions=baseline.versions,
         revision=Revision(commit=commit.partition("-")[0], dirty=commit.endswith("-dirty")),
     )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.errors import ConfigurationError
+from perfsuite.files import write_file
 from perfsuite.reports.page.blocks import Chart, Charts, Section
 from perfsuite.reports.page.charts.look import stamped
 from perfsuite.reports.page.material import Case, Material
@@ -22,7 +23,6 @@ from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.svg import NO_RENDERER, Draw, renderer
 from perfsuite.reports.page.text import visible
 from perfsuite.reports.tables.markdown import Grid
-from perfsuite.reports.timelines.files import write_file
 
 MOST_CHARTS = 24
 SIMULATED = "SIMULATED DEVICES: no time here is a measurement"

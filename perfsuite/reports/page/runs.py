@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from perfsuite.baselines.baseline import Baseline
@@ -17,16 +17,13 @@ from perfsuite.run_record import RunRecord
 
 def run_of_record(record: RunRecord, device: DeviceModel | None) -> Run:
     """A session that just ended, or a journal."""
-    missing = {case: f"failed: {message.partition(chr(10))[0]}" for case, message in record.failures.items()}
-    missing.update({case: f"interrupted by {signal}" for case, signal in record.interrupted.items()})
-    missing.update({case: f"skipped: {reason}" for case, reason in record.skips.items()})
     results = tuple(record.results.values())
     return Run(
         name=PurePath(record.name).name,
         platform=record.platform,
         fingerprint=record.fingerprint,
         cases=tuple(map(case_of_result, results)),
-        missing=missing,
+        missing=record.missing,
         verdicts=record.gate.by_case if record.gate else {},
         environment=results[-1].environment if results else {},
         versions=record.versions,
@@ -54,17 +51,15 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
 def run_of_baseline(baseline: Baseline, name: str, device: DeviceModel | None) -> Run:
     """The newest run of each case that a baseline file keeps."""
     hardware = baseline.hardware
-    newest = max((entry.newest for entry in baseline.entries.values()), key=lambda run: run.time, default=None)
-    environment = newest.environment if newest else {}
-    packages = environment.get("packages")
+    newest = baseline.newest
     entries = sorted(baseline.entries.items(), key=lambda pair: pair[0])
     return Run(
         name=name,
         platform=hardware.platform,
         fingerprint=hardware.fingerprint,
         cases=tuple(case_of_entry(entry, hardware.fingerprint, hardware.platform) for _, entry in entries),
-        environment=environment,
-        versions=packages if isinstance(packages, Mapping) else {},
+        environment=newest.environment if newest else {},
+        versions=baseline.versions,
         facts={"newest run": newest.time, "commit": newest.commit} if newest else {},
         device=device,
         simulated=hardware.simulated,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
-import os
 import re
 from pathlib import Path
 
-from perfsuite.errors import ConfigurationError, InvalidParameter
+from perfsuite.errors import InvalidParameter
+from perfsuite.files import make_folder, write_file
 from perfsuite.reports.timelines.picture import timeline_svg
 from perfsuite.reports.timelines.write import trace_text
 from perfsuite.step_records import Timeline
@@ -57,27 +56,3 @@ def check_timeline(timeline: Timeline) -> None:
             raise InvalidParameter(
                 f"{said} from {float(event.start_s)} s to {float(event.end_s)} s; record finite times in order"
             )
-
-
-def make_folder(folder: Path) -> None:
-    """Make ``folder`` unless it is there; ConfigurationError when that fails."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"folder {folder} for timelines cannot be made: {error.strerror}; name another one"
-        ) from None
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write ``text`` to a file beside ``path`` and move it there; ConfigurationError, and nothing left, on failure."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise ConfigurationError(
-            f"{path} cannot be written: {error.strerror}; make room or name another place"
-        ) from None

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
+from perfsuite.files import write_file
 from perfsuite.reports.plain import printable
-from perfsuite.reports.timelines.files import write_file
 
 INDEX = "index.html"
 _HEAD = (
