@@ -107,7 +107,7 @@ def test_activations_in_flight_are_the_schedule_s(schedule):
     share = Share(model=model, layout=layout, code=code)
     size = model.layers // layout.stages * memory.block_bytes(share, experts=False)
     held = peak_activations(timeline, [size] * made.num_stages)
-    assert held[0] == pytest.approx(memory._rank(model, layout, code, 0.0, rank=0).activations)
+    assert held[0] == pytest.approx(memory.Memories(model=model, code=code)._load(share, 0).activations)
 
 
 def test_what_replicas_share_out_is_divided_by_them():
