@@ -19,7 +19,7 @@ those of their own.
 """
 LEVEL = {name: level for level, names in enumerate(LINES) for name in names}
 MODULES = sorted(PACKAGE.glob("**/*.py"))
-RANK_SIDE = ("models", "strategies", "runtime.ranks", "projection.dry_run")
+RANK_SIDE = ("models", "strategies", "runtime.ranks")
 """Rooms with modules that only ranks load."""
 
 

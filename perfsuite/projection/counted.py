@@ -1,6 +1,6 @@
-"""What the blocks of perfsuite's own models move, keep and start, as :mod:`perfsuite.projection.dry_run` counts it.
+"""What the blocks of perfsuite's own models move, keep and start, as ``tools/count_blocks.py`` counts it.
 
-A test holds every row equal to a dry run of the model that it names.  fp32 has ``plain``; bf16 and fp16 have
+A test holds every row equal to that count of the model that it names.  fp32 has ``plain``; bf16 and fp16 have
 ``autocast``, where parameters stay wide and products narrow, or ``narrow``, where all is narrow.
 """
 

@@ -1,4 +1,8 @@
-"""Counts what the code of a model moves, keeps and starts, under fake tensors: no device, no values.  Imports torch.
+"""Counts what the code of a model moves, keeps and starts, under fake tensors: no device, no values.
+
+    python -m tools.count_blocks
+
+prints the rows of ``perfsuite/projection/counted.py``, which a test holds equal to what is counted here.
 
 A model of 1 and of 2 blocks runs one forward and backward; what the second adds is a block's.  A tensor's shape says
 what it grows with: tokens x width, tokens x hidden features, tokens x words, pairs of tokens, or
@@ -23,12 +27,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.models import Model
+from perfsuite.models import Model, find
 from perfsuite.models.dit import Dit
 from perfsuite.models.gpt import Gpt
 from perfsuite.models.language import LanguageModel
 from perfsuite.models.llama import Llama
-from perfsuite.projection.counted import BlockCounts
+from perfsuite.projection.counted import COUNTED, COUNTED_OF, BlockCounts
 
 Kind = Literal["width", "hidden", "words", "pairs", "weights"]
 _BATCH, _TOKENS, _WIDTH, _HEADS, _WORDS = 2, 61, 6144, 16, 250
@@ -228,3 +232,10 @@ def count_optimizer() -> tuple[float, int]:
     with counter:
         optimizer.step()
     return counter.now.moved["width"] / 1000, counter.now.kernels
+
+
+if __name__ == "__main__":
+    for kind, way in COUNTED:
+        block = count_block(find(COUNTED_OF[kind]), autocast=way == "autocast", narrow=way == "narrow")
+        print(f'("{kind}", "{way}", {tuple(round(value) for value in dataclasses.astuple(block))}),')
+    print(count_optimizer())

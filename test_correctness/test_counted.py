@@ -9,8 +9,8 @@ import pytest
 from perfsuite.errors import InvalidParameter
 from perfsuite.models import find
 from perfsuite.projection.counted import COUNTED, COUNTED_OF, OPTIMIZER_BYTES, OPTIMIZER_KERNELS, counted
-from perfsuite.projection.dry_run import count_block, count_optimizer, kind_of
 from perfsuite.records import Training
+from tools.count_blocks import count_block, count_optimizer, kind_of
 
 FAST = [("gpt", "autocast")]
 WAYS = {"plain": {}, "autocast": {"autocast": True}, "narrow": {"narrow": True}}
