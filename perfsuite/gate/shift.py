@@ -13,7 +13,7 @@ from perfsuite.gate.estimate import Today
 from perfsuite.gate.judge import SESSION_SHARE
 from perfsuite.gate.noise import Level
 from perfsuite.gate.verdict import GateSettings
-from perfsuite.statistics.robust import MAD_TO_SIGMA, clipped_variance, median, variance
+from perfsuite.statistics.robust import MAD_TO_SIGMA, clipped_variance, median, median_near_zero, variance
 
 PRIOR_INSIDE = 1 - SESSION_SHARE
 SUITE_PRIOR_DOF = 30
@@ -161,7 +161,7 @@ def look(
     if not knows_shift(len(screened), settings):
         return Today(), known
     differences = [case.difference for case in screened]
-    shift = median(differences)
+    shift = median_near_zero(differences)  # half of the cases slower are no shift of all
     feels = (UNLIKE_RESPONSE * shift) ** 2
     expected = [_variance(case, known) * case.level.sigma**2 + feels for case in screened]
     scatter = _scatter(differences, expected, shift)
@@ -188,7 +188,7 @@ def _scatter(differences: Sequence[float], expected: Sequence[float], shift: flo
         abs(difference - shift) / math.sqrt(expectation)
         for difference, expectation in zip(differences, expected, strict=True)
     ]
-    return (MAD_TO_SIGMA * median(away)) ** 2
+    return (MAD_TO_SIGMA * median_near_zero(away)) ** 2
 
 
 def _corrected(screened: Sequence[Screened], known: Shares, scatter: float) -> Shares:

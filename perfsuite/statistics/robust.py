@@ -32,6 +32,16 @@ def _middle(ordered: Sequence[float]) -> float:
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
+def median_near_zero(values: Sequence[float]) -> float:
+    """Median; of an even number of values the middle one nearer to 0, so that one half of them never moves the other.
+
+    >>> median_near_zero([0.0, 0.4, 0.4, 0.01]), median_near_zero([-0.2, -0.1, 0.0])
+    (0.01, -0.1)
+    """
+    ordered = sorted(values)
+    return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=abs)
+
+
 def variance(values: Sequence[float]) -> float:
     """Sample variance of at least two values.
 
