@@ -21,7 +21,7 @@ from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.units import MIB
 from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training import largest_batch
-from perfsuite.workloads.training.batch_search import Usage, by_doubling, by_prediction
+from perfsuite.workloads.training.batch_search import Usage, by_doubling, by_prediction, by_stepping_down
 from perfsuite.workloads.training.largest_batch import LargestBatch, Limited
 from test_correctness.helpers import scripted_driver, steps, training_faults
 
@@ -96,13 +96,13 @@ def test_a_straight_line_is_never_overstepped():
 # -- the case ----------------------------------------------------------------------------------------------------
 
 
-def ranks_with(device, memory_bytes):
+def ranks_with(device, memory_bytes, timed_extra=0):
     """A probe on one rank whose step takes 100 bytes and 10 per sample of ``memory_bytes``; notes what it is asked."""
     asked = []
 
     def probe(workload, purpose):
         asked.append((workload.micro_batch_size, purpose))
-        peak = 100 + 10 * workload.micro_batch_size
+        peak = 100 + 10 * workload.micro_batch_size + (timed_extra if purpose == "time" else 0)
         if peak > memory_bytes:
             raise OutOfMemory(f"OOM at {peak} of {memory_bytes}")
         job = Job(workload=workload, world_size=1, budget=ONCE)
@@ -121,8 +121,37 @@ def test_on_an_accelerator_out_of_memory_ends_the_search():
     assert (workload.micro_batch_size, workload.builds) == (15, ())
     values = {record.name: record.value for record in records}
     assert (values["largest_local_batch"], values["batches_tried"], values["peak_bytes"]) == (15.0, 8.0, 250.0)
-    assert [batch for batch, _ in asked] == [1, 2, 4, 8, 16, 12, 14, 15]
-    assert {purpose for _, purpose in asked} == {"memory"}
+    assert asked == [*((batch, "memory") for batch in (1, 2, 4, 8, 16, 12, 14, 15)), (15, "time")]
+
+
+def test_what_is_found_is_what_the_timed_step_can_run():
+    """Its twin and its checks leave pieces behind: the step at the largest batch observed ran out of memory."""
+    probe, asked = ranks_with("cuda:0", 250, timed_extra=45)
+    workload, records = LargestBatch(model="gpt2-tiny").settle(probe)
+    values = {record.name: record.value for record in records}
+    assert (10, 10.0, 15.0) == (
+        workload.micro_batch_size,
+        values["largest_local_batch"],
+        values["largest_observed_batch"],
+    )
+    assert 200.0 == values["peak_bytes"]
+    assert asked[8:] == [*((batch, "time") for batch in (15, 14, 12, 8, 10, 11)), (10, "memory")]
+    with pytest.raises(OutOfMemory, match="OOM at 510 of 250"):
+        LargestBatch(model="gpt2-tiny").settle(ranks_with("cuda:0", 250, timed_extra=400)[0])
+
+
+@given(st.integers(0, 300), st.integers(1, 300))
+def test_stepping_down_ends_at_the_largest_that_fits(limit, most):
+    asked = []
+
+    def fits(batch):
+        assert 1 <= batch <= most
+        assert batch not in asked
+        asked.append(batch)
+        return batch <= limit
+
+    assert min(limit, most) == by_stepping_down(fits, most)
+    assert len(asked) <= 2 + 2 * math.log2(most + 1)
 
 
 def test_on_a_cpu_nothing_is_allocated_that_is_predicted_not_to_fit():

@@ -57,6 +57,27 @@ def by_doubling(fits: Callable[[int], bool], most: int) -> Largest:
     return Largest(batch=good, tries=tries, limited=good == most)
 
 
+def by_stepping_down(fits: Callable[[int], bool], most: int) -> int:
+    """The largest batch up to ``most``, which nearly fits, that does: 1, 3, 7, ... less, then the gap is bisected.
+
+    0 where 1 does not fit; ``fits`` is asked about each once.
+
+    >>> by_stepping_down(lambda batch: batch <= 11, most=16)  # 16, 15, 13, 9, 11, 12
+    11
+    """
+    good, bad, step = 0, most + 1, 1
+    while bad > 1 and not good:
+        tried = max(1, bad - step)
+        if fits(tried):
+            good = tried
+        else:
+            bad, step = tried, step if tried == most else 2 * step
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good
+
+
 @dataclass(kw_only=True)
 class _Seen:
     """Batches tried so far."""

@@ -1,7 +1,8 @@
 """The largest local batch that fits, and the training step at it.
 
 The driver looks for it: every try is a build and two steps of its own on the ranks of the case.  On an accelerator a
-try may run out of memory; its ranks are then replaced, so nothing of it is left on the device.  On a CPU a try must
+try may run out of memory; its ranks are then replaced, so nothing of it is left on the device.  The largest one is
+then built and run as it is timed, and made smaller until that fits too.  On a CPU a try must
 keep within a byte budget per rank, and is only made when it is predicted to.
 """
 
@@ -17,7 +18,13 @@ from perfsuite.records import Measurement, Record
 from perfsuite.units import gib
 from perfsuite.workload import Probe, Rank, Step, Workload
 from perfsuite.workloads.training import names
-from perfsuite.workloads.training.batch_search import Largest, Usage, by_doubling, by_prediction
+from perfsuite.workloads.training.batch_search import (
+    Largest,
+    Usage,
+    by_doubling,
+    by_prediction,
+    by_stepping_down,
+)
 from perfsuite.workloads.training.train_step import TrainStep
 
 if TYPE_CHECKING:
@@ -70,10 +77,19 @@ class LargestBatch(TrainStep):
 
         first = look(1)
         if all(rank.device == "cpu" for rank in first.ranks):
-            largest = self._within_budget(look, first)
+            largest, observed = self._within_budget(look, first), None
         else:
-            largest = by_doubling(lambda batch: batch == 1 or _fits(look, batch), self.most)
-        return self._at(largest.batch), (*self._records(largest), *tried[largest.batch].values())
+            observed = by_doubling(lambda batch: batch == 1 or _fits(look, batch), self.most)
+            # What is timed has a twin before it and other pieces of memory than what was observed: near the end of a
+            # small memory that decides.
+            batch = by_stepping_down(lambda batch: _fits(lambda at: probe(self._at(at), "time"), batch), observed.batch)
+            if not batch:
+                probe(self._at(1), "time")  # and says how much there was
+            largest = dataclasses.replace(observed, batch=max(1, batch), limited=batch == self.most)
+            if largest.batch not in tried:
+                look(largest.batch)
+        found = tried[largest.batch].values()
+        return self._at(largest.batch), (*self._records(largest, observed), *found)
 
     def _at(self, batch: int) -> LargestBatch:
         return dataclasses.replace(self, micro_batch_size=batch)
@@ -92,9 +108,10 @@ class LargestBatch(TrainStep):
             )
         return largest
 
-    def _records(self, largest: Largest) -> tuple[Record, ...]:
+    def _records(self, largest: Largest, observed: Largest | None) -> tuple[Record, ...]:
         values = {
             "largest_local_batch": (float(largest.batch), "samples"),
+            "largest_observed_batch": (float(observed.batch) if observed else None, "samples"),
             "batches_tried": (float(largest.tries), "batches"),
             "search_limit": (float(self.most) if largest.limited else None, "samples"),
             "memory_budget_bytes": (self.memory_budget_bytes, "bytes"),
