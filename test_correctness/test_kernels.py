@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import contextmanager
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from perfsuite.errors import InvalidParameter, UnsupportedCase, WrongResult
 from perfsuite.mesh import MeshShape
+from perfsuite.metrics import derive
+from perfsuite.records import Peaks, Record, Work
 from perfsuite.workloads import kernels, matmul_mixed
 from perfsuite.workloads.attention import Attention
+from perfsuite.workloads.captured import captured_kernel_s
 from perfsuite.workloads.grouped_matmul import GroupedMatmul
 from perfsuite.workloads.kernel_launch import KernelLaunch
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.matmul_mixed import ScaledMatmul, WideMatmul
 from perfsuite.workloads.memory_capacity import MemoryCapacity
 from test_correctness.helpers.bare_rank import BareRank
+from test_correctness.test_metrics import measured
 
 ONE = MeshShape.of(dp=1)
 SMALL = {"batch_size": 2, "heads": 4, "kv_heads": 2, "sequence_length": 48, "head_width": 32}
@@ -174,6 +182,56 @@ def test_operations_of_attention_are_those_of_flash_attentions_benchmark():
 
 
 # -- launching and memory ---------------------------------------------------------------------------------------------
+
+
+class Graphs:
+    """A device module whose graph of 100 kernels takes 185 us."""
+
+    def __init__(self):
+        self.captured = 0
+
+    def CUDAGraph(self):
+        return SimpleNamespace(replay=lambda: None)
+
+    @contextmanager
+    def graph(self, graph):
+        yield
+
+    def synchronize(self):
+        pass
+
+    def Event(self, *, enable_timing):
+        return SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda end: 0.185)
+
+
+def test_a_kernel_in_a_graph_takes_what_the_device_takes(monkeypatch):
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Graphs())
+    ran = []
+    assert 1.85e-6 == pytest.approx(captured_kernel_s(torch.device("cuda"), lambda: ran.append(1)))
+    assert 101 == len(ran)  # one before, 100 captured
+    assert captured_kernel_s(torch.device("xpu"), ran.clear) is None  # this module has no graph of that name
+
+
+def test_what_cannot_be_captured_has_no_time_of_its_own(monkeypatch):
+    module = Graphs()
+
+    def refuse(graph):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    module.graph = refuse
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    assert captured_kernel_s(torch.device("cuda"), lambda: None) is None
+
+
+def test_the_launch_cost_is_named_or_why_it_is_not():
+    measurement = measured(4.25e-6)
+    names = ("kernel_us", "launch_cost_us")
+    for metric in derive(names, work=Work(), measurement=measurement, peaks=Peaks()):
+        assert (None, True) == (metric.value, metric.note.startswith("no kernel was captured: a CPU"))
+    record = Record(name="kernel_us", value=1.85, unit="us", reduce="max")
+    measurement = dataclasses.replace(measurement, records=(record,))
+    kernel, cost = derive(names, work=Work(), measurement=measurement, peaks=Peaks())
+    assert (1.85, pytest.approx(2.4)) == (kernel.value, cost.value)
 
 
 def test_a_launch_runs_once():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used
+from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, recorded
 from perfsuite.records import Measurement, Peak, Peaks, Work
 from perfsuite.units import seconds_to_us, tflops
 
@@ -59,6 +59,17 @@ def _launch(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     return MetricValue(value=seconds_to_us(max(told)))
 
 
+_NO_GRAPH = "no kernel was captured: a CPU, and a device whose torch has no graphs, shows kernel and launch together"
+_kernel = recorded("kernel_us", _NO_GRAPH)
+
+
+def _launch_cost(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
+    kernel = _kernel(work, measurement, peaks)
+    if kernel.value is None:
+        return kernel
+    return MetricValue(value=max(0.0, seconds_to_us(measurement.median_s) - kernel.value))
+
+
 METRICS = (
     MetricSpec(
         name="tflops",
@@ -83,6 +94,24 @@ METRICS = (
         convention="median",
         doc="Median time that the host takes to start one iteration, the slowest rank's.",
         compute=_launch,
+        observed=True,
+    ),
+    MetricSpec(
+        name="kernel_us",
+        unit="us",
+        better="lower",
+        convention="median",
+        doc="Time of one kernel on the device, among a hundred in a captured graph.",
+        compute=_kernel,
+        observed=True,
+    ),
+    MetricSpec(
+        name="launch_cost_us",
+        unit="us",
+        better="lower",
+        convention="median",
+        doc="What a kernel takes longer where the host starts each by itself than in a captured graph.",
+        compute=_launch_cost,
         observed=True,
     ),
 )

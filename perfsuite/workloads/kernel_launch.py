@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 from perfsuite.errors import WrongResult
 from perfsuite.mesh import MeshShape
 from perfsuite.records import Work
+from perfsuite.units import seconds_to_us
 from perfsuite.workload import Rank, Step, Workload, Yardstick
+from perfsuite.workloads.captured import captured_kernel_s
 
 if TYPE_CHECKING:
     import torch
@@ -19,10 +21,12 @@ class KernelLaunch(Workload):
     """x += 1 on one number, as Python starts it through torch.
 
     Back to back on one stream a device takes as long as the slower of host and kernel: ``latency_us`` is the device's
-    time per kernel, ``launch_us`` the host's for starting it.  Where both are equal the host is what is slow.
+    time per kernel, ``launch_us`` the host's for starting it.  Where both are equal the host is what is slow: how long
+    the kernel itself takes is then seen in a captured graph alone (``kernel_us``), and what is left is the price of
+    starting kernels one by one (``launch_cost_us``).
     """
 
-    metrics: ClassVar[tuple[str, ...]] = ("latency_us", "launch_us")
+    metrics: ClassVar[tuple[str, ...]] = ("latency_us", "launch_us", "kernel_us", "launch_cost_us")
     yardstick: ClassVar[Yardstick] = "compute"
 
     def work(self, shape: MeshShape) -> Work:
@@ -47,6 +51,10 @@ class LaunchStep(Step):
         import torch
 
         self.x: torch.Tensor = torch.zeros(1, device=rank.device)
+        kernel_s = captured_kernel_s(rank.device, self.run) if rank.purpose == "time" else None
+        if kernel_s is not None:
+            rank.record("kernel_us", seconds_to_us(kernel_s), unit="us", reduce="max")
+        self.refill()
 
     def run(self) -> None:
         """One kernel."""
