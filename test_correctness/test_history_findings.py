@@ -5,20 +5,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import json
 import math
 import random
 import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks import history_drift
 from perfsuite.cli import main as cli
 from perfsuite.errors import ConfigurationError
+from perfsuite.history.file import History
 from perfsuite.history.findings import SUITE, findings_of
 from perfsuite.history.order import in_order
 from perfsuite.history.series import table_of
+from perfsuite.reports.over_time import OverTime
+from perfsuite.reports.page.blocks import Charts
+from perfsuite.reports.page.sections.history import history_section
 from perfsuite.statistics import change_points
 from perfsuite.statistics.change_points import find_changes
+from perfsuite.statistics.ramps import ramps
 from test_correctness.helpers.histories import ScriptedRepository, commit, drawn, written
 
 CASES = tuple(f"t.py::test_{number:02d}" for number in range(24))
@@ -56,6 +63,28 @@ def test_noise_outliers_and_short_series_have_no_change():
     spiked = [value + (0.5 if index in (20, 21, 40) else 0) for index, value in enumerate(noise(60, 0.006, 1))]
     assert find_changes(spiked).changes == ()
     assert all(find_changes(noise(count, 0.006, 1)).changes == () for count in range(change_points.SIDE * 2 + 1))
+
+
+def test_steps_of_a_ramp_are_one_change_and_two_steps_with_a_level_between_are_two():
+    for seed in range(10):
+        merges = [(20 + 2 * merge, 0.01) for merge in range(5)]
+        (ramp,) = ramps(find_changes(with_steps(noise(60, 0.006, seed), *merges)))
+        assert 17 <= ramp.steps[0].at <= ramp.steps[-1].at <= 31
+        assert 0.04 < ramp.effect < 0.06
+        apart = ramps(find_changes(with_steps(noise(60, 0.006, seed), (20, 0.02), (36, 0.02))))
+        assert [1, 1] == [len(one.steps) for one in apart]
+    back = ramps(find_changes(with_steps(noise(60, 0.002, seed=1), (20, 0.02), (24, -0.02))))
+    assert [True, False] == [one.effect > 0 for one in back]
+
+
+def test_a_drift_is_one_change_with_its_range_of_commits():
+    def level(case, number):
+        return 0.01 * sum(number >= at for at in (18, 21, 24, 27, 30)) if case == CASES[0] else 0.0
+
+    (change,) = found(drawn(50, CASES, level, seed=2)).changes
+    assert len(change.steps) > 1
+    assert {commit(number) for number in (21, 24, 27)} < set(change.commits)
+    assert 1.04 < change.ratio.low < 1.051 < change.ratio.high < 1.065
 
 
 def test_a_long_series_is_searched_in_parts_and_none_of_their_borders_shows():
@@ -166,10 +195,44 @@ def test_the_page_says_what_the_terminal_does_and_holds_no_markup_of_others(tmp_
     assert cli.main(["history", "show", str(path), "--repository", str(tmp_path), "--html", str(page)]) == 0
     shown, text = capsys.readouterr().out, page.read_text()
     effect = next(line for line in shown.splitlines() if hostile in line).partition(" %")[0]
-    assert f"<td>{effect} %" in text
+    assert f'<td class="n">{effect} %' in text
     assert "t.py::test_&lt;script&gt;alert(1)&lt;/script&gt;" in text
-    assert "<script" not in text
+    assert 1 == text.count("<script")
     assert "style=" not in text
+
+
+def test_the_page_draws_every_case_that_changed_with_its_commit_levels_and_environment():
+    sessions = [
+        dataclasses.replace(one, environment={"packages": {"torch": "2.13" if index >= 30 else "2.12"}})
+        for index, one in enumerate(drawn(40, CASES, slower))
+    ]
+    over_time = OverTime(history=History(path=Path("h.jsonl"), sessions=tuple(sessions)), findings=found(sessions))
+    charts = next(block for block in history_section(over_time, 24).blocks if isinstance(block, Charts))
+    (chart,) = charts.charts
+    layers = {json.dumps(layer["mark"]): layer["data"]["values"] for layer in chart.spec["layer"]}
+    drawn_values = list(layers.values())
+    assert 40 == len(drawn_values[0])
+    before, after = drawn_values[1]
+    assert (-0.5, 19.5, 19.5, 39.5) == (before["begin"], before["end"], after["begin"], after["end"])
+    assert 1.03 < after["value"] / before["value"] < 1.07
+    ((change,),) = [rows for rows in drawn_values if "label" in rows[0] and "top" not in rows[0]]
+    assert (19.5, "bad") == (change["at"], change["tone"])
+    assert change["label"].startswith(f"{commit(20)[:7]} +")
+    assert [29.5] == [row["at"] for row in drawn_values[-1]]
+    told = [row[-1] for row in chart.grid.rows if row[-1]]
+    assert "environment: packages.torch 2.13, before 2.12" == told[0]
+    assert (40, f"one commit after {commit(19)[:10]}") == (len(chart.grid.rows), told[1].partition("] ")[2])
+
+
+def test_no_more_cases_are_drawn_than_have_room_and_the_sentence_says_so():
+    def level(case, number):
+        return 0.05 if case in CASES[:4] and number >= 20 else 0.0
+
+    sessions = drawn(40, CASES, level)
+    over_time = OverTime(history=History(path=Path("h.jsonl"), sessions=tuple(sessions)), findings=found(sessions))
+    said, charts, table, *_ = history_section(over_time, 3).blocks
+    assert "4 cases changed: 4 slower, 0 faster; 3 are drawn, the newest first" == said.text
+    assert (3, 4) == (len(charts.charts), len(table.grid.rows))
 
 
 @pytest.mark.slow

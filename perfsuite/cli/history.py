@@ -9,16 +9,13 @@ from pathlib import Path
 
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, exit_codes
 from perfsuite.errors import ConfigurationError
-from perfsuite.files import write_file
 from perfsuite.history import file
 from perfsuite.history.describe import list_lines, show_lines
-from perfsuite.history.findings import Findings, findings_of
+from perfsuite.history.findings import Findings, searched
 from perfsuite.history.git import Repository
-from perfsuite.history.order import in_order
 from perfsuite.history.session import session_of
 from perfsuite.journal import read_journal
-from perfsuite.reports.grids_page import grids_page
-from perfsuite.reports.over_time import history_grids
+from perfsuite.reports.over_time import OverTime
 from perfsuite.run_record import Revision
 
 DEFAULT = Path("perf-history.jsonl")
@@ -44,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument(
         "--since", default="", metavar="REV", help="only changes after this revision, and what came of it"
     )
-    show.add_argument("--html", type=Path, metavar="FILE", help="write the same as a page of tables, too")
+    show.add_argument("--html", type=Path, metavar="FILE", help="write the same as a page with charts, too")
     show.add_argument(
         "--fail-on",
         metavar="CHANGE",
@@ -82,22 +79,16 @@ def _list(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     least = _least_of(options.fail_on)
     history = file.read(options.path)
-    findings = searched(history, Repository(root=options.repository), options.branch, options.case, options.since)
+    findings = searched(
+        history.sessions, Repository(root=options.repository), options.branch, options.case, options.since
+    )
     print("\n".join(show_lines(history, findings)))
     if options.html is not None:
-        title = f"Performance over time: {options.path.name}"
-        write_file(options.html, grids_page(title, history_grids(history, findings)))
+        from perfsuite.reports.page.page import write_history
+
+        write_history(OverTime(history=history, findings=findings), options.html)
         print(f"\npage {options.html}")
     return EXIT_FOUND if least is not None and _has(findings, least, options.fail_on == "any") else EXIT_OK
-
-
-def searched(
-    history: file.History, repository: Repository, branch: str = "", case: str = "", since: str = ""
-) -> Findings:
-    """What a history shows on a branch; PerfsuiteError for a branch or revision that is not there."""
-    timeline = in_order(history.sessions, repository, branch)
-    later = tuple(repository.first_parents(timeline.branch, since)) if since else ()
-    return findings_of(timeline, case=case, since=since, since_commits=later)
 
 
 def _least_of(written: str | None) -> float | None:

@@ -13,14 +13,13 @@ from perfsuite.cli.results import read_results, read_run
 from perfsuite.errors import ConfigurationError
 from perfsuite.files import write_file
 from perfsuite.history.file import read as read_history
-from perfsuite.history.findings import findings_of
+from perfsuite.history.findings import searched
 from perfsuite.history.git import Repository
-from perfsuite.history.order import in_order
 from perfsuite.imports.file import read_imported
 from perfsuite.journal import Journal
 from perfsuite.platforms import Catalog, load_catalog
 from perfsuite.reports.beside_others import foreign_markdown, imported_grids
-from perfsuite.reports.over_time import history_grids
+from perfsuite.reports.over_time import OverTime, history_grids
 from perfsuite.reports.tables.markdown import Grid
 from perfsuite.reports.tables.recording import Recording
 from perfsuite.reports.tables.report import find_style, fitting_styles, report
@@ -88,13 +87,23 @@ def _beside(options: argparse.Namespace, runs: Sequence[Recording]) -> str:
 
 
 def _grids(options: argparse.Namespace, runs: Sequence[Recording]) -> list[Grid]:
-    grids: list[Grid] = []
-    if options.history is not None:
-        history = read_history(options.history)
-        timeline = in_order(history.sessions, Repository(root=options.history.resolve().parent))
-        grids += history_grids(history, findings_of(timeline))
+    over_time = _over_time(options)
+    grids = history_grids(over_time) if over_time else []
+    return [*grids, *_imported(options, runs)]
+
+
+def _over_time(options: argparse.Namespace) -> OverTime | None:
+    """The history that was asked for, and what it shows on the branch that is checked out beside it."""
+    if options.history is None:
+        return None
+    history = read_history(options.history)
+    repository = Repository(root=options.history.resolve().parent)
+    return OverTime(history=history, findings=searched(history.sessions, repository))
+
+
+def _imported(options: argparse.Namespace, runs: Sequence[Recording]) -> list[Grid]:
     files = [imported for path in options.imported for imported in read_imported(path)]
-    return [*grids, *imported_grids(files, [case for run in runs for case in run.cases])]
+    return imported_grids(files, [case for run in runs for case in run.cases])
 
 
 def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
@@ -110,9 +119,8 @@ def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
     runs = [_page_run(path, catalog) for path in options.results]
     base = options.base or options.baseline
     material = material_of(runs, _page_run(base, catalog) if base else None)
-    if options.history is not None or options.imported:
-        beside = _grids(options, [read_run(path, catalog) for path in options.results])
-        material = dataclasses.replace(material, beside=tuple(beside))
+    beside = _imported(options, [read_run(path, catalog) for path in options.results]) if options.imported else []
+    material = dataclasses.replace(material, over_time=_over_time(options), beside=tuple(beside))
     write_page(material, options.html)
     print(f"page {options.html}")
     return EXIT_OK

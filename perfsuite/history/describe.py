@@ -74,6 +74,8 @@ def _change_lines(findings: Findings) -> Iterator[str]:
         faster = "slower" if change.ratio.value > 1 else "faster"
         yield f"{change.ratio} {faster}  {plain(change.case)}"
         yield f"    {where(findings.timeline, change)}"
+        if steps := steps_told(findings.timeline, change):
+            yield f"    {steps}"
         for commit in change.commits[:SHOWN_COMMITS]:
             yield f"      {short(commit)}  {plain(findings.timeline.subjects[commit])}"
         if len(change.commits) > SHOWN_COMMITS:
@@ -88,15 +90,26 @@ def where(timeline: Timeline, change: FoundChange) -> str:
     """Between which sessions or commits."""
     before, after, first = (timeline.sessions[index] for index in (change.before, change.after, change.at))
     old, new = (short(plain(session.revision.commit)) for session in (before, after))
+    drifted = len(change.steps) > 1
     times = f"{_minute(before)} and {_minute(after)}"
     if change.same_commit:
         return f"between two sessions of {old}, {times}: not the code"
     if len(change.commits) == 1:
         return f"one commit after {old}:"
     if change.commits:
-        likely = f"most likely first measured at {short(plain(first.revision.commit))}"
-        return f"among {plural(len(change.commits), 'commit')} after {old}, up to {new}, {likely}"
+        among = f"among {plural(len(change.commits), 'commit')} after {old}, up to {new}"
+        likely = f", most likely first measured at {short(plain(first.revision.commit))}"
+        return f"step by step {among}" if drifted else f"{among}{likely}"
     return f"between {times}, {old} and {new}"
+
+
+def steps_told(timeline: Timeline, change: FoundChange) -> str:
+    """Where the steps of a change in several most likely are; empty for a change in one."""
+    if len(change.steps) == 1:
+        return ""
+    sessions = timeline.sessions
+    places = (f"{step.ratio.percent} at {short(plain(sessions[step.at].revision.commit))}" for step in change.steps)
+    return f"seen as {', '.join(places)}; the single steps may be more and smaller"
 
 
 def _minute(session: HistorySession) -> str:

@@ -3,62 +3,51 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from perfsuite.errors import ConfigurationError
 from perfsuite.gate.comparable import causes
-from perfsuite.history.order import Timeline
+from perfsuite.history.accumulated import Accumulated, accumulated
+from perfsuite.history.git import Repository
+from perfsuite.history.order import Timeline, in_order
+from perfsuite.history.ratio import Ratio
 from perfsuite.history.series import SeriesTable, table_of
 from perfsuite.history.session import HistorySession
-from perfsuite.statistics.change_points import LEAST_CHANGE, Change, Levels, find_changes
+from perfsuite.statistics.change_points import Levels, find_changes
+from perfsuite.statistics.ramps import Ramp, ramps
 from perfsuite.statistics.robust import median
-from perfsuite.statistics.student import t_quantile
 
-LEVEL = 5
-"""Sessions whose mean is the level at an end of a history, at a tag and at its best."""
 SUITE = "all cases together"
 """Name of what a session did to all cases: the host, or code that all of them run."""
 NOTICEABLE_SHIFT = 0.2
 """Of a case's noise: as much of a session's shift moves what is found."""
-_ALPHA = 0.05
-"""Probability that any case of an unchanged history is told to have accumulated something."""
-_DOF = 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ratio:
-    """A time over another, and its 95 % interval: 1.05 is 5 % slower."""
+class Step:
+    """One step of a change."""
 
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of_logs(cls, value: float, low: float, high: float) -> Ratio:
-        """Of differences of logarithms."""
-        return cls(value=math.exp(value), low=math.exp(low), high=math.exp(high))
-
-    def __str__(self) -> str:
-        low, high = (f"{percent:+.1f}" for percent in (100 * (self.low - 1), 100 * (self.high - 1)))
-        return f"{100 * (self.value - 1):+.1f} % [{low}, {high}]"
+    at: int
+    """Index in the timeline of the session that most likely was the first after it."""
+    ratio: Ratio
+    """Time after over time before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoundChange:
-    """A change of one case's level."""
+    """A change of one case's level, in one step or, where it drifted, in several."""
 
     case: str
     """Node id, or SUITE."""
     ratio: Ratio
     """Time after over time before."""
+    steps: tuple[Step, ...]
+    """Oldest first; as many as the values show, which a drift over many commits need not have."""
     before: int
     """Index in the timeline of the last session that surely had the old level."""
     after: int
     """Index of the first session that surely had the new one."""
-    at: int
-    """Index of the session that most likely was the first at the new level."""
     commits: tuple[str, ...]
     """Full ids of the commits among which it is, oldest first; empty where their order is not known, and where both
     sides measured the same commit."""
@@ -67,17 +56,15 @@ class FoundChange:
     environment: tuple[str, ...]
     """What changed of the environment meanwhile."""
 
+    @property
+    def at(self) -> int:
+        """Index of the session where it most likely began."""
+        return self.steps[0].at
 
-@dataclass(frozen=True, kw_only=True)
-class Accumulated:
-    """What a case's time came to since some session, small changes included; only where that is sure."""
-
-    case: str
-    ratio: Ratio
-    since: int
-    """Index in the timeline of the last session of the level compared with."""
-    is_best: bool
-    """Compared with the best level that there was; otherwise with that at the tag or revision asked for."""
+    @property
+    def until(self) -> int:
+        """Index of the session that most likely was the first at the new level."""
+        return self.steps[-1].at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +93,15 @@ class Findings:
     environment: tuple[EnvironmentChange, ...]
 
 
+def searched(
+    sessions: Sequence[HistorySession], repository: Repository, branch: str = "", case: str = "", since: str = ""
+) -> Findings:
+    """What sessions, oldest first by time, show on a branch; PerfsuiteError for an unknown branch or revision."""
+    timeline = in_order(sessions, repository, branch)
+    later = tuple(repository.first_parents(timeline.branch, since)) if since else ()
+    return findings_of(timeline, case=case, since=since, since_commits=later)
+
+
 def findings_of(timeline: Timeline, *, case: str = "", since: str = "", since_commits: Sequence[str] = ()) -> Findings:
     """What the sessions of a timeline show of the cases whose id has ``case``.
 
@@ -121,12 +117,12 @@ def findings_of(timeline: Timeline, *, case: str = "", since: str = "", since_co
     changes = [
         _found(timeline, name, change, table.rows_of(table.cases.index(name)), environment)
         for name in names
-        for change in levels[name].changes
+        for change in ramps(levels[name])
     ]
     if not case:
         rows = [row for row, knows in enumerate(table.knows_shift) if knows]
         suite = find_changes([table.shifts[row] for row in rows])
-        changes += [_found(timeline, SUITE, change, rows, environment) for change in suite.changes]
+        changes += [_found(timeline, SUITE, change, rows, environment) for change in ramps(suite)]
     look_back, index = _looked_back(timeline, since, first)
     return Findings(
         timeline=timeline,
@@ -134,13 +130,13 @@ def findings_of(timeline: Timeline, *, case: str = "", since: str = "", since_co
         cases=names,
         changes=tuple(
             sorted(
-                (change for change in changes if change.at >= first),
-                key=lambda change: (-change.at, -abs(math.log(change.ratio.value))),
+                (change for change in changes if change.until >= first),
+                key=lambda change: (-change.until, -abs(math.log(change.ratio.value))),
             )
         ),
         accumulated=tuple(
             sorted(
-                _accumulated(table, levels, names, index), key=lambda one: (-abs(math.log(one.ratio.value)), one.case)
+                accumulated(table, levels, names, index), key=lambda one: (-abs(math.log(one.ratio.value)), one.case)
             )
         ),
         since=look_back,
@@ -169,17 +165,19 @@ def _levels(table: SeriesTable) -> dict[str, Levels]:
 
 
 def _found(
-    timeline: Timeline, case: str, change: Change, rows: Sequence[int], environment: Sequence[EnvironmentChange]
+    timeline: Timeline, case: str, ramp: Ramp, rows: Sequence[int], environment: Sequence[EnvironmentChange]
 ) -> FoundChange:
-    before, after = rows[change.earliest - 1], rows[change.latest]
+    before, after = rows[ramp.steps[0].earliest - 1], rows[ramp.steps[-1].latest]
     old, new = timeline.places[before], timeline.places[after]
     ordered = old is not None and new is not None
     return FoundChange(
         case=case,
-        ratio=Ratio.of_logs(change.effect, change.low, change.high),
+        ratio=Ratio.of_logs(ramp.effect, ramp.low, ramp.high),
+        steps=tuple(
+            Step(at=rows[step.at], ratio=Ratio.of_logs(step.effect, step.low, step.high)) for step in ramp.steps
+        ),
         before=before,
         after=after,
-        at=rows[change.at],
         commits=timeline.commits[old + 1 : new + 1] if old is not None and new is not None else (),
         same_commit=ordered and old == new,
         environment=tuple(phrase for one in environment if before < one.at <= after for phrase in one.phrases),
@@ -212,40 +210,3 @@ def _looked_back(timeline: Timeline, since: str, first: int) -> tuple[str, int]:
         return "", -1
     before = [index for index, other in enumerate(timeline.places) if other is not None and other <= place]
     return (timeline.tag.name, before[-1]) if before else ("", -1)
-
-
-def _accumulated(
-    table: SeriesTable, levels: Mapping[str, Levels], cases: Sequence[str], until: int
-) -> Iterator[Accumulated]:
-    """Where the newest level surely differs from that at session ``until``, or is worse than the best one."""
-    for case in cases:
-        rows, known = table.rows_of(table.cases.index(case)), levels[case]
-        if len(rows) < 2 * LEVEL:
-            continue
-        means = _moving_means(known.drawn_in)
-        error = known.sigma * math.sqrt(2 * known.inflation / LEVEL)
-        at = sum(row <= until for row in rows)
-        if LEVEL <= at <= len(rows) - LEVEL and (
-            ratio := _surely(means[-1] - means[at - LEVEL], error, len(cases), two_sided=True)
-        ):
-            yield Accumulated(case=case, ratio=ratio, since=rows[at - 1], is_best=False)
-        earlier = means[: len(rows) - 2 * LEVEL + 1]
-        best = min(range(len(earlier)), key=earlier.__getitem__)
-        looks = len(cases) * len(earlier)
-        if ratio := _surely(means[-1] - earlier[best], error, looks, two_sided=False):
-            yield Accumulated(case=case, ratio=ratio, since=rows[best + LEVEL - 1], is_best=True)
-
-
-def _moving_means(values: Sequence[float]) -> list[float]:
-    """Means of LEVEL neighbours each, the first of the oldest."""
-    sums = list(accumulate(values, initial=0.0))
-    return [(sums[end] - sums[end - LEVEL]) / LEVEL for end in range(LEVEL, len(sums))]
-
-
-def _surely(difference: float, error: float, looks: int, *, two_sided: bool) -> Ratio | None:
-    """The change, where so many looks at an unchanged history would hardly show one as large."""
-    size = abs(difference) if two_sided else difference
-    if size < LEAST_CHANGE or size < t_quantile(1 - _ALPHA / (2 * looks), _DOF) * error:
-        return None
-    half = t_quantile(0.975, _DOF) * error
-    return Ratio.of_logs(difference, difference - half, difference + half)

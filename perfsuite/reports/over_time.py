@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from perfsuite.history.describe import head_lines, where
+from perfsuite.history.describe import head_lines, steps_told, where
 from perfsuite.history.file import History
 from perfsuite.history.findings import Findings
 from perfsuite.history.git import short
@@ -15,8 +16,17 @@ NAMED = 4
 """Commits of a change that are named."""
 
 
-def history_grids(history: History, findings: Findings) -> list[Grid]:
+@dataclass(frozen=True, kw_only=True)
+class OverTime:
+    """A history and what it shows."""
+
+    history: History
+    findings: Findings
+
+
+def history_grids(over_time: OverTime) -> list[Grid]:
     """Changes, accumulated changes and environment, those that are there; the first has the head's lines as notes."""
+    history, findings = over_time.history, over_time.findings
     grids = [grid for grid in (_accumulated(findings), _environment(findings)) if grid.rows]
     return [_changes(history, findings), *grids]
 
@@ -26,7 +36,8 @@ def _changes(history: History, findings: Findings) -> Grid:
     for change in findings.changes:
         commits = [f"{short(commit)} {findings.timeline.subjects[commit]}" for commit in change.commits[:NAMED]]
         more = [f"and {len(change.commits) - NAMED} more"] if len(change.commits) > NAMED else []
-        told = "; ".join([where(findings.timeline, change).rstrip(":"), *commits, *more, *change.environment])
+        place = [where(findings.timeline, change).rstrip(":"), steps_told(findings.timeline, change)]
+        told = "; ".join(filter(None, (*place, *commits, *more, *change.environment)))
         rows.append((plain(change.case), str(change.ratio), plain(told)))
     return Grid(
         title="Over time: changes of level, newest first",

@@ -38,9 +38,9 @@ _AROUND = 7
 """Values whose median a value is clipped to."""
 _LEAST_SIGMA = 1e-4
 """Noise of series that are nearly constant; times are stored to five digits."""
-_MOST_DOF = 200
+MOST_DOF = 200
 """Beyond this Student's t is the normal distribution."""
-_WITHIN = 6.0
+WITHIN = 6.0
 """A place is possible where the squared error, in variances, is within this of the best place: 2 ln 20."""
 
 
@@ -158,7 +158,7 @@ class _Search:
         while len(ends) > 1:
             ends = self._moved(ends)
             sigma, inflation = self._spread(ends)
-            dof = min(_MOST_DOF, max(1, len(self.series) - len(ends) - 1))
+            dof = min(MOST_DOF, max(1, len(self.series) - len(ends) - 1))
             needed = t_quantile(self.probability, dof)
             strengths = []
             for index in range(len(ends) - 1):
@@ -173,7 +173,7 @@ class _Search:
     def levels(self, ends: list[int]) -> Levels:
         """What is told of the segments."""
         sigma, inflation = self._spread(ends)
-        half = t_quantile(0.975, min(_MOST_DOF, max(1, len(self.series) - len(ends))))
+        half = t_quantile(0.975, min(MOST_DOF, max(1, len(self.series) - len(ends))))
         changes = []
         for index in range(len(ends) - 1):
             effect, error = self._effect(ends, index, sigma, inflation)
@@ -240,5 +240,5 @@ class _Search:
         """First and last place where a change may have been."""
         start, at, end = self._bounds(ends, index)
         gains = self._gains(start, end)
-        possible = [start + SIDE + int(place) for place in (gains >= gains.max() - _WITHIN * variance).nonzero()[0]]
+        possible = [start + SIDE + int(place) for place in (gains >= gains.max() - WITHIN * variance).nonzero()[0]]
         return min([at, *possible]), max([at, *possible])

@@ -17,6 +17,7 @@ from perfsuite.gate.verdict import Verdict
 from perfsuite.platforms import DeviceModel
 from perfsuite.records import Measurement, Metric, Peak, Result, Work
 from perfsuite.reports.notable import Notable
+from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.page.blocks import Tone
 from perfsuite.reports.tables.markdown import Grid
 from perfsuite.reports.tables.settings import class_of
@@ -200,8 +201,10 @@ class Material:
     """What with what, in words: ``b (HEAD) against a (main), 6 pairs``."""
     notable: tuple[Notable, ...] = ()
     """The gravest first."""
+    over_time: OverTime | None = None
+    """A history beside the runs."""
     beside: tuple[Grid, ...] = ()
-    """Tables of a history and of other tools' figures."""
+    """Tables of other tools' figures."""
 
     @functools.cached_property
     def cases(self) -> tuple[Case, ...]:

@@ -16,10 +16,12 @@ from typing import Any
 
 from perfsuite.errors import ConfigurationError
 from perfsuite.files import write_file
+from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.page.blocks import Chart, Charts, Section
 from perfsuite.reports.page.charts.look import stamped
 from perfsuite.reports.page.material import Case, Material
 from perfsuite.reports.page.sections import SECTIONS
+from perfsuite.reports.page.sections.history import history_section
 from perfsuite.reports.page.svg import NO_RENDERER, Draw, renderer
 from perfsuite.reports.page.text import visible
 from perfsuite.reports.tables.markdown import Grid
@@ -35,8 +37,20 @@ def write_page(material: Material, path: Path) -> None:
     write_file(path, render(material))
 
 
+def write_history(over_time: OverTime, path: Path) -> None:
+    """Write the page of a history alone; ConfigurationError says why it could not be."""
+    title = f"Performance over time: {over_time.history.path.name}"
+    simulated = any(session.simulated for session in over_time.history.sessions)
+    write_file(path, _render(title, [history_section(over_time, MOST_CHARTS)], {}, simulated=simulated))
+
+
 def render(material: Material) -> str:
     """The page as text.  Raises ConfigurationError where jinja2, which comes with torch, is not installed."""
+    sections = [section for make in SECTIONS if (section := make(material)) is not None]
+    return _render(_title(material), sections, _anchors(material, sections), simulated=material.simulated)
+
+
+def _render(title: str, sections: Sequence[Section], anchors: Mapping[str, str], *, simulated: bool) -> str:
     try:
         import jinja2
         from markupsafe import Markup
@@ -44,7 +58,6 @@ def render(material: Material) -> str:
         raise ConfigurationError(
             "the page is written by jinja2, which is not installed: pip install 'perfsuite[report]'"
         ) from None
-    sections = [section for make in SECTIONS if (section := make(material)) is not None]
     draw = renderer()
     style, script = (_shipped(name) for name in ("style.css", "script.js"))
     environment = jinja2.Environment(
@@ -57,16 +70,16 @@ def render(material: Material) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["identity"] = id
-    environment.globals.update(anchor=_anchors(material, sections).get, right=_right)
+    environment.globals.update(anchor=anchors.get, right=_right)
     text: str = environment.get_template("page.html").render(
-        title=_title(material),
+        title=title,
         sections=sections,
-        pictures=_pictures(sections, draw, simulated=material.simulated, markup=Markup),
+        pictures=_pictures(sections, draw, simulated=simulated, markup=Markup),
         svg=Markup,
         style=Markup(style),
         script=Markup(script),
         policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'",
-        simulated=SIMULATED if material.simulated else "",
+        simulated=SIMULATED if simulated else "",
         missing="" if draw else NO_RENDERER,
     )
     return text

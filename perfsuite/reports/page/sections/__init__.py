@@ -17,6 +17,7 @@ from perfsuite.reports.page.sections import (
     comparison,
     device,
     environment,
+    history,
     options,
     pipelines,
     scaling,
@@ -27,6 +28,7 @@ from perfsuite.reports.page.sections import (
 SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     verdict.section,
     comparison.section,
+    history.section,
     device.section,
     collectives.section,
     training.section,

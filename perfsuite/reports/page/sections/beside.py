@@ -1,4 +1,4 @@
-"""What stands beside the runs: their history, and what other tools measured."""
+"""What other tools measured, beside the runs."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ def section(material: Material) -> Section | None:
     if not material.beside:
         return None
     tables = [Table(grid=grid(told.columns, told.rows, told.notes, told.title)) for told in material.beside]
-    return Section(key="beside", title="History and other tools", blocks=tables)
+    return Section(key="beside", title="Other tools", blocks=tables)

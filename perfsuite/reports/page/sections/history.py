@@ -1,0 +1,161 @@
+"""Performance over time: a chart of each case whose level changed, and the tables of all that a history shows."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfsuite.history.describe import steps_told, where
+from perfsuite.history.findings import SUITE, Findings, FoundChange
+from perfsuite.history.git import short
+from perfsuite.reports.over_time import OverTime, history_grids
+from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table, Words
+from perfsuite.reports.page.charts.history import over_sessions
+from perfsuite.reports.page.material import Material
+from perfsuite.reports.page.sections.cut import grid
+from perfsuite.reports.tables.markdown import Grid
+from perfsuite.units import plural
+
+BESIDE_RUNS = 6
+"""Charts of a history on the page of runs, which has its own."""
+CAPTION = (
+    "points: sessions, what they did to all cases taken off; lines: levels; dashed: where a level changed, with the "
+    "commit; grey: step by step; triangles: the environment changed"
+)
+
+
+def section(material: Material) -> Section | None:
+    """None where no history was asked for."""
+    return history_section(material.over_time, BESIDE_RUNS) if material.over_time is not None else None
+
+
+def history_section(over_time: OverTime, most: int) -> Section:
+    """What a history shows, with at most so many charts: newest changes first."""
+    by_case: dict[str, list[FoundChange]] = {}
+    for change in over_time.findings.changes:
+        by_case.setdefault(change.case, []).append(change)
+    charts = [
+        _chart(over_time.findings, case, changes[::-1], caption="" if index else CAPTION)
+        for index, (case, changes) in enumerate(itertools.islice(by_case.items(), most))
+    ]
+    blocks: list[Block] = [Words(text=_sentence(by_case, len(charts)))]
+    if charts:
+        blocks.append(Charts(charts=charts))
+    for told in history_grids(over_time):
+        blocks.append(Table(grid=grid(told.columns, told.rows, told.notes, told.title)))
+    return Section(key="history", title="Over time", blocks=blocks)
+
+
+def _sentence(by_case: Mapping[str, Sequence[FoundChange]], charts: int) -> str:
+    """How many cases changed."""
+    cases = [case for case in by_case if case != SUITE]
+    slower = sum(math.prod(change.ratio.value for change in by_case[case]) > 1 for case in cases)
+    told = f"{plural(len(cases), 'case')} changed: {slower} slower, {len(cases) - slower} faster"
+    suite = "; all cases together did, too" if SUITE in by_case else ""
+    more = f"; {charts} are drawn, the newest first" if charts < len(by_case) else ""
+    return f"{told}{suite}{more}" if by_case else "No level changed that these sessions could show"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Series:
+    """One case over the sessions that measured it."""
+
+    rows: Sequence[int]
+    """Indices in the timeline."""
+    values: Sequence[float]
+    commits: Sequence[str]
+    """Short; the day of a session that knows none."""
+    unit: str
+
+    def place(self, row: int) -> int:
+        """Where a session of the timeline stands among these."""
+        return bisect.bisect_left(self.rows, row)
+
+
+def _series(findings: Findings, case: str) -> _Series:
+    table = findings.table
+    if case == SUITE:
+        rows = [row for row, knows in enumerate(table.knows_shift) if knows]
+        logs = [table.shifts[row] for row in rows]
+        factor, unit = 1e2, "all cases, % of their middle"
+    else:
+        column = table.cases.index(case)
+        rows, logs = table.rows_of(column), table.values_of(column)
+        factor, unit = _unit(math.exp(sorted(logs)[len(logs) // 2]))
+    sessions = [findings.timeline.sessions[row] for row in rows]
+    return _Series(
+        rows=rows,
+        values=[math.exp(log) * factor for log in logs],
+        commits=[short(one.revision.commit) if one.revision.commit else one.time[:10] for one in sessions],
+        unit=unit,
+    )
+
+
+def _chart(findings: Findings, case: str, changes: Sequence[FoundChange], caption: str) -> Chart:
+    """The case over the sessions that measured it; ``changes`` oldest first."""
+    series = _series(findings, case)
+    sessions = findings.timeline.sessions
+    points = [
+        {"at": index, "value": value, "told": f"{commit} {sessions[row].time[:16]}: {value:.4g}"}
+        for index, (row, commit, value) in enumerate(zip(series.rows, series.commits, series.values, strict=True))
+    ]
+    ends = [0, *(series.place(step.at) for change in changes for step in change.steps), len(points)]
+    levels = [
+        {"begin": low - 0.5, "end": high - 0.5, "value": statistics.geometric_mean(series.values[low:high])}
+        for low, high in itertools.pairwise(ends)
+    ]
+    marks = [
+        {
+            "begin": series.place(change.at) - 0.5,
+            "at": series.place(change.until) - 0.5,
+            "tone": "bad" if change.ratio.value > 1 else "good",
+            "label": f"{_commits(series, change)} {change.ratio.percent}",
+            "told": _told(findings, change),
+        }
+        for change in changes
+    ]
+    environment = [
+        {"at": series.place(one.at) - 0.5, "told": f"environment: {'; '.join(one.phrases)}"}
+        for one in findings.environment
+        if one.at <= series.rows[-1]
+    ]
+    return Chart(
+        title=case.partition("::")[2] or case,
+        spec=over_sessions(points, levels, marks, environment, (series.commits, series.unit)),
+        grid=_grid(findings, series, changes),
+        caption=caption,
+    )
+
+
+def _commits(series: _Series, change: FoundChange) -> str:
+    """The commit of a step, the first and the last of a drift."""
+    ends = sorted({series.place(change.at), series.place(change.until)})
+    return "..".join(series.commits[at][:7] for at in ends)
+
+
+def _told(findings: Findings, change: FoundChange) -> str:
+    place = (where(findings.timeline, change).rstrip(":"), steps_told(findings.timeline, change))
+    return f"{change.ratio} {'; '.join(filter(None, place))}"
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    """What makes a figure of three digits before the point at most."""
+    return (1e6, "us") if seconds < 1e-3 else (1e3, "ms") if seconds < 1 else (1.0, "s")
+
+
+def _grid(findings: Findings, series: _Series, changes: Sequence[FoundChange]) -> Grid:
+    """The newest session first, what changed there beside it."""
+    said: dict[int, list[str]] = {}
+    for change in changes:
+        said.setdefault(series.place(change.until), []).append(_told(findings, change))
+    for one in findings.environment:
+        said.setdefault(series.place(one.at), []).append("environment: " + "; ".join(one.phrases))
+    cells = [
+        (findings.timeline.sessions[row].time[:16], commit, f"{value:.4g}", "; ".join(said.get(index, ())))
+        for index, (row, commit, value) in enumerate(zip(series.rows, series.commits, series.values, strict=True))
+    ]
+    return grid(("session", "commit", series.unit, "change"), cells[::-1])
