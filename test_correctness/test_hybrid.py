@@ -267,6 +267,22 @@ def test_the_part_and_the_rank_that_gave_the_first_nan_are_named(driver, mesh, m
     assert named in str(failed.value)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "model", "part", "rank"),
+    [
+        ("tp2", "llama2-tiny", "blocks.0.mlp.gate", "1 (tp 1)"),
+        pytest.param("cp2", "llama2-tiny", "blocks.1.mlp.expand", "1 (cp 1)", marks=pytest.mark.slow),
+        pytest.param("ep2", "moe-tiny", "blocks.0.mlp.experts", "1 (ep 1)", marks=pytest.mark.slow),
+        pytest.param("pp2-dp2", "gpt2-tiny", "blocks.0.mlp.contract", "1 (pp 0, dp 1)", marks=pytest.mark.slow),
+    ],
+)
+def test_a_nan_of_a_backward_is_named_after_the_first_step(driver, mesh, model, part, rank):
+    with pytest.raises(WrongResult) as failed:
+        run_faulty(driver, mesh, "nan backwards", model=model, part=part, culprit=int(rank[0]))
+    said = f"; of the first step's backward {part} on rank {rank} was the first part that gave no finite gradients"
+    assert f"parameters of {model} under hybrid in fp32 after a step{said}" in str(failed.value)
+
+
 @pytest.mark.parametrize("fault", ["die", pytest.param("hang", marks=pytest.mark.slow)])
 def test_a_rank_lost_among_experts_is_named_and_the_next_case_runs(driver, fault):
     limit_s = 20.0 if fault == "hang" else 90.0

@@ -73,7 +73,7 @@ def dying_reader(rank, folder):
 
 
 def faulty_part(rank, model, part, culprit, fault):
-    """On one rank the part of a model whose name ends so gives NaN, dies or hangs."""
+    """On one rank the part of a model whose name ends so gives NaN, in its backward alone, dies or hangs."""
     import torch
 
     workload = TrainStep(model=model, strategy="hybrid", mesh=str(rank.shape))
@@ -86,7 +86,11 @@ def faulty_part(rank, model, part, culprit, fault):
                 if fault == "die":
                     os._exit(7)
                 time.sleep(3600 if fault == "hang" else 0)
-                return right(*inputs) * torch.nan
+                if fault == "nan":
+                    return right(*inputs) * torch.nan
+                output = right(*inputs)
+                output.register_hook(lambda gradient: gradient * torch.nan)
+                return output
 
             module.forward = wrong
     return Checked(workload, rank, step)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from perfsuite.errors import WrongResult
 from perfsuite.strategies import expert
+from perfsuite.strategies.trainer import local
 from perfsuite.workload import Rank, Step
+from perfsuite.workloads.training.agreement import texts_of_all
 from perfsuite.workloads.training.finite import FirstStep, tell_first
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class TrainingStep(Step):
         self.batches: Iterator[Any] = iter(()) if self._data is None else self._data
         self.loss: torch.Tensor | None = None
         self._first_step: FirstStep | None = None
+        self._parameters_known = False
         if rank.purpose == "time" and not plan.compiled:  # a hook would be compiled, and compiled anew without it
             self._first_step = FirstStep(self.trainer.module)
         for name, value, unit in (
@@ -64,10 +67,32 @@ class TrainingStep(Step):
                 expected="a finite number",
                 got=loss,
             )
+        self._require_finite_parameters()
         if self.trainer.plan.model.experts:
             expert.record(self._rank, [self.trainer.module])
         for copies in self.trainer.copies():
             self._check_copies(copies)
+
+    def _require_finite_parameters(self) -> None:
+        """Raise WrongResult on all ranks where the first step left parameters that are not finite; a collective, once.
+
+        Their loss comes with the next step only, and some strategies find copies unequal before.
+        """
+        if self._first_step is None or self._parameters_known:
+            return
+        import torch
+
+        self._parameters_known = True
+        mine = [local(each.detach()).sum(dtype=torch.float32) for each in self.trainer.module.parameters()]
+        fine = not mine or bool(torch.stack(mine).isfinite().all())
+        broken = [text for text in texts_of_all(self._rank, "" if fine else "broken") if text]
+        if broken:
+            raise WrongResult(
+                f"parameters of {self.trainer.plan.model.name} under {self._strategy} in {self.trainer.plan.dtype} "
+                f"after a step{tell_first(self._rank, self._first_step)}",
+                expected="finite numbers",
+                got=f"others on {len(broken)} of {self._rank.world_size} ranks",
+            )
 
     def _check_copies(self, copies: Copies) -> None:
         import torch
