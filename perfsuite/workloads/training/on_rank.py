@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from perfsuite.errors import WrongResult
 from perfsuite.strategies import expert
-from perfsuite.strategies.trainer import local
 from perfsuite.workload import Rank, Step
 from perfsuite.workloads.training.agreement import texts_of_all
 from perfsuite.workloads.training.finite import FirstStep, tell_first
@@ -81,6 +80,8 @@ class TrainingStep(Step):
         if self._first_step is None or self._parameters_known:
             return
         import torch
+
+        from perfsuite.strategies.trainer import local
 
         self._parameters_known = True
         mine = [local(each.detach()).sum(dtype=torch.float32) for each in self.trainer.module.parameters()]
