@@ -112,6 +112,8 @@ def test_names_options_and_tests_that_a_page_names_exist(page):
         module = module if module.is_file() else ROOT.joinpath(*home, "__init__.py")
         there = ROOT.joinpath(*home, last)
         assert there.is_dir() or there.with_suffix(".py").is_file() or last in module.read_text(encoding="utf-8"), name
+    for path in re.findall(r"\btest_perf/\w+\.py(?!::)", text):
+        assert (ROOT / path).is_file(), path
     for command, words in re.findall(r"`perfsuite ([a-z]+)( [^`\n]*)`", text):
         if command in COMMAND_LINE and command != "ab":  # what follows in ab are pytest's
             asked = set(re.findall(r"(?<= )--[a-z][a-z-]+", words))
