@@ -13,7 +13,7 @@ from perfsuite.gate.estimate import Today
 from perfsuite.gate.judge import SESSION_SHARE
 from perfsuite.gate.noise import Level
 from perfsuite.gate.verdict import GateSettings
-from perfsuite.statistics.robust import MAD_TO_SIGMA, clipped_variance, median, median_near_zero, variance
+from perfsuite.statistics.robust import MAD_TO_SIGMA, clipped_variance, median, median_of_most, variance
 
 PRIOR_INSIDE = 1 - SESSION_SHARE
 SUITE_PRIOR_DOF = 30
@@ -28,6 +28,8 @@ MOST_BETWEEN = 2.0
 """Most variance between sessions that is believed."""
 EXCESS = 1.3
 """Variance of the cases around the suite's shift, over the expected, from which on it is believed to be larger."""
+HALVES_APART = 1.0
+"""Expected standard deviations between the halves of the cases from which on they have no scatter in common."""
 UNLIKE_RESPONSE = 0.3
 """Standard deviation of how much of a host's shift a case really feels: memory-bound and compute-bound cases differ."""
 
@@ -161,7 +163,7 @@ def look(
     if not knows_shift(len(screened), settings):
         return Today(), known
     differences = [case.difference for case in screened]
-    shift = median_near_zero(differences)  # half of the cases slower are no shift of all
+    shift = median_of_most(differences, math.log1p(settings.tolerance))  # half of the cases slower are no shift of all
     feels = (UNLIKE_RESPONSE * shift) ** 2
     expected = [_variance(case, known) * case.level.sigma**2 + feels for case in screened]
     scatter = _scatter(differences, expected, shift)
@@ -188,7 +190,7 @@ def _scatter(differences: Sequence[float], expected: Sequence[float], shift: flo
         abs(difference - shift) / math.sqrt(expectation)
         for difference, expectation in zip(differences, expected, strict=True)
     ]
-    return (MAD_TO_SIGMA * median_near_zero(away)) ** 2
+    return (MAD_TO_SIGMA * median_of_most(away, HALVES_APART)) ** 2
 
 
 def _corrected(screened: Sequence[Screened], known: Shares, scatter: float) -> Shares:

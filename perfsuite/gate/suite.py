@@ -18,7 +18,7 @@ from perfsuite.gate.noise import History, Level
 from perfsuite.gate.shift import Screened
 from perfsuite.gate.verdict import GateSettings, percent
 from perfsuite.records import VerdictName
-from perfsuite.statistics.robust import median, median_near_zero
+from perfsuite.statistics.robust import median, median_of_most
 from perfsuite.statistics.student import t_quantile
 from perfsuite.units import plural
 
@@ -154,7 +154,7 @@ def suite_shift(
     return SuiteShift(
         cases=len(screened),
         slower=sum(difference > accepted for difference in differences),
-        effect=median_near_zero(differences),
+        effect=median_of_most(differences, accepted),
         drift=drift,
         yardstick=median(moved) if yardstick_counts and 2 * len(moved) > len(screened) else None,
     )

@@ -32,14 +32,15 @@ def _middle(ordered: Sequence[float]) -> float:
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
-def median_near_zero(values: Sequence[float]) -> float:
-    """Median; of an even number of values the middle one nearer to 0, so that one half of them never moves the other.
+def median_of_most(values: Sequence[float], apart: float) -> float:
+    """Median; where one half of the values lies further than ``apart`` from the other, the middle one nearer to 0.
 
-    >>> median_near_zero([0.0, 0.4, 0.4, 0.01]), median_near_zero([-0.2, -0.1, 0.0])
-    (0.01, -0.1)
+    >>> median_of_most([0.0, 0.4, 0.4, 0.01], 0.1), median_of_most([0.0, 0.4, 0.4, 0.2], 0.3)
+    (0.01, 0.3)
     """
     ordered = sorted(values)
-    return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=abs)
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return min(low, high, key=abs) if high - low > apart else (low + high) / 2
 
 
 def variance(values: Sequence[float]) -> float:
