@@ -267,7 +267,7 @@ class Judge:
         if len(values) < MIN_SCATTER:
             return self.level.sigma, dof
         usual = SESSIONS_OVER_RUNS * clipped_variance(values, rough_sigma(values))
-        weight = min(SESSIONS_DOF, dof / 2) * min(1.0, usual / own) ** 2
+        weight = min(SESSIONS_DOF, (dof + 1) / 2) * min(1.0, usual / own) ** 2
         return math.sqrt((dof * own + weight * usual) / (dof + weight)), dof + int(weight)
 
     @property
