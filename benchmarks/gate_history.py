@@ -19,6 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.scripted_clock import VARIABLES
+
 ROOT = Path(__file__).parent.parent
 FILES = {
     "conftest.py": 'pytest_plugins = ["perfsuite.plugin"]\n',
@@ -31,33 +35,11 @@ def test_step(perf):
     perf(train)
 """,
 }
-CLOCK = """
-from perfsuite.platforms.clocks import PerfCounterClock
-from perfsuite.platforms.cpu import Cpu, CpuDevice
-
-NOW_NS = [0]
-
-class ScriptedClock(PerfCounterClock):
-    def stamp(self):
-        NOW_NS[0] += 1000
-        return NOW_NS[0]
-
-class ScriptedDevice(CpuDevice):
-    def __init__(self):
-        super().__init__()
-        self.clock = ScriptedClock()
-
-class Scripted(Cpu):
-    name = "scripted"
-    stands_for = "cpu"
-    simulated = True
-    device_code = "scripted_clock:ScriptedDevice"
-"""
 TRAINER = """
 import os
 import random
 
-from scripted_clock import NOW_NS
+from benchmarks.scripted_clock import NOW_NS
 
 STEP_S = {step_s}
 
@@ -89,9 +71,7 @@ class Repository:
     """The repository, and what is done to it."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.helpers = root / "repository", root / "helpers"
-        self.helpers.mkdir(parents=True)
-        (self.helpers / "scripted_clock.py").write_text(CLOCK)
+        self.root = root / "repository"
         (self.root / "src" / "trainer").mkdir(parents=True)
         for name, text in FILES.items():
             (self.root / name).write_text(text)
@@ -113,8 +93,8 @@ class Repository:
         command = [sys.executable, "-m", "pytest", "-q", "--perf-platform=scripted", "--benchmark-max-time=0.3"]
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(self.helpers), str(ROOT)]),
-            "PERFSUITE_FAMILIES": "scripted=scripted_clock:Scripted",
+            "PYTHONPATH": str(ROOT),
+            **VARIABLES,
             **variables,
         }
         done = subprocess.run(

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+
+import pytest
+
+from benchmarks.gate_history import story
+from benchmarks.scripted_clock import VARIABLES
 
 pytest_plugins = ["pytester"]
 
-FAMILY = """
-    import random
+REAL = """
     import os
-    from perfsuite.platforms.clocks import PerfCounterClock
-    from perfsuite.platforms.cpu import Cpu, CpuDevice
+    import random
 
-    NOW_NS = [0]
-
-    class ScriptedClock(PerfCounterClock):
-        def stamp(self):
-            NOW_NS[0] += 1000
-            return NOW_NS[0]
-
-    class ScriptedDevice(CpuDevice):
-        def __init__(self):
-            super().__init__()
-            self.clock = ScriptedClock()
-
-    class Scripted(Cpu):
-        name = "scripted"
-        stands_for = "cpu"
-        simulated = True
-        device_code = "scripted:ScriptedDevice"
+    import pytest
+    from benchmarks.scripted_clock import NOW_NS
 
     def lasting(rank, number=0):
         slow = float(os.environ.get("SLOW", "1")) if number == 1 else 1.0
@@ -38,10 +27,6 @@ FAMILY = """
             NOW_NS[0] += round(run_ns * random.uniform(0.998, 1.002))
 
         return step
-"""
-REAL = """
-    import pytest
-    from scripted import lasting
 
     @pytest.mark.parametrize("number", range(2))
     def test_lasting(perf, number):
@@ -51,15 +36,26 @@ REAL = """
 
 def test_a_real_case_slowed_twofold_is_caught(pytester, pytestconfig, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
-    monkeypatch.setenv("PERFSUITE_FAMILIES", "scripted=scripted:Scripted")
-    monkeypatch.syspath_prepend(pytester.path)
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
     options = "--benchmark-max-time=0.1 --perf-platform=scripted -p no:hypothesispytest -p no:cacheprovider"
-    pytester.makeini(f"[pytest]\npythonpath = .\naddopts = {options}\n")
+    pytester.makeini(f"[pytest]\naddopts = {options}\n")
     pytester.makeconftest('pytest_plugins = ["perfsuite.plugin"]')
-    pytester.makepyfile(scripted=textwrap.dedent(FAMILY), test_suite=textwrap.dedent(REAL))
+    pytester.makepyfile(test_suite=textwrap.dedent(REAL))
     pytester.runpytest_subprocess("--perf-update=append", "--perf-runs=6").assert_outcomes(passed=2)
     pytester.runpytest_subprocess("--perf-gate").assert_outcomes(passed=2)
     monkeypatch.setenv("SLOW", "2")
     slowed = pytester.runpytest_subprocess("--perf-gate")
     slowed.assert_outcomes(passed=1, failed=1)
     slowed.stdout.fnmatch_lines(["REGRESSED *test_lasting[[]scripted-1[]]*"])
+
+
+@pytest.mark.slow
+def test_small_slow_merges_go_red_and_name_the_drift_and_a_setting_of_both_arms_is_an_environment(tmp_path):
+    quiet, setting, first, second = story(tmp_path, step=0.02, merges=3)
+    assert [0, 1, 0, 1] == [page.code for page in (quiet, setting, first, second)]
+    assert re.search(r"^ENVIRONMENT \+(9|10)", setting.text, re.MULTILINE)
+    assert "different from the stored runs: variables.TORCH_DISTRIBUTED_DEBUG DETAIL, stored absent" in setting.text
+    assert re.search(r"^DRIFTED \+[34]", second.text, re.MULTILINE)
+    assert "not slower than the base, slower than" in second.text
+    assert "next: perfsuite ab --a " in second.text

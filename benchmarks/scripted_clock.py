@@ -1,0 +1,39 @@
+"""A CPU whose clock moves only where the code under test moves it: what real processes time, no load decides.
+
+``PERFSUITE_FAMILIES=scripted=benchmarks.scripted_clock:Scripted`` with perfsuite's checkout on PYTHONPATH makes it a
+platform of any pytest run; a step that takes t seconds adds 1e9 t to ``NOW_NS[0]``.
+"""
+
+from __future__ import annotations
+
+from perfsuite.platforms.clocks import PerfCounterClock
+from perfsuite.platforms.cpu import Cpu, CpuDevice
+
+VARIABLES = {"PERFSUITE_FAMILIES": "scripted=benchmarks.scripted_clock:Scripted"}
+NOW_NS = [0]
+"""The time of this process."""
+
+
+class ScriptedClock(PerfCounterClock):
+    """Every look takes a microsecond."""
+
+    def stamp(self) -> int:
+        NOW_NS[0] += 1000
+        return NOW_NS[0]
+
+
+class ScriptedDevice(CpuDevice):
+    """Rank side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ScriptedClock()
+
+
+class Scripted(Cpu):
+    """Driver side: simulated, so that no time of it meets a real one."""
+
+    name = "scripted"
+    stands_for = "cpu"
+    simulated = True
+    device_code = "benchmarks.scripted_clock:ScriptedDevice"
