@@ -1,9 +1,10 @@
-"""The suite's step over a plain program's: other processes, started by torchrun as a user would, alternating.
+"""The suite's figure over a plain program's: other processes, started by torchrun as a user would, alternating.
 
-    python benchmarks/plain_program.py [--pairs 8] [--threads 1]
+    python benchmarks/plain_program.py [--cases all] [--pairs 8] [--threads 1] [--steps 40]
 
-The plain program is benchmarks/plain/tensor_parallel.py, the same LLaMA on the same mesh tp2.  Prints the ratio of
-the step times with its 95 % interval; a pair is a run of each, in turn first.
+Cases: tp (a LLaMA on mesh tp2), ddp and fsdp (a GPT-2), all-reduces of 1 KiB to 16 MiB.  The plain programs are in
+benchmarks/plain.  Prints for each case the ratio of the times with its 95 % interval; a pair is a run of each, in
+turn first.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -22,56 +25,103 @@ from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.statistics.student import ratio_interval
-from perfsuite.workload import Budget
+from perfsuite.units import KIB, MIB, format_bytes, format_seconds
+from perfsuite.workload import Budget, Workload
+from perfsuite.workloads.collective import AllReduce
 from perfsuite.workloads.training.train_step import TrainStep
 
 ROOT = Path(__file__).parent.parent
-RANKS, STEPS = 2, 40
-CASE = TrainStep(model="llama2-tiny", strategy="hybrid", mesh="tp2", micro_batch_size=4)
+RANKS = 2
 
 
-def plain(threads: int) -> float:
-    """Seconds of the plain program's step."""
-    program = ROOT / "benchmarks" / "plain" / "tensor_parallel.py"
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One case and the plain program that does the same."""
+
+    workload: Workload
+    program: tuple[str, ...]
+    """File of benchmarks/plain and its arguments."""
+
+
+CASES: Mapping[str, Compared] = {
+    "tp": Compared(
+        workload=TrainStep(model="llama2-tiny", strategy="hybrid", mesh="tp2", micro_batch_size=4),
+        program=("tensor_parallel.py",),
+    ),
+    **{
+        strategy: Compared(
+            workload=TrainStep(model="gpt2-tiny", strategy=strategy, micro_batch_size=4),
+            program=("data_parallel.py", f"--strategy={strategy}"),
+        )
+        for strategy in ("ddp", "fsdp")
+    },
+    **{
+        f"all_reduce-{format_bytes(size)}": Compared(
+            workload=AllReduce(message_bytes=size), program=("all_reduce.py", f"--bytes={size}")
+        )
+        for size in (KIB, 64 * KIB, MIB, 16 * MIB)
+    },
+}
+
+
+def plain(case: Compared, steps: int, threads: int) -> float:
+    """Seconds that the plain program prints."""
+    program, *arguments = case.program
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--standalone"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(
-        [*command, str(program), f"--steps={STEPS}"], env=environment, capture_output=True, text=True, check=True
-    )
+    command += [str(ROOT / "benchmarks" / "plain" / program), *arguments, f"--steps={steps}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
 
 
-def suite(driver: Driver) -> float:
-    """Seconds of the suite's step, in processes of its own."""
-    budget = Budget(min_rounds=STEPS, max_rounds=STEPS, max_time_s=0.0, warmup_min_iterations=5)
-    shape = MeshShape.parse("tp2")
-    return driver.run(Job(workload=CASE, world_size=RANKS, shape=shape, budget=budget, fresh=True)).median_s
+def suite(driver: Driver, case: Compared, steps: int) -> float:
+    """Seconds of the suite's case, in processes of its own."""
+    budget = Budget(min_rounds=steps, max_rounds=steps, max_time_s=0.0, warmup_min_iterations=5)
+    if isinstance(case.workload, AllReduce):  # several in a sample, as the plain program has them
+        budget = Budget(min_rounds=steps, max_rounds=steps)
+    shape = MeshShape.parse(case.workload.layout()) if case.workload.layout() else None
+    return driver.run(Job(workload=case.workload, world_size=RANKS, shape=shape, budget=budget, fresh=True)).median_s
+
+
+def compare(driver: Driver, name: str, options: argparse.Namespace) -> None:
+    """Print the pairs of one case and the interval of their ratio."""
+    case, ratios = CASES[name], []
+    for pair in range(options.pairs):
+        if pair % 2:
+            mine = suite(driver, case, options.steps)
+            other = plain(case, options.steps, options.threads)
+        else:
+            other = plain(case, options.steps, options.threads)
+            mine = suite(driver, case, options.steps)
+        ratios.append(mine / other)
+        told = f"suite {format_seconds(mine, 3)}, plain program {format_seconds(other, 3)}"
+        print(f"{name}, pair {pair + 1}: {told}", flush=True)
+    mean, low, high = ratio_interval(ratios)
+    found = f"{mean:.3f}, 95 % interval {low:.3f} to {high:.3f}, {len(ratios)} pairs"
+    print(f"{name}: suite over plain program {found}", flush=True)
 
 
 def main() -> None:
+    """Compare the cases that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default="tp", help=f"all, or some of {', '.join(CASES)}; default: %(default)s")
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=40)
     options = parser.parse_args()
-    transport = LocalTransport(
-        start_method="fork",
-        preload=("torch", *CASE.preload),
-        log_directory=Path(tempfile.mkdtemp()),
-    )
+    names = list(CASES) if options.cases == "all" else options.cases.split(",")
+    if unknown := [name for name in names if name not in CASES]:
+        parser.error(f"--cases: {unknown[0]!r} is none of {', '.join(CASES)}")
+    if options.pairs < 2:
+        parser.error(f"--pairs={options.pairs}: an interval needs 2 or more")
+    preload = {module: None for name in names for module in CASES[name].workload.preload}
+    transport = LocalTransport(start_method="fork", preload=("torch", *preload), log_directory=Path(tempfile.mkdtemp()))
     driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
-    ratios = []
     try:
-        for pair in range(options.pairs):
-            if pair % 2:
-                mine, other = suite(driver), plain(options.threads)
-            else:
-                other, mine = plain(options.threads), suite(driver)
-            ratios.append(mine / other)
-            print(f"pair {pair + 1}: suite {1e3 * mine:.1f} ms, plain program {1e3 * other:.1f} ms", flush=True)
+        for name in names:
+            compare(driver, name, options)
     finally:
         driver.close()
-    mean, low, high = ratio_interval(ratios)
-    print(f"suite over plain program: {mean:.3f}, 95 % interval {low:.3f} to {high:.3f}, {len(ratios)} pairs")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,43 @@
+"""A plain loop of all-reduces of one message; it knows nothing of perfsuite.
+
+    torchrun --nproc-per-node=2 benchmarks/plain/all_reduce.py --bytes 1024 --steps 40
+
+A step is a barrier and as many all-reduces as 20 ms take, at most 100.  Prints the median over the steps of the slowest
+rank's time of one all-reduce, in seconds.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bytes", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=40)
+    given = parser.parse_args()
+    dist.init_process_group("gloo")
+    buffer = torch.ones(given.bytes // 4)
+
+    def seconds(count):
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(count):
+            dist.all_reduce(buffer)
+        worst = torch.tensor([(time.perf_counter() - start) / count], dtype=torch.float64)
+        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        return float(worst)
+
+    usual = min(seconds(3) for _ in range(5))
+    count = max(1, min(100, int(0.02 / usual)))
+    times = [seconds(count) for _ in range(given.steps)]
+    if dist.get_rank() == 0:
+        print(statistics.median(times))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

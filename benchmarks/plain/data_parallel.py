@@ -1,0 +1,63 @@
+"""A plain training loop under DDP or FSDP2, started by torchrun; of perfsuite it has the model and its batches alone.
+
+    torchrun --nproc-per-node=2 benchmarks/plain/data_parallel.py --strategy ddp --steps 40
+
+Prints the median over the steps of the slowest rank's time, in seconds.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from perfsuite.models import find
+from perfsuite.models.layers import materialize
+from perfsuite.models.loading import synthetic_batch
+
+MODEL, BATCH = "gpt2-tiny", 4
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--strategy", choices=["ddp", "fsdp"], default="ddp")
+    parser.add_argument("--steps", type=int, default=40)
+    given = parser.parse_args()
+    dist.init_process_group("gloo")
+    rank, ranks, config = dist.get_rank(), dist.get_world_size(), find(MODEL)
+    with torch.device("meta"):
+        module = config.build()
+    materialize(module, torch.device("cpu"), seed=0)
+    if given.strategy == "ddp":
+        module = DistributedDataParallel(module, bucket_cap_mb=25.0, gradient_as_bucket_view=True)
+    else:
+        from torch.distributed.fsdp import fully_shard
+
+        for block in module.blocks.children():
+            fully_shard(block)
+        fully_shard(module)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
+    first = [BATCH * (rank + ranks * index) for index in range(4)]
+    batches = [synthetic_batch(config, list(range(start, start + BATCH))) for start in first]
+    times = []
+    for number in range(5 + given.steps):
+        start = time.perf_counter()
+        module(**batches[number % 4]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        worst = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        times.append(float(worst))
+    if rank == 0:
+        print(statistics.median(times[5:]))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
