@@ -9,7 +9,7 @@ import pytest
 
 from perfsuite.cli.main import main
 from perfsuite.errors import ConfigurationError
-from perfsuite.projection import backtest, backtest_runs, engine, operations, softwares
+from perfsuite.projection import backtest, backtest_runs, operations, softwares, stages
 from perfsuite.projection.backtest import TABLES, Backtested
 from perfsuite.projection.communication import Links, Message
 from perfsuite.projection.fit import Free, fit
@@ -121,7 +121,7 @@ def without_bubble(monkeypatch):
 
 
 def without_stage_messages(monkeypatch):
-    monkeypatch.setattr(engine.Projector, "_stage_message", lambda self, layout, groups: Message(0.0, 0.0))
+    monkeypatch.setattr(stages.StagePrices, "_stage_message", lambda self, layout, groups: Message(0.0, 0.0))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from perfsuite.metrics.pipeline import peak_activations, step_bounds_s
 from perfsuite.models import MODELS, find
-from perfsuite.projection import engine, memory, operations
+from perfsuite.projection import memory, operations, stages
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.calibration import Calibration, Constant
 from perfsuite.projection.engine import Projector
@@ -107,7 +107,7 @@ def test_activations_in_flight_are_the_schedule_s(schedule):
     share = Share(model=model, layout=layout, code=code)
     size = model.layers // layout.stages * memory.block_bytes(share, experts=False)
     held = peak_activations(timeline, [size] * made.num_stages)
-    assert held[0] == pytest.approx(memory.Memories(model=model, code=code)._load(share, 0).activations)
+    assert held[0] == pytest.approx(memory.Memories(model=model, code=code).load(share, 0).activations)
 
 
 def test_what_replicas_share_out_is_divided_by_them():
@@ -219,5 +219,5 @@ def test_a_projector_keeps_what_it_priced():
     )
     for world in (1, 2, 4, 8):
         projector.step(Layout.parse(f"dp{world}", global_batch=8))
-    assert len(projector._blocks) == 1
-    assert engine.block_share(SMALL, Layout.parse("dp2", global_batch=2), experts=False) == SMALL.block_parameters()
+    assert len(projector._stages._blocks) == 1
+    assert stages.block_share(SMALL, Layout.parse("dp2", global_batch=2), experts=False) == SMALL.block_parameters()

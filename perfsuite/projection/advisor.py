@@ -7,6 +7,7 @@ than the other does that resource's error count.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.job import Job
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.layouts import Layouts
-from perfsuite.projection.memory import MemoryBreakdown, memory_of
+from perfsuite.projection.memory import Memories, MemoryBreakdown
 from perfsuite.projection.step import projector_of
 from perfsuite.records import Training
 from perfsuite.units import GIB
@@ -54,7 +55,7 @@ class Candidate:
     step: StepTime
     memory: MemoryBreakdown
 
-    @property
+    @functools.cached_property
     def by_resource(self) -> dict[str, float]:
         """Seconds by resource."""
         totals: Counter[str] = Counter()
@@ -115,7 +116,11 @@ def advise(training: Training, *, base: Job, calibration: Calibration, world_siz
     """
     model, capacity = base.model, base.device.memory.value * GIB if base.device.memory else 0.0
     choices = Layouts(
-        model=model, world_size=world_size, global_batch=global_batch, devices_per_node=base.node.devices or world_size
+        model=model,
+        world_size=world_size,
+        global_batch=global_batch,
+        devices_per_node=base.node.devices or world_size,
+        fused_attention=not any(base.implementation.score_bytes),
     )
     pricing = _Pricing(base, calibration)
     fitting, legal, too_large = [], 0, 0
@@ -147,31 +152,39 @@ def advise(training: Training, *, base: Job, calibration: Calibration, world_siz
 
 
 class _Pricing:
-    """Jobs and their projectors by what a layout changes of model and code: padded words, spread parameters."""
+    """Projectors by what a layout changes of model and code: padded words, spread parameters."""
 
     def __init__(self, base: Job, calibration: Calibration) -> None:
         self._base, self._calibration = base, calibration
-        self._jobs: dict[tuple[int, str], Job] = {}
-        self._projectors: dict[tuple[int, str, bool], Projector] = {}
+        self._jobs: dict[tuple[int, bool], Job] = {}
+        self._memories: dict[tuple[int, bool], Memories] = {}
+        self._projectors: dict[tuple[int, bool, bool], Projector] = {}
         self._capacity = base.device.memory.value * GIB if base.device.memory else 0.0
 
     def memory(self, layout: Layout) -> MemoryBreakdown:
         """Of the fullest rank."""
-        job = self._job(layout)
-        return memory_of(job.architecture, layout, job.implementation, self._capacity)
+        key = _code_key(layout)
+        if key not in self._memories:
+            job = self._job(layout)
+            self._memories[key] = Memories(model=job.architecture, code=job.implementation, capacity=self._capacity)
+        return self._memories[key].of(layout)
 
     def step(self, layout: Layout, *, simulated: bool = False) -> StepTime:
         """By the closed form, or with a pipeline's actions ``simulated``."""
-        key = (layout.shape.size("tp"), layout.sharding, simulated)
+        key = (*_code_key(layout), simulated)
         if key not in self._projectors:
             self._projectors[key] = projector_of(self._job(layout), self._calibration, simulated=simulated)
         return self._projectors[key].step(layout)
 
     def _job(self, layout: Layout) -> Job:
-        key = (layout.shape.size("tp"), layout.sharding)
+        key = _code_key(layout)
         if key not in self._jobs:
             self._jobs[key] = job_of(self._base, layout)
         return self._jobs[key]
+
+
+def _code_key(layout: Layout) -> tuple[int, bool]:
+    return layout.shape.size("tp"), layout.sharding == "parameters"
 
 
 def job_of(base: Job, layout: Layout) -> Job:
@@ -235,6 +248,7 @@ def smallest_that_fits(
             world_size=count,
             global_batch=max(global_batch, count),
             devices_per_node=base.node.devices or count,
+            fused_attention=not any(base.implementation.score_bytes),
         )
         sized = ((pricing.memory(layout), layout) for layout in choices.legal())
         memory, layout = min(sized, key=lambda pair: pair[0].total)

@@ -18,6 +18,7 @@ _MOST_MICRO_BATCH = 16
 _INTERLEAVED = (2, 4)
 """Stages per rank that are tried."""
 _CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
+_SAME = "selective recomputation is none where attention is fused"
 _SHARDING: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "parameters")
 
 
@@ -31,6 +32,8 @@ class Layouts:
     devices_per_node: int
     across_nodes: bool = False
     """Whether tensor parallelism may leave a node."""
+    fused_attention: bool = False
+    """Whether scores are never kept, so that recomputing them alone is to recompute nothing."""
     rejected: Counter[str] = field(default_factory=Counter)
     """Meshes and choices that break a rule, by the rule."""
 
@@ -103,9 +106,12 @@ class Layouts:
     def _choices(self, shape: MeshShape, micro_batch_size: int, count: int) -> Iterator[Layout]:
         pp, several = shape.size("pp"), shape.replicas * shape.size("cp") > 1
         shardings = _SHARDING if several and pp == 1 else _SHARDING[:3] if several else _SHARDING[:1]
+        ways = tuple(way for way in _CHECKPOINTING if way != "selective" or not self.fused_attention)
         for schedule, stages_per_rank in self._orders(pp, count):
+            if self.fused_attention:
+                self.rejected[_SAME] += len(shardings)
             for sharding in shardings:
-                for checkpointing in _CHECKPOINTING:
+                for checkpointing in ways:
                     yield Layout(
                         shape=shape,
                         sharding=sharding,

@@ -15,8 +15,9 @@ from perfsuite.metrics.pipeline import peak_activations
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.operations import Share
+from perfsuite.projection.pipeline import rank_stages
 from perfsuite.projection.traffic import Implementation
-from perfsuite.schedules import StageTimes, find_schedule, make_schedule, simulate, stages_of
+from perfsuite.schedules import StageTimes, make_schedule, simulate
 
 MEMORY_LIMIT = 0.92
 """Share of the card from which on steps slow down (allocator retries): a projection is then a lower bound."""
@@ -58,7 +59,7 @@ def memory_of(model: Architecture, layout: Layout, code: Implementation, capacit
     return Memories(model=model, code=code, capacity=capacity).of(layout)
 
 
-class _Load(NamedTuple):
+class Load(NamedTuple):
     """What a rank has to hold, before data parallelism shares it out."""
 
     dense: float
@@ -77,7 +78,9 @@ class Memories:
     model: Architecture
     code: Implementation
     capacity: float = 0.0
-    _loads: dict[object, tuple[_Load, ...]] = field(default_factory=dict, init=False)
+    _loads: dict[object, tuple[Load, ...]] = field(default_factory=dict, init=False)
+    _spread: dict[object, tuple[float, float]] = field(default_factory=dict, init=False)
+    """Ranks that share (what is dense, the experts), by mesh."""
     _parameters: dict[object, tuple[float, float]] = field(default_factory=dict, init=False)
     _blocks: dict[object, tuple[float, float, float, float, float]] = field(default_factory=dict, init=False)
 
@@ -92,14 +95,14 @@ class Memories:
             ranks = layout.shape.size("pp")
             some = range(ranks) if ranks <= 4 else (0, 1, ranks - 2, ranks - 1)
             share = Share(model=self.model, layout=layout, code=self.code)
-            self._loads[key] = tuple(self._load(share, rank) for rank in some)
-        size = layout.shape.size
-        replicate = size("dp_replicate")
-        data = layout.shape.replicas * size("cp") // replicate
-        experts = layout.dp * size("cp") // replicate
+            self._loads[key] = tuple(self.load(share, rank) for rank in some)
+        if layout.shape not in self._spread:
+            per = layout.shape.size("cp") / layout.shape.size("dp_replicate")
+            self._spread[layout.shape] = (layout.shape.replicas * per, layout.dp * per)
+        data, experts = self._spread[layout.shape]
         code, sharding = self.code, layout.sharding
 
-        def split(load: _Load) -> tuple[float, float, float]:
+        def split(load: Load) -> tuple[float, float, float]:
             whole, shared = load.dense + load.routed, load.dense / data + load.routed / experts
             return (
                 code.weight_bytes * (shared if sharding == "parameters" else whole),
@@ -107,7 +110,7 @@ class Memories:
                 code.optimizer_state_bytes * (whole if sharding == "none" else shared),
             )
 
-        fullest = max(self._loads[key], key=lambda load: sum(split(load)) + sum(load[2:]))
+        fullest = max(self._loads[key], key=lambda load: sum(split(load)) + load[2] + load[3] + load[4])
         parameters, gradients, optimizer = split(fullest)
         return MemoryBreakdown(
             parameters=parameters,
@@ -120,9 +123,10 @@ class Memories:
             capacity=self.capacity,
         )
 
-    def _load(self, share: Share, rank: int) -> _Load:
+    def load(self, share: Share, rank: int) -> Load:
+        """Of one rank of the pipeline."""
         layout, size = share.layout, share.layout.shape.size
-        stages = _stages(layout.schedule, size("pp"), layout.stages_per_rank, rank)
+        stages = rank_stages(layout.schedule, size("pp"), layout.stages_per_rank)[rank]
         place = (size("tp"), size("ep"), layout.stages, stages)
         if place not in self._parameters:
             self._parameters[place] = _parameters(share, stages)
@@ -136,7 +140,7 @@ class Memories:
         last = layout.stages - 1 in stages
         logits = self.code.logit_bytes * share.tokens * self.model.vocabulary / share.tp if last else 0.0
         sizes = [dense * plain + experts * routed for dense, experts in (_layers(share, stage) for stage in stages)]
-        return _Load(
+        return Load(
             *self._parameters[place],
             activations=_activations(layout, sizes, rank),
             logits=logits,
@@ -156,14 +160,6 @@ def _gradients_of_block(share: Share) -> float:
     """Of what an MLP keeps, while its backward runs: after the loss, when the logits are gone."""
     hidden = share.model.matrices * share.model.hidden / share.tp
     return 2.0 * share.tokens * hidden + 4.0 * share.outer_tokens * share.model.width
-
-
-@functools.lru_cache(maxsize=4096)
-def _stages(schedule: str, ranks: int, stages_per_rank: int, rank: int) -> tuple[int, ...]:
-    if ranks == 1:
-        return (0,)
-    placement = find_schedule(schedule).placement
-    return stages_of(rank, ranks=ranks, stages_per_rank=stages_per_rank, placement=placement)
 
 
 def _layers(share: Share, stage: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,6 +13,21 @@ from perfsuite.schedules import StageTimes, find_schedule, make_schedule, simula
 MOST_ACTIONS = 20_000
 """Simulated at once; of a longer step the rest repeats."""
 _EQUAL = 1e-12
+
+
+@functools.lru_cache(maxsize=4096)
+def rank_stages(schedule: str, ranks: int, stages_per_rank: int) -> tuple[tuple[int, ...], ...]:
+    """The stages on each rank; a step without a schedule has one.
+
+    >>> rank_stages("interleaved_1f1b", 2, 2), rank_stages("", 1, 1)
+    (((0, 2), (1, 3)), ((0,),))
+    """
+    if ranks == 1:
+        return ((0,),)
+    placement = find_schedule(schedule or "1f1b").placement
+    return tuple(
+        stages_of(rank, ranks=ranks, stages_per_rank=stages_per_rank, placement=placement) for rank in range(ranks)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,22 +63,16 @@ class Pipeline:
     def _stage_sums(self) -> list[float]:
         times = self.times
         both = zip(times.forward_s, times.backward_input_s, times.backward_weight_s, strict=True)
-        return [sum(stage) for stage in both]
+        return [a + b + c for a, b, c in both]
 
     def _halves_are_equal(self) -> bool:
         forward = self.times.forward_s
         return max(forward) - min(forward) <= _EQUAL * max(forward)
 
     def _rank_sums(self) -> list[float]:
-        sums, placement = self._stage_sums(), find_schedule(self.schedule).placement
+        sums = self._stage_sums()
         return [
-            sum(
-                sums[stage]
-                for stage in stages_of(
-                    rank, ranks=self.ranks, stages_per_rank=self.stages_per_rank, placement=placement
-                )
-            )
-            for rank in range(self.ranks)
+            sum([sums[stage] for stage in own]) for own in rank_stages(self.schedule, self.ranks, self.stages_per_rank)
         ]
 
     def _estimate_s(self, sums: Sequence[float]) -> float:

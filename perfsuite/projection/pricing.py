@@ -56,6 +56,16 @@ class Priced(NamedTuple):
     kernels: float = 0.0
     """That the host starts."""
 
+    @property
+    def backward_s(self) -> float:
+        """Both halves."""
+        return self.backward_input.total + self.backward_weight.total
+
+    @property
+    def total(self) -> float:
+        """Forward and backward."""
+        return self.forward.total + self.backward_s
+
     def plus(self, other: Priced, times: float = 1.0) -> Priced:
         """With ``other``, so many times."""
         return Priced(

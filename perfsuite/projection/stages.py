@@ -1,0 +1,195 @@
+"""What one micro-batch takes in each stage of a pipeline: blocks, the ends of the model, what is gathered for them.
+
+Layouts share most of it: blocks by tensor, context and expert parallelism and micro-batch, stages by their layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from perfsuite.projection import operations
+from perfsuite.projection.architecture import Architecture
+from perfsuite.projection.calibration import Calibration
+from perfsuite.projection.communication import Links, Message
+from perfsuite.projection.kernels import KernelTimes
+from perfsuite.projection.layout import Group, Layout
+from perfsuite.projection.operations import Share
+from perfsuite.projection.pipeline import rank_stages
+from perfsuite.projection.pricing import Priced, Prices
+from perfsuite.projection.traffic import Implementation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """All stages of a pipeline, one micro-batch in each."""
+
+    each: tuple[Priced, ...]
+    busiest: Priced
+    """Of the rank that works longest, all its stages together."""
+    work_s: float
+    """Of all stages."""
+
+
+@dataclass(kw_only=True)
+class StagePrices:
+    """Prices the stages of any layout, and keeps them."""
+
+    model: Architecture
+    code: Implementation
+    calibration: Calibration
+    times: KernelTimes
+    links: Links
+    _blocks: dict[object, tuple[Priced, ...]] = field(default_factory=dict, init=False)
+    _stages: dict[object, Stages] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        trait = self.calibration.value
+        memory = trait("memory_gb_per_s") * 1e9
+        self.second_per_byte = 1 / memory if memory else 0.0
+        self._traffic_ratio, self._ratio = trait("traffic_ratio", 1.0), trait("in_situ_ratio", 1.0)
+        self._overlap = trait("overlap_ratio", self.code.data_overlap)
+
+    def of(self, layout: Layout, groups: dict[str, Group]) -> Stages:
+        """The stages of a layout."""
+        sharded = (layout.shape, groups.get("dp_shard") or groups["data"]) if layout.sharding == "parameters" else ()
+        key = (*_block_key(layout, groups), groups.get("pp"), layout.schedule, layout.stages_per_rank, sharded)
+        if key not in self._stages:
+            self._stages[key] = self._made(layout, groups)
+        return self._stages[key]
+
+    def exposed(self, message: Message, behind_s: float, layout: Layout) -> float:
+        """Seconds of a message of data parallelism that this much work does not hide."""
+        beside = self.code.overlaps_beside_tensor or layout.shape.size("tp") == 1
+        overlap = self._overlap if beside else 0.0
+        return message.seconds - overlap * min(message.seconds, behind_s)
+
+    def _prices(self, groups: dict[str, Group], *, wide: bool = False) -> Prices:
+        return Prices(
+            times=self.times,
+            links=self.links,
+            groups=groups,
+            wide=wide,
+            traffic_ratio=self._traffic_ratio,
+            ratio=self._ratio,
+        )
+
+    def _parts(self, layout: Layout, groups: dict[str, Group]) -> tuple[Priced, ...]:
+        """(dense block, block with experts, embedding, head) of one micro-batch."""
+        key = _block_key(layout, groups)
+        if key not in self._blocks:
+            share = Share(model=self.model, layout=layout, code=self.code)
+            blocks, ends = self._prices(groups), self._prices(groups, wide=True)
+            self._blocks[key] = (
+                self._adding_up(blocks.passes(operations.block(share, experts=False)), layout, experts=False),
+                self._adding_up(blocks.passes(operations.block(share, experts=True)), layout, experts=True)
+                if self.model.experts
+                else Priced(),
+                ends.passes(operations.embedding(share)),
+                ends.passes(operations.head(share)),
+            )
+        return self._blocks[key]
+
+    def _adding_up(self, block: Priced, layout: Layout, *, experts: bool) -> Priced:
+        """A block whose gradient is added to that of the micro-batches before."""
+        if layout.sharding == "parameters":
+            return block
+        here = block_share(self.model, layout, experts=experts)
+        moved_s = here * self.code.accumulation_bytes * self.second_per_byte
+        return block._replace(
+            backward_weight=block.backward_weight._replace(memory=block.backward_weight.memory + moved_s)
+        )
+
+    def _made(self, layout: Layout, groups: dict[str, Group]) -> Stages:
+        dense, expert, embedding, head = self._parts(layout, groups)
+        if layout.sharding == "parameters":
+            dense, expert = (
+                self._sharded(block, layout, groups, bool(index)) for index, block in enumerate((dense, expert))
+            )
+        message = self._stage_message(layout, groups)
+        count = layout.stages
+        even, more = divmod(self.model.layers, count)
+        kinds: dict[tuple[int, int, bool, bool], Priced] = {}
+        stages, before = [], 0
+        for index in range(count):
+            layers = even + (index < more)
+            experts = max(0, before + layers - max(before, self.model.dense_layers)) if self.model.experts else 0
+            kind = (layers, experts, index == 0, index == count - 1)
+            if kind not in kinds:
+                stage = Priced().plus(dense, layers - experts)
+                if experts:
+                    stage = stage.plus(expert, experts)
+                if index == 0:
+                    stage = stage.plus(embedding)
+                if index == count - 1:
+                    stage = stage.plus(head)
+                if layout.shape.size("pp") > 1:
+                    stage = stage._replace(
+                        forward=stage.forward.waiting(message, message.seconds if index < count - 1 else 0.0),
+                        backward_input=stage.backward_input.waiting(message, message.seconds if index else 0.0),
+                    )
+                kinds[kind] = stage
+            stages.append(kinds[kind])
+            before += layers
+        seconds = {id(stage): stage.total for stage in kinds.values()}
+        totals = [seconds[id(stage)] for stage in stages]
+        return Stages(each=tuple(stages), busiest=_busiest(layout, stages, totals), work_s=sum(totals))
+
+    def _sharded(self, block: Priced, layout: Layout, groups: dict[str, Group], experts: bool) -> Priced:
+        """A block whose parameters are gathered before each pass and whose gradients are scattered after it."""
+        size = block_share(self.model, layout, experts=experts)
+        group = groups.get("dp_shard") or groups["data"]
+        gather = self.links.seconds("all_gather", size * self.code.compute_bytes, group)
+        scatter = self.links.seconds("reduce_scatter", size * self.code.gradient_bytes, group)
+        forward, backward = block.forward, block.backward_input
+        both = Message(gather.link_s + scatter.link_s, gather.network_s + scatter.network_s)
+        if layout.shape.size("dp_replicate") > 1:
+            rest = self.links.seconds(
+                "all_reduce", size * self.code.gradient_bytes / group.ranks, groups["dp_replicate"]
+            )
+            both = Message(both.link_s + rest.link_s, both.network_s + rest.network_s)
+        backward = backward._replace(memory=backward.memory + size * self.code.sharded_bytes * self.second_per_byte)
+        behind = backward.total + block.backward_weight.total
+        waits = self.exposed(both, behind, layout)
+        if not self.code.prefetches_backward:  # nothing but the scatter is left to hide
+            scattered = both.seconds - gather.seconds
+            waits = gather.seconds + self.exposed(Message(scattered, 0.0), behind, layout)
+        return block._replace(
+            forward=forward.waiting(gather, self.exposed(gather, forward.total, layout)),
+            backward_input=backward.waiting(both, waits),
+        )
+
+    def _stage_message(self, layout: Layout, groups: dict[str, Group]) -> Message:
+        """What a stage sends to the next for one micro-batch, as far as nothing hides it."""
+        if layout.shape.size("pp") == 1:
+            return Message(0.0, 0.0)
+        share = Share(model=self.model, layout=layout, code=self.code)
+        size = 2.0 * share.outer_tokens * self.model.width
+        if self.code.stage_messages == "split" and not layout.sequence_parallel:
+            size /= share.tp
+        message = self.links.seconds("send_recv", size, groups["pp"])
+        exposed = 1.0 - self.code.stage_overlap
+        return Message(exposed * message.link_s, exposed * message.network_s)
+
+
+def _block_key(layout: Layout, groups: dict[str, Group]) -> tuple[object, ...]:
+    size, group = layout.shape.size, groups.get
+    return (
+        *(size("tp"), size("cp"), size("ep"), group("tp"), group("cp"), group("ep")),
+        *(layout.micro_batch_size, layout.checkpointing, layout.sequence_parallel, layout.sharding == "parameters"),
+    )
+
+
+def _busiest(layout: Layout, stages: list[Priced], totals: list[float]) -> Priced:
+    own = rank_stages(layout.schedule, layout.shape.size("pp"), layout.stages_per_rank)
+    first, *rest = max(own, key=lambda mine: sum([totals[stage] for stage in mine]))
+    total = stages[first]
+    for stage in rest:
+        total = total.plus(stages[stage])
+    return total
+
+
+def block_share(model: Architecture, layout: Layout, *, experts: bool) -> float:
+    """Parameters of one block on one rank."""
+    routed = model.experts * model.matrices * model.width * model.expert_hidden if experts else 0
+    rest = model.block_parameters(experts=experts) - routed
+    return (rest + routed / layout.shape.size("ep")) / layout.shape.size("tp")
