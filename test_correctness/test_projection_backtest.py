@@ -44,6 +44,15 @@ def test_allocated_memory_is_predicted():
     hold(backtest_runs.run_memory())
 
 
+def test_the_first_choice_is_near_the_measured_best_which_is_among_its_ties():
+    groups = backtest_runs.advised()
+    assert len(groups) == 10
+    hold(backtest_runs.run_advisor())
+    for group in groups:
+        assert group.best in group.ties, group.name
+        assert len(group.ties) <= -(-len(group.measured_s) // 2), group.name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("home", ["a100", "h100"])
 def test_traits_of_one_device_predict_the_other_devices(home):

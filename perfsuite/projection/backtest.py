@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from perfsuite.platforms import DeviceModel, load_catalog
 from perfsuite.projection.calibration import TYPICAL, Calibration, Constant, KernelPoint
-from perfsuite.projection.engine import Projector
+from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.fit import Constants, Free, fit
 from perfsuite.projection.memory import MEMORY_LIMIT, USABLE, memory_of
 from perfsuite.projection.published_rows import PublishedStep, published_steps
@@ -159,8 +159,15 @@ def predict(
     rows: Sequence[PublishedStep], software: str, values: Constants, kernels: tuple[KernelPoint, ...] = ()
 ) -> list[float]:
     """Step times of rows."""
+    return [step.seconds for step in steps_of(rows, software, values, kernels)]
+
+
+def steps_of(
+    rows: Sequence[PublishedStep], software: str, values: Constants, kernels: tuple[KernelPoint, ...] = ()
+) -> list[StepTime]:
+    """Projected steps of rows."""
     projectors: dict[object, Projector] = {}
-    times = []
+    found = []
     for row in rows:
         key = (row.architecture, row.dtype, row.device, row.network_gb_per_s, row.gradients_in_fp32)
         if key not in projectors:
@@ -172,8 +179,8 @@ def predict(
                 dtype=row.dtype,
                 simulated=False,
             )
-        times.append(projectors[key].step(row.layout).seconds)
-    return times
+        found.append(projectors[key].step(row.layout))
+    return found
 
 
 def _code(software: str, row: PublishedStep, values: Constants) -> Implementation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from perfsuite.errors import ConfigurationError, did_you_mean
 from perfsuite.projection.backtest import (
@@ -20,14 +21,20 @@ from perfsuite.projection.backtest import (
     kept,
     predict,
     run,
+    steps_of,
 )
+from perfsuite.projection.choices import Choice, choices_of, choices_of_bloom
 from perfsuite.projection.fit import Free, fit
 from perfsuite.projection.measured_kernels import measured_kernels
 from perfsuite.projection.memory import memory_of
-from perfsuite.projection.published_rows import published_steps
+from perfsuite.projection.published_rows import PublishedStep, published_steps
 from perfsuite.projection.softwares import software_of
 from perfsuite.units import GIB
 
+B200: Mapping[str, float] = MappingProxyType(
+    {"memory": 0.666, "link": 0.72, "link_us": 8.0, "matmul": 0.48, "attention": 0.6}
+)
+"""Shares of B200's sheet that its microbenchmarks reach, for what has no kernel of its size."""
 IN_SITU_ROW = "simumax/b200/llama3_405b_l4_tp2_pp1_dp4_mbc8_cef"
 """The one step that B200's kernels are tied to."""
 
@@ -36,17 +43,11 @@ def run_kernels() -> tuple[Backtested, Backtested, Backtested]:
     """B200 from its measured kernels: (kernels alone on dense models, with one step, the same on experts)."""
     rows = published_steps("simumax-b200")
     kernels = measured_kernels("b200-microbenchmarks")
-    values = {"memory": 0.666, "link": 0.72, "link_us": 8.0, "matmul": 0.48, "attention": 0.6}
+    values = B200
     dense = [row for row in rows if not row.architecture.experts]
     experts = [row for row in rows if row.architecture.experts]
     one = next(row for row in rows if row.id == IN_SITU_ROW)
-    ratio = Free(name="in_situ_ratio", expected=1.1, spread=0.3)
-    situ = fit(
-        (ratio,),
-        lambda found: predict([one], "simumax", {**values, **found}, kernels),
-        [one.step_time_s],
-        noise=0.001,
-    )
+    situ = _in_situ(one)
     results = []
     for name, title, own, more, budget in (
         ("b200-kernels", "B200 dense, kernels alone", dense, {}, (12.0, 16.0, 20.0)),
@@ -64,6 +65,39 @@ def run_kernels() -> tuple[Backtested, Backtested, Backtested]:
         left = ((one.id, "the step that kernels are tied to"),) if name == "b200-dense" else ()
         results.append(Backtested(name=name, title=title, errors=errors, left_out=left, constants=more, budget=budget))
     return results[0], results[1], results[2]
+
+
+def _in_situ(one: PublishedStep) -> dict[str, float]:
+    """What a block of B200 takes over its kernels, from one step."""
+    ratio = Free(name="in_situ_ratio", expected=1.1, spread=0.3)
+    kernels = measured_kernels("b200-microbenchmarks")
+    return fit(
+        (ratio,),
+        lambda found: predict([one], "simumax", {**B200, **found}, kernels),
+        [one.step_time_s],
+        noise=0.001,
+    )
+
+
+def advised() -> list[Choice]:
+    """BLOOM's groups of layouts, each model by the others; B200's by kernels and one step."""
+    rows = published_steps("simumax-b200")
+    values = {**B200, **_in_situ(next(row for row in rows if row.id == IN_SITU_ROW))}
+    steps = steps_of(rows, "simumax", values, measured_kernels("b200-microbenchmarks"))
+    return [*choices_of_bloom(), *choices_of(rows, steps, "simumax", values)]
+
+
+def run_advisor() -> Backtested:
+    """What the first choice costs over the measured best, in the groups of alternatives that were measured."""
+    groups = advised()
+    return Backtested(
+        name="advisor",
+        title="the first choice against the measured best",
+        errors=tuple(Error(group.best_row, group.measured_s[group.chosen]) for group in groups),
+        left_out=(),
+        constants={},
+        budget=(5, 11, 11),
+    )
 
 
 def run_one_device(home: str = "a100") -> tuple[Backtested, ...]:
@@ -163,6 +197,7 @@ def run_named(name: str) -> tuple[Backtested, ...]:
         "one-node": run_one_node,
         "platform-row": lambda: (run_platform_row(),),
         "memory": lambda: (run_memory(),),
+        "advisor": lambda: (run_advisor(),),
     }
     return runs[name]()
 
@@ -198,7 +233,7 @@ def find_tables(names: Sequence[str]) -> list[str]:
     return list(names) or known
 
 
-EXTRA = ("b200", "one-device", "one-node", "platform-row", "memory")
+EXTRA = ("b200", "one-device", "one-node", "platform-row", "memory", "advisor")
 """Back-tests that are no leave-one-model-out."""
 
 
