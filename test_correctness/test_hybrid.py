@@ -53,6 +53,7 @@ FAST = {
     "tp2 tied": ("tp2", {"model": "gpt2"}),
     "tp2 whole tokens and logits": ("tp2", {"options": {"sequence_parallel": False, "loss_parallel": False}}),
     "tp2 full checkpointing in bf16": ("tp2", {"checkpointing": "full", "dtype": "bf16"}),
+    "dp2 replicated": ("dp2", {"options": {"data": "replicate"}, "model": "gpt2"}),
     "dp2-tp2 replicated": ("dp2-tp2", {"options": {"data": "replicate"}, "model": "gpt2"}),
     "pp2-tp2 tied and split backwards": (
         "pp2-tp2",
@@ -60,6 +61,11 @@ FAST = {
     ),
     "pp2 in fp16": ("pp2", {"dtype": "fp16", "accumulation": 2}),
 }
+
+
+def marked(names, slow):
+    """Parameters of a test."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name == slow else name for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +84,8 @@ def on_mesh(driver):
     return found
 
 
-@pytest.mark.parametrize("name", FAST)
+# Four ranks of DTensors: data parallelism that replicates and tensor parallelism have cases of their own.
+@pytest.mark.parametrize("name", marked(FAST, slow="dp2-tp2 replicated"))
 def test_a_product_of_parallelisms_is_the_same_training(on_mesh, name):
     mesh, case = FAST[name]
     assert on_mesh(mesh)[name]["parity_error"] <= (2e-2 if case.get("dtype") in NARROW else 1e-5)

@@ -14,10 +14,10 @@ from test_correctness.helpers.twin_sizes import as_its_twin
 FAST = {
     "cp4": {"model": "llama2-tiny", "attention": "flash"},
     "ep4": {"model": "moe-tiny"},
-    "dp2-tp2": {"model": "llama2-tiny"},
     "pp2": {"model": "gpt2-tiny", "accumulation": 2},
 }
 SLOW = {
+    "dp2-tp2": {"model": "llama2-tiny"},
     "tp2": {"model": "gpt2-tiny"},
     "pp2-ep2-tp2": {"model": "moe-tiny", "accumulation": 2},
     "tp4": {"model": "llama2-tiny", "overrides": {"kv_heads": 4}},

@@ -39,6 +39,10 @@ _OWNERS = frozenset(
 )
 
 
+_ROOTS = r"get_device_module|torch_musa|\b(?:musa|cuda|accelerator|backends)\b"
+"""Words without one of which no device module is made: of torch's names and of the keys above."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Use:
     """One use of a name."""
@@ -265,14 +269,14 @@ def dotted(node: ast.expr) -> str:
 def uses(sources: Mapping[str, str]) -> tuple[Use, ...]:
     """Every use in these sources (text by place), in order; read again until nothing new is learnt.
 
-    A source that names neither torch nor a class that is known to hold, answer or be given a module has none.
+    A source without a word of _ROOTS, that names no class known to hold, answer or be given a module, has none.
     """
     known = _Known()
     trees: dict[str, ast.Module] = {}
     while True:
         before = (dict(known.attributes), dict(known.returns), dict(known.parameters), set(known.given))
         owners = {owner for table in before[:3] for owner, _ in table} | known.given
-        names = re.compile("|".join([r"\btorch", *(rf"\b{re.escape(owner)}\b" for owner in sorted(owners))]))
+        names = re.compile("|".join([_ROOTS, *(rf"\b{re.escape(owner)}\b" for owner in sorted(owners))]))
         for place, text in sources.items():
             if place not in trees and names.search(text):
                 trees[place] = ast.parse(text)
