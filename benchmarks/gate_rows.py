@@ -17,6 +17,7 @@ from benchmarks.gate_imports import base_import
 from benchmarks.gate_simulation import Host, Session, traits_of
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware
+from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.baselines.text import dump
@@ -220,7 +221,7 @@ def _updated(machine: Machine, outcome: Outcome, runs: Sequence[Sequence[RunSumm
         for identity, stored in zip(identities, machine.stored, strict=True)
     }
     new = [
-        offered(store.NewRuns(case=identity, runs=tuple(_dated(run, 20) for run in own)), verdict, outcome.suite)
+        offered(NewRuns(case=identity, runs=tuple(_dated(run, 20) for run in own)), verdict, outcome.suite)
         for identity, own, verdict in zip(identities, runs, outcome.verdicts, strict=True)
     ]
     with tempfile.TemporaryDirectory() as directory:

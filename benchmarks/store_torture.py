@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Hardware
+from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 from perfsuite.errors import BaselineError
 
@@ -59,14 +60,14 @@ def run_of(session: str, number: int, environment: str = "2.13.0") -> RunSummary
 
 def make_file(folder: Path, cases: int = 4, runs: int = 6) -> Path:
     offered = [
-        store.NewRuns(case=case_of(index), runs=tuple(run_of(f"s{number}", number) for number in range(runs)))
+        NewRuns(case=case_of(index), runs=tuple(run_of(f"s{number}", number) for number in range(runs)))
         for index in range(1, cases + 1)
     ]
     out_of_memory = RunSummary(session="s0", time="2026-01-01T00:00:00+00:00", outcome="out_of_memory")
-    offered.append(store.NewRuns(case=case_of(99), runs=(out_of_memory,)))
+    offered.append(NewRuns(case=case_of(99), runs=(out_of_memory,)))
     store.update(folder, HARDWARE, offered, mode="append", session_runs=runs)
     later = tuple(run_of(f"s{number}", number) for number in range(runs, runs + 16))
-    grown = store.NewRuns(case=case_of(cases), runs=later[:8]), store.NewRuns(case=case_of(cases), runs=later[8:])
+    grown = NewRuns(case=case_of(cases), runs=later[:8]), NewRuns(case=case_of(cases), runs=later[8:])
     for new in grown:  # the reference is then older than the newest runs
         path = store.update(folder, HARDWARE, [new], mode="append", session_runs=8).path
     return path
@@ -189,7 +190,7 @@ DAMAGES: tuple[Callable[[random.Random, bytes], bytes], ...] = (
 def judge(path: Path, data: bytes, original: Baseline) -> str:
     """``refused``, ``same`` for a variant that says the same, or what went wrong."""
     path.write_bytes(data)
-    new = store.NewRuns(case=case_of(1), runs=(run_of("later", 27),))
+    new = NewRuns(case=case_of(1), runs=(run_of("later", 27),))
     try:
         found = store.read(path)
     except BaselineError as error:
@@ -225,7 +226,7 @@ def write_runs(folder: str, writer: int, count: int) -> None:
     for number in range(count):
         case = case_of(1 + (writer * count + number) // 10)
         run = run_of(f"w{writer}", writer * count + number)
-        store.update(Path(folder), HARDWARE, [store.NewRuns(case=case, runs=(run,))], mode="append")
+        store.update(Path(folder), HARDWARE, [NewRuns(case=case, runs=(run,))], mode="append")
 
 
 def several_writers(writers: int, count: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from perfsuite.arms import Arm, ArmFailed, run_arm
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Hardware
+from perfsuite.baselines.draft import NewRuns, UpdateMode
 from perfsuite.baselines.runs import CaseIdentity, RunSummary, case_of, summarise
 from perfsuite.errors import PerfsuiteError, first_line
 from perfsuite.gate.aa import AaReport, a_a
@@ -174,16 +175,16 @@ class Gatekeeper:
         runs = {node: taken.runs for node, taken in self._taken.items()}
         return a_a([taken.identity for taken in self._taken.values()], runs, self.settings)
 
-    def offered(self) -> list[store.NewRuns]:
+    def offered(self) -> list[NewRuns]:
         """Every fresh run of this session, for :func:`perfsuite.baselines.store.update`.
 
         Of a case that was measured again only the later runs: the first were suspected because they stood out.
         """
         return [self._offer(node, taken) for node, taken in self._taken.items() if taken.runs or taken.broken]
 
-    def _offer(self, node: str, taken: _Taken) -> store.NewRuns:
+    def _offer(self, node: str, taken: _Taken) -> NewRuns:
         verdict = self.verdicts.get(node)
-        new = store.NewRuns(
+        new = NewRuns(
             case=taken.identity,
             runs=tuple(taken.again or taken.runs),
             verdict="impossible" if taken.broken else None,
@@ -194,7 +195,7 @@ class Gatekeeper:
             return new
         return offered(new, verdict, self.suite)
 
-    def update(self, mode: store.UpdateMode, reason: str, session_runs: int) -> store.UpdateReport:
+    def update(self, mode: UpdateMode, reason: str, session_runs: int) -> store.UpdateReport:
         """Add this session's runs to the baseline file."""
         return store.update(
             self.folder,

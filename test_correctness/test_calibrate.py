@@ -9,6 +9,7 @@ import re
 import pytest
 
 from perfsuite.baselines import store
+from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import case_of
 from perfsuite.cli.calibrate import read_observations
 from perfsuite.cli.main import main
@@ -265,7 +266,7 @@ def test_command_writes_a_file_and_tells_what_is_missing(tmp_path, capsys):
 def test_command_reads_a_baseline_too(tmp_path):
     identity = case_of(result_of(Matmul(m=4096, k=4096, n=4096, dtype="bf16"), 1.0), backend="mccl")
     hardware = dataclasses.replace(HARDWARE, platform="s4000")
-    new = store.NewRuns(case=identity, runs=(run_of("s0", median_s=2 * 4096**3 / 8e13),), verdict="pass")
+    new = NewRuns(case=identity, runs=(run_of("s0", median_s=2 * 4096**3 / 8e13),), verdict="pass")
     path = store.update(tmp_path, hardware, [new], mode="append").path
     (observation,) = read_observations(path)
     assert ("Matmul", "s4000", 4096) == (observation.kind, observation.platform, observation.parameters["m"])

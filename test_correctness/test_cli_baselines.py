@@ -11,6 +11,7 @@ import pytest
 
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Hardware
+from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.cli import main as cli
 
@@ -32,7 +33,7 @@ def run(session, days_old=0.0, median_s=0.01):
 
 def offer(folder, name, *runs, world_size=1):
     case = CaseIdentity(node=f"t.py::{name}", world_size=world_size, backend="gloo", parameters={}, workload="t:W")
-    store.update(folder, HARDWARE, [store.NewRuns(case=case, runs=runs, verdict="pass")], mode="append")
+    store.update(folder, HARDWARE, [NewRuns(case=case, runs=runs, verdict="pass")], mode="append")
     return store.path_of(folder, HARDWARE)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware, flattened, hardware_differences
+from perfsuite.baselines.draft import NewRuns
 from perfsuite.gate.comparable import (
     causes,
     find,
@@ -53,7 +54,7 @@ def test_the_nearest_other_hardware_is_named(tmp_path):
         ("cpu-near", {"cpu_model": "Test CPU", "cores": 4}),
     ):
         hardware = Hardware(platform="cpu", fingerprint=name, key=key)
-        store.update(tmp_path, hardware, [store.NewRuns(case=case(), runs=(run_of("s0"),))], mode="append")
+        store.update(tmp_path, hardware, [NewRuns(case=case(), runs=(run_of("s0"),))], mode="append")
     (tmp_path / "cpu" / "cpu-broken.json").write_text("{")
     told = nearest_hardware(tmp_path, HARDWARE)
     assert told == "the nearest file is of other hardware, cpu-near.json: cores 2, stored 4"

@@ -11,6 +11,7 @@ from perfsuite.baselines.baseline import (
     KEPT_RUNS,
     Acceptance,
 )
+from perfsuite.baselines.draft import NewRuns
 from perfsuite.errors import BaselineError, ConfigurationError
 from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of, sessions_in
 
@@ -115,7 +116,7 @@ def test_accept_adds_where_nothing_changed_and_needs_a_reason(tmp_path):
 def test_real_and_simulated_runs_never_meet(tmp_path):
     offer(tmp_path, run_of("s0"))
     simulated = dataclasses.replace(HARDWARE, simulated=True)
-    new = store.NewRuns(case=case(), runs=(run_of("s1", 0.5),))
+    new = NewRuns(case=case(), runs=(run_of("s1", 0.5),))
     with pytest.raises(BaselineError, match="the two never meet"):
         store.update(tmp_path, simulated, [new], mode="append")
     with pytest.raises(BaselineError, match="the two never meet"):

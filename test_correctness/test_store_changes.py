@@ -6,6 +6,7 @@ import pytest
 
 from perfsuite.baselines import store
 from perfsuite.baselines.changes import clear_slowdown, confirming, gain
+from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import MetricMeaning
 from perfsuite.gate.offer import gains_in, seen_in, suspects_slowdown
 from perfsuite.gate.verdict import Finding, Verdict
@@ -21,7 +22,7 @@ def entry_in(folder):
 
 
 def improved(folder, *runs, gains=None, mode="append"):
-    new = store.NewRuns(case=case(), runs=runs, verdict="improved", gains=gains or TIME)
+    new = NewRuns(case=case(), runs=runs, verdict="improved", gains=gains or TIME)
     return store.update(folder, HARDWARE, [new], mode=mode)
 
 
@@ -129,10 +130,10 @@ def test_a_learning_case_is_stored_unless_it_is_clearly_slower(tmp_path):
 def test_a_slowdown_that_is_not_excluded_is_refused(tmp_path):
     offer(tmp_path, run_of("s0", 3))
     seen = "inconclusive, 4 % slower"
-    new = store.NewRuns(case=case(), runs=(run_of("s1", 2),), verdict="inconclusive", seen=seen, suspected=True)
+    new = NewRuns(case=case(), runs=(run_of("s1", 2),), verdict="inconclusive", seen=seen, suspected=True)
     (why,) = store.update(tmp_path, HARDWARE, [new], mode="append").refused.values()
     assert why.startswith(f"{seen}; a slowdown is not excluded: run again when the host is quiet; if that is meant:")
-    quiet = store.NewRuns(case=case(), runs=(run_of("s1", 2),), verdict="inconclusive", seen=seen)
+    quiet = NewRuns(case=case(), runs=(run_of("s1", 2),), verdict="inconclusive", seen=seen)
     assert store.update(tmp_path, HARDWARE, [quiet], mode="append").written
 
 

@@ -21,6 +21,7 @@ from benchmarks.store_torture import (
     several_writers,
 )
 from perfsuite.baselines import store
+from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.lock import locked
 from perfsuite.errors import BaselineError
 
@@ -136,7 +137,7 @@ def test_several_writers_at_once_lose_nothing():
 def test_a_lock_left_by_a_dead_writer_stops_nobody(file):
     side = file.with_name(f".{file.name}.lock")
     side.write_text("")  # its owner was killed: the name is there, nobody holds it
-    new = store.NewRuns(case=case_of(1), runs=(run_of("later", 27),))
+    new = NewRuns(case=case_of(1), runs=(run_of("later", 27),))
     assert store.update(file.parent.parent, HARDWARE, [new], mode="append").written
     assert not side.exists()
 
@@ -164,7 +165,7 @@ def test_a_folder_that_cannot_be_written_is_named(file):
 
 def test_a_path_that_is_no_folder_is_named(tmp_path):
     (tmp_path / "cpu").write_text("a file")
-    new = store.NewRuns(case=case_of(1), runs=(run_of("s", 1),))
+    new = NewRuns(case=case_of(1), runs=(run_of("s", 1),))
     with pytest.raises(BaselineError, match="cannot be locked"):
         store.update(tmp_path, HARDWARE, [new], mode="append")
 
@@ -174,6 +175,6 @@ def test_a_value_that_json_cannot_hold_leaves_the_file_as_it_was(file):
     odd = run_of("later", 27)
     odd = type(odd)(session=odd.session, time=odd.time, outcome="out_of_memory", environment={"clock": float("inf")})
     with pytest.raises(BaselineError, match="a value that JSON cannot hold"):
-        store.update(file.parent.parent, HARDWARE, [store.NewRuns(case=case_of(1), runs=(odd,))], mode="append")
+        store.update(file.parent.parent, HARDWARE, [NewRuns(case=case_of(1), runs=(odd,))], mode="append")
     assert file.read_bytes() == before
     assert [each.name for each in file.parent.iterdir()] == [file.name]

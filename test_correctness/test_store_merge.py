@@ -16,6 +16,7 @@ from perfsuite.baselines.baseline import (
     newest,
     prune,
 )
+from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import moment
 from perfsuite.errors import BaselineError
 from test_correctness.helpers.stored_files import HARDWARE, NOW, case, offer, run_of
@@ -56,7 +57,7 @@ def test_merged_files_hold_every_run(tmp_path):
 
 def test_files_of_different_hardware_or_changed_runs_are_not_merged(tmp_path):
     first = offer(tmp_path / "a", run_of("s0")).path
-    new = store.NewRuns(case=case(), runs=(run_of("s0"),))
+    new = NewRuns(case=case(), runs=(run_of("s0"),))
     more = Hardware(platform="cpu", fingerprint="cpu-more", key={"cpu_model": "Test CPU", "cores": 4})
     other = store.update(tmp_path / "b", more, [new], mode="append").path
     before = first.read_bytes()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Acceptance, Baseline, Entry, merge
 from perfsuite.baselines.decode import decode
+from perfsuite.baselines.draft import Draft, NewRuns
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.sessions import machine_sessions
 from perfsuite.baselines.text import check_of, dump, header_of, parse
@@ -167,9 +168,9 @@ def appended(draw):
     entry = None
     for index in sorted(draw(st.sets(st.integers(0, 39), min_size=1, max_size=20))):
         runs = tuple(run_of(f"s{index:02d}", 40 - index, number=number) for number in range(1 + index % 3))
-        draft = store._Draft(mode="append", reason="", session_runs=4)
+        draft = Draft(mode="append", reason="", session_runs=4)
         entries = {case().key: entry} if entry else {}
-        entry = draft.apply(entries, [store.NewRuns(case=case(), runs=runs, verdict="pass")])[case().key]
+        entry = draft.apply(entries, [NewRuns(case=case(), runs=runs, verdict="pass")])[case().key]
     return Baseline(hardware=HARDWARE, entries={case().key: entry})
 
 

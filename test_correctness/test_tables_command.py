@@ -12,6 +12,7 @@ import pytest
 
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Hardware
+from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import case_of, summarise
 from perfsuite.cli import main as cli
 from perfsuite.journal import Header, JournalWriter, read_journal
@@ -70,7 +71,7 @@ def test_the_base_may_be_a_baseline_file(tmp_path, capsys):
     base = latte(8, 0.5, platform="rtx4090")
     run = dataclasses.replace(summarise(dataclasses.replace(base, session="s", started_at="2025-01-01T00:00:00Z")))
     run = dataclasses.replace(run, process="fresh")
-    store.update(tmp_path, hardware, [store.NewRuns(case=case_of(base), runs=(run,), verdict="pass")], mode="append")
+    store.update(tmp_path, hardware, [NewRuns(case=case_of(base), runs=(run,), verdict="pass")], mode="append")
     file = journal(tmp_path / "j.jsonl", latte(8, 0.25))
     text = reported(capsys, file, "--base", store.path_of(tmp_path, hardware), "--style=latte")
     heads, *rows = table(text, "DDP: latte-l")

@@ -8,6 +8,7 @@ import pytest
 
 from perfsuite.baselines import store
 from perfsuite.baselines.decode import decode
+from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.text import Fault, check_of
 from perfsuite.decoding import from_json, to_json
@@ -106,7 +107,7 @@ TRAINED = Training(model="gpt-64x4", overrides={"layers": 8}, layout="dp2", stra
 
 
 def store_trained(folder):
-    new = store.NewRuns(case=case(training=TRAINED), runs=(run_of("s0", days_old=2),), verdict="pass")
+    new = NewRuns(case=case(training=TRAINED), runs=(run_of("s0", days_old=2),), verdict="pass")
     return store.update(folder, HARDWARE, [new], mode="append").path
 
 

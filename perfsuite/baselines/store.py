@@ -11,63 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from perfsuite.baselines import files
 from perfsuite.baselines.baseline import (
     SESSION_RUNS,
-    Acceptance,
     Baseline,
-    CaseKey,
-    Entry,
     Hardware,
     merge,
-    newest,
     prune,
 )
-from perfsuite.baselines.changes import clear_slowdown, confirming
 from perfsuite.baselines.decode import decode
+from perfsuite.baselines.draft import Draft, NewRuns, UpdateMode
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.lock import locked
 from perfsuite.baselines.renames import baseline_of_today
-from perfsuite.baselines.runs import CaseIdentity, RunSummary, moment, usually_clean
-from perfsuite.baselines.sessions import first_runs, is_complete, machine_sessions
 from perfsuite.baselines.text import Fault, dump, line_of, parse
 from perfsuite.errors import BaselineError, ConfigurationError
-from perfsuite.records import VerdictName
-from perfsuite.units import plural
-
-UpdateMode = Literal["append", "improved", "accept", "environment"]
-
-_SLOWER = ("regressed", "drifted", "environment")
-_IF_MEANT = "if that is meant: --perf-update=accept --perf-reason=TEXT"
-_ADVICE: Mapping[str, str] = {
-    "impossible": "an error of measurement is never stored",
-    "unstable-host": "run again when the host is quiet",
-    "inconclusive": f"a slowdown is not excluded: run again when the host is quiet; {_IF_MEANT}",
-    "environment": "if that is meant: --perf-accept=environment --perf-reason=TEXT",
-}
-"""What to do about a case that is refused for its verdict; _IF_MEANT for the others."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewRuns:
-    """Runs of one case that a session offers to the baseline."""
-
-    case: CaseIdentity
-    """The case as it ran."""
-    runs: tuple[RunSummary, ...]
-    """All its fresh runs of the session, without those of an A/B's base."""
-    verdict: VerdictName | None = None
-    """What the gate said; None where it was not asked."""
-    seen: str = ""
-    """The verdict with its effect, for a person."""
-    suspected: bool = False
-    """Inconclusive, and a slowdown was suspected and not excluded."""
-    gains: Mapping[str, float] = field(default_factory=dict)
-    """Improved: the quantities that are better, and the relative gain from which on another session shows the same."""
-    tolerance: float = 0.03
-    """Relative slowdown that the case accepts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +128,7 @@ def update(
         option = "--perf-update=accept" if mode == "accept" else "--perf-accept=environment"
         raise ConfigurationError(f"{option} was given without a reason; say why with --perf-reason=TEXT")
     path = path_of(folder, hardware)
-    draft = _Draft(mode=mode, reason=reason.strip(), session_runs=max(session_runs, 1))
+    draft = Draft(mode=mode, reason=reason.strip(), session_runs=max(session_runs, 1))
 
     def change(before: Baseline | None) -> Baseline:
         entries = draft.apply(before.entries if before else {}, offered)
@@ -206,128 +166,6 @@ def _write(path: Path, baseline: Baseline) -> None:
             f"{path}: a run has a value that JSON cannot hold ({error}); the file is as it was"
         ) from None
     files.write(path, text)
-
-
-class _Draft:
-    """What an update makes of the entries of a file, and the account of it."""
-
-    def __init__(self, *, mode: UpdateMode, reason: str, session_runs: int) -> None:
-        self.mode = mode
-        self.reason = reason
-        self.session_runs = session_runs
-        self.added: dict[str, int] = {}
-        self.replaced: list[str] = []
-        self.refused: dict[str, str] = {}
-        self.alarming: list[str] = []
-        self.notes: dict[str, str] = {}
-        self.machine_session: Mapping[str, str] = {}
-
-    def apply(self, before: Mapping[CaseKey, Entry], offered: Sequence[NewRuns]) -> dict[CaseKey, Entry]:
-        """The entries afterwards."""
-        entries = dict(before)
-        stored = (run for entry in before.values() for run in entry.kept)
-        self.machine_session = machine_sessions([*stored, *(run for new in offered for run in new.runs)])
-        for new in offered:
-            entry = self._entry(entries.get(new.case.key), new)
-            if entry is not None:
-                entries[new.case.key] = entry
-        return entries
-
-    def _entry(self, old: Entry | None, new: NewRuns) -> Entry | None:
-        """The entry of a case afterwards; None where it stays as it is."""
-        node, worse, why_not = new.case.node, _worse(old, new), _unfit(new)
-        if new.verdict in ("impossible", "unstable-host") or (worse and not self._accepts(new)):
-            self.alarming.append(node)
-            why_not = f"{worse or new.seen or new.verdict}; {_ADVICE.get(new.verdict or '', _IF_MEANT)}"
-        elif not why_not and self.mode == "improved" and new.verdict != "improved":
-            why_not = f"its verdict is {new.verdict or 'unknown'}; --perf-update=improved stores improved cases only"
-        if why_not:
-            self.refused[node] = why_not
-            return None
-        anew = self.mode == "accept" and new.verdict in ("improved", "not-comparable")
-        if old is None or anew or (worse and self._accepts(new)):
-            return self._new_epoch(old, new)
-        return self._joined(old, new)
-
-    def _accepts(self, new: NewRuns) -> bool:
-        """Whether a worse case begins a new epoch."""
-        return self.mode == "accept" or (self.mode == "environment" and new.verdict == "environment")
-
-    def _new_epoch(self, old: Entry | None, new: NewRuns) -> Entry:
-        runs = newest(new.runs)
-        self.added[new.case.node] = len(runs)
-        accepted = None
-        if self.mode == "accept" or (self.mode == "environment" and old is not None):
-            kind: Literal["accepted", "environment"] = "accepted" if self.mode == "accept" else "environment"
-            accepted = Acceptance(reason=self.reason, session=runs[0].session, time=runs[0].time, kind=kind)
-        if old is not None:
-            self.replaced.append(new.case.node)
-        return Entry(case=new.case, runs=runs, accepted=accepted)
-
-    def _joined(self, old: Entry, new: NewRuns) -> Entry | None:
-        """The entry with the steady ones of the session's runs; None when none is to be stored."""
-        node = new.case.node
-        there = {run.key for run in old.kept}
-        fresh = [run for run in newest(new.runs) if run.key not in there]
-        all_count = not usually_clean(old.runs)
-        steady = [run for run in fresh if all_count or run.has_clean or run.outcome == "out_of_memory"]
-        if old.accepted is not None:
-            steady = [run for run in steady if moment(run.time) >= moment(old.accepted.time)]
-        if not steady:
-            self.refused[node] = (
-                "its runs are unstable or older than the epoch" if fresh else "its runs are stored already"
-            )
-            return None
-        improved = new.verdict == "improved"
-        runs = tuple(steady[: max(self.session_runs, SESSION_RUNS) if improved else self.session_runs])
-        self.added[node] = len(runs)
-        return self._improved(old, new, runs) if improved else self._appended(old, new.case, runs)
-
-    def _improved(self, old: Entry, new: NewRuns, runs: tuple[RunSummary, ...]) -> Entry:
-        """A new epoch when another session of the machine shows the improvement as well."""
-        node = new.case.node
-        shown = confirming(old, runs, new.gains, self.machine_session)
-        if not shown:
-            self.notes[node] = "improved; a second session of the machine confirms it and begins a new epoch"
-            return self._appended(old, new.case, runs, into_reference=False)
-        self.notes[node] = "improved in two sessions of the machine: a new epoch begins"
-        self.replaced.append(node)
-        why = f"improved in sessions {', '.join(dict.fromkeys(run.session for run in shown))}"
-        return Entry(
-            case=new.case,
-            runs=newest(shown),
-            accepted=Acceptance(reason=why, session=shown[0].session, time=shown[0].time, kind="improved"),
-            reference=first_runs(shown, self.machine_session),
-        )
-
-    def _appended(
-        self, old: Entry, case: CaseIdentity, runs: Sequence[RunSummary], *, into_reference: bool = True
-    ) -> Entry:
-        """The entry with further runs; they are part of the reference while that is not complete."""
-        reference = old.reference
-        if into_reference and not is_complete(reference, self.machine_session):
-            reference = first_runs([*reference, *runs], self.machine_session)
-        return dataclasses.replace(old, case=case, runs=newest([*reference, *old.runs, *runs]), reference=reference)
-
-
-def _unfit(new: NewRuns) -> str:
-    """Why runs are none that a baseline takes, whatever they say; empty when they are."""
-    if not new.runs:
-        return "it has no run"
-    if any(run.process == "reused" for run in new.runs):
-        return "its processes were reused; a baseline takes fresh ones"
-    return ""
-
-
-def _worse(old: Entry | None, new: NewRuns) -> str:
-    """In which way a case is or may be worse than what is stored; empty when it is not."""
-    if new.verdict in _SLOWER or new.suspected:
-        return new.seen or str(new.verdict)
-    if new.verdict == "learning" and old is not None:
-        slower = clear_slowdown(new.runs, old.reference, new.tolerance)
-        if slower:
-            return f"{100 * slower:.3g} % slower than the {plural(len(old.reference), 'run')} stored, which are few"
-    return ""
 
 
 def merge_files(target: Path, sources: Sequence[Path], *, links: bool = False) -> Baseline:

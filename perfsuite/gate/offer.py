@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfsuite.baselines.store import NewRuns
+from perfsuite.baselines.draft import NewRuns
 from perfsuite.gate.describe import headline
 from perfsuite.gate.suite import SuiteVerdict
 from perfsuite.gate.verdict import FAILING, Finding, Verdict

@@ -15,7 +15,7 @@ from perfsuite.gate.verdict import FAILING, GateSettings
 from perfsuite.plugin.options import settings_key
 
 if TYPE_CHECKING:
-    from perfsuite.baselines.store import UpdateMode
+    from perfsuite.baselines.draft import UpdateMode
     from perfsuite.gatekeeper import Tolerances
     from perfsuite.records import VerdictName
 

@@ -10,6 +10,7 @@ from perfsuite.baselines import store
 from perfsuite.baselines.baseline import (
     Hardware,
 )
+from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 
 HARDWARE = Hardware(platform="cpu", fingerprint="cpu-test", key={"cpu_model": "Test CPU", "cores": 2})
@@ -44,7 +45,7 @@ def case(name="a", **changes):
 
 
 def offer(folder, *runs, name="a", mode="append", verdict="pass", **more):
-    new = store.NewRuns(case=case(name), runs=runs, verdict=verdict)
+    new = NewRuns(case=case(name), runs=runs, verdict=verdict)
     return store.update(folder, HARDWARE, [new], mode=mode, **more)
 
 
