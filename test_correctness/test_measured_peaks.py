@@ -16,7 +16,8 @@ from perfsuite.plugin.benchmark import extra_info
 from perfsuite.plugin.fixtures import CaseState
 from perfsuite.plugin.outcome import properties
 from perfsuite.records import ABOVE_MEASURED_PEAK, Peak, Peaks, Record, Work
-from perfsuite.reports.tables.case import from_result, why_empty
+from perfsuite.reports.tables.case import from_result
+from perfsuite.reports.tables.empty import why_empty
 from perfsuite.reports.terminal import CaseRow, metric_tables
 from perfsuite.runtime.driver import Job
 from perfsuite.workload import Budget, Workload

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from perfsuite.audit.rule import AuditFinding, Hit, Rule, TablePlace, finding_of, rules_in
-from perfsuite.audit.rules import compute, memory, parts, pipeline, rates, repeats, scaling
+from perfsuite.audit.rules import across, compute, memory, parts, pipeline, rates, repeats, scaling
 from perfsuite.audit.table import AuditTable, join
 from perfsuite.published.records import LABELS, Label
 from perfsuite.published.roles import DEGREES
 
 RULES: tuple[Rule, ...] = tuple(
-    rule for family in (scaling, parts, compute, rates, memory, pipeline, repeats) for rule in rules_in(family)
+    rule for family in (scaling, parts, compute, rates, memory, pipeline, repeats, across) for rule in rules_in(family)
 )
 """Every rule, by family; findings come in this order."""
 

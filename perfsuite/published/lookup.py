@@ -95,13 +95,6 @@ def rows(reports: tuple[PublishedReport, ...]) -> Iterator[PublishedRun]:
             yield run
 
 
-def runs(reports: tuple[PublishedReport, ...]) -> Iterator[PublishedRun]:
-    """Every row with a result, in report order: measured, or out of memory."""
-    for table, row, run in _rows(reports):
-        if run.out_of_memory or any(column.metric and _number(table, row, column) for column in table.columns):
-            yield run
-
-
 def _rows(reports: tuple[PublishedReport, ...]) -> Iterator[tuple[PublishedTable, PublishedRow, PublishedRun]]:
     for report in reports:
         for table in report.tables:

@@ -112,7 +112,7 @@ def mfu_throughput(table: AuditTable) -> Iterator[Hit]:
             same_work = work(table, row) == work(table, base)
             if row is base or table.text(row, "device") != table.text(base, "device"):
                 continue
-            if not same_work and not all(knows_attention(table, each) for each in (row, base)):
+            if not same_work and not all(knows_attention(table, run) for run in (row, base)):
                 continue
             flops = (mine, theirs) if not same_work else (_constant(1), _constant(1))
             ratio = quotient(_implied_peak(table, row, flops[0]), _implied_peak(table, base, flops[1]))

@@ -6,8 +6,7 @@ the settings of a sibling that was, and a reason instead of values.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,7 @@ from perfsuite.baselines.baseline import Entry
 from perfsuite.metrics.memory import residence
 from perfsuite.metrics.spec import devices_used
 from perfsuite.records import Result
-from perfsuite.reports.scaling import Point, Scaling, ranks_in, scale, series_of, without_ranks
+from perfsuite.reports.scaling import ranks_in, without_ranks
 from perfsuite.reports.tables.case_names import name_in
 from perfsuite.reports.tables.recipe_ids import is_recipe
 from perfsuite.reports.tables.settings import class_of, kernel_of, schedule_place, settings_of, sizes_of, whole
@@ -198,56 +197,6 @@ def _as_on(sibling: TableCase, ranks: int) -> dict[str, Any]:
     return settings
 
 
-def scaled(cases: Sequence[TableCase]) -> list[TableCase]:
-    """The cases with speed-up and efficiency, each named after the base of its series."""
-    scalings = scale(point for case in cases if (point := _point(case)) is not None)
-    kinds = {without_ranks(case): scaling.kind for case, scaling in scalings.items()}
-    return [
-        dataclasses.replace(
-            _with_scaling(case, scalings.get(_key(case))), kind=kinds.get(without_ranks(_key(case)), "")
-        )
-        for case in cases
-    ]
-
-
-def _with_scaling(case: TableCase, scaling: Scaling | None) -> TableCase:
-    if not case.values:
-        return case
-    if scaling is None:
-        reason = "no other number of ranks was measured"
-        return dataclasses.replace(
-            case, reasons={**case.reasons, **dict.fromkeys(("speedup", "scaling_efficiency"), reason)}
-        )
-    return dataclasses.replace(
-        case,
-        values={**case.values, "speedup": scaling.speed_up, "scaling_efficiency": scaling.efficiency},
-        bases={**case.bases, **dict.fromkeys(("speedup", "scaling_efficiency"), scaling.base_name)},
-        base_ranks=scaling.base.ranks,
-        shared=scaling.shared and scaling.point is not scaling.base,
-    )
-
-
-def _key(case: TableCase) -> str:
-    return f"{case.fingerprint} {case.case}"
-
-
-def _point(case: TableCase) -> Point | None:
-    samples = case.settings.get("global_batch_size")
-    if not samples or "median_s" not in case.values:
-        return None
-    return Point(
-        case=_key(case),
-        series=series_of(case.case, case.workload, case.parameters, case.platform, case.fingerprint),
-        ranks=case.ranks,
-        work=float(samples),
-        time_s=case.values["median_s"],
-        devices=case.settings.get("devices"),
-    )
-
-
-# -- values ------------------------------------------------------------------------------------------------------
-
-
 def _derived(values: Mapping[str, float]) -> dict[str, float]:
     """Values that follow from metrics: 1 / step time, the share of communication, MFU in PaLM's convention."""
     derived = dict(values)
@@ -265,38 +214,3 @@ def _derived(values: Mapping[str, float]) -> dict[str, float]:
     if "median_s" in derived:
         derived["median_us"] = seconds_to_us(derived["median_s"])
     return derived
-
-
-_BUILD_OF: Mapping[str, str] = {
-    "final_loss": "loss",
-    "time_to_target_s": "loss",
-    "communication_share": "exposed",
-    "communication_overhead": "exposed",
-}
-_SOURCES: Mapping[str, str] = {
-    "communication_share": "exposed_communication_percent",
-    "communication_overhead": "exposed_communication_percent",
-    "mfu_palm_percent": "mfu_percent",
-}
-"""Metrics that values of tables follow from."""
-
-
-def why_empty(case: TableCase, key: str) -> str:
-    """Why a measured case has no value for a column; empty when it has, or when nothing of it was measured."""
-    if key in case.values or case.missing or (key == "over_base" and key not in case.reasons):
-        return ""
-    told = case.reasons.get(_SOURCES.get(key, key), "")
-    build = _BUILD_OF.get(key, "memory" if key.endswith("_gib") else "")
-    ran = bool(build) and build in case.parameters.get("builds", ()) and key != "time_to_target_s"
-    if told and not (ran and told == f"no {build} build was run"):
-        return told
-    if ran:
-        return f"the {build} build does not tell it here"
-    if key == "steps_per_epoch":
-        return "synthetic data have no end"
-    return f"the case has no {build} build" if build else "not measured by this case"
-
-
-def having(cases: Iterable[TableCase], key: str) -> bool:
-    """Whether any case has a value of this name."""
-    return any(key in case.values for case in cases)

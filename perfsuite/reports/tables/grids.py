@@ -9,7 +9,8 @@ from typing import Any
 from perfsuite.gate.physics import speed_up_violation
 from perfsuite.metrics.spec import significant
 from perfsuite.reports.scaling import without_ranks
-from perfsuite.reports.tables.case import TableCase, case_token, why_empty
+from perfsuite.reports.tables.case import TableCase, case_token
+from perfsuite.reports.tables.empty import why_empty
 from perfsuite.reports.tables.markdown import Grid
 from perfsuite.reports.tables.placement import PlacedLine, notes_of, placed, shared_out
 from perfsuite.reports.tables.published import PublishedLine, published_of

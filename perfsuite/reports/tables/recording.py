@@ -11,8 +11,9 @@ from perfsuite.errors import ConfigurationError
 from perfsuite.platforms import DeviceModel
 from perfsuite.records import Result
 from perfsuite.reports.pairs import pair_grids
-from perfsuite.reports.tables.case import TableCase, from_result, scaled, unmeasured
+from perfsuite.reports.tables.case import TableCase, from_result, unmeasured
 from perfsuite.reports.tables.markdown import Grid
+from perfsuite.reports.tables.speed_ups import scaled
 
 
 @dataclass(frozen=True, kw_only=True)

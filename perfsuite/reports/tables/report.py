@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from perfsuite.errors import ConfigurationError
 from perfsuite.reports.plain import without_paths
-from perfsuite.reports.tables.case import TableCase, scaled
+from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.environment import environment_grids, peaks_grid, topology_lines
 from perfsuite.reports.tables.grids import grids_of
 from perfsuite.reports.tables.markdown import escape, markdown
 from perfsuite.reports.tables.recording import Material, Recording, gathered
 from perfsuite.reports.tables.spec import Style
+from perfsuite.reports.tables.speed_ups import scaled
 from perfsuite.reports.tables.styles import STYLES
 
 _NAMED = 4
