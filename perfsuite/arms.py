@@ -120,7 +120,9 @@ def run_arm(arm: Arm, arguments: Sequence[str], deadline_s: float) -> Mapping[st
 def described_imports(results: Mapping[str, Result]) -> str:
     """Where an arm imported the modules of the project from, in one phrase; empty where it is too old to say."""
     measurements = [result.measurement for result in results.values() if result.measurement]
-    return own_tree.described({name: file for each in measurements for name, file in each.imports.items()})
+    return own_tree.described(
+        {name: file for measurement in measurements for name, file in measurement.imports.items()}
+    )
 
 
 def arm_environment(arm: Arm) -> dict[str, str]:

@@ -92,19 +92,19 @@ def compare(
 
 def progress(comparisons: Sequence[Comparison], pairs: int) -> str:
     """What is decided so far, and what ``pairs`` pairs will probably not decide."""
-    open_ = [each for each in comparisons if each.outcome == "undecided"]
+    open_ = [comparison for comparison in comparisons if comparison.outcome == "undecided"]
     decided = f"{len(comparisons) - len(open_)} of {len(comparisons)} decided"
-    hopeless = [each for each in open_ if (each.pairs_needed or MOST_PAIRS + 1) > pairs]
+    hopeless = [comparison for comparison in open_ if (comparison.pairs_needed or MOST_PAIRS + 1) > pairs]
     return f"{decided}; {pairs} pairs will hardly decide {len(hopeless)}" if hopeless else decided
 
 
 def table(comparisons: Sequence[Comparison], tolerance: float) -> Iterator[str]:
     """A line per case, at most COLUMNS wide unless its id is longer; what the words in it mean."""
-    figures = [_figures(each) for each in comparisons]
+    figures = [_figures(comparison) for comparison in comparisons]
     head = f"{'a':>9}  {'b':>9}  {'change':>7}  {'interval':>17}  {'finds':>7}  outcome"
-    width = max((len(each.case) for each in comparisons), default=4)
+    width = max((len(comparison.case) for comparison in comparisons), default=4)
     beside = width + 2 + max(map(len, [head, *figures])) <= COLUMNS
-    for case, line in [("case", head), *zip((each.case for each in comparisons), figures, strict=True)]:
+    for case, line in [("case", head), *zip((comparison.case for comparison in comparisons), figures, strict=True)]:
         yield from [f"{case:{width}}  {line}"] if beside else [case, f"  {line}"]
     yield from _legend(comparisons, tolerance)
 
@@ -125,10 +125,10 @@ def _percent(share: float) -> str:
 def _legend(comparisons: Sequence[Comparison], tolerance: float) -> Iterator[str]:
     if comparisons:
         yield "finds: the smallest slowdown that so many pairs find on this host with 95 % probability"
-    open_ = [each for each in comparisons if each.outcome == "undecided"]
-    if any(each.pairs_needed and not each.is_near_tolerance for each in open_):
+    open_ = [comparison for comparison in comparisons if comparison.outcome == "undecided"]
+    if any(comparison.pairs_needed and not comparison.is_near_tolerance for comparison in open_):
         yield f"undecided, ~N pairs: about so many tell a change of {tolerance:.1%} from none"
-    if any(each.pairs_needed is None for each in open_):
+    if any(comparison.pairs_needed is None for comparison in open_):
         yield f"undecided, > {MOST_PAIRS} pairs: this host is too noisy for {tolerance:.1%}; give a larger --tolerance"
-    if any(each.is_near_tolerance for each in open_):
+    if any(comparison.is_near_tolerance for comparison in open_):
         yield f"undecided, near it: the change is too near to {tolerance:.1%} to be told from it by a few pairs more"

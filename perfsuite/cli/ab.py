@@ -98,11 +98,11 @@ def measure(runs: _Runs, planned: Sequence[int], tolerance: float) -> list[Compa
                 so_far = f"; {progress(runs.compared(tolerance, alpha), planned[-1])}"
             print(f"pair {runs.pairs + 1} of {look}{so_far}", file=sys.stderr, flush=True)
             runs.add_pair()
-        found = runs.compared(tolerance, alpha)
-        undecided = [each for each in found if each.outcome == "undecided"]
-        if not any((each.pairs_needed or planned[-1] + 1) <= planned[-1] for each in undecided):
+        comparisons = runs.compared(tolerance, alpha)
+        undecided = [comparison for comparison in comparisons if comparison.outcome == "undecided"]
+        if not any((comparison.pairs_needed or planned[-1] + 1) <= planned[-1] for comparison in undecided):
             break
-    return found
+    return comparisons
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -180,20 +180,20 @@ def write_arms(runs: _Runs, comparisons: Sequence[Comparison], path: Path) -> No
         print(f"page {path}")
 
 
-def change_of(found: Comparison) -> Change:
+def change_of(comparison: Comparison) -> Change:
     """One comparison as a page has it."""
     from perfsuite.reports.page.material import Change
 
     return Change(
-        node=found.case,
-        effect=found.change,
-        low=found.low,
-        high=found.high,
-        before=format_seconds(found.a_s),
-        after=format_seconds(found.b_s),
-        word=found.told,
-        tone="bad" if found.outcome == "slower" else "good" if found.outcome == "faster" else "plain",
-        runs=plural(found.pairs, "pair"),
+        node=comparison.case,
+        effect=comparison.change,
+        low=comparison.low,
+        high=comparison.high,
+        before=format_seconds(comparison.a_s),
+        after=format_seconds(comparison.b_s),
+        word=comparison.told,
+        tone="bad" if comparison.outcome == "slower" else "good" if comparison.outcome == "faster" else "plain",
+        runs=plural(comparison.pairs, "pair"),
     )
 
 

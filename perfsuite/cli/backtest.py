@@ -39,10 +39,10 @@ def run(options: argparse.Namespace) -> int:
 def _table(tested: list[Backtested]) -> Iterator[str]:
     yield f"{'table':30} {'rows':>4} {'left out':>8}   {'median / p90 / max %':24} {'at most':14}"
     for one in tested:
-        found = " / ".join(f"{value:.1f}" for value in one.summary)
+        errors = " / ".join(f"{value:.1f}" for value in one.summary)
         budget = "/".join(f"{value:g}" for value in one.budget)
         over = "" if one.within_budget else "  over"
-        yield f"{one.name:30} {len(one.errors):>4} {len(one.left_out):>8}   {found:24} {budget:14}{over}"
+        yield f"{one.name:30} {len(one.errors):>4} {len(one.left_out):>8}   {errors:24} {budget:14}{over}"
 
 
 def _rows(one: Backtested) -> Iterator[str]:

@@ -45,8 +45,8 @@ def as_otava(rows: Sequence[ExportRow]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["time", "commit", "branch", *map(cell_text, cases)])
-    for found in sessions.values():
-        first = next(iter(found.values()))
-        seconds = [found[case].value if case in found else "" for case in cases]
+    for measured in sessions.values():
+        first = next(iter(measured.values()))
+        seconds = [measured[case].value if case in measured else "" for case in cases]
         writer.writerow([first.time, cell_text(first.commit), cell_text(first.branch), *seconds])
     return text.getvalue()

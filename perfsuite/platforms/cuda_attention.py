@@ -42,8 +42,8 @@ class CudaFlash(_Fused):
         import torch
 
         kernel = torch.ops.aten._scaled_dot_product_flash_attention
-        found = kernel(block.query, block.key, block.value, 0.0, block.causal)
-        return Attended(out=found[0], log_sum=found[1], rest=(found[6], found[7]))
+        outputs = kernel(block.query, block.key, block.value, 0.0, block.causal)
+        return Attended(out=outputs[0], log_sum=outputs[1], rest=(outputs[6], outputs[7]))
 
     def backward(
         self, gradient: torch.Tensor, block: AttentionBlock, whole: Attended
@@ -68,8 +68,8 @@ class CudaCudnn(_Fused):
         import torch
 
         kernel = torch.ops.aten._scaled_dot_product_cudnn_attention
-        found = kernel(block.query, block.key, block.value, None, True, 0.0, block.causal)
-        return Attended(out=found[0], log_sum=found[1].view(found[0].shape[:-1]), rest=(found[6], found[7]))
+        outputs = kernel(block.query, block.key, block.value, None, True, 0.0, block.causal)
+        return Attended(out=outputs[0], log_sum=outputs[1].view(outputs[0].shape[:-1]), rest=(outputs[6], outputs[7]))
 
     def backward(
         self, gradient: torch.Tensor, block: AttentionBlock, whole: Attended

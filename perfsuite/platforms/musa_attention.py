@@ -30,7 +30,7 @@ class MusaFlash(AttentionKernel):
         import torch
 
         kernel = torch.ops.aten._scaled_dot_product_attention_flash_musa
-        tensors = (each.contiguous() for each in (block.query, block.key, block.value))
+        tensors = (tensor.contiguous() for tensor in (block.query, block.key, block.value))
         out, log_sum, dropout_mask = kernel(*tensors, None, 0.0, block.causal)
         return Attended(out=out, log_sum=log_sum, rest=(dropout_mask,))
 
@@ -42,7 +42,7 @@ class MusaFlash(AttentionKernel):
 
         kernel = torch.ops.aten._scaled_dot_product_attention_flash_musa_backward
         tensors = gradient, block.query, block.key, block.value, whole.out, whole.log_sum
-        d_query, d_key, d_value, *_ = kernel(*(each.contiguous() for each in tensors), *whole.rest, block.causal)
+        d_query, d_key, d_value, *_ = kernel(*(tensor.contiguous() for tensor in tensors), *whole.rest, block.causal)
         return d_query, d_key, d_value
 
 

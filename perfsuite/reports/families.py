@@ -85,9 +85,9 @@ def _metric(result: Result, *names: str) -> tuple[Metric, float] | None:
 def _best(pairs: Iterable[tuple[str, tuple[Metric, float] | None]]) -> Iterator[str]:
     """The best figure under each name, the largest first; one without a peak, as of a cache, where no other is."""
     best: dict[str, tuple[Metric, float]] = {}
-    for name, found in pairs:
-        if found is not None and (name not in best or _better(found, best[name])):
-            best[name] = found
+    for name, pair in pairs:
+        if pair is not None and (name not in best or _better(pair, best[name])):
+            best[name] = pair
     for name, (metric, value) in sorted(best.items(), key=lambda item: -item[1][1]):
         yield f"{name} {_figure(metric, value)}"
 

@@ -25,7 +25,7 @@ NO_PROJECT, UNREADABLE = "", "?"
 
 def package_folders(tree: Path) -> dict[str, str]:
     """Every folder of ``tree`` that modules may be imported from, and the name of the project that installs them."""
-    found: dict[Path, str] = {}
+    projects: dict[Path, str] = {}
     for name, below, files in os.walk(tree):
         folder = Path(name)
         below[:] = [name for name in below if name not in _SKIPPED and not name.startswith(".")]
@@ -35,9 +35,9 @@ def package_folders(tree: Path) -> dict[str, str]:
         elif not any(file.endswith(".py") for file in files):
             continue
         for root in _up_to(tree, folder):
-            if root not in found:
-                found[root] = _project_of(tree, root)
-    return {str(root): project for root, project in found.items()}
+            if root not in projects:
+                projects[root] = _project_of(tree, root)
+    return {str(root): project for root, project in projects.items()}
 
 
 def _up_to(tree: Path, folder: Path) -> Iterator[Path]:

@@ -73,7 +73,7 @@ def _require_groups(model: Moe, shape: MeshShape, *, zigzag: bool) -> None:
 
 
 def _divisors(number: int) -> str:
-    *most, last = [str(each) for each in range(1, number + 1) if number % each == 0]
+    *most, last = [str(count) for count in range(1, number + 1) if number % count == 0]
     return f"{', '.join(most)} or {last}" if most else last
 
 

@@ -37,7 +37,9 @@ _OPERATORS: Mapping[str, str] = {
     "send": "send isend",
     "receive": "recv_ recv_any_source_ irecv",
 }
-_NAMES: Mapping[str, str] = MappingProxyType({each: name for name, all_ in _OPERATORS.items() for each in all_.split()})
+_NAMES: Mapping[str, str] = MappingProxyType(
+    {operator: name for name, all_ in _OPERATORS.items() for operator in all_.split()}
+)
 """nccl-tests' names of torch's operators in ``c10d`` and ``_c10d_functional``."""
 _WITHOUT_MESSAGE = ("barrier", "monitored_barrier_")
 _SPREADS_PARAMETERS = ("torch.distributed.fsdp.", "torch.distributed._composable.")
@@ -210,7 +212,7 @@ def _tensors(given: Mapping[str, Any], names: Sequence[str]) -> list[torch.Tenso
         if isinstance(value, torch.Tensor):
             return [value]
         if value:
-            return [each for item in value for each in ([item] if isinstance(item, torch.Tensor) else item)]
+            return [tensor for item in value for tensor in ([item] if isinstance(item, torch.Tensor) else item)]
     return []
 
 
@@ -219,8 +221,8 @@ def _elements(name: str, given: Mapping[str, Any], ranks: int) -> tuple[int, tor
     inputs = _tensors(given, _INPUTS)
     if name == "scatter":  # only the root has the whole
         mine = _tensors(given, _OUTPUTS)
-        return ranks * sum(each.numel() for each in mine), mine[0].dtype
-    count = sum(each.numel() for each in inputs)
+        return ranks * sum(tensor.numel() for tensor in mine), mine[0].dtype
+    count = sum(tensor.numel() for tensor in inputs)
     return count * ranks if name in ("all_gather", "gather") else count, inputs[0].dtype
 
 

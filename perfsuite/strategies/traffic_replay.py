@@ -40,24 +40,24 @@ class Replay:
         on a rank that sends none of that size.
         """
         found: dict[Posted, float] = {}
-        for axis in sorted({each.axis for each in posted}):
-            along = [each for each in posted if each.axis == axis]
-            found.update(self._collectives([each for each in along if each.collective not in MESSAGES]))
-            found.update(self._messages([each for each in along if each.collective in MESSAGES]))
+        for axis in sorted({post.axis for post in posted}):
+            along = [post for post in posted if post.axis == axis]
+            found.update(self._collectives([post for post in along if post.collective not in MESSAGES]))
+            found.update(self._messages([post for post in along if post.collective in MESSAGES]))
         return found
 
     def _collectives(self, posted: Sequence[Posted]) -> Mapping[Posted, float]:
         samples: dict[Posted, list[float]] = {}
-        for each in posted:
-            if each in samples and each.key not in self._uneven:
+        for post in posted:
+            if post in samples and post.key not in self._uneven:
                 continue
-            call = self._call(each)
-            if each.key in self._uneven:
+            call = self._call(post)
+            if post.key in self._uneven:
                 call()
-                samples.setdefault(each, []).append(self._round(call))
+                samples.setdefault(post, []).append(self._round(call))
             else:
-                samples[each] = [self._time(call)]
-        return {each: statistics.fmean(times) for each, times in samples.items()}
+                samples[post] = [self._time(call)]
+        return {post: statistics.fmean(times) for post, times in samples.items()}
 
     def _time(self, call: Callable[[], None]) -> float:
         call()  # the others are there now
@@ -98,20 +98,20 @@ class Replay:
     def _messages(self, posted: Sequence[Posted]) -> Mapping[Posted, float]:
         """All messages of one size at once, one of each kind: to every rank that it went to and from every other."""
         found: dict[Posted, float] = {}
-        sizes = sorted({(each.message_bytes, str(each.dtype)) for each in posted})
+        sizes = sorted({(post.message_bytes, str(post.dtype)) for post in posted})
         for size in sizes:
-            same = list(dict.fromkeys(each for each in posted if (each.message_bytes, str(each.dtype)) == size))
-            pairs = list({(each.collective, each.peer): each for each in same}.values())
+            same = list(dict.fromkeys(post for post in posted if (post.message_bytes, str(post.dtype)) == size))
+            pairs = list({(post.collective, post.peer): post for post in same}.values())
             time_s = self._time(self._exchange(pairs))
-            sent = [each for each in same if each.collective == "send"] or same
+            sent = [post for post in same if post.collective == "send"] or same
             found.update(dict.fromkeys(same, 0.0))
-            found.update(dict.fromkeys(sent, time_s / len({each.peer for each in sent})))
+            found.update(dict.fromkeys(sent, time_s / len({post.peer for post in sent})))
         return found
 
     def _exchange(self, posted: Sequence[Posted]) -> Callable[[], None]:
         group = find_group(posted[0].group)
-        buffers = [self._buffer(each, each.elements) for each in posted]
-        peers = [dist.get_global_rank(group, each.peer) for each in posted]
+        buffers = [self._buffer(post, post.elements) for post in posted]
+        peers = [dist.get_global_rank(group, post.peer) for post in posted]
         mine = dist.get_rank()
 
         def order(index: int) -> tuple[int, bool]:

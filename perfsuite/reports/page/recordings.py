@@ -30,7 +30,7 @@ def _recording(run: Run, cases: list[Case]) -> Recording:
         name=run.name,
         platform=run.platform,
         fingerprint=run.fingerprint,
-        cases=tuple(found for case in cases if (found := _table_case(case, run)) is not None),
+        cases=tuple(table_case for case in cases if (table_case := _table_case(case, run)) is not None),
         missing=run.missing,
         environment=run.environment,
         versions=run.versions,

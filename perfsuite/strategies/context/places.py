@@ -53,7 +53,7 @@ def require_context(method: str, *, length: int, heads: int, key_heads: int, cp:
     chunks = _chunks(known, cp)
     if length % chunks:
         below = length // chunks * chunks
-        legal = " or ".join(str(each) for each in (below, below + chunks) if each)
+        legal = " or ".join(str(count) for count in (below, below + chunks) if count)
         part = "two chunks" if method in _HALVED else "one chunk"
         raise InvalidParameter(
             f"sequence_length={length} is no multiple of {chunks}: context={method!r} gives each of cp={cp} ranks "

@@ -79,9 +79,9 @@ def _name(key: Key) -> str:
 def _tally(posted: Sequence[Posted]) -> dict[str, list[Any]]:
     """Calls, bytes and whether all splits are even, by axis, collective and part."""
     tally: dict[str, list[Any]] = {}
-    for each in posted:
-        entry = tally.setdefault(_name(each.key), [0, 0, True])
-        entry[:] = entry[0] + 1, entry[1] + each.message_bytes, entry[2] and each.even
+    for post in posted:
+        entry = tally.setdefault(_name(post.key), [0, 0, True])
+        entry[:] = entry[0] + 1, entry[1] + post.message_bytes, entry[2] and post.even
     return tally
 
 
@@ -118,16 +118,16 @@ def difference(mine: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -
 def traffic_of(posted: Sequence[Posted], seconds: Mapping[Posted, float], uneven: frozenset[Key]) -> list[Traffic]:
     """One entry for each axis, collective and part."""
     entries: dict[Key, list[Posted]] = {}
-    for each in posted:
-        entries.setdefault(each.key, []).append(each)
+    for post in posted:
+        entries.setdefault(post.key, []).append(post)
     return [
         Traffic(
             axis=key[0],
             collective=key[1],
             part=key[2],
             calls=len(calls),
-            message_bytes=sum(each.message_bytes for each in calls),
-            time_s=sum(seconds[each] for each in calls),
+            message_bytes=sum(post.message_bytes for post in calls),
+            time_s=sum(seconds[post] for post in calls),
             ranks=calls[0].ranks,
             uneven=key in uneven,
         )
@@ -144,9 +144,9 @@ def components_of(
     A pipeline's own part computes nothing; what of it is no message is waiting.
     """
     sent, awaited = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
-    for each in posted:
-        sent[each.part] += seconds[each]
-        awaited[each.place] += seconds[each]
+    for post in posted:
+        sent[post.part] += seconds[post]
+        awaited[post.place] += seconds[post]
     return [
         Component(
             name=name,
