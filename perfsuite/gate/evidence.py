@@ -195,8 +195,10 @@ class CaseWork:
     def _watch_all(self) -> None:
         """Look at all samples as well where clearly more of them are left out than in the stored runs."""
         stored = self.given.stored
+        if not more_disturbed(stored, self.runs):  # of most cases, and quickly told
+            return
         quantity = all_samples(self.given.case, stored, self.time.quantity)
-        if quantity is not None and more_disturbed(stored, self.runs):
+        if quantity is not None:
             level = levels([quantity.history], min_suite=math.inf, use_yardstick=False)[0]
             self.judged = (*self.judged, Judged(quantity=quantity, level=level))
 
