@@ -212,10 +212,10 @@ def test_bad_parameters_are_told(changes, said):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Misdirected(Pairs):
-    """Rank 1 sends to rank 2 what it got before, not its own buffer."""
+    """Rank 0 sends to rank 2 what it got before, not its own buffer; what rank 1 sends later hides that."""
 
     def turn(self, dist, end, pair):
-        if pair == (1, 2) and end.rank == 1:
+        if pair == (0, 2) and end.rank == 0:
             return super().turn(dist, dataclasses.replace(end, source=end.target), pair)
         return super().turn(dist, end, pair)
 
@@ -236,11 +236,11 @@ def run(session, workload, ranks=4):
 def test_a_link_made_slow_is_named_with_its_factor(session):
     """On simulated devices, whose time is exact: a message takes 20 us + 1 MiB / (100 GB/s), that link 2.5 times."""
     one = run(session, Pairs(message_bytes=MIB))
-    usual_s = 20e-6 + round(MIB / 100e9 * 1e9) * 1e-9
+    usual_s = 20e-6 + MIB / 100e9
     times_s = message_times_s(one.measurement)
-    assert {pair: pytest.approx((2.5 if pair == (1, 2) else 1) * usual_s, rel=1e-5) for pair in alike(4)} == times_s
+    assert {pair: pytest.approx((2.5 if pair == (1, 2) else 1) * usual_s, rel=1e-4) for pair in alike(4)} == times_s
     (slow,) = pair_matrices([one])[0].slow
-    assert ((1, 2), pytest.approx(2.5, rel=1e-5)) == (slow.pair, slow.factor)
+    assert ((1, 2), pytest.approx(2.5, rel=1e-4)) == (slow.pair, slow.factor)
 
 
 def test_both_directions_at_once_are_as_slow_as_the_slower(session):
@@ -250,5 +250,5 @@ def test_both_directions_at_once_are_as_slow_as_the_slower(session):
 
 
 def test_a_message_of_another_rank_is_wrong(session):
-    with pytest.raises(WrongResult, match="on rank 2, element 0 of the message from rank 1"):
+    with pytest.raises(WrongResult, match="on rank 2, element 0 of the message from rank 0"):
         run(session, Misdirected(message_bytes=1024), ranks=3)
