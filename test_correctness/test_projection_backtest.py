@@ -10,7 +10,8 @@ import pytest
 from perfsuite.cli.main import main
 from perfsuite.errors import ConfigurationError
 from perfsuite.projection import backtest, backtest_runs, operations, softwares, stages
-from perfsuite.projection.backtest import TABLES, Backtested
+from perfsuite.projection.backtest import Backtested
+from perfsuite.projection.backtest_tables import TABLES
 from perfsuite.projection.communication import Links, Message
 from perfsuite.projection.fit import Free, fit
 from perfsuite.projection.pipeline import Pipeline

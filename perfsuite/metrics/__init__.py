@@ -3,9 +3,11 @@
 from perfsuite.metrics.collective import AlphaBeta, fit_alpha_beta
 from perfsuite.metrics.registry import REGISTRY, derive, find, rederive, rederived
 from perfsuite.metrics.spec import MetricSpec, MetricValue
+from perfsuite.metrics.training import TIMED
 
 __all__ = [
     "REGISTRY",
+    "TIMED",
     "AlphaBeta",
     "MetricSpec",
     "MetricValue",

@@ -16,6 +16,22 @@ from perfsuite.units import gib, tflops
 
 Compute = Callable[[Work, Measurement, Peaks], MetricValue]
 
+TIMED = (
+    "step_time_s",
+    "samples_per_s",
+    "samples_per_s_per_device",
+    "tokens_per_s",
+    "tokens_per_s_per_device",
+    "tflops_per_device",
+    "six_n_tflops_per_device",
+    "palm_tflops_per_device",
+    "megatron_tflops_per_device",
+    "colossalai_tflops_per_device",
+    "mfu_percent",
+    "hfu_percent",
+)
+"""Of a training step, from its work and time alone: what is measured and what is projected alike."""
+
 
 def _step_time(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     return MetricValue(value=measurement.median_s)

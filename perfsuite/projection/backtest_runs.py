@@ -8,21 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from perfsuite.errors import ConfigurationError, did_you_mean
-from perfsuite.projection.backtest import (
-    ATTENTION,
-    KERNEL,
-    OVERLAP,
-    TABLES,
-    TRAFFIC,
-    Backtested,
-    Error,
-    MemoryRow,
-    fitted,
-    kept,
-    predict,
-    run,
-    steps_of,
-)
+from perfsuite.projection.backtest import Backtested, Error, MemoryRow, fitted, predict, run, steps_of
+from perfsuite.projection.backtest_tables import ATTENTION, KERNEL, OVERLAP, TABLES, TRAFFIC, kept
 from perfsuite.projection.choices import Choice, choices_of, choices_of_bloom
 from perfsuite.projection.fit import Free, fit
 from perfsuite.projection.measured_kernels import measured_kernels

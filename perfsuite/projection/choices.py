@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.projection.advisor import Candidate, errors_of, ties_of
-from perfsuite.projection.backtest import TABLES, calibration_for, fitted, kept, steps_of
+from perfsuite.projection.backtest import calibration_for, fitted, steps_of
+from perfsuite.projection.backtest_tables import TABLES, kept
 from perfsuite.projection.engine import StepTime
 from perfsuite.projection.fit import Constants
 from perfsuite.projection.layout import Layout

@@ -9,25 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from perfsuite.metrics import derive
+from perfsuite.metrics import TIMED, derive
 from perfsuite.projection.step import Projection
 from perfsuite.records import ClockFacts, Measurement, Metric, Peaks, RankFacts, Sample, Training, Work
-
-METRICS = (
-    "step_time_s",
-    "samples_per_s",
-    "samples_per_s_per_device",
-    "tokens_per_s",
-    "tokens_per_s_per_device",
-    "tflops_per_device",
-    "six_n_tflops_per_device",
-    "palm_tflops_per_device",
-    "megatron_tflops_per_device",
-    "colossalai_tflops_per_device",
-    "mfu_percent",
-    "hfu_percent",
-)
-"""What follows from work and step time alone, by the same formulas as when it is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,5 +112,5 @@ def metrics_of(step_time_s: float, world_size: int, work: Work, peaks: Peaks) ->
         process="fresh",
         transport="",
     )
-    known = derive(METRICS, work=work, measurement=as_if_measured, peaks=peaks)
+    known = derive(TIMED, work=work, measurement=as_if_measured, peaks=peaks)
     return tuple(metric for metric in known if metric.value is not None)

@@ -1,24 +1,10 @@
-"""Names of the metrics of training steps: of all, of whole models, of stages, and of the builds beside the time."""
+"""Names of the metrics of training steps: of parts, of whole models, of stages, and of the builds beside the time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-TIMED = (
-    "step_time_s",
-    "samples_per_s",
-    "samples_per_s_per_device",
-    "tokens_per_s",
-    "tokens_per_s_per_device",
-    "tflops_per_device",
-    "six_n_tflops_per_device",
-    "palm_tflops_per_device",
-    "megatron_tflops_per_device",
-    "colossalai_tflops_per_device",
-    "mfu_percent",
-    "hfu_percent",
-)
 PARTS = (
     "data_ms",
     "forward_ms",

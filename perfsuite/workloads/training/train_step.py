@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from perfsuite import models, strategies
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import MeshShape
+from perfsuite.metrics import TIMED
 from perfsuite.metrics.flop_conventions import FROZEN, Transformer, count_all
 from perfsuite.models.attention import AttentionMethod, require_attention
 from perfsuite.models.base import Checkpointing, Model, require_checkpointing
@@ -126,7 +127,7 @@ class TrainStep(Workload):
         data = () if self.data == "synthetic" else ("steps_per_epoch",)
         builds = (name for build in self.builds for name in names.BUILDS[build] if name not in self.absent())
         experts = names.EXPERTS if self.find_model().experts else ()
-        return (*names.TIMED, *parts, "device_utilisation_percent", *experts, *data, *builds)
+        return (*TIMED, *parts, "device_utilisation_percent", *experts, *data, *builds)
 
     def absent(self) -> tuple[str, ...]:
         """Metrics of the builds that this case cannot have."""
