@@ -1,0 +1,120 @@
+"""How far projections are off where what things cost is known: on simulated devices, calibrated by kernels and depth.
+
+    python benchmarks/projection_truth.py [--model gpt2-tiny] [--dtype fp32]
+
+Calibrates by products, copies, attention, all-reduces and steps of 1, 2 and 4 layers, then projects other depths,
+batches, widths and layouts and runs them.  Prints each error and the parts of the projected step; gates nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from perfsuite.platforms import load_catalog
+from perfsuite.projection.calibration_of import calibrate
+from perfsuite.projection.job import Job
+from perfsuite.projection.observation import Observation
+from perfsuite.projection.step import project
+from perfsuite.session import Case, PerfSession
+from perfsuite.workload import Workload
+from perfsuite.workloads.attention import Attention
+from perfsuite.workloads.collective import AllGather, AllReduce, ReduceScatter
+from perfsuite.workloads.matmul import Matmul
+from perfsuite.workloads.memory_bandwidth import MemoryCopy
+from perfsuite.workloads.training.train_step import TrainStep
+from simmusa.costs import S4000
+from test_correctness.helpers.simmusa_ranks import QUICK, TRAINING, opened, require_built
+
+SLOW = dataclasses.replace(
+    S4000,
+    flops_per_s={"fp64": 1e10, "fp32": 1e11, "tf32": 1e11, "bf16": 2e11, "fp16": 2e11},
+    bytes_per_s=5e9,
+    link_bytes_per_s=1e9,
+)
+"""So slow that the kernels of a small model, and not their launches, take the time."""
+
+
+def observed(session: PerfSession, workload: Workload, ranks: int = 1) -> Observation:
+    """One case."""
+    case = Case(
+        id=f"test_it[s4000-ws{ranks}-{workload}]", workload=workload, world_size=ranks, budget=QUICK, platform="s4000"
+    )
+    found = Observation.of(session.run(case))
+    assert found is not None, f"{case.id} has times"
+    return found
+
+
+def kernels(dtype: str) -> Iterator[tuple[Workload, int]]:
+    """(workload, ranks) of what a calibration rests on."""
+    for side in (64, 128, 256, 512):
+        yield Matmul(m=side, k=side, n=side, dtype=dtype), 1
+    for size in (1 << 16, 1 << 20, 1 << 23):
+        yield MemoryCopy(buffer_bytes=size), 1
+    for tokens in (64, 128):
+        for direction in ("forward", "backward"):
+            yield (
+                Attention(
+                    batch_size=2,
+                    sequence_length=tokens,
+                    heads=4,
+                    kv_heads=4,
+                    head_width=16,
+                    direction=direction,
+                    dtype=dtype,
+                ),
+                1,
+            )
+    for size in (1 << 10, 1 << 16, 1 << 20):
+        for kind in (AllReduce, AllGather, ReduceScatter):
+            yield kind(message_bytes=size), 2
+
+
+def projected_cases() -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """(name, ranks, what differs from a step of 2 layers)."""
+    yield "6 layers", 1, {"overrides": {"layers": 6}}
+    yield "micro-batch of 8", 1, {"micro_batch_size": 8}
+    yield "width 256", 1, {"overrides": {"layers": 2, "width": 256}}
+    yield "ddp on 2", 2, {"strategy": "ddp", "mesh": "dp2"}
+    yield "fsdp on 2", 2, {"strategy": "fsdp", "mesh": "dp2"}
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="gpt2-tiny")
+    parser.add_argument("--dtype", default="fp32")
+    given = parser.parse_args()
+    require_built()
+    catalog = load_catalog()
+
+    def step(**changes: Any) -> TrainStep:
+        plain = {"model": given.model, "dtype": given.dtype, "micro_batch_size": 2, "overrides": {"layers": 2}}
+        return TrainStep(**{**plain, **changes})
+
+    with tempfile.TemporaryDirectory() as logs, opened(SLOW, Path(logs), TRAINING) as session:
+        depths = [step(overrides={"layers": layers}) for layers in (1, 2, 4)]
+        seen = [observed(session, workload, ranks) for workload, ranks in kernels(given.dtype)]
+        (made,) = calibrate([*seen, *(observed(session, depth) for depth in depths)], catalog)
+        calibration = made.calibration
+        print("constants:", ", ".join(f"{name} {one.value:.4g}" for name, one in calibration.traits.items()))
+        for name, ranks, changes in projected_cases():
+            truth = observed(session, step(**changes), ranks)
+            assert truth.training is not None, "a training step says what it trains"
+            job = Job.of(truth.training, catalog.find("s4000"))
+            found = project(job, calibration, simulated=True)
+            error = 100 * (found.step_time_s / truth.time_s - 1)
+            parts = ", ".join(f"{one.name} {one.resource} {one.seconds * 1e3:.2f}" for one in found.parts)
+            times = f"{truth.time_s * 1e3:8.2f} ms, projected {found.step_time_s * 1e3:8.2f} ms {error:+6.1f} %"
+            print(f"{name:18} {times}: {parts}")
+
+
+if __name__ == "__main__":
+    main()
