@@ -292,7 +292,7 @@ def test_a_speed_up_above_the_ranks_is_only_flagged():
     assert severities(found) == []
     assert violations(found) == ()
     (said,) = examine(found, base=base)
-    assert str(said) == "speed-up: speed-up 66.2 on 8 times the ranks is above linear (base: 1 rank)"
+    assert str(said) == "speed-up 66.2 on 8 times the ranks is above linear (base: 1 rank)"
 
 
 def test_a_speed_up_is_counted_from_fewer_ranks_and_from_counted_work():

@@ -43,7 +43,7 @@ class Violation:
     """Flagged: possible, but unlikely enough to be told."""
 
     def __str__(self) -> str:
-        return f"{self.rule}: {self.message}"
+        return self.message if self.message.startswith(f"{self.rule} ") else f"{self.rule}: {self.message}"
 
 
 @dataclass(frozen=True, kw_only=True)

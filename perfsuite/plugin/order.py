@@ -153,6 +153,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         from perfsuite.plugin.gating import show as show_gate
 
         show_gate(terminalreporter, config)
+    page.write(config)
     if recorded.record_key in config.stash:
         importlib.import_module("perfsuite.plugin.summary").show_screen(terminalreporter, config)
     tables.show(terminalreporter, config)

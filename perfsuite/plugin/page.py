@@ -14,6 +14,7 @@ import pytest
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.plugin.options import runs_tests
+from perfsuite.plugin.output import level_key
 from perfsuite.plugin.recorded import record_key
 from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.targets import require_writable
@@ -22,6 +23,10 @@ BESIDE = "beside the journal"
 """Where the page goes when no file is named; no file is called so."""
 page_key = pytest.StashKey[Path]()
 """Where the page of this run goes."""
+written_key = pytest.StashKey[Path]()
+"""Where it was written."""
+problem_key = pytest.StashKey[str]()
+"""Why it was not."""
 
 
 def declare(parser: pytest.Parser) -> None:
@@ -69,8 +74,8 @@ def _place(config: pytest.Config) -> Path | None:
     return Path(journal.path).with_suffix(".html") if journal is not None else None
 
 
-def show(terminalreporter: Any, config: pytest.Config) -> None:
-    """Write the page and name it; why not, where it cannot be made."""
+def write(config: pytest.Config) -> None:
+    """Write the page of the run; what became of it is kept for the screen and for :func:`show`."""
     path, record = config.stash.get(page_key, None), config.stash.get(record_key, None)
     if path is None or record is None:
         return
@@ -83,6 +88,16 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     except PerfsuiteError as error:
         journal = suite.session.journal if suite.session else None
         later = f"; perfsuite report {journal.path} --html FILE writes it" if journal else ""
-        terminalreporter.write_line(f"page {path} was not written: {error}{later}", red=True)
+        config.stash[problem_key] = f"page {path} was not written: {error}{later}"
     else:
-        terminalreporter.write_line(f"page {path}")
+        config.stash[written_key] = path
+
+
+def show(terminalreporter: Any, config: pytest.Config) -> None:
+    """Name the page where no screen did; why there is none, where it could not be made."""
+    record = config.stash.get(record_key, None)
+    on_screen = record is not None and (record.results or record.failures) and config.stash[level_key] != "quiet"
+    if problem_key in config.stash:
+        terminalreporter.write_line(config.stash[problem_key], red=True)
+    elif written_key in config.stash and not on_screen:
+        terminalreporter.write_line(f"page {config.stash[written_key]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from perfsuite.platforms.quiet import disturbance, read_host_load, warning
 from perfsuite.plugin import projecting
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.output import Out, level_key
+from perfsuite.plugin.page import written_key
 from perfsuite.plugin.recorded import record_key
 from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.suite import Suite
@@ -82,14 +84,18 @@ _COLOURS: Mapping[str, Mapping[str, bool]] = {
 
 
 def links(suite: Suite, config: pytest.Config) -> list[tuple[str, str]]:
-    """Where more is: the command that shows the journal again, relative to the current directory where it is below."""
+    """Where more is: the command that shows the journal again and the page, relative to the current directory."""
     session = suite.session
+    page = config.stash.get(written_key, None)
+    pages = [("page", _shown(page, config))] if page is not None else []
     if session is None or session.journal is None or session.journal_problem:
-        return []
-    path = session.journal.path
+        return pages
+    return [("tables", f"perfsuite show {_shown(session.journal.path, config)}"), *pages]
+
+
+def _shown(path: Path, config: pytest.Config) -> str:
     here = config.invocation_params.dir
-    shown = path.relative_to(here) if path.is_relative_to(here) else path
-    return [("tables", f"perfsuite show {shown}")]
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _show_tables(out: Out, suite: Suite, session: PerfSession) -> None:
