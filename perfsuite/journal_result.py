@@ -13,10 +13,12 @@ from typing import Any
 from perfsuite.decoding import from_json
 from perfsuite.errors import JournalError
 from perfsuite.metrics import rederived
-from perfsuite.records import Measurement, Metric, Peaks, Result
+from perfsuite.records import Lateness, Measurement, Metric, Peaks, Result
 
 _START = b',"measurement":{"samples":['
 _END = b'},"fingerprint":"'
+_RANKS, _ARRIVAL = b',"ranks":', ',"arrival":'
+_DECODER = json.JSONDecoder()
 _TIME = re.compile(rb'\{"time_s":([-+.\de]+)[,}]')
 
 
@@ -81,12 +83,35 @@ class JournaledResult(Result):
         times = [float(time) for time in _TIME.findall(samples)]
         return statistics.median(times) if len(times) == samples.count(b"{") - 1 > 0 else super().median_s
 
+    @property
+    def lateness(self) -> Lateness | None:
+        """Read off what the ranks said of themselves; samples and timelines stay as they are."""
+        known = "measurement" not in vars(self) and _lateness(self._measurement_json)
+        return known or super().lateness
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Result):
             return NotImplemented
         return all(getattr(self, field.name) == getattr(other, field.name) for field in dataclasses.fields(Result))
 
     __hash__ = None  # type: ignore[assignment]  # it holds mappings
+
+
+def _lateness(measurement_json: bytes) -> Lateness | None:
+    """None where it is not written as perfsuite writes it."""
+    start = measurement_json.find(_RANKS, measurement_json.find(b"]"))
+    if start < 0:
+        return None
+    try:
+        text = measurement_json[start + len(_RANKS) :].decode()
+        ranks, end = _DECODER.raw_decode(text)
+        at = text.find(_ARRIVAL, end)
+        arrival = _DECODER.raw_decode(text, at + len(_ARRIVAL))[0] if at >= 0 else None
+        told = sorted((rank["rank"], rank["host"], rank["device"], float(rank["median_s"])) for rank in ranks)
+        late = (int(arrival["late_rank"]), float(arrival["lag_s"])) if arrival is not None else None
+    except (ValueError, KeyError, TypeError):
+        return None
+    return Lateness(ranks=tuple(rank[1:] for rank in told), arrival=late)
 
 
 def split_result(line: bytes) -> tuple[bytes, bytes]:

@@ -345,6 +345,16 @@ class Metric:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lateness:
+    """What tells which rank the others wait for."""
+
+    ranks: tuple[tuple[str, str, float], ...]
+    """Host, device and own median in seconds, in rank order."""
+    arrival: tuple[int, float] | None
+    """The rank that comes last to a communication, and by how many seconds; None where that was not looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Result:
     """One case, run once in one set of processes."""
 
@@ -383,6 +393,20 @@ class Result:
         if self.measurement is None:
             raise ValueError(f"{self.case} has no samples: {self.outcome} {self.detail}".strip())
         return self.measurement.median_s
+
+    @property
+    def lateness(self) -> Lateness | None:
+        """Of its ranks; None when nothing was measured."""
+        if self.measurement is None:
+            return None
+        arrival = self.measurement.arrival
+        return Lateness(
+            ranks=tuple(
+                (rank.host, rank.device, rank.median_s)
+                for rank in sorted(self.measurement.ranks, key=lambda rank: rank.rank)
+            ),
+            arrival=(arrival.late_rank, arrival.lag_s) if arrival is not None else None,
+        )
 
     @functools.cached_property
     def values(self) -> Mapping[str, float]:

@@ -240,6 +240,8 @@ def test_a_measurement_is_decoded_when_it_is_asked_for(path, monkeypatch):
     read = read_journal(written(path, whole)).results["a"]
     monkeypatch.setattr("perfsuite.journal_result.json.loads", lambda text: pytest.fail("decoded"))
     assert (read.median_s, read.world_size, read.parameters) == (0.25, 2, whole.parameters)
+    assert read.lateness == whole.lateness
+    assert (2, None) == (len(read.lateness.ranks), read.lateness.arrival)
     monkeypatch.undo()
     assert read == whole
     assert whole == read

@@ -184,6 +184,8 @@ def test_a_rank_that_only_computes_and_lost_its_core_disturbs() -> None:
 
 def test_too_many_switched_samples_disturb() -> None:
     assert "" == quiet.disturbance(measured(0.99, switches=2), waits=True)
+    assert "" == quiet.disturbance(measured(0.5, 0.5, switches=9), waits=True, cores=2)  # no core is left for anybody
+    assert "" != quiet.disturbance(measured(0.5, 0.5, switches=9), waits=True, cores=4)
     assert "30% of the samples had an involuntary context switch" == (
         quiet.disturbance(measured(0.99, switches=3), waits=True)
     )

@@ -62,7 +62,8 @@ def disturbance(measurement: Measurement, *, waits: bool, cores: int | None = No
 
     ``waits`` is true where ranks wait inside a sample for each other or for a device (collectives, steps,
     accelerators): their CPU share says nothing then.  With more rank threads than ``cores`` ranks disturb each other,
-    which is no news about the machine.
+    which is no news about the machine; nor is a switch where rank threads have every core, for then perfsuite's own
+    driver and the kernel have no other: on an idle machine of two cores every sample of two ranks has one.
     """
     on_cpu = [rank for rank in measurement.ranks if rank.device == "cpu"]
     threads = sum(rank.threads for rank in on_cpu)
@@ -71,7 +72,8 @@ def disturbance(measurement: Measurement, *, waits: bool, cores: int | None = No
     worst = min(on_cpu, key=lambda rank: rank.cpu_share)
     if not waits and worst.cpu_share < CPU_SHARE_FLOOR:
         return f"rank {worst.rank} got {worst.cpu_share:.0%} of its core"
-    if measurement.disturbed_share > SWITCHED_SHARE:
+    has_room = cores is None or threads < cores
+    if has_room and measurement.disturbed_share > SWITCHED_SHARE:
         return f"{measurement.disturbed_share:.0%} of the samples had an involuntary context switch"
     return ""
 

@@ -54,12 +54,16 @@ def short_name(case: str) -> str:
 
 def share_of_peak(metric: Metric) -> str:
     """``90 % of measured 772``; of what is above a measured peak, which was none, never a figure."""
-    if metric.is_above_measured_peak or metric.note == ABOVE_MEASURED_PEAK:
+    if _is_exceeded(metric):
         return "(peak exceeded)"
     share = metric.share_of_peak
     if share is None or metric.peak is None:
         return ""
     return f"{100 * share:.0f} % of {metric.peak.kind} {_rate(metric.peak.value, metric.peak.unit)}"
+
+
+def _is_exceeded(metric: Metric) -> bool:
+    return metric.is_above_measured_peak or metric.note == ABOVE_MEASURED_PEAK
 
 
 def _rate(value: float, unit: str) -> str:
@@ -83,12 +87,15 @@ def _metric(result: Result, *names: str) -> tuple[Metric, float] | None:
 
 
 def _best(pairs: Iterable[tuple[str, tuple[Metric, float] | None]]) -> Iterator[str]:
-    """The best figure under each name, the largest first; one without a peak, as of a cache, where no other is."""
+    """The best figure under each name, the largest first, those above what was taken for their peak last.
+
+    One without a peak, as of a cache, only where no other is.
+    """
     best: dict[str, tuple[Metric, float]] = {}
     for name, pair in pairs:
         if pair is not None and (name not in best or _better(pair, best[name])):
             best[name] = pair
-    for name, (metric, value) in sorted(best.items(), key=lambda item: -item[1][1]):
+    for name, (metric, value) in sorted(best.items(), key=lambda item: (_is_exceeded(item[1][0]), -item[1][1])):
         yield f"{name} {_figure(metric, value)}"
 
 

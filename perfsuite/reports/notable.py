@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -237,9 +237,9 @@ def _bubbles(results: Iterable[Result]) -> Iterator[Notable]:
     """One finding for all pipelines that stand idle for longer than their own durations explain."""
     beyond: dict[str, tuple[float, float]] = {}
     for result in results:
-        values = _values(result, "bubble_ratio", "simulated_bubble_ratio")
-        if len(values) == 2 and values["bubble_ratio"] > values["simulated_bubble_ratio"] + SIMULATION_TOLERANCE:
-            beyond[result.case] = (values["bubble_ratio"], values["simulated_bubble_ratio"])
+        measured, simulated = (result.values.get(name) for name in ("bubble_ratio", "simulated_bubble_ratio"))
+        if measured is not None and simulated is not None and measured > simulated + SIMULATION_TOLERANCE:
+            beyond[result.case] = (measured, simulated)
     if beyond:
         worst = max(beyond, key=lambda case: beyond[case][0] - beyond[case][1])
         measured, simulated = beyond[worst]
@@ -251,10 +251,6 @@ def _bubbles(results: Iterable[Result]) -> Iterator[Notable]:
             sure="unsure",
             cases=tuple(beyond),
         )
-
-
-def _values(result: Result, *names: str) -> Mapping[str, float]:
-    return {metric.name: metric.value for metric in result.metrics if metric.name in names and metric.value is not None}
 
 
 def of_kind(findings: Sequence[Notable], *kinds: Kind) -> tuple[Notable, ...]:
