@@ -70,6 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_")]:
         del os.environ[name]  # runs that tests start are nobody's workers
     if works_for_another or not getattr(config.option, "numprocesses", None):
+        gc.disable()  # until all is collected: imports and tests make little garbage, and each search goes through all
         # No child needs the first, which takes 0.7 s to import, and none runs in several processes.
         os.environ.setdefault("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:xdist -p no:xdist.looponfail")
     if not works_for_another:
@@ -114,6 +115,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     os.environ["SIMMUSA_CACHE"] = str(build.cache())  # pytester gives every test a home of its own
     if session.config.option.collectonly or not any("simmusa" in item.path.name for item in session.items):
         return
