@@ -185,6 +185,8 @@ class Worker:
         workload = resolve(command["workload"])
         budget = Budget(**command["budget"])
         spans = SpanRecorder(clock=member.code.clock)
+        if command["purpose"] == "memory":  # what a mesh takes is part of what is looked at
+            self._meshes = None
         rank = WorkerRank(member, self._meshes_of(MeshShape.parse(command["shape"])), command["purpose"], spans)
         if command["checks_twin"]:
             self._check_twin(workload, rank)
