@@ -21,19 +21,6 @@ ABOVE_MEASURED_PEAK = "above the measured peak"
 """Said in place of a share or utilisation."""
 
 Better = Literal["higher", "lower", "neither"]
-VerdictName = Literal[
-    "pass",
-    "regressed",
-    "drifted",
-    "environment",
-    "improved",
-    "inconclusive",
-    "impossible",
-    "no-baseline",
-    "learning",
-    "not-comparable",
-    "unstable-host",
-]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ from typing import Any
 
 from perfsuite.errors import first_line
 from perfsuite.gate.verdict import Verdict
-from perfsuite.records import Peaks, Result, VerdictName, Work
+from perfsuite.records import Peaks, Result, Work
+from perfsuite.verdict_names import VerdictName
 
 _SETTINGS = json.JSONEncoder(sort_keys=True, default=str)
 

@@ -17,8 +17,8 @@ from perfsuite.baselines.baseline import (
 from perfsuite.baselines.changes import clear_slowdown, confirming
 from perfsuite.baselines.runs import CaseIdentity, RunSummary, moment, usually_clean
 from perfsuite.baselines.sessions import first_runs, is_complete, machine_sessions
-from perfsuite.records import VerdictName
 from perfsuite.units import plural
+from perfsuite.verdict_names import VerdictName
 
 UpdateMode = Literal["append", "improved", "accept", "environment"]
 

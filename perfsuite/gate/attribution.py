@@ -19,8 +19,8 @@ from perfsuite.gate.question import Question, flagged
 from perfsuite.gate.stages import MIN_PAIRS, level_moved, why_no_anchor, yardstick_moved
 from perfsuite.gate.suite import yardstick_explains
 from perfsuite.gate.verdict import TIME, Finding, percent
-from perfsuite.records import VerdictName
 from perfsuite.units import plural
+from perfsuite.verdict_names import VerdictName
 
 SHIFT_LIMIT = 0.1
 """Shift of the suite, a logarithm, beyond which no case fails without an A/B: cases feel a host differently."""

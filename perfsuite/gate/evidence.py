@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from perfsuite.baselines.runs import CaseIdentity, RunSummary, is_dirty
 from perfsuite.gate.noise import Level, levels
 from perfsuite.gate.quantity import ALL, Quantity, all_samples, more_disturbed
-from perfsuite.records import VerdictName
 from perfsuite.statistics.robust import median
+from perfsuite.verdict_names import VerdictName
 
 Pair = tuple[RunSummary, RunSummary]
 """Neighbouring runs of another revision and of the new code."""

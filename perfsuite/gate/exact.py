@@ -11,7 +11,8 @@ from perfsuite.baselines.runs import MetricMeaning, RunSummary
 from perfsuite.gate.verdict import Finding, percent
 from perfsuite.metrics import REGISTRY, MetricSpec
 from perfsuite.metrics.spec import significant
-from perfsuite.records import Better, VerdictName
+from perfsuite.records import Better
+from perfsuite.verdict_names import VerdictName
 
 STORED_DIGITS = 1e-5
 """Relative difference that the six stored digits may make between equal values."""

@@ -15,8 +15,8 @@ from perfsuite.gate.question import Question
 from perfsuite.gate.stages import worse
 from perfsuite.gate.verdict import FAILING, Finding, Verdict, percent
 from perfsuite.gate.view import View
-from perfsuite.records import VerdictName
 from perfsuite.units import plural
+from perfsuite.verdict_names import VerdictName
 
 _ORDER: tuple[VerdictName, ...] = (
     "regressed",

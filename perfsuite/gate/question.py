@@ -13,8 +13,8 @@ from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.judge import Judge
 from perfsuite.gate.verdict import FAILING, Effect, Finding, GateSettings, percent
 from perfsuite.gate.view import View
-from perfsuite.records import VerdictName
 from perfsuite.statistics.robust import median
+from perfsuite.verdict_names import VerdictName
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from perfsuite.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from perfsuite.records import VerdictName
+from perfsuite.verdict_names import VerdictName
 
 FAILING: frozenset[VerdictName] = frozenset({"regressed", "drifted", "environment", "impossible"})
 """Verdicts that fail a case, and a suite, unless ``--perf-fail-on`` names others."""

@@ -17,7 +17,7 @@ from perfsuite.plugin.options import settings_key
 if TYPE_CHECKING:
     from perfsuite.baselines.draft import UpdateMode
     from perfsuite.gatekeeper import Tolerances
-    from perfsuite.records import VerdictName
+    from perfsuite.verdict_names import VerdictName
 
 UPDATE_MODES = ("append", "improved", "accept")
 UNCOVERED: frozenset[VerdictName] = frozenset({"no-baseline", "not-comparable", "learning"})
