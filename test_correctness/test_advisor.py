@@ -72,6 +72,13 @@ def test_ties_hold_the_fastest_and_begin_with_the_simplest(advice):
         assert (slower <= difference_error(fastest, one, advice.errors)) == (one in advice.ties)
 
 
+def test_recomputing_scores_that_are_never_kept_is_no_choice(advice):
+    assert {one.layout.checkpointing for one in advice.ranked} == {"none", "full"}
+    assert advice.rejected["selective recomputation is none where attention is fused"] > 0
+    kept = Layouts(model=find("llama2-7b"), world_size=8, global_batch=8, devices_per_node=8)
+    assert {layout.checkpointing for layout in kept.legal()} == {"none", "selective", "full"}
+
+
 def test_shared_constants_cancel_in_a_difference(advice):
     first, *_, last = advice.ranked
     wide = dict.fromkeys(advice.errors, 1.0)
