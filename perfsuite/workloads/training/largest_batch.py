@@ -75,9 +75,6 @@ class LargestBatch(TrainStep):
             tried[batch] = {record.name: record for record in measurement.records}
             return measurement
 
-        def rehearse(batch: int) -> Measurement:
-            return probe(Rehearsed(**{**self.parameters(), "micro_batch_size": batch}), "time")
-
         first = look(1)
         if all(rank.device == "cpu" for rank in first.ranks):
             largest, observed = self._within_budget(look, first), None
@@ -85,9 +82,9 @@ class LargestBatch(TrainStep):
             observed = by_doubling(lambda batch: batch == 1 or _fits(look, batch), self.most)
             # What is timed has a twin before it and other pieces of memory than what was observed: near the end of a
             # small memory that decides.
-            batch = by_stepping_down(lambda batch: _fits(rehearse, batch), observed.batch)
+            batch = by_stepping_down(lambda batch: _fits(lambda at: probe(self._at(at), "time"), batch), observed.batch)
             if not batch:
-                rehearse(1)  # and says how much there was
+                probe(self._at(1), "time")  # and says how much there was
             largest = dataclasses.replace(observed, batch=max(1, batch), limited=batch == self.most)
             if largest.batch not in tried:
                 look(largest.batch)
@@ -142,40 +139,6 @@ class LargestBatch(TrainStep):
     def check(self, rank: Rank, step: Step) -> None:
         """As a training step."""
         super().check(rank, step.inner if isinstance(step, Limited) else step)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rehearsed(LargestBatch):
-    """The step as it is timed, two of it in an iteration: in the first there is no state of the optimizer yet."""
-
-    def build(self, rank: Rank) -> Step:
-        """The step, twice."""
-        return Twice(super().build(rank))
-
-    def check(self, rank: Rank, step: Step) -> None:
-        """As the step itself."""
-        assert isinstance(step, Twice)
-        super().check(rank, step.inner)
-
-
-class Twice(Step):
-    """Two iterations of a step in one."""
-
-    def __init__(self, inner: Step) -> None:
-        self.inner = inner
-
-    def run(self) -> Any:
-        """One after the other."""
-        self.inner.run()
-        return self.inner.run()
-
-    def refill(self) -> None:
-        """The step's own."""
-        self.inner.refill()
-
-    def close(self) -> None:
-        """Close the step."""
-        self.inner.close()
 
 
 def _usage(measurement: Measurement) -> Usage:
