@@ -71,7 +71,7 @@ def test_a_page_of_real_charts_draws_each_with_a_name(monkeypatch):
     assert all(found["role"] == "img" and found["aria-label"] for found in pictures)
     assert "style=" not in text
     colours = set(re.findall(r'(?:fill|stroke)="(#[0-9a-f]{6})"', text.partition("</style>")[2]))
-    assert colours <= {look.INK, look.MUTE, look.GRID, look.BACK, *look.PALETTE, look.GOOD, look.BAD, look.DOUBT}
+    assert colours <= {look.INK, look.MUTE, look.GRID, "#fdfdfe", *look.PALETTE, look.GOOD, look.BAD, look.DOUBT}
 
 
 def test_every_colour_of_a_chart_has_one_for_the_dark():
