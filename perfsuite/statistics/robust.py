@@ -35,8 +35,8 @@ def _middle(ordered: Sequence[float]) -> float:
 def median_of_most(values: Sequence[float], apart: float) -> float:
     """Median; where one half of the values lies further than ``apart`` from the other, the middle one nearer to 0.
 
-    >>> median_of_most([0.0, 0.4, 0.4, 0.01], 0.1), median_of_most([0.0, 0.4, 0.4, 0.2], 0.3)
-    (0.01, 0.3)
+    >>> median_of_most([0.0, 0.4, 0.4, 0.01], 0.1), median_of_most([0.0, 0.5, 0.5, 0.25], 0.3)
+    (0.01, 0.375)
     """
     ordered = sorted(values)
     low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
