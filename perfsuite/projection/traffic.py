@@ -123,8 +123,8 @@ def implementation_of(model: Model, training: Training) -> Implementation:
         forward_hidden_bytes=counts.forward_hidden_bytes,
         backward_width_bytes=counts.backward_width_bytes,
         backward_hidden_bytes=counts.backward_hidden_bytes,
-        forward_kernels=counts.forward_kernels,
-        backward_kernels=counts.backward_kernels,
+        forward_kernels=round(counts.forward_kernels),
+        backward_kernels=round(counts.backward_kernels),
         accumulation_bytes=row.accumulation_bytes + counts.forward_weight_bytes + counts.backward_weight_bytes,
         optimizer_bytes=OPTIMIZER_BYTES,
     )
