@@ -68,12 +68,13 @@ def test_fields_that_contradict_each_other_are_refused(fields, message):
 def test_variables_and_imports_of_a_case_are_known_before_its_ranks_start():
     plain = TrainStep(model="gpt2-tiny", strategy="ddp")
     assert plain.process is None
-    assert plain.preload == ("torch._dynamo",)
+    assert plain.preload[0] == "torch._dynamo"
+    assert "perfsuite.workloads.training.parity" in plain.preload
     told = dataclasses.replace(plain, environment={"GLOO_SOCKET_IFNAME": "lo"})
     assert told.process.env == {"GLOO_SOCKET_IFNAME": "lo"}
     zero = TrainStep(model="gpt2-tiny", strategy="zero1", environment={"A": "1"})
     assert zero.process.env == {"A": "1"}
-    assert zero.preload == ("torch._dynamo", "deepspeed", "torch._inductor.compile_fx")
+    assert zero.preload == (*plain.preload, "deepspeed", "torch._inductor.compile_fx")
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 8))
