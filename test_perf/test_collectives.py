@@ -2,20 +2,23 @@
 
 The sizes are S as nccl-tests counts it (docs/metrics.md).  Gradients are summed in fp32 or bf16, so these two are swept
 over all sizes; the other dtypes at one.  Operations that only move bytes do not depend on the dtype.  Pairs are at
-distance half the world (rank r and r + n/2), so that on several hosts they are on two.
+distance half the world (rank r and r + n/2), so that on several hosts they are on two.  On few cores all world sizes
+of the two that most trainings wait for are swept by default, of the others the smallest and the largest.
 """
 
 from __future__ import annotations
 
 from perfsuite import dtypes, sizes, workloads, world_sizes
 
-pytestmark = world_sizes(2, 4, 8, more=True)
+pytestmark = world_sizes(2, 4, 8, extended=[4], more=True)
+every_world_size = world_sizes(2, 4, 8, more=True)
 FULL = ["1KiB", "64KiB", "1MiB", "16MiB", "64MiB", "256MiB", "1GiB"]
 over_sizes = sizes(full=FULL, small=["1KiB", "1MiB", "16MiB"])
 in_one_small_size = sizes(full=FULL, small=["1MiB"])
 
 
 @over_sizes
+@every_world_size
 @dtypes("fp32", "bf16")
 def test_all_reduce(perf, ranks, message_bytes, dtype):
     perf(workloads.AllReduce(message_bytes=message_bytes, dtype=dtype), on=ranks)
@@ -35,6 +38,7 @@ def test_reduce_scatter(perf, ranks, message_bytes, dtype):
 
 
 @over_sizes
+@every_world_size
 def test_all_gather(perf, ranks, message_bytes, dtype):
     perf(workloads.AllGather(message_bytes=message_bytes, dtype=dtype), on=ranks)
 

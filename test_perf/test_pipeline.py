@@ -53,7 +53,15 @@ def test_schedules(perf, mesh, schedule, num_micro_batches):
 
 
 @sizes(param="mesh", full=["pp4-dp2"], small=["pp2"], ranks=count_ranks)
-@pytest.mark.parametrize("schedule", ["looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        pytest.param("looped_bfs", marks=pytest.mark.extended),
+        "interleaved_zero_bubble",
+        "zbv",
+        pytest.param("dualpipev", marks=pytest.mark.extended),
+    ],
+)
 def test_newer_schedules(perf, mesh, schedule):
     """What breadth first, split backwards and placement in a V change."""
     workload, ranks = pipeline(mesh, schedule=schedule, num_micro_batches=8)
