@@ -17,6 +17,7 @@ from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.base import WRAPPER
 from perfsuite.runtime.transports.local import STORE, LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload
+from perfsuite.workloads.axis_collective import AxisCollective
 from test_correctness.helpers import steps
 from test_correctness.helpers.processes import listening_on, own_address, processes_with
 
@@ -40,6 +41,14 @@ def driver(tmp_path_factory):
 def job(function, world_size, *, budget=QUICK, fresh=False, shape=None, **arguments):
     workload = FunctionWorkload(function=function, arguments=arguments)
     return Job(workload=workload, world_size=world_size, budget=budget, fresh=fresh, shape=shape)
+
+
+@pytest.mark.parametrize("axis", ["dp", "tp"])
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+def test_collectives_of_all_groups_along_an_axis_are_checked_and_timed(driver, collective, axis):
+    workload = AxisCollective(collective=collective, mesh="dp2-tp2", axis=axis, message_bytes=1 << 10)
+    along = Job(workload=workload, world_size=4, budget=QUICK, shape=MeshShape.parse("dp2-tp2"))
+    assert driver.run(along).samples
 
 
 def pids_of(measurement_driver):

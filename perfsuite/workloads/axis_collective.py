@@ -5,9 +5,10 @@ A training step sends so: along dp with tp inside, neighbours are tp ranks apart
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from perfsuite.errors import InvalidParameter, did_you_mean
 from perfsuite.mesh import MeshShape
@@ -66,11 +67,11 @@ class AxisCollective(Workload):
 
     def build(self, rank: Rank) -> Step:
         """Buffers of this rank and the call over its group."""
-        return CollectiveStep(self.inner, _Along(rank, self.axis))  # type: ignore[arg-type] # what it needs of a rank
+        return CollectiveStep(self.inner, _Along(rank, self.axis))
 
     def check(self, rank: Rank, step: Step) -> None:
         """As the collective alone, among the ranks of the group."""
-        self.inner.check(_Along(rank, self.axis), step)  # type: ignore[arg-type] # as above
+        self.inner.check_elements(_Along(rank, self.axis), step)
 
 
 class _Along:
@@ -86,6 +87,10 @@ class _Along:
         """That along the axis."""
         return self._rank.group(self._axis)
 
-    def dtype(self, name: str) -> Any:
+    def dtype(self, name: str) -> torch.dtype:
         """torch's."""
         return self._rank.dtype(name)
+
+    def span(self, name: str) -> AbstractContextManager[object]:
+        """The rank's."""
+        return self._rank.span(name)

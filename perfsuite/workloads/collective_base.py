@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from perfsuite.collectives import receives_first
 from perfsuite.errors import InvalidParameter, WrongResult
@@ -50,6 +50,23 @@ class Extents:
     """Input."""
     target: int | None = None
     """Output; None where the operation works in place."""
+
+
+class Member(Protocol):
+    """What an operation needs of a rank: its place in the group whose members take part, and the group."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    def group(self) -> dist.ProcessGroup:
+        """torch's."""
+
+    def dtype(self, name: str) -> torch.dtype:
+        """torch's."""
+
+    def span(self, name: str) -> AbstractContextManager[object]:
+        """Marks a part of the operation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +153,16 @@ class Collective(Workload):
     def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
         """Where each element of the output comes from, in order; empty where the output means nothing."""
 
-    def build(self, rank: Rank) -> CollectiveStep:
+    def build(self, rank: Member) -> CollectiveStep:
         """Buffers on the device and the call over all ranks' group."""
         self.require_ranks(rank.world_size)
         return CollectiveStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
+        """As :meth:`check_elements`."""
+        self.check_elements(rank, step)
+
+    def check_elements(self, rank: Member, step: Step) -> None:
         """Raise WrongResult unless every element of the output equals its closed form, in the right dtype."""
         assert isinstance(step, CollectiveStep)
         output, dtype = step.end.target, rank.dtype(self.dtype)
@@ -182,7 +203,7 @@ def passing(
 class CollectiveStep(Step):
     """One rank's buffers and its call."""
 
-    def __init__(self, workload: Collective, rank: Rank) -> None:
+    def __init__(self, workload: Collective, rank: Member) -> None:
         import torch
         import torch.distributed as dist
 
