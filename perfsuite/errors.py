@@ -125,6 +125,16 @@ def nearest(name: str, known: Iterable[str], *, most: int = 3, likeness: float =
     return difflib.get_close_matches(name, list(known), n=most, cutoff=likeness)
 
 
+def nearest_multiples(count: int, of: int) -> str:
+    """The end of a message about a count that does not divide: the multiples below and above it that are counts.
+
+    >>> nearest_multiples(7, 2), nearest_multiples(1, 4)
+    ('6 or 8', '4')
+    """
+    below = count // of * of
+    return f"{below} or {below + of}" if below else str(of)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a message about a name that there is not: the nearest names, all of them where none is near.
 

@@ -256,6 +256,10 @@ class Workload(ABC):
         """The short dtype name the device must compute natively; empty when any device will do."""
         return ""
 
+    def needs_accelerator(self) -> str:
+        """What of the case no CPU can do; empty where it runs on one."""
+        return ""
+
     def parameters(self) -> dict[str, Any]:
         """Fields by name, as they travel to the ranks and into the record."""
         described: Any = self  # a Workload is a dataclass by contract, which its base class cannot say

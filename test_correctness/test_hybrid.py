@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfsuite.errors import InvalidParameter, RanksFailed, UnsupportedCase, WrongResult
+from perfsuite.errors import InvalidParameter, RanksFailed, WrongResult
 from perfsuite.mesh import MeshShape
 from perfsuite.models import find
 from perfsuite.platforms import families
@@ -224,6 +224,36 @@ def test_many_meshes_are_the_same_training(driver, case):
             "global_batch_size=16 does not divide by accumulation 1 x 3 replicas = 3; choose 15 or 18",
         ),
         (
+            {"mesh": "dp2-ep2", "model": "moe-tiny", "global_batch_size": 6},
+            "global_batch_size=6 does not divide by accumulation 1 x 4 replicas (dp 2 x ep 2) = 4; choose 4 or 8",
+        ),
+        (
+            {"mesh": "dp2", "model": "llama2-7b", "global_batch_size": 6, "micro_batch_size": 1},
+            "= 2; choose 2, set accumulation=3 or leave one of them out",
+        ),
+        (
+            {"mesh": "tp2", "model": "llama2-tiny", "overrides": {"hidden": 345}},
+            "tp2 does not divide hidden=345 of model llama2-tiny; choose tp from 1, which divide heads=4, key heads=2 "
+            "too",
+        ),
+        (
+            {
+                "mesh": "cp2-tp2",
+                "model": "llama2-7b",
+                "overrides": {"sequence_length": 62},
+                "options": {"context": "ring"},
+            },
+            "choose 60 or 64, or set sequence_parallel to False",
+        ),
+        (
+            {"mesh": "tp2", "model": "llama2-7b", "options": {"sequence_parallel": "no"}},
+            "sequence_parallel='no' of strategy hybrid is of another kind; choose True or False",
+        ),
+        (
+            {"mesh": "pp2", "model": "llama2-7b", "options": {"stages_per_rank": "2"}},
+            "stages_per_rank='2' of strategy hybrid is of another kind; choose a whole number",
+        ),
+        (
             {"mesh": "tp2", "model": "llama2-7b", "attention": "fast"},
             "attention='fast' is unknown; choose auto, math, flash",
         ),
@@ -236,12 +266,6 @@ def test_many_meshes_are_the_same_training(driver, case):
 def test_what_cannot_be_is_named_with_the_legal_choices(case, message):
     with pytest.raises(InvalidParameter, match=re.escape(message)):
         TrainStep(strategy="hybrid", **case)
-
-
-def test_overlapped_tensor_parallelism_says_what_it_needs(driver):
-    case = TrainParity(model="llama2-7b", strategy="hybrid", options={"async_tensor": True}, compiled=True)
-    with pytest.raises(UnsupportedCase, match="async_tensor needs an accelerator"):
-        records(driver, case, "tp2")
 
 
 def test_experts_train_alike_where_torch_cannot_leave_parameters_out(driver):

@@ -40,7 +40,8 @@ from test_correctness.helpers.pipelines import staged
         ({"mesh": "pp2-dp2", "global_batch_size": 7}, "does not divide by accumulation 8 x 2 replicas = 16; choose 16"),
         (
             {"mesh": "pp2", "global_batch_size": 16, "micro_batch_size": 4},
-            "global_batch_size=16 is not micro_batch_size 4 x accumulation 8 x 1 replicas = 32; leave one of them out",
+            "global_batch_size=16 is not micro_batch_size 4 x accumulation 8 x 1 replicas = 32; choose 32, set "
+            "accumulation=4 or leave one of them out",
         ),
         ({"mesh": "pp2", "micro_batch_size": 0}, "micro_batch_size=0 is not a count; choose a whole number from 1"),
         ({"mesh": "pp2", "num_micro_batches": 0}, "accumulation=0 is not a count; choose a whole number from 1"),

@@ -39,6 +39,10 @@ def test_alone(perf):
 def test_dtype(perf):
     perf(step(dtype="tf32"), on=2)
 
+def test_overlapped(perf):
+    overlapped = {"strategy": "hybrid", "mesh": "tp2", "compiled": True, "options": {"async_tensor": True}}
+    perf(step(model="llama2-tiny", **overlapped), on=2)
+
 def test_config(perf):
     perf(step(strategy="zero1", options={"config": "ds_config.json"}, micro_batch_size=2), on=2)
 
@@ -107,8 +111,12 @@ def test_a_dtype_that_the_device_lacks_is_skipped_by_name(run):
     assert "no CPU has instructions for tf32" in run[0]
 
 
+def test_an_option_that_needs_an_accelerator_is_skipped_by_name(run):
+    assert "async_tensor needs an accelerator; leave it out on a cpu" in run[0]
+
+
 def test_the_other_cases_go_on(run):
     printed = run[0]
-    assert "7 failed, 3 passed, 1 skipped" in printed
+    assert "7 failed, 3 passed, 2 skipped" in printed
     assert "2 measured, 1 out of memory" in printed
     assert "GiB: a local batch of 1 is over the budget of a rank" in printed

@@ -59,11 +59,15 @@ class LanguageModel(Model):
 
     def check_tensor_parallel(self, tp: int) -> None:
         """Raise InvalidParameter unless ``tp`` ranks can share heads, features and words alike."""
-        for what, size in (("heads", self.heads), ("key heads", self.key_heads), *self.split_widths.items()):
+        sizes = {"heads": self.heads, "key heads": self.key_heads, **self.split_widths}
+        for what, size in sizes.items():
             if size % tp:
-                legal = ", ".join(str(count) for count in range(1, size + 1) if size % count == 0)
+                all_divide = math.gcd(*sizes.values())
+                legal = ", ".join(str(count) for count in range(1, all_divide + 1) if all_divide % count == 0)
+                others = ", ".join(f"{name}={other}" for name, other in sizes.items() if other != size)
                 raise InvalidParameter(
                     f"tp{tp} does not divide {what}={size} of model {self.name}; choose tp from {legal}"
+                    + (f", which divide {others} too" if others else "")
                 )
         if self.vocabulary % tp:
             padded = math.ceil(self.vocabulary / (128 * tp)) * 128 * tp

@@ -180,6 +180,9 @@ def _run(suite: Suite, case: Case, platform: DeviceModel) -> Result:
     dtype = case.workload.native_dtype()
     if not why_not and dtype and not suite.machine.natively(dtype):
         why_not = suite.machine.why_not_native(dtype)
+    needs = case.workload.needs_accelerator()
+    if not why_not and needs and suite.machine.name == "cpu":
+        why_not = f"{needs} needs an accelerator; leave it out on a cpu"
     if why_not:
         projecting.keep(suite, case, why_not)
         raise UnsupportedCase(why_not)

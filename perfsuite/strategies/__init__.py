@@ -35,6 +35,17 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
 """Every strategy by name, with its default options."""
 
 
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
+    {
+        "bool": ((bool,), "True or False"),
+        "int": ((int,), "a whole number"),
+        "float": ((int, float), "a number"),
+        "str": ((str,), "a text"),
+    }
+)
+"""By the annotation of an option: types that its value may have, and how a message names them."""
+
+
 def find(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     """The strategy of this name, or ``module:Class`` of somebody else's, with some of its options set.
 
@@ -50,7 +61,21 @@ def find(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     if unknown:
         has = f"it has {', '.join(known)}" if known else "it has none"
         raise InvalidParameter(f"strategy {name} has no option {', '.join(unknown)}; {has}")
+    for field in dataclasses.fields(strategy):
+        if field.name in options:
+            _require_kind(name, field, options[field.name])
     return dataclasses.replace(strategy, **options)
+
+
+def _require_kind(strategy: str, field: dataclasses.Field[Any], value: object) -> None:
+    """Raise InvalidParameter for a value of another kind than the option's: a text is true, whatever it says."""
+    words = {word.strip() for word in str(getattr(field.type, "__name__", field.type)).split("|")}
+    kinds = [_KINDS[word] for word in words - {"None"} if word in _KINDS]
+    if (value is None and "None" in words) or not kinds or len(kinds) < len(words - {"None"}):
+        return
+    if not any(type(value) in types for types, _ in kinds):
+        choices = ", ".join(choice for _, choice in kinds)
+        raise InvalidParameter(f"{field.name}={value!r} of strategy {strategy} is of another kind; choose {choices}")
 
 
 def _imported(name: str) -> Strategy:

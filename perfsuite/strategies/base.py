@@ -93,6 +93,10 @@ class Strategy(ABC):
         """A small sibling of ``model`` that still fills the mesh, for checks against one process."""
         return model.twin(shape)
 
+    def needs_accelerator(self) -> str:
+        """The option that no CPU can have; empty, as by default, where there is none."""
+        return ""
+
     def narrows(self, plan: Plan) -> bool:
         """Whether parameters themselves are used in the plan's dtype; otherwise autocast narrows products alone."""
         return False

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.errors import InvalidParameter, nearest_multiples
 from perfsuite.mesh import AXES, MeshShape
 from perfsuite.models.base import Model
 from perfsuite.models.language import LanguageModel
@@ -135,7 +135,7 @@ class Hybrid(Strategy):
         if tp > 1 and self.splits_tokens and tokens % (cp * tp):
             raise InvalidParameter(
                 f"sequence_length={tokens} of model {model.name} is no multiple of cp x tp = {cp * tp}, which sequence "
-                f"parallelism deals the tokens out to; choose {tokens // (cp * tp) * cp * tp or cp * tp} or set "
+                f"parallelism deals the tokens out to; choose {nearest_multiples(tokens, cp * tp)}, or set "
                 "sequence_parallel to False"
             )
 
@@ -166,6 +166,10 @@ class Hybrid(Strategy):
             num_micro_batches=num_micro_batches,
             stages_per_rank=self.stages_per_rank,
         )
+
+    def needs_accelerator(self) -> str:
+        """torch overlaps tensor-parallel messages by symmetric memory."""
+        return "async_tensor" if self.async_tensor else ""
 
     def narrows(self, plan: Plan) -> bool:
         """In bf16 and fp16 FSDP2 keeps the wide copy; all that is computed and sent is narrow."""

@@ -98,8 +98,6 @@ def overlap_messages(mesh: DeviceMesh) -> None:
     Process-wide.  Raises UnsupportedCase where torch has no symmetric memory for the device.
     """
     try:
-        if mesh.device_type == "cpu":
-            raise RuntimeError("torch fuses nothing on a cpu")
         from torch._inductor import config
         from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from perfsuite.collectives import busbw_factor
-from perfsuite.errors import InvalidParameter
+from perfsuite.errors import InvalidParameter, nearest_multiples
 from perfsuite.mesh import MeshShape
 from perfsuite.records import Work
 from perfsuite.workload import ITEM_BYTES, Rank, Step, Workload, Yardstick
@@ -108,10 +108,9 @@ class TensorLinear(Workload):
             raise InvalidParameter(f"split={self.split!r} on mesh {shape} has {ranks} ranks; choose {legal}")
         for name in self._dealt():
             if getattr(self, name) % ranks:
-                below = getattr(self, name) // ranks * ranks
                 raise InvalidParameter(
                     f"{name}={getattr(self, name)} does not divide by tp={ranks}, over which split={self.split!r} "
-                    f"deals it out; choose {below or ranks} or {below + ranks}"
+                    f"deals it out; choose {nearest_multiples(getattr(self, name), ranks)}"
                 )
 
     def _dealt(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.errors import InvalidParameter, nearest_multiples
 
 ContextMethod = Literal["zigzag", "ring", "ulysses", "torch", "deepspeed"]
 """zigzag, ring: keys travel around the ranks; ulysses: heads are spread instead of tokens while attention runs; torch:
@@ -52,12 +52,10 @@ def require_context(method: str, *, length: int, heads: int, key_heads: int, cp:
         raise InvalidParameter(f"context={method!r} is unknown; choose {choices}")
     chunks = _chunks(known, cp)
     if length % chunks:
-        below = length // chunks * chunks
-        legal = " or ".join(str(count) for count in (below, below + chunks) if count)
         part = "two chunks" if method in _HALVED else "one chunk"
         raise InvalidParameter(
             f"sequence_length={length} is no multiple of {chunks}: context={method!r} gives each of cp={cp} ranks "
-            f"{part} of equal size; choose {legal}"
+            f"{part} of equal size; choose {nearest_multiples(length, chunks)}"
         )
     if method in SPREADS_HEADS:
         _require_heads(method, heads=heads, key_heads=key_heads, cp=cp, tp=tp)

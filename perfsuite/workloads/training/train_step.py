@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from perfsuite import models, strategies
-from perfsuite.errors import InvalidParameter
+from perfsuite.errors import InvalidParameter, nearest_multiples
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import TIMED
 from perfsuite.metrics.flop_conventions import FROZEN, Transformer, count_all
@@ -203,6 +203,10 @@ class TrainStep(Workload):
         """The builds asked for."""
         return self.builds
 
+    def needs_accelerator(self) -> str:
+        """The strategy's option."""
+        return self.find_strategy().needs_accelerator()
+
     def native_dtype(self) -> str:
         """Emulated products say nothing about a device."""
         return self.dtype
@@ -217,7 +221,7 @@ class TrainStep(Workload):
         plan = Plan(
             model=self.find_model(),
             dtype=self.dtype,
-            micro_batch_size=self._micro_batch_size(shape.replicas),
+            micro_batch_size=self._micro_batch_size(shape),
             accumulation=self.accumulation,
             checkpointing=self.checkpointing,
             attention=self.attention,
@@ -228,12 +232,14 @@ class TrainStep(Workload):
         strategy.check_plan(plan, shape)
         return plan
 
-    def _micro_batch_size(self, replicas: int) -> int:
+    def _micro_batch_size(self, shape: MeshShape) -> int:
         """LBS, so that GBS = LBS x GAS x replicas, whether the case or its ds_config.json fixes one of them."""
         config = str(self.options.get("config", ""))
         written = ds_config.batch_fields(ds_config.read(config), config) if config else {}
-        spread = self.accumulation * replicas
-        told = f"accumulation {self.accumulation} x {replicas} replicas"
+        spread = self.accumulation * shape.replicas
+        axes = " x ".join(f"{axis} {shape.size(axis)}" for axis in shape.data_axes)
+        product = f" ({axes})" if " x " in axes else ""
+        told = f"accumulation {self.accumulation} x {shape.replicas} replicas{product}"
         micro = self.micro_batch_size or written.get(ds_config.MICRO)
         name, total = "global_batch_size", self.global_batch_size
         if total is None and ds_config.GLOBAL in written:
@@ -242,13 +248,15 @@ class TrainStep(Workload):
             return micro or 1
         if micro is None:
             if total % spread:
-                below = total // spread * spread
-                legal = f"{below} or {below + spread}" if below else str(spread)
+                legal = nearest_multiples(total, spread)
                 raise InvalidParameter(f"{name}={total} does not divide by {told} = {spread}; choose {legal}")
             return total // spread
         if micro * spread != total:
+            accumulation, rest = divmod(total, micro * shape.replicas)
+            other = "" if rest else f", set accumulation={accumulation}"
             raise InvalidParameter(
-                f"{name}={total} is not micro_batch_size {micro} x {told} = {micro * spread}; leave one of them out"
+                f"{name}={total} is not micro_batch_size {micro} x {told} = {micro * spread}; choose {micro * spread}"
+                f"{other} or leave one of them out"
             )
         return micro
 
