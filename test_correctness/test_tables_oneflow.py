@@ -57,6 +57,11 @@ def test_the_reports_cases_stand_in_its_order_each_with_its_own_row_below():
         assert list(dict.fromkeys(row["group"] for row in told)) == list(GROUPS)
 
 
+def test_rows_that_nothing_was_measured_of_stand_in_the_reports_order_too():
+    told = rows(style("oneflow", run(case("DP_1x1x1_2_1536x16"))), "Results")
+    assert FULL == [row["case"] for row in told if row["nodes x ranks"].startswith("published")]
+
+
 def test_all_fourteen_columns_are_those_of_the_report():
     told = rows(style("oneflow", run(*map(case, FULL))), "Cases")
     columns = [title for title in told[0] if title != "nodes x ranks"]

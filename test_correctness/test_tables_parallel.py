@@ -203,6 +203,7 @@ def test_ways_of_attention_have_the_reports_rows_below():
     assert ["72 [R]", "89 [R]", "0 [R]"] == [theirs["flash"][name] for name in names]
     assert ["21 [R]", "76 [R]", "18.3 [R]"] == [theirs["ring"][name] for name in names]
     assert "### Ring attention" not in style("methods", run(cases[1]))
+    assert "### Ring attention" in style("methods", run(cases[2]))
 
 
 # -- meshes ------------------------------------------------------------------------------------------------------
@@ -219,6 +220,9 @@ def test_meshes_are_named_by_their_axes_and_stand_beside_the_reports():
     measured = {row["axes"]: row for row in told if is_measured(row)}
     assert {"DP-only", "PP-only", "2D (PP+TP)", "3D (DP+PP+TP)"} == set(measured)
     assert ["2", "8", "4"] == [measured["3D (DP+PP+TP)"][axis] for axis in ("dp", "pp", "tp")]
+    assert {"DP-only", "PP-only", "TP-only", "2D(PP+TP)", "3D优化"} == {
+        row["axes"] for row in told if not is_measured(row)
+    }
     theirs = {(row["dp"], row["pp"], row["tp"]): row["samples/s (all devices)"] for row in told if not is_measured(row)}
     assert {
         ("64", "1", "1"): "OOM [X]",

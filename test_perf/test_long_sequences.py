@@ -39,25 +39,25 @@ def extended(names, *plain):
 
 
 def step(scale, length, mesh, **case):
-    """One sample on a rank at a time, as many times as make up the batch."""
+    """One sample on a rank at a time, as many times as make up the batch; of small cases all at once."""
     model = TINY if scale == "small" else XL
     overrides = {**model["overrides"], "context": length, "sequence_length": length}
-    accumulation = model["global_batch_size"] // MeshShape.parse(mesh).replicas
+    accumulation = 1 if scale == "small" else model["global_batch_size"] // MeshShape.parse(mesh).replicas
     return workloads.TrainStep(
-        **{**model, "overrides": overrides}, strategy="hybrid", mesh=mesh, accumulation=accumulation, **case
+        **{**model, "overrides": overrides, **case}, strategy="hybrid", mesh=mesh, accumulation=accumulation
     )
 
 
 @sizes(param="length", full=[2048, 4096, 8192, 16384, 32768, 65536, 131072], small=LONG, extended=LONG[1:])
-@pytest.mark.parametrize("way", extended(WAYS, "tensor"))
+@pytest.mark.parametrize("way", extended(WAYS, "tensor", "sequence"))
 def test_long_sequences(perf, length, way, scale):
     """Report 004: memory and throughput by length, with sequence parallelism and without; context parallelism beyond.
 
     On as many cards each: tensor parallel alone, tokens split between its products too, tokens split everywhere.
     """
     axis, options = WAYS[way]
-    ranks = 2 if scale == "small" else 4
-    perf(step(scale, length, f"{axis}{ranks}", options=options, builds=("memory",)), on=ranks)
+    ranks, batch = (2, {"global_batch_size": 1}) if scale == "small" else (4, {})
+    perf(step(scale, length, f"{axis}{ranks}", options=options, builds=("memory",), **batch), on=ranks)
 
 
 @sizes(param="length", full=[16384], small=[1024])

@@ -11,7 +11,7 @@ import math
 from perfsuite import sizes, workloads
 from perfsuite.mesh import MeshShape
 from perfsuite.published.recipes import find, recipes
-from perfsuite.published.recipes.language import ONEFLOW_TEST
+from perfsuite.published.recipes.language import ONEFLOW_TEST, oneflow_options
 
 FULL = [recipe.words for recipe in recipes() if recipe.test == ONEFLOW_TEST]
 SMALL = [
@@ -29,8 +29,6 @@ SMALL = [
     "2D_PP_1x4x2_4_64x4",
 ]
 """The report's cases of at most eight ranks, and its pipelines on eight; a plain run has those of one rank."""
-ACCUMULATION = 4
-"""Micro-batches of a small pipeline; without stages there is one."""
 
 
 def ranks(case):
@@ -48,12 +46,13 @@ def test_oneflow(perf, case, scale):
     from perfsuite.reports.tables.case_names import case_name  # collecting needs no tables
 
     name = case_name(case)
-    accumulation = ACCUMULATION if name.pp > 1 else 1
+    accumulation = name.pp  # as many micro-batches as stages: each more is a message more between all of them
     shape = MeshShape.of(pp=name.pp, dp=name.dp, tp=name.tp)
     workload = workloads.TrainStep(
         model=f"gpt-{name.width}x{name.layers}",
         strategy="hybrid",
         mesh="-".join(f"{axis}{size}" for axis, size in shape.axes if size > 1) or "dp1",
+        options=oneflow_options(name.dp, name.tp, name.pp),
         micro_batch_size=name.batch // (name.dp * accumulation),
         accumulation=accumulation,
         global_batch_size=name.batch,

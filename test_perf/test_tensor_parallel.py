@@ -6,7 +6,7 @@ import pytest
 
 from perfsuite import sizes, workloads, world_sizes
 
-HEADS = {"layers": 2, "width": 128, "heads": 8, "words": 512, "context": 64}
+HEADS = {"layers": 1, "width": 128, "heads": 8, "words": 512, "context": 64}
 """Of gpt2-tiny: as many heads as the most ranks of the small cases."""
 CASES = {
     "gpt2-tiny": {"overrides": HEADS, "micro_batch_size": 2},

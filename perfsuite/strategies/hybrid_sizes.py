@@ -49,6 +49,11 @@ class HybridSizes:
         return self.shape.size("cp")
 
     @property
+    def spreads(self) -> bool:
+        """Whether FSDP2 has the parameters: over ranks that share them, in 16 bits over one as well."""
+        return self.plan.half or self.ranks("dp_replicate", *SHARDED, "ep", "cp") > 1
+
+    @property
     def item_bytes(self) -> int:
         """Of one element of what is computed and sent (i)."""
         return 2 if self.plan.half else 4

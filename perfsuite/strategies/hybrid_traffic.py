@@ -30,14 +30,16 @@ class HybridTraffic(HybridSizes):
 
     def calls(self) -> tuple[Call, ...]:
         """Of all of the rank's stages."""
-        tally = Tally()
+        tally, whole = Tally(), []
         for stage, layers in self.stages():
             for _ in layers:
                 self._add_block(tally)
             first, last = layers.start == 0, layers.stop == self.model.layers
             self._add_ends(tally, first=first, last=last)
-            self._add_units(tally, layers, first=first, last=last)
+            whole += self._add_units(tally, layers, first=first, last=last)
             self._add_neighbours(tally, stage)
+        for size in whole if self.spreads else [sum(whole)] if whole else []:  # FSDP2 sums them one by one
+            tally.add(self.axis("tp"), "all_reduce", OTHER, 1, size)
         self._add_tied(tally)
         if self.plan.dtype == "fp16":
             self._add_scale(tally)
@@ -116,21 +118,23 @@ class HybridTraffic(HybridSizes):
         elif last:
             tally.add(axis, "all_gather", OTHER, times, self.tokens * self.model.vocabulary * self.item_bytes)
 
-    def _add_units(self, tally: Tally, layers: range, *, first: bool, last: bool) -> None:
-        """What FSDP2 gathers and reduces, and the gradients of what tensor parallelism leaves whole."""
+    def _add_units(self, tally: Tally, layers: range, *, first: bool, last: bool) -> list[int]:
+        """What FSDP2 gathers and reduces; bytes of each gradient that the ranks of tp sum."""
         root = self.shapes.root(first=first, last=last)
         blocks = {f"blocks.*.{name}": shape for name, shape in self.shapes.block.items()}
         once = 1 if self.schedule else self.plan.accumulation
         gathers = once * (2 if self.reshard else 1)
+        whole = []
         for unit, count, times in ((blocks, len(layers), gathers), (root, 1, once)):
             for _ in range(count):
                 self._add_unit(tally, self.split(unit), ("ep", "cp"), times)
-                for name, shape in unit.items():
-                    if self.sequence_parallel and self.is_summed(name):
-                        tally.add(self.axis("tp"), "all_reduce", OTHER, 1, math.prod(shape) * self.item_bytes)
+            if self.sequence_parallel:
+                sizes = [math.prod(shape) * self.item_bytes for name, shape in unit.items() if self.is_summed(name)]
+                whole += sizes * count
         if self.model.experts:
             for _ in layers:
                 self._add_unit(tally, self.experts(), ("cp",), gathers)
+        return whole
 
     def _add_unit(self, tally: Tally, unit: Shapes, others: tuple[str, ...], gathers: int) -> None:
         axes = (*SHARDED, *others)

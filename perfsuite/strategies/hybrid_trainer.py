@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 
 from perfsuite.models.language import LanguageModel
@@ -134,12 +134,32 @@ class HybridTrainer(Trainer):
     def _complete_gradients(self) -> None:
         """Sum what no FSDP2 has summed, and take the mean over ep of what the tokens of all its ranks have added to."""
         ep = self.rank.shape.size("ep")
+        unsummed = []
         for parameter in self.module.parameters():
             gradient: Any = parameter.grad
             if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
-                parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+                if all(isinstance(placement, Partial) for placement in gradient.placements) and _is_copy(parameter):
+                    unsummed.append(parameter)
+                else:
+                    parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
             if ep > 1 and parameter.grad is not None and id(parameter) in self._experts:
                 local(parameter.grad).div_(ep)
+        if unsummed:
+            self._sum_over_tp(unsummed)
+
+    def _sum_over_tp(self, parameters: list[nn.Parameter]) -> None:
+        """Sum the gradients of what every rank of tp has whole in one message: there are many, and they are small.
+
+        Source: Megatron-LM, distributed/finalize_model_grads.py, which joins those of its norms as well.
+        """
+        gradients: list[Any] = [parameter.grad for parameter in parameters]
+        parts = [gradient.to_local() for gradient in gradients]
+        joined = torch.cat([part.reshape(-1) for part in parts])
+        dist.all_reduce(joined, group=self.rank.group("tp"))
+        summed = joined.split([part.numel() for part in parts])
+        for parameter, gradient, part, total in zip(parameters, gradients, parts, summed, strict=True):
+            part.copy_(total.view_as(part))
+            parameter.grad = DTensor.from_local(part, gradient.device_mesh, parameter.placements, run_check=False)  # type: ignore[attr-defined]
 
     def _add_up_tied(self, pipeline: Pipeline) -> None:
         held = [local(parameter.grad) for parameter in self._tied() if parameter.grad is not None]

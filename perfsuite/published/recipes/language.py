@@ -81,7 +81,7 @@ def oneflow() -> Iterator[Recipe]:
                 "model": f"gpt-{size}",
                 "strategy": "hybrid",
                 "mesh": "-".join(f"{axis}{n}" for axis, n in (("pp", pp), ("dp", dp), ("tp", tp)) if n > 1) or "dp1",
-                "options": _oneflow_options(dp, tp, pp),
+                "options": oneflow_options(dp, tp, pp),
                 "micro_batch_size": int(batch) // (dp * accumulation),
                 "accumulation": accumulation,
                 "global_batch_size": int(batch),
@@ -97,8 +97,8 @@ def oneflow() -> Iterator[Recipe]:
         )
 
 
-def _oneflow_options(dp: int, tp: int, pp: int) -> Mapping[str, Any]:
-    """Of strategy hybrid, those of the axes that there are."""
+def oneflow_options(dp: int, tp: int, pp: int) -> Mapping[str, Any]:
+    """Of strategy hybrid, those of the axes that there are, as OneFlow has them."""
     return {
         **({"data": "replicate"} if dp > 1 else {}),
         **({"sequence_parallel": False} if tp > 1 else {}),

@@ -90,11 +90,11 @@ def _compared(case: TableCase, whole: TableCase | None, *, is_whole: bool) -> Ta
 
 
 def of_several_methods(cases: Sequence[TableCase]) -> list[TableCase]:
-    """Cases of the same model, length and ranks with attention computed in several ways, one of them over ranks."""
+    """Cases of the same model, length and ranks, one of them at least with attention over ranks."""
     return [
         case
         for group in _grouped(cases, "model", "sequence_length", "ranks")
-        if _different(group, "method") > 1 and any(int(case.settings.get("cp", 1)) > 1 for case in group)
+        if any(int(case.settings.get("cp", 1)) > 1 for case in group)
         for case in group
     ]
 

@@ -93,7 +93,9 @@ def shared_out(
         if best is not None:
             alone = model if theirs and best else best
             shares.setdefault(theirs.get(plain(model), alone), []).extend(members)
-    return shares
+    place = {(line.table, line.line): index for index, line in enumerate(lines)}
+    # In the reports' order again: a table that is not per model has rows of several.
+    return {name: sorted(shared, key=lambda line: place[line.table, line.line]) for name, shared in shares.items()}
 
 
 def _does(case: TableCase, workload: str) -> bool:
