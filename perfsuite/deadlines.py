@@ -15,13 +15,24 @@ _SHARE_OF_PEAK = 0.2
 _ITERATIONS: Mapping[Purpose, int] = {"time": 20, "exposed": 40, "traffic": 40}
 """Most iterations of a slow step in a build: checks, warm-up, samples, arrivals; pairs of steps; replays."""
 _OTHERWISE = 10
+_RANKS_OF_A_CORE = 2.0
+"""So many may share one within the time that the options give; more of them wait for each other in every message."""
+_MOST_TURNS = 4.0
+"""Times that the options' time is given at most: a case that hangs is waited for no longer."""
 
 
-def deadline_s(budget: Budget, work: Work, peaks: Peaks, *, devices: int, purpose: Purpose) -> float:
-    """Seconds for one build; the budget's own where it is fixed, or where nothing is known of the device."""
+def deadline_s(
+    budget: Budget, work: Work, peaks: Peaks, *, devices: int, purpose: Purpose, ranks_per_core: float = 1.0
+) -> float:
+    """Seconds for one build; the budget's own where it is fixed, or where nothing is known of the device.
+
+    ``ranks_per_core``: of ranks that compute on the host's cores.
+    """
     if budget.fixed_timeout:
         return budget.timeout_s
-    return budget.timeout_s + _ITERATIONS.get(purpose, _OTHERWISE) * at_best_s(work, peaks, devices) / _SHARE_OF_PEAK
+    turns = min(_MOST_TURNS, max(1.0, ranks_per_core / _RANKS_OF_A_CORE))
+    needed_s = _ITERATIONS.get(purpose, _OTHERWISE) * at_best_s(work, peaks, devices) / _SHARE_OF_PEAK
+    return turns * budget.timeout_s + needed_s
 
 
 def at_best_s(work: Work, peaks: Peaks, devices: int) -> float:

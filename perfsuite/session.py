@@ -209,8 +209,11 @@ class PerfSession:
         return sum(self._deadline_s(case, case.workload.work(_shape_of(case)), purpose) for purpose in purposes)
 
     def _deadline_s(self, case: Case, work: Work, purpose: Purpose) -> float:
-        devices = 1 if self.machine.family.shareable else case.world_size
-        return deadline_s(case.budget, work, self.machine.peaks(), devices=devices, purpose=purpose)
+        family = self.machine.family
+        devices, shared = (1, case.world_size / family.host.cores()) if family.shareable else (case.world_size, 1.0)
+        return deadline_s(
+            case.budget, work, self.machine.peaks(), devices=devices, purpose=purpose, ranks_per_core=shared
+        )
 
     def skip(self, case_id: str, reason: str) -> None:
         """Note in the journal that a case was not run, for reports that are made of it."""

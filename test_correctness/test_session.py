@@ -163,6 +163,12 @@ def test_a_build_may_take_what_its_work_needs_on_the_device():
     assert deadline_s(Budget(timeout_s=120.0), copy, PEAKS, devices=8, purpose="memory") == pytest.approx(120 + 10 * 5)
 
 
+@pytest.mark.parametrize(("ranks_per_core", "limit_s"), [(0.5, 120.0), (2.0, 120.0), (4.0, 240.0), (64.0, 480.0)])
+def test_ranks_that_share_a_core_may_take_longer(ranks_per_core, limit_s):
+    budget = Budget(timeout_s=120.0)
+    assert limit_s == deadline_s(budget, Work(), Peaks(), devices=1, purpose="time", ranks_per_core=ranks_per_core)
+
+
 @pytest.mark.parametrize(
     ("budget", "peaks"), [(Budget(timeout_s=9.0, fixed_timeout=True), PEAKS), (Budget(timeout_s=9.0), Peaks())]
 )
