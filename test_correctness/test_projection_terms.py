@@ -107,7 +107,7 @@ def test_activations_in_flight_are_the_schedule_s(schedule):
     share = Share(model=model, layout=layout, code=code)
     size = model.layers // layout.stages * memory.block_bytes(share, experts=False)
     held = peak_activations(timeline, [size] * made.num_stages)
-    assert held[0] == pytest.approx(memory.Memories(model=model, code=code).load(share, 0).activations)
+    assert held[0] == pytest.approx(memory.Memories(model=model, code=code).loads(share, [0])[0].activations)
 
 
 def test_what_replicas_share_out_is_divided_by_them():
@@ -214,9 +214,7 @@ def test_the_slowest_of_many_takes_longer_by_the_spread():
 
 
 def test_a_projector_keeps_what_it_priced():
-    projector = Projector(
-        model=SMALL, code=CODE, calibration=plain_rates(), devices_per_node=8, dtype="bf16", simulated=False
-    )
+    projector = Projector(model=SMALL, code=CODE, calibration=plain_rates(), devices_per_node=8, dtype="bf16")
     for world in (1, 2, 4, 8):
         projector.step(Layout.parse(f"dp{world}", global_batch=8))
     assert len(projector._stages._blocks) == 1

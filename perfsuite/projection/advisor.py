@@ -158,7 +158,7 @@ class _Pricing:
         self._base, self._calibration = base, calibration
         self._jobs: dict[tuple[int, bool], Job] = {}
         self._memories: dict[tuple[int, bool], Memories] = {}
-        self._projectors: dict[tuple[int, bool, bool], Projector] = {}
+        self._projectors: dict[tuple[int, bool], Projector] = {}
         self._capacity = base.device.memory.value * GIB if base.device.memory else 0.0
 
     def memory(self, layout: Layout) -> MemoryBreakdown:
@@ -171,10 +171,10 @@ class _Pricing:
 
     def step(self, layout: Layout, *, simulated: bool = False) -> StepTime:
         """By the closed form, or with a pipeline's actions ``simulated``."""
-        key = (*_code_key(layout), simulated)
+        key = _code_key(layout)
         if key not in self._projectors:
-            self._projectors[key] = projector_of(self._job(layout), self._calibration, simulated=simulated)
-        return self._projectors[key].step(layout)
+            self._projectors[key] = projector_of(self._job(layout), self._calibration)
+        return self._projectors[key].step(layout, simulated=simulated)
 
     def _job(self, layout: Layout) -> Job:
         key = _code_key(layout)

@@ -133,9 +133,8 @@ def steps_of(
                 calibration=calibration_for(row, values, kernels),
                 devices_per_node=row.devices_per_node,
                 dtype=row.dtype,
-                simulated=False,
             )
-        found.append(projectors[key].step(row.layout))
+        found.append(projectors[key].step(row.layout, simulated=False))
     return found
 
 

@@ -43,6 +43,7 @@ class Links:
         self._link, self._link_s = value("link_gb_per_s") * 1e9, value("link_us") * 1e-6
         self._network, self._network_s = value("network_gb_per_s") * 1e9, value("network_us") * 1e-6
         self._by_size = {ranks: value(f"link_{ranks}_gb_per_s") * 1e9 or self._link for ranks in (2, 4, 8)}
+        self._told: dict[object, Message] = {}
         self._lines: dict[str, list[CollectiveLine]] = {}
         for line in self.calibration.collectives:
             self._lines.setdefault(line.collective, []).append(line)
@@ -51,6 +52,12 @@ class Links:
         """Of one collective of size S over a group."""
         if group is None or group.ranks == 1 or not message_bytes:
             return Message(0.0, 0.0)
+        key = (collective, message_bytes, group)
+        if key not in self._told:
+            self._told[key] = self._seconds(collective, message_bytes, group)
+        return self._told[key]
+
+    def _seconds(self, collective: str, message_bytes: float, group: Group) -> Message:
         line = self._line(collective, group)
         if line is not None:
             factor = busbw_factor(collective, group.ranks) if collective in _PASSES else 1.0

@@ -19,7 +19,6 @@ from perfsuite.projection.pipeline import Pipeline
 from perfsuite.projection.pricing import NONE, Priced, Seconds
 from perfsuite.projection.stages import StagePrices, Stages
 from perfsuite.projection.traffic import Implementation
-from perfsuite.schedules import StageTimes
 
 _SPREAD_OF = 8
 """Ranks whose slowest a calibrated step already waited for."""
@@ -46,8 +45,6 @@ class Projector:
     calibration: Calibration
     devices_per_node: int
     dtype: str
-    simulated: bool = True
-    """Whether unequal stages are simulated; else estimated, for ranking many layouts."""
     times: KernelTimes = field(init=False)
     _pipelines: dict[object, float] = field(default_factory=dict, init=False)
     _parameters: dict[object, tuple[float, float]] = field(default_factory=dict, init=False)
@@ -62,8 +59,8 @@ class Projector:
         self._spread = trait("rank_spread_ratio")
         self._host_s, self._launch_s = trait("host_step_s"), trait("launch_us") * 1e-6
 
-    def step(self, layout: Layout) -> StepTime:
-        """The step of one layout."""
+    def step(self, layout: Layout, *, simulated: bool = True) -> StepTime:
+        """The step of one layout; unequal stages are ``simulated``, or for ranking many layouts estimated."""
         groups = layout.groups(self.devices_per_node)
         stages = self._stages.of(layout, groups)
         count, ranks, busiest = layout.num_micro_batches, layout.shape.size("pp"), stages.busiest
@@ -75,7 +72,7 @@ class Projector:
             parts += [(name, resource, count * value) for resource, value in zip(Seconds._fields, seconds, strict=True)]
         bubble_ratio = 0.0
         if ranks > 1:
-            took = self._pipeline_s(layout, stages)
+            took = self._pipeline_s(layout, stages, simulated=simulated)
             parts.append(("bubble", "bubble", took - sum([seconds for _, _, seconds in parts])))
             bubble_ratio = 1 - count * stages.work_s / (ranks * took)
         parts += self._end(layout, groups, stages.each[0])
@@ -92,23 +89,19 @@ class Projector:
         seconds_s = device_s + waits_s + self._host_s + slower_s
         return StepTime(seconds_s, kept, bubble_ratio, launched + self._host_s, stages.each)
 
-    def _pipeline_s(self, layout: Layout, stages: Stages) -> float:
+    def _pipeline_s(self, layout: Layout, stages: Stages, *, simulated: bool) -> float:
         """From the first action to the last; the same however data parallelism shares out."""
-        key = (id(stages), layout.schedule, layout.num_micro_batches)  # stages live as long as this projector
+        # Stages live as long as this projector.
+        key = (id(stages), layout.schedule, layout.num_micro_batches, simulated)
         if key not in self._pipelines:
-            each = stages.each
             pipeline = Pipeline(
                 schedule=layout.schedule or "1f1b",
                 ranks=layout.shape.size("pp"),
                 num_micro_batches=layout.num_micro_batches,
                 stages_per_rank=layout.stages_per_rank,
-                times=StageTimes(
-                    forward_s=tuple([stage.forward.total for stage in each]),
-                    backward_input_s=tuple([stage.backward_input.total for stage in each]),
-                    backward_weight_s=tuple([stage.backward_weight.total for stage in each]),
-                ),
+                times=stages.times,
             )
-            self._pipelines[key] = pipeline.step_s(simulated=self.simulated)
+            self._pipelines[key] = pipeline.step_s(simulated=simulated)
         return self._pipelines[key]
 
     def _end(self, layout: Layout, groups: dict[str, Group], first: Priced) -> list[tuple[str, str, float]]:

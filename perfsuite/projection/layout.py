@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from perfsuite.errors import InvalidParameter
 from perfsuite.mesh import DATA_PARALLEL, MeshShape
@@ -21,8 +21,7 @@ from perfsuite.schedules import check_counts, find_schedule
 Sharding = Literal["none", "optimizer", "gradients", "parameters"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
+class Group(NamedTuple):
     """Where the ranks of one group along an axis stand."""
 
     ranks: int

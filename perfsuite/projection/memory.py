@@ -7,21 +7,26 @@ has in flight; the rest is parameters over the ranks that share them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from perfsuite.metrics.pipeline import peak_activations
 from perfsuite.projection.architecture import Architecture
-from perfsuite.projection.layout import Layout
+from perfsuite.projection.layout import Layout, Sharding
 from perfsuite.projection.operations import Share
-from perfsuite.projection.pipeline import rank_stages
+from perfsuite.projection.pipeline import rank_stages, stage_kinds
 from perfsuite.projection.traffic import Implementation
 from perfsuite.schedules import StageTimes, make_schedule, simulate
 
 MEMORY_LIMIT = 0.92
 """Share of the card from which on steps slow down (allocator retries): a projection is then a lower bound."""
 
+_SHARDED: Mapping[Sharding, int] = MappingProxyType({"none": 3, "optimizer": 2, "gradients": 1, "parameters": 0})
+"""The first of weights, gradients and optimizer state that replicas share out; the later ones are as well."""
+_MOST_HELD = 4
+"""Micro-batches per rank of a pipeline beyond which no schedule holds more."""
 USABLE = 0.985
 """Of a data sheet's memory, what the driver leaves: 39.4 of 40 GiB."""
 
@@ -79,39 +84,29 @@ class Memories:
     code: Implementation
     capacity: float = 0.0
     _loads: dict[object, tuple[Load, ...]] = field(default_factory=dict, init=False)
-    _spread: dict[object, tuple[float, float]] = field(default_factory=dict, init=False)
-    """Ranks that share (what is dense, the experts), by mesh."""
+    _spread: dict[object, tuple[tuple[float, float], ...]] = field(default_factory=dict, init=False)
     _parameters: dict[object, tuple[float, float]] = field(default_factory=dict, init=False)
     _blocks: dict[object, tuple[float, float, float, float, float]] = field(default_factory=dict, init=False)
 
     def of(self, layout: Layout) -> MemoryBreakdown:
         """Of the fullest rank."""
+        size, ranks = layout.shape.size, layout.shape.size("pp")
         key = (
-            *(layout.shape, layout.schedule, layout.stages_per_rank, layout.micro_batch_size),
-            *(layout.num_micro_batches, layout.checkpointing, layout.sequence_parallel),
-            layout.sharding == "parameters",
+            *(ranks, size("ep"), size("cp"), size("tp"), layout.schedule, layout.stages_per_rank),
+            *(layout.micro_batch_size, min(layout.num_micro_batches, _MOST_HELD * ranks), layout.checkpointing),
+            *(layout.sequence_parallel, layout.sharding == "parameters"),
         )
         if key not in self._loads:
-            ranks = layout.shape.size("pp")
             some = range(ranks) if ranks <= 4 else (0, 1, ranks - 2, ranks - 1)
             share = Share(model=self.model, layout=layout, code=self.code)
-            self._loads[key] = tuple(self.load(share, rank) for rank in some)
-        if layout.shape not in self._spread:
-            per = layout.shape.size("cp") / layout.shape.size("dp_replicate")
-            self._spread[layout.shape] = (layout.shape.replicas * per, layout.dp * per)
-        data, experts = self._spread[layout.shape]
-        code, sharding = self.code, layout.sharding
-
-        def split(load: Load) -> tuple[float, float, float]:
-            whole, shared = load.dense + load.routed, load.dense / data + load.routed / experts
-            return (
-                code.weight_bytes * (shared if sharding == "parameters" else whole),
-                code.gradient_bytes * (shared if sharding in ("gradients", "parameters") else whole),
-                code.optimizer_state_bytes * (whole if sharding == "none" else shared),
-            )
-
-        fullest = max(self._loads[key], key=lambda load: sum(split(load)) + load[2] + load[3] + load[4])
-        parameters, gradients, optimizer = split(fullest)
+            self._loads[key] = self.loads(share, some)
+        place = (layout.shape, layout.sharding)
+        if place not in self._spread:
+            self._spread[place] = self._per_parameter(layout)
+        kept = self._spread[place]
+        dense, routed = (sum(values) for values in zip(*kept, strict=True))
+        fullest = max(self._loads[key], key=lambda load: dense * load[0] + routed * load[1] + sum(load[2:]))
+        parameters, gradients, optimizer = [whole * fullest.dense + own * fullest.routed for whole, own in kept]
         return MemoryBreakdown(
             parameters=parameters,
             gradients=gradients,
@@ -119,17 +114,24 @@ class Memories:
             activations=fullest.activations,
             logits=fullest.logits,
             temporary=fullest.temporary,
-            communication=code.buffer_bytes,
+            communication=self.code.buffer_bytes,
             capacity=self.capacity,
         )
 
-    def load(self, share: Share, rank: int) -> Load:
-        """Of one rank of the pipeline."""
+    def _per_parameter(self, layout: Layout) -> tuple[tuple[float, float], ...]:
+        """Bytes of a parameter on one rank, of (dense, experts'), as weights, gradients and state of the optimizer."""
+        per = layout.shape.size("cp") / layout.shape.size("dp_replicate")
+        shared = 1 / (layout.shape.replicas * per), 1 / (layout.dp * per)
+        sharded = _SHARDED[layout.sharding]
+        sizes = (self.code.weight_bytes, self.code.gradient_bytes, self.code.optimizer_state_bytes)
+        return tuple(
+            (size * shared[0], size * shared[1]) if index >= sharded else (size, size)
+            for index, size in enumerate(sizes)
+        )
+
+    def loads(self, share: Share, some: Sequence[int]) -> tuple[Load, ...]:
+        """Of some ranks of the pipeline."""
         layout, size = share.layout, share.layout.shape.size
-        stages = rank_stages(layout.schedule, size("pp"), layout.stages_per_rank)[rank]
-        place = (size("tp"), size("ep"), layout.stages, stages)
-        if place not in self._parameters:
-            self._parameters[place] = _parameters(share, stages)
         key = (
             *(size("tp"), size("cp"), layout.micro_batch_size),
             *(layout.sequence_parallel, layout.checkpointing, layout.sharding == "parameters"),
@@ -137,15 +139,22 @@ class Memories:
         if key not in self._blocks:
             self._blocks[key] = (*_kept(share), _temporary(share), _gradients_of_block(share))
         plain, routed, largest, temporary, gradients = self._blocks[key]
-        last = layout.stages - 1 in stages
-        logits = self.code.logit_bytes * share.tokens * self.model.vocabulary / share.tp if last else 0.0
-        sizes = [dense * plain + experts * routed for dense, experts in (_layers(share, stage) for stage in stages)]
-        return Load(
-            *self._parameters[place],
-            activations=_activations(layout, sizes, rank),
-            logits=logits,
-            temporary=temporary + largest + max(0.0, gradients - logits),
-        )
+        count, own = layout.stages, rank_stages(layout.schedule, size("pp"), layout.stages_per_rank)
+        kinds, order = stage_kinds(self.model.layers, self.model.expert_layers, count)
+        kept = [(layers - experts) * plain + experts * routed for layers, experts, _, _ in kinds]
+        logits = self.code.logit_bytes * share.tokens * self.model.vocabulary / share.tp
+        made = []
+        for rank in some:
+            stages = own[rank]
+            place = (size("tp"), size("ep"), count, stages)
+            if place not in self._parameters:
+                self._parameters[place] = _parameters(share, stages)
+            words = logits if count - 1 in stages else 0.0
+            activations = _activations(layout, [kept[order[stage]] for stage in stages], rank)
+            made.append(
+                Load(*self._parameters[place], activations, words, temporary + largest + max(0.0, gradients - words))
+            )
+        return tuple(made)
 
 
 def _temporary(share: Share) -> float:
@@ -162,24 +171,15 @@ def _gradients_of_block(share: Share) -> float:
     return 2.0 * share.tokens * hidden + 4.0 * share.outer_tokens * share.model.width
 
 
-def _layers(share: Share, stage: int) -> tuple[int, int]:
-    """(dense layers, layers with experts) of a stage."""
-    even, more = divmod(share.model.layers, share.layout.stages)
-    layers, before = even + (stage < more), stage * even + min(stage, more)
-    if not share.model.experts:
-        return layers, 0
-    experts = max(0, before + layers - max(before, share.model.dense_layers))
-    return layers - experts, experts
-
-
 def _parameters(share: Share, stages: tuple[int, ...]) -> tuple[float, float]:
     """(shared by all data ranks, experts') of a rank with these stages."""
     model, layout = share.model, share.layout
     routed = model.experts * model.matrices * model.width * model.expert_hidden
     dense = experts = 0.0
+    kinds, order = stage_kinds(model.layers, model.expert_layers, layout.stages)
     for stage in stages:
-        plain, expert = _layers(share, stage)
-        dense += plain * model.block_parameters()
+        layers, expert, _, _ = kinds[order[stage]]
+        dense += (layers - expert) * model.block_parameters()
         if expert:
             dense += expert * (model.block_parameters(experts=True) - routed)
             experts += expert * routed
@@ -224,7 +224,7 @@ def _activations(layout: Layout, sizes: Sequence[float], rank: int) -> float:
         return sizes[0]
     if layout.stages_per_rank == 1 and layout.schedule == "1f1b":
         return min(layout.num_micro_batches, ranks - rank) * sizes[0]
-    held = _held(layout.schedule, ranks, min(layout.num_micro_batches, 4 * ranks), layout.stages_per_rank)
+    held = _held(layout.schedule, ranks, min(layout.num_micro_batches, _MOST_HELD * ranks), layout.stages_per_rank)
     return held[rank] * max(sizes)
 
 

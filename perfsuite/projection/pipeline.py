@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from perfsuite.metrics.pipeline import step_bounds_s
-from perfsuite.schedules import StageTimes, find_schedule, make_schedule, simulate, stages_of
+from perfsuite.schedules import StageTimes, find_schedule, make_schedule, stages_of
 
 MOST_ACTIONS = 20_000
 """Simulated at once; of a longer step the rest repeats."""
@@ -30,6 +28,35 @@ def rank_stages(schedule: str, ranks: int, stages_per_rank: int) -> tuple[tuple[
     )
 
 
+StageKind = tuple[int, int, bool, bool]
+"""(layers, those with experts, whether the first, whether the last) of a stage."""
+
+
+@functools.lru_cache(maxsize=256)
+def stage_kinds(layers: int, expert_layers: int, stages: int) -> tuple[tuple[StageKind, ...], tuple[int, ...]]:
+    """The different stages of a model, whose last layers have the experts, and which one stands in each place.
+
+    >>> stage_kinds(5, 0, 3)
+    (((2, 0, True, False), (2, 0, False, False), (1, 0, False, True)), (0, 1, 2))
+    """
+    even, more = divmod(layers, stages)
+    kinds: dict[StageKind, int] = {}
+    order, before = [], 0
+    for index in range(stages):
+        count = even + (index < more)
+        before += count
+        experts = min(count, max(0, before - (layers - expert_layers)))
+        order.append(kinds.setdefault((count, experts, index == 0, index == stages - 1), len(kinds)))
+    return tuple(kinds), tuple(order)
+
+
+@functools.lru_cache(maxsize=256)
+def rank_kinds(schedule: str, ranks: int, stages_per_rank: int, order: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The kinds of stages that ranks hold, of ranks that hold the same the first."""
+    held = (tuple([order[stage] for stage in own]) for own in rank_stages(schedule, ranks, stages_per_rank))
+    return tuple(dict.fromkeys(held))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """A schedule and what one micro-batch takes in every stage."""
@@ -47,19 +74,20 @@ class Pipeline:
         rank's work, and every other rank's one micro-batch once.
         """
         spec = find_schedule(self.schedule)
-        sums = self._stage_sums()
+        sums = self._stage_sums
         if spec.bubble is not None and max(sums) - min(sums) <= _EQUAL * max(sums) and self._halves_are_equal():
             bubble: Fraction = spec.bubble(self.ranks, self.num_micro_batches, self.stages_per_rank)
             return self.busiest_s / float(1 - bubble)
         if spec.bubble is None or simulated:
             return self._simulated_s()
-        return self._estimate_s(sums)
+        return self._estimate_s()
 
     @property
     def busiest_s(self) -> float:
         """Seconds that the busiest rank works."""
-        return self.num_micro_batches * max(self._rank_sums())
+        return self.num_micro_batches * max(self._rank_sums)
 
+    @functools.cached_property
     def _stage_sums(self) -> list[float]:
         times = self.times
         both = zip(times.forward_s, times.backward_input_s, times.backward_weight_s, strict=True)
@@ -69,14 +97,15 @@ class Pipeline:
         forward = self.times.forward_s
         return max(forward) - min(forward) <= _EQUAL * max(forward)
 
+    @functools.cached_property
     def _rank_sums(self) -> list[float]:
-        sums = self._stage_sums()
+        sums = self._stage_sums
         return [
             sum([sums[stage] for stage in own]) for own in rank_stages(self.schedule, self.ranks, self.stages_per_rank)
         ]
 
-    def _estimate_s(self, sums: Sequence[float]) -> float:
-        ranks = self._rank_sums()
+    def _estimate_s(self) -> float:
+        sums, ranks = self._stage_sums, self._rank_sums
         if self.schedule == "naive":
             return self.num_micro_batches * sum(sums)
         fill = (sum(sums) - max(ranks)) / self.stages_per_rank
@@ -96,5 +125,6 @@ class Pipeline:
             num_micro_batches=count - rest,
             stages_per_rank=self.stages_per_rank,
         )
-        first, last = step_bounds_s(simulate(schedule, self.times))
-        return last - first + rest * max(self._rank_sums())
+        times = schedule.walk(self.times).times  # no events of a timeline: nothing but its ends is asked for
+        first, last = min(rank[0][0] for rank in times), max(rank[-1][1] for rank in times)
+        return last - first + rest * max(self._rank_sums)

@@ -122,8 +122,8 @@ def _within_groups(
         return memory_of(one.architecture, one.layout, one.implementation).total <= MEMORY_LIMIT * capacity
 
     fitting = {group: one for group, one in jobs.items() if fits(one)} or {0: jobs[0]}
-    projector = projector_of(job, calibration, simulated=False)
-    best = min(fitting, key=lambda group: projector.step(fitting[group].layout).seconds)
+    projector = projector_of(job, calibration)
+    best = min(fitting, key=lambda group: projector.step(fitting[group].layout, simulated=False).seconds)
     return fitting[best], f"parameters shared within groups of {best}" if best else ""
 
 

@@ -5,6 +5,7 @@ Layouts share most of it: blocks by tensor, context and expert parallelism and m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from perfsuite.projection import operations
@@ -14,9 +15,10 @@ from perfsuite.projection.communication import Links, Message
 from perfsuite.projection.kernels import KernelTimes
 from perfsuite.projection.layout import Group, Layout
 from perfsuite.projection.operations import Share
-from perfsuite.projection.pipeline import rank_stages
+from perfsuite.projection.pipeline import StageKind, rank_kinds, stage_kinds
 from perfsuite.projection.pricing import Priced, Prices
 from perfsuite.projection.traffic import Implementation
+from perfsuite.schedules import StageTimes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,8 @@ class Stages:
     """Of the rank that works longest, all its stages together."""
     work_s: float
     """Of all stages."""
+    times: StageTimes
+    """Of their passes."""
 
 
 @dataclass(kw_only=True)
@@ -39,7 +43,9 @@ class StagePrices:
     calibration: Calibration
     times: KernelTimes
     links: Links
-    _blocks: dict[object, tuple[Priced, ...]] = field(default_factory=dict, init=False)
+    _blocks: dict[object, tuple[Priced, Priced]] = field(default_factory=dict, init=False)
+    _ends: dict[object, tuple[Priced, Priced]] = field(default_factory=dict, init=False)
+    _kinds: dict[object, Priced] = field(default_factory=dict, init=False)
     _stages: dict[object, Stages] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -52,9 +58,10 @@ class StagePrices:
     def of(self, layout: Layout, groups: dict[str, Group]) -> Stages:
         """The stages of a layout."""
         sharded = (layout.shape, groups.get("dp_shard") or groups["data"]) if layout.sharding == "parameters" else ()
-        key = (*_block_key(layout, groups), groups.get("pp"), layout.schedule, layout.stages_per_rank, sharded)
+        block = (*_block_key(layout, groups), sharded)
+        key = (block, groups.get("pp"), layout.schedule, layout.stages_per_rank)
         if key not in self._stages:
-            self._stages[key] = self._made(layout, groups)
+            self._stages[key] = self._made(layout, groups, block)
         return self._stages[key]
 
     def exposed(self, message: Message, behind_s: float, layout: Layout) -> float:
@@ -73,21 +80,28 @@ class StagePrices:
             ratio=self._ratio,
         )
 
-    def _parts(self, layout: Layout, groups: dict[str, Group]) -> tuple[Priced, ...]:
-        """(dense block, block with experts, embedding, head) of one micro-batch."""
+    def _parts(self, layout: Layout, groups: dict[str, Group]) -> tuple[Priced, Priced]:
+        """(dense block, block with experts) of one micro-batch."""
         key = _block_key(layout, groups)
         if key not in self._blocks:
             share = Share(model=self.model, layout=layout, code=self.code)
-            blocks, ends = self._prices(groups), self._prices(groups, wide=True)
+            blocks = self._prices(groups)
             self._blocks[key] = (
                 self._adding_up(blocks.passes(operations.block(share, experts=False)), layout, experts=False),
                 self._adding_up(blocks.passes(operations.block(share, experts=True)), layout, experts=True)
                 if self.model.experts
                 else Priced(),
-                ends.passes(operations.embedding(share)),
-                ends.passes(operations.head(share)),
             )
         return self._blocks[key]
+
+    def _ends_of(self, layout: Layout, groups: dict[str, Group]) -> tuple[Priced, Priced]:
+        """(embedding, head) of one micro-batch: nothing of them is computed again or gathered."""
+        size = layout.shape.size
+        key = (size("tp"), size("cp"), groups.get("tp"), layout.micro_batch_size, layout.sequence_parallel)
+        if key not in self._ends:
+            share, prices = Share(model=self.model, layout=layout, code=self.code), self._prices(groups, wide=True)
+            self._ends[key] = prices.passes(operations.embedding(share)), prices.passes(operations.head(share))
+        return self._ends[key]
 
     def _adding_up(self, block: Priced, layout: Layout, *, experts: bool) -> Priced:
         """A block whose gradient is added to that of the micro-batches before."""
@@ -99,42 +113,49 @@ class StagePrices:
             backward_weight=block.backward_weight._replace(memory=block.backward_weight.memory + moved_s)
         )
 
-    def _made(self, layout: Layout, groups: dict[str, Group]) -> Stages:
-        dense, expert, embedding, head = self._parts(layout, groups)
-        if layout.sharding == "parameters":
-            dense, expert = (
-                self._sharded(block, layout, groups, bool(index)) for index, block in enumerate((dense, expert))
-            )
-        message = self._stage_message(layout, groups)
-        count = layout.stages
-        even, more = divmod(self.model.layers, count)
-        kinds: dict[tuple[int, int, bool, bool], Priced] = {}
-        stages, before = [], 0
-        for index in range(count):
-            layers = even + (index < more)
-            experts = max(0, before + layers - max(before, self.model.dense_layers)) if self.model.experts else 0
-            kind = (layers, experts, index == 0, index == count - 1)
-            if kind not in kinds:
-                stage = Priced().plus(dense, layers - experts)
-                if experts:
-                    stage = stage.plus(expert, experts)
-                if index == 0:
-                    stage = stage.plus(embedding)
-                if index == count - 1:
-                    stage = stage.plus(head)
-                if layout.shape.size("pp") > 1:
-                    stage = stage._replace(
-                        forward=stage.forward.waiting(message, message.seconds if index < count - 1 else 0.0),
-                        backward_input=stage.backward_input.waiting(message, message.seconds if index else 0.0),
-                    )
-                kinds[kind] = stage
-            stages.append(kinds[kind])
-            before += layers
-        seconds = {id(stage): stage.total for stage in kinds.values()}
-        totals = [seconds[id(stage)] for stage in stages]
-        return Stages(each=tuple(stages), busiest=_busiest(layout, stages, totals), work_s=sum(totals))
+    def _made(self, layout: Layout, groups: dict[str, Group], block: object) -> Stages:
+        kinds, order = stage_kinds(self.model.layers, self.model.expert_layers, layout.stages)
+        priced = [self._kind(kind, layout, groups, block) for kind in kinds]
+        if layout.shape.size("pp") > 1:
+            message = self._stage_message(layout, groups)
+            priced = [
+                stage._replace(
+                    forward=stage.forward if last else stage.forward.waiting(message, message.seconds),
+                    backward_input=stage.backward_input
+                    if first
+                    else stage.backward_input.waiting(message, message.seconds),
+                )
+                for stage, (_, _, first, last) in zip(priced, kinds, strict=True)
+            ]
+        totals = [stage.total for stage in priced]
+        return Stages(
+            each=tuple([priced[kind] for kind in order]),
+            busiest=_busiest(layout, order, priced, totals),
+            work_s=sum([totals[kind] for kind in order]),
+            times=_times(priced, order),
+        )
 
-    def _sharded(self, block: Priced, layout: Layout, groups: dict[str, Group], experts: bool) -> Priced:
+    def _kind(self, kind: StageKind, layout: Layout, groups: dict[str, Group], block: object) -> Priced:
+        """A stage without its messages to the next, shared by all pipelines that cut blocks alike."""
+        layers, experts, first, last = kind
+        key = (block, kind)
+        if key not in self._kinds:
+            dense, expert = self._parts(layout, groups)
+            embedding, head = self._ends_of(layout, groups)
+            if layout.sharding == "parameters":
+                dense = self._sharded(dense, layout, groups, experts=False)
+                expert = self._sharded(expert, layout, groups, experts=True) if experts else expert
+            stage = Priced().plus(dense, layers - experts)
+            if experts:
+                stage = stage.plus(expert, experts)
+            if first:
+                stage = stage.plus(embedding)
+            if last:
+                stage = stage.plus(head)
+            self._kinds[key] = stage
+        return self._kinds[key]
+
+    def _sharded(self, block: Priced, layout: Layout, groups: dict[str, Group], *, experts: bool) -> Priced:
         """A block whose parameters are gathered before each pass and whose gradients are scattered after it."""
         size = block_share(self.model, layout, experts=experts)
         group = groups.get("dp_shard") or groups["data"]
@@ -179,13 +200,19 @@ def _block_key(layout: Layout, groups: dict[str, Group]) -> tuple[object, ...]:
     )
 
 
-def _busiest(layout: Layout, stages: list[Priced], totals: list[float]) -> Priced:
-    own = rank_stages(layout.schedule, layout.shape.size("pp"), layout.stages_per_rank)
-    first, *rest = max(own, key=lambda mine: sum([totals[stage] for stage in mine]))
-    total = stages[first]
-    for stage in rest:
-        total = total.plus(stages[stage])
+def _busiest(layout: Layout, order: Sequence[int], priced: Sequence[Priced], totals: Sequence[float]) -> Priced:
+    ranks = rank_kinds(layout.schedule, layout.shape.size("pp"), layout.stages_per_rank, tuple(order))
+    first, *rest = max(ranks, key=lambda kinds: sum([totals[kind] for kind in kinds]))
+    total = priced[first]
+    for kind in rest:
+        total = total.plus(priced[kind])
     return total
+
+
+def _times(priced: Sequence[Priced], order: Sequence[int]) -> StageTimes:
+    passes = zip(*((part.total for part in kind[:3]) for kind in priced), strict=True)
+    forward, inputs, weights = (tuple([seconds[kind] for kind in order]) for seconds in passes)
+    return StageTimes(forward_s=forward, backward_input_s=inputs, backward_weight_s=weights)
 
 
 def block_share(model: Architecture, layout: Layout, *, experts: bool) -> float:

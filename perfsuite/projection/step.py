@@ -121,7 +121,7 @@ def _seen(job: Job, calibration: Calibration) -> int:
     return max(calibration.largest_world, job.devices_per_node)
 
 
-def projector_of(job: Job, calibration: Calibration, *, simulated: bool = True) -> Projector:
+def projector_of(job: Job, calibration: Calibration) -> Projector:
     """What prices the layouts of a job."""
     return Projector(
         model=job.architecture,
@@ -129,7 +129,6 @@ def projector_of(job: Job, calibration: Calibration, *, simulated: bool = True) 
         calibration=calibration,
         devices_per_node=job.devices_per_node,
         dtype=job.training.dtype,
-        simulated=simulated,
     )
 
 
