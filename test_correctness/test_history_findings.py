@@ -16,6 +16,7 @@ import pytest
 from benchmarks import history_drift
 from perfsuite.cli import main as cli
 from perfsuite.errors import ConfigurationError
+from perfsuite.history.describe import commits_told, steps_told
 from perfsuite.history.file import History
 from perfsuite.history.findings import SUITE, findings_of
 from perfsuite.history.order import in_order
@@ -78,13 +79,40 @@ def test_steps_of_a_ramp_are_one_change_and_two_steps_with_a_level_between_are_t
 
 
 def test_a_drift_is_one_change_with_its_range_of_commits():
-    def level(case, number):
-        return 0.01 * sum(number >= at for at in (18, 21, 24, 27, 30)) if case == CASES[0] else 0.0
-
-    (change,) = found(drawn(50, CASES, level, seed=2)).changes
+    merges = range(18, 31, 3)
+    (change,) = found(drawn(50, CASES, lambda *at: slower_by_merges(*at, merges), seed=2)).changes
     assert len(change.steps) > 1
-    assert {commit(number) for number in (21, 24, 27)} < set(change.commits)
+    assert {commit(number) for number in merges} <= set(change.commits)
     assert 1.04 < change.ratio.low < 1.051 < change.ratio.high < 1.065
+
+
+def test_a_drift_that_looks_like_one_step_is_told_with_all_its_merges():
+    merges = range(20, 25)
+    for seed in range(5):
+        (change,) = found(drawn(50, CASES, lambda *at: slower_by_merges(*at, merges), noise=0.004, seed=seed)).changes
+        assert change.is_drift
+        assert {commit(number) for number in merges} <= set(change.commits)
+        assert change.ratio.low < math.exp(0.05) < change.ratio.high
+
+
+def test_a_step_that_may_be_several_says_among_which_commits_they_would_be():
+    findings = found(drawn(50, CASES, slower, seed=3, noise=0.02))
+    (change,) = findings.changes
+    first, last = change.at_most
+    assert (False, True) == (change.is_drift, first <= change.before < change.after <= last < 50)
+    told = steps_told(findings.timeline, change)
+    assert told.startswith(f"several small steps would look the same among {last - first} commits after ")
+    sharp = found(drawn(50, CASES, slower, noise=0.0002))
+    assert "" == steps_told(sharp.timeline, sharp.changes[0])
+
+
+def test_of_many_commits_the_likely_ones_are_told():
+    findings = found(drawn(50, CASES, lambda *at: slower_by_merges(*at, range(20, 29, 2)), seed=2))
+    (change,) = findings.changes
+    earlier, *commits, later = commits_told(findings.timeline, change, 10)
+    assert {f"commit {number}" for number in range(20, 29, 2)} <= {told.partition("  ")[2] for told in commits}
+    counts = [int(told.split()[0]) for told in (earlier, later)]
+    assert len(change.commits) == 10 + sum(counts)
 
 
 def test_a_long_series_is_searched_in_parts_and_none_of_their_borders_shows():
@@ -113,6 +141,10 @@ def found(sessions, **options):
 
 def slower(case, number, *, at=20, size=0.05):
     return size if case == CASES[0] and number >= at else 0.0
+
+
+def slower_by_merges(case, number, merges):
+    return 0.01 * sum(number >= at for at in merges) if case == CASES[0] else 0.0
 
 
 def test_a_change_names_its_commit_and_the_environment_that_changed_with_it():

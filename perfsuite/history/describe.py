@@ -14,7 +14,7 @@ from perfsuite.statistics.change_points import SIDE
 from perfsuite.text import plain
 from perfsuite.units import plural
 
-SHOWN_COMMITS = 6
+SHOWN_COMMITS = 10
 """Commits of a change that are named; the others are counted."""
 SHOWN_APART = 5
 
@@ -76,21 +76,32 @@ def _change_lines(findings: Findings) -> Iterator[str]:
         yield f"    {where(findings.timeline, change)}"
         if steps := steps_told(findings.timeline, change):
             yield f"    {steps}"
-        for commit in change.commits[:SHOWN_COMMITS]:
-            yield f"      {short(commit)}  {plain(findings.timeline.subjects[commit])}"
-        if len(change.commits) > SHOWN_COMMITS:
-            yield f"      and {plural(len(change.commits) - SHOWN_COMMITS, 'more commit')}"
+        for commit in commits_told(findings.timeline, change, SHOWN_COMMITS):
+            yield f"      {commit}"
         for phrase in change.environment:
             yield f"    environment changed there: {plain(phrase)}"
         if change.case == SUITE:
             yield "    the host, or code that all cases run; taken off every case above and below"
 
 
+def commits_told(timeline: Timeline, change: FoundChange, most: int) -> Iterator[str]:
+    """The commits of a change: of more than ``most`` the likely ones, and how many come before and after them."""
+    places = [timeline.places[index] for index in (change.before, change.at, change.until)]
+    before, *likely = [place for place in places if place is not None] or [0]
+    middle = sum(likely) // max(1, len(likely)) - before - 1
+    begin = max(0, min(middle - most // 2, len(change.commits) - most))
+    if begin:
+        yield plural(begin, "earlier commit")
+    for commit in change.commits[begin : begin + most]:
+        yield f"{short(commit)}  {plain(timeline.subjects[commit])}"
+    if later := change.commits[begin + most :]:
+        yield plural(len(later), "later commit")
+
+
 def where(timeline: Timeline, change: FoundChange) -> str:
     """Between which sessions or commits."""
     before, after, first = (timeline.sessions[index] for index in (change.before, change.after, change.at))
     old, new = (short(plain(session.revision.commit)) for session in (before, after))
-    drifted = len(change.steps) > 1
     times = f"{_minute(before)} and {_minute(after)}"
     if change.same_commit:
         return f"between two sessions of {old}, {times}: not the code"
@@ -99,17 +110,25 @@ def where(timeline: Timeline, change: FoundChange) -> str:
     if change.commits:
         among = f"among {plural(len(change.commits), 'commit')} after {old}, up to {new}"
         likely = f", most likely first measured at {short(plain(first.revision.commit))}"
-        return f"step by step {among}" if drifted else f"{among}{likely}"
+        return f"step by step {among}" if change.is_drift else f"{among}{likely}"
     return f"between {times}, {old} and {new}"
 
 
 def steps_told(timeline: Timeline, change: FoundChange) -> str:
-    """Where the steps of a change in several most likely are; empty for a change in one."""
-    if len(change.steps) == 1:
-        return ""
+    """Where the steps of a drift seem to be, or among which commits a step would be that is none; empty for neither."""
     sessions = timeline.sessions
-    places = (f"{step.ratio.percent} at {short(plain(sessions[step.at].revision.commit))}" for step in change.steps)
-    return f"seen as {', '.join(places)}; the single steps may be more and smaller"
+    if change.is_drift:
+        places = (f"{step.ratio.percent} at {short(plain(sessions[step.at].revision.commit))}" for step in change.steps)
+        return f"seen as {', '.join(places)}; the single steps may be more and smaller"
+    before, after = (sessions[index] for index in change.at_most)
+    commits = timeline.commits_between(*change.at_most)
+    if change.at_most == (change.before, change.after) or len(commits) == len(change.commits) > 0:
+        return ""
+    several = "several small steps would look the same"
+    if not commits:
+        return f"{several} between {_minute(before)} and {_minute(after)}"
+    old, new = (short(plain(session.revision.commit)) for session in (before, after))
+    return f"{several} among {plural(len(commits), 'commit')} after {old}, up to {new}"
 
 
 def _minute(session: HistorySession) -> str:

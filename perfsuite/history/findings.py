@@ -44,10 +44,14 @@ class FoundChange:
     """Time after over time before."""
     steps: tuple[Step, ...]
     """Oldest first; as many as the values show, which a drift over many commits need not have."""
+    is_drift: bool
+    """It surely took more than one step."""
     before: int
     """Index in the timeline of the last session that surely had the old level."""
     after: int
     """Index of the first session that surely had the new one."""
+    at_most: tuple[int, int]
+    """``before`` and ``after`` if a step is not one change but several that came together, which looks the same."""
     commits: tuple[str, ...]
     """Full ids of the commits among which it is, oldest first; empty where their order is not known, and where both
     sides measured the same commit."""
@@ -167,19 +171,19 @@ def _levels(table: SeriesTable) -> dict[str, Levels]:
 def _found(
     timeline: Timeline, case: str, ramp: Ramp, rows: Sequence[int], environment: Sequence[EnvironmentChange]
 ) -> FoundChange:
-    before, after = rows[ramp.steps[0].earliest - 1], rows[ramp.steps[-1].latest]
-    old, new = timeline.places[before], timeline.places[after]
-    ordered = old is not None and new is not None
+    (before, after), at_most = ((rows[first - 1], rows[last]) for first, last in (ramp.between, ramp.at_most))
     return FoundChange(
         case=case,
         ratio=Ratio.of_logs(ramp.effect, ramp.low, ramp.high),
         steps=tuple(
             Step(at=rows[step.at], ratio=Ratio.of_logs(step.effect, step.low, step.high)) for step in ramp.steps
         ),
+        is_drift=ramp.is_drift,
         before=before,
         after=after,
-        commits=timeline.commits[old + 1 : new + 1] if old is not None and new is not None else (),
-        same_commit=ordered and old == new,
+        at_most=at_most,
+        commits=timeline.commits_between(before, after),
+        same_commit=timeline.places[before] is not None and timeline.places[before] == timeline.places[after],
         environment=tuple(phrase for one in environment if before < one.at <= after for phrase in one.phrases),
     )
 

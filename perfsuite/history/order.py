@@ -36,6 +36,11 @@ class Timeline:
         """Full ids of the branch's commits, oldest first."""
         return tuple(self.subjects)
 
+    def commits_between(self, before: int, after: int) -> tuple[str, ...]:
+        """Full ids of the commits after that of a session up to that of another, oldest first; empty where unknown."""
+        old, new = self.places[before], self.places[after]
+        return self.commits[old + 1 : new + 1] if old is not None and new is not None else ()
+
     def place_of(self, commit: str) -> int | None:
         """Place of a commit on the branch; None where it is not on it."""
         return self.commits.index(commit) if commit in self.subjects else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from perfsuite.history.describe import head_lines, steps_told, where
+from perfsuite.history.describe import commits_told, head_lines, steps_told, where
 from perfsuite.history.file import History
 from perfsuite.history.findings import Findings
 from perfsuite.history.git import short
@@ -34,10 +34,9 @@ def history_grids(over_time: OverTime) -> list[Grid]:
 def _changes(history: History, findings: Findings) -> Grid:
     rows = []
     for change in findings.changes:
-        commits = [f"{short(commit)} {findings.timeline.subjects[commit]}" for commit in change.commits[:NAMED]]
-        more = [f"and {len(change.commits) - NAMED} more"] if len(change.commits) > NAMED else []
+        commits = commits_told(findings.timeline, change, NAMED)
         place = [where(findings.timeline, change).rstrip(":"), steps_told(findings.timeline, change)]
-        told = "; ".join(filter(None, (*place, *commits, *more, *change.environment)))
+        told = "; ".join(filter(None, (*place, *commits, *change.environment)))
         rows.append((plain(change.case), str(change.ratio), plain(told)))
     return Grid(
         title="Over time: changes of level, newest first",

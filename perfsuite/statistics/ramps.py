@@ -1,19 +1,30 @@
-"""Steps that are one change: a drift over many merges is found as several steps of one sign, none of which it has.
+"""Steps that are one change: a drift over many merges is found as a step or several of one sign, none of which it has.
 
-Optimal segmentation knows steps alone.  Neighbouring steps of one sign are told as one change where the level between
-them is no level of its own: it was surely there for so few values that none could be told, or a straight line from the
-level before to the level after explains the values as well.
+Optimal segmentation knows steps alone.  A *ramp* goes from one level to another in a straight line; a step is the ramp
+of one value.  Neighbouring steps of one sign are told as one change where the level between them is no level of its
+own: it was surely there for so few values that none could be told, or a ramp explains the values as well.  A single
+step that a ramp explains far better is a drift, too.  A drift lies where the ramps lie that explain it.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from perfsuite.statistics.change_points import MOST_DOF, SIDE, WITHIN, Change, Levels
 from perfsuite.statistics.student import t_quantile
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Series = NDArray[np.float64]
+    Places = NDArray[np.int64]
+
+_REACH = 48
+"""Values around the first step and around the last one among which a ramp begins and ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +32,16 @@ class Ramp:
     """One change of level, in one step or in several of one sign."""
 
     steps: tuple[Change, ...]
-    """In their order; one of them for a plain step."""
+    """As the search for steps sees it, in their order; a plain step has one, and so have short drifts."""
+    is_drift: bool
+    """It surely took more than one step."""
+    between: tuple[int, int]
+    """The first value off the old level is not before the first of these, and the first one of the new level is not
+    after the second, 95 %."""
+    at_most: tuple[int, int]
+    """The same if a step is not one change but several that came together, which looks the same."""
     effect: float
-    """Level after the last step minus the level before the first."""
+    """New level minus the old one."""
     low: float
     """95 % interval of the effect."""
     high: float
@@ -45,51 +63,102 @@ def _is_one(levels: Levels, index: int) -> bool:
     first, second = levels.changes[index : index + 2]
     if first.effect * second.effect <= 0:
         return False
-    return second.earliest - first.latest <= SIDE or _is_straight(levels, index)
-
-
-def _is_straight(levels: Levels, index: int) -> bool:
-    """Whether a straight line explains the values around both steps as well as they do."""
-    bounds = _bounds(levels)
-    start, first, second, end = bounds[index : index + 4]
-    values = levels.drawn_in[start:end]
-    means = [_mean(levels.drawn_in[low:high]) for low, high in itertools.pairwise((start, first, second, end))]
-    by_steps = [means[(at >= first) + (at >= second)] for at in range(start, end)]
-    room = [share * (second - first) for share in (0.0, 0.5, 1.0)]
-    by_line = min(
-        _square(values, [_line(at, first - left, second - 1 + right, means) for at in range(start, end)])
-        for left, right in itertools.product(room, room)
-    )
-    return by_line <= _square(values, by_steps) + WITHIN * levels.sigma**2 * levels.inflation
-
-
-def _line(at: int, begin: float, end: float, means: Sequence[float]) -> float:
-    """The level before, the one after, and between them a line."""
-    share = min(1.0, max(0.0, (at - begin) / max(1.0, end - begin)))
-    return means[0] + share * (means[-1] - means[0])
-
-
-def _bounds(levels: Levels) -> list[int]:
-    return [0, *(change.at for change in levels.changes), len(levels.drawn_in)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _square(values: Sequence[float], told: Sequence[float]) -> float:
-    return sum((value - other) ** 2 for value, other in zip(values, told, strict=True))
+    if second.earliest - first.latest <= SIDE:
+        return True
+    fits = _Fits(levels, (index, index + 1))
+    return fits.best >= fits.of_steps - fits.slack
 
 
 def _ramp(levels: Levels, group: Sequence[int]) -> Ramp:
+    """What is told of neighbouring steps that are one change."""
     steps = tuple(levels.changes[index] for index in group)
-    if len(steps) == 1:
-        return Ramp(steps=steps, effect=steps[0].effect, low=steps[0].low, high=steps[0].high)
-    bounds = _bounds(levels)
-    before = levels.drawn_in[bounds[group[0]] : bounds[group[0] + 1]]
-    after = levels.drawn_in[bounds[group[-1] + 1] : bounds[group[-1] + 2]]
-    effect = _mean(after) - _mean(before)
-    dof = min(MOST_DOF, max(1, len(levels.drawn_in) - len(levels.changes) - 1))
-    error = levels.sigma * math.sqrt(levels.inflation * (1 / len(before) + 1 / len(after)))
-    half = t_quantile(0.975, dof) * error
-    return Ramp(steps=steps, effect=effect, low=effect - half, high=effect + half)
+    first, last = steps[0], steps[-1]
+    fits = _Fits(levels, group)
+    begin, end = fits.range()
+    at_most = min(begin, first.earliest), max(end, last.latest)
+    if len(steps) == 1 and fits.best <= fits.of_steps + fits.slack:
+        return Ramp(
+            steps=steps,
+            is_drift=False,
+            between=(first.earliest, last.latest),
+            at_most=at_most,
+            effect=first.effect,
+            low=first.low,
+            high=first.high,
+        )
+    effect, error = fits.effect()
+    half = t_quantile(0.975, min(MOST_DOF, max(1, len(levels.drawn_in) - len(levels.changes) - 1))) * error
+    return Ramp(
+        steps=steps,
+        is_drift=True,
+        between=at_most,
+        at_most=at_most,
+        effect=effect,
+        low=effect - half,
+        high=effect + half,
+    )
+
+
+class _Fits:
+    """How well ramps explain the values around neighbouring steps.
+
+    A gain is by how much an explanation lowers the squared error of one level for all of them.
+    """
+
+    def __init__(self, levels: Levels, group: Sequence[int]) -> None:
+        import numpy as np
+
+        places = [0, *(change.at for change in levels.changes), len(levels.drawn_in)]
+        self.start, *steps, end = places[group[0] : group[-1] + 3]
+        values = np.asarray(levels.drawn_in[self.start : end])
+        self.values = values - values.mean()
+        self.variance = levels.sigma**2 * levels.inflation
+        self.slack = WITHIN * self.variance
+        """Of two explanations whose gains differ by less neither is better."""
+        self.of_steps = self._gain_of_steps([step - self.start for step in steps])
+        self.begins, self.ends = self._places(steps[0] - self.start, steps[-1] - self.start)
+        products, self.squares = self._products()
+        self.gains = products**2 / self.squares
+        self.effects = products / self.squares
+        self.best = float(self.gains.max())
+        """The gain of the best ramp."""
+
+    def range(self) -> tuple[int, int]:
+        """First begin and last end of the ramps that explain the values as well as the best one."""
+        possible = self.gains >= self.best - self.slack
+        return self.start + int(self.begins[possible].min()), self.start + int(self.ends[possible].max())
+
+    def effect(self) -> tuple[float, float]:
+        """That of the best ramp, and its standard error."""
+        best = int(self.gains.argmax())
+        return float(self.effects[best]), math.sqrt(self.variance / float(self.squares[best]))
+
+    def _gain_of_steps(self, steps: Sequence[int]) -> float:
+        import numpy as np
+
+        return float(sum(part.sum() ** 2 / len(part) for part in np.split(self.values, steps)))
+
+    def _places(self, first: int, last: int) -> tuple[Places, Places]:
+        """First values off the old level and on the new one, of all ramps near the steps with SIDE values aside."""
+        import numpy as np
+
+        inner = np.arange(SIDE, len(self.values) - SIDE + 1)
+        begins, ends = np.meshgrid(inner[abs(inner - first) <= _REACH], inner[abs(inner - last) <= _REACH])
+        in_order = begins <= ends
+        return begins[in_order], ends[in_order]
+
+    def _products(self) -> tuple[Series, Series]:
+        """Of each ramp, from 0 to 1 less its mean, the inner product with the values and with itself.
+
+        From its begin to its end a ramp is 1/m, 2/m, ... 1, and 1 after it; closed sums of it, and running ones of the
+        values, which have mean 0.
+        """
+        import numpy as np
+
+        begins, ends, count = self.begins, self.ends, len(self.values)
+        sums = np.concatenate([[0.0], np.cumsum(self.values)])
+        moments = np.concatenate([[0.0], np.cumsum(self.values * np.arange(count))])
+        m, after = ends - begins + 1, count - 1 - ends
+        rising = moments[ends + 1] - moments[begins] - (begins - 1) * (sums[ends + 1] - sums[begins])
+        mean = ((m + 1) / 2 + after) / count
+        return rising / m - sums[ends + 1], (m + 1) * (2 * m + 1) / (6 * m) + after - count * mean**2
