@@ -13,12 +13,13 @@ from perfsuite.errors import ConfigurationError
 def write_file(path: Path, text: str, *, option: str = "") -> None:
     """Write ``text`` to a file beside ``path`` and move it there; ConfigurationError, and nothing left, on failure.
 
-    What is no file, such as a pipe or ``/dev/stdout``, is written to as it is.  ``option`` is what named the file.
+    What is no file, such as a pipe or ``/dev/stdout``, is written to as it is.  Half a character, which UTF-8 lacks,
+    becomes an escape.  ``option`` is what named the file.
     """
     in_place = path.exists() and not path.is_file()
     draft = path if in_place else path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
         if not in_place:
             draft.replace(path)
     except OSError as error:

@@ -5,19 +5,40 @@ from __future__ import annotations
 import html
 import re
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+_ACTIVE = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # control characters, which begin escape sequences and forge lines
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that turn the direction of what follows
+    "\u200b-\u200d\u2028\u2029\u2060\ufeff"  # what nobody sees, and other ends of lines
+    "\ud800-\udfff]"  # halves of characters, which no file in UTF-8 can hold
+)
+LONGEST = 300
+"""Characters of one text of others: an id of 10 kB is cut, not printed."""
 _MARKDOWN = re.compile(r"([\\`*\[\]~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=:)/(?=/)|(?<=www)\.)")
 """Marks, underscores at an end of a word, and what would make a link of an address."""
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\r")
+"""What a formula begins with, in both widths."""
 
 
-def plain(text: str) -> str:
-    r"""Text on a terminal: what would steer it, hide, or turn a line's direction, is shown as ``?``.
+def escaped(text: str) -> str:
+    r"""Text in which what does more than be read is written as an escape.
 
-    >>> plain("a\x1b[31mb")
-    'a?[31mb'
+    >>> print(escaped("a\x1b[31mb\u202ec\udcff"))
+    a\x1b[31mb\u202ec\udcff
     """
-    return _CONTROL.sub("?", text)
+    return _ACTIVE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def printable(text: object, longest: int = LONGEST) -> str:
+    r"""Text on a line: escaped, and what is too long is cut in its middle.
+
+    >>> print(printable("a\tb"), printable("x" * 20, 9))
+    a\tb xxx...xxx
+    """
+    whole = str(text)
+    if len(whole) > longest:
+        half = (longest - 3) // 2
+        whole = f"{whole[:half]}...{whole[-half:]}"
+    return escaped(whole)
 
 
 def markdown_text(text: str) -> str:
@@ -26,7 +47,7 @@ def markdown_text(text: str) -> str:
     >>> print(markdown_text("<b>[x](y)</b>"))
     &lt;b&gt;\[x\](y)&lt;/b&gt;
     """
-    return _MARKDOWN.sub(r"\\\1", html.escape(plain(text), quote=False))
+    return _MARKDOWN.sub(r"\\\1", html.escape(escaped(text), quote=False))
 
 
 def cell_text(text: str) -> str:
@@ -35,4 +56,4 @@ def cell_text(text: str) -> str:
     >>> cell_text("=1+1"), cell_text("gpt2")
     ("'=1+1", 'gpt2')
     """
-    return f"'{plain(text)}" if text.startswith(_FORMULA) else plain(text)
+    return f"'{escaped(text)}" if text.startswith(_FORMULA) else escaped(text)

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from perfsuite.cli import main as cli
 from perfsuite.exports.formats import EXPORTS
-from perfsuite.text import cell_text, markdown_text, plain
+from perfsuite.text import cell_text, escaped, markdown_text
 from test_correctness.helpers.histories import commit, session, written
 from test_correctness.helpers.report_runs import latte
 from test_correctness.test_cli_baselines import offer, run
@@ -98,7 +98,7 @@ def test_formats_by_name():
 
 
 def test_foreign_text_is_text():
-    assert "a?b?c" == plain("a\x1bb\u202ec")
+    assert r"a\x1bb\u202ec\udcff" == escaped("a\x1bb\u202ec\udcff")
     assert "&lt;img&gt; \\[x\\](y) \\`z\\` a_b \\_\\_c\\_\\_" == markdown_text("<img> [x](y) `z` a_b __c__")
     assert "http:\\//x www\\.y" == markdown_text("http://x www.y")
     assert ["'+1", "'-1", "a=1"] == [cell_text(text) for text in ("+1", "-1", "a=1")]

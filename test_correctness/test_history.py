@@ -75,6 +75,9 @@ LINE = line_of(session(1))
         (f"{LINE.replace('-4.6', 'NaN,-4.6')}\n", 1, "NaN is no figure"),
         (f"{LINE.replace('-4.6', 'true,-4.6')}\n", 1, "not [ln time, clean share, metrics]"),
         ('{"schema": 1}\n', 1, "session is None, not a text"),
+        (f"{LINE.replace('-4.6', '9999.6')}\n", 1, "not [ln time, clean share, metrics]"),
+        (f"{LINE.replace('-4.6', f'1{400 * chr(48)}.6')}\n", 1, "not [ln time, clean share, metrics]"),
+        (f"{'[' * 100_000}\n{LINE}\n", 1, "nested too deep"),
         ("[1]\n", 1, "no line of a perfsuite history"),
         (f"{LINE.replace('2026-01-01', 'yesterday')}\n", 1, "not ISO 8601"),
     ],
@@ -88,6 +91,14 @@ def test_a_damaged_history_is_named_with_its_line_and_never_written(tmp_path, te
         assert f"{path}:{line}: " in str(error.value)
         assert says in str(error.value)
     assert path.read_text() == text
+
+
+def test_half_a_character_is_kept_as_its_escape(tmp_path):
+    odd = session(1, revision=Revision(commit=commit(1), subject="half \udcff"))
+    path = tmp_path / "h.jsonl"
+    file.append(path, odd)
+    file.merge(path, [written(tmp_path / "other", session(2))])
+    assert (odd, session(2)) == file.read(path).sessions
 
 
 def test_another_machine_or_another_result_is_not_added(tmp_path):
@@ -192,7 +203,7 @@ def test_list_and_show(tmp_path, capsys):
     hostile = session(1, revision=Revision(commit=commit(1), branch="main", subject="red \x1b[31m alert"))
     path = written(tmp_path / "h.jsonl", session(0), hostile)
     told = printed(capsys, "list", path)
-    assert "2026-01-01T01:00  0001cccccc on main  1 case  red ?[31m alert" in told
+    assert "2026-01-01T01:00  0001cccccc on main  1 case  red \\x1b[31m alert" in told
     shown = printed(capsys, "show", path, "--repository", tmp_path)
     assert "2 sessions (0 apart), 1 case" in shown
     assert "a change needs 6 sessions that measured a case; the most that any case has is 2" in shown

@@ -129,6 +129,15 @@ ROW = "1112.5  241.29  422.25      0   1113.4  241.09  421.91      0"
         (SAMPLES / "flagperf/interconnect-intraserver.log.txt", "435.74", "400", r":2: 400 GiB/s is 429.50 GB/s"),
         (SAMPLES / "superbench/results-summary.jsonl", "}", "", r":1: the line is no JSON object: it was cut"),
         (SAMPLES / "pytest-benchmark/0003.json", '"median"', '"midian"', "has no median"),
+        (SAMPLES / "pytest-benchmark/0003.json", '"median": ', '"median": -', r"median_s is '-2.*', below 0 s"),
+        (SAMPLES / "pytest-benchmark/0003.json", "{", f'{{"deep": {"[" * 100_000}', "nested too deep"),
+        (
+            NCCL / "constructed-v3.json",
+            '"nthreads": 1',
+            '"nthreads": 0',
+            r":24: nthreads is '0', no whole number",
+        ),
+        (SAMPLES / "deepspeed/flops-profiler.txt", f"size:{' ' * 51}1", "size: 0", r":10: world size is '0', no whole"),
     ],
 )
 def test_a_damaged_file_is_named_with_line_reason_and_remedy(tmp_path, path, old, new, says):
@@ -185,6 +194,19 @@ def test_units_that_a_file_does_not_say_are_not_guessed():
     assert {"gemm-flops": "GFLOPS"} == units
 
 
+def test_figures_of_one_run_have_one_name_and_those_of_a_failed_benchmark_are_refused(tmp_path):
+    path = SAMPLES / "superbench/results-summary-v100.json"
+    names = {row.metric: row.name for row in read_file(path, Told()).rows if "pytorch-bert-base/" in row.name}
+    assert names["step_time_ms"] == names["samples_per_s"]
+    assert {"note"} >= {doubt.severity for doubt in doubts(read_file(path, Told()))}
+    failed = changed(tmp_path, path, "{", '{"kernel-launch/return_code": 3, "bert_models/return_code": 0,')
+    before, after = read_file(path, Told()), read_file(failed, Told())
+    launches = [row for row in before.rows if row.name.startswith("kernel-launch/")]
+    assert len(launches) == len(before.rows) - len(after.rows) > 0
+    told = [one for one in after.refused if "return code is 3: it failed" in one.why]
+    assert [1, *(row.line for row in launches)] == [one.line for one in told]
+
+
 def test_every_factor_is_that_of_nccl_tests():
     expected = {"all_reduce": 1.75, **dict.fromkeys(("broadcast", "reduce", "sendrecv"), 1.0)}
     assert {name: expected.get(name, 0.875) for name in KINDS} == {name: factor(name, 8) for name in KINDS}
@@ -222,7 +244,7 @@ def test_the_command_prints_and_writes_them(tmp_path, capsys):
 def test_hostile_text_is_shown_as_text(tmp_path, capsys):
     path = changed(tmp_path, SAMPLES / "pytest-benchmark/0003.json", "tests/test_normal.py", "\\u001b[2J<script>")
     shown = imported(capsys, path)
-    assert "?[2J<script>" in shown
+    assert r"\x1b[2J<script>" in shown
     assert "\x1b" not in shown
 
 

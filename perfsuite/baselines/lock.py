@@ -71,13 +71,14 @@ def _is_named(descriptor: int, side: Path) -> bool:
 def replace(path: Path, text: str, *, line_end: str = "\n") -> None:
     """Put ``text`` where ``path`` is: a reader sees the old file or the new one, also after a power cut.
 
-    Call it with the lock held.  A symbolic link stays one, and permissions stay what they were.  Raises BaselineError.
+    Call it with the lock held.  A symbolic link stays one, and permissions stay what they were.  Halves of characters,
+    which UTF-8 lacks, become escapes.  Raises BaselineError.
     """
     target = Path(os.path.realpath(path))
     fresh = target.with_name(f".{target.name}.new")
     try:
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
-        with open(fresh, "w", encoding="utf-8", newline=line_end) as file:
+        with open(fresh, "w", encoding="utf-8", errors="backslashreplace", newline=line_end) as file:
             os.fchmod(file.fileno(), mode)
             file.write(text)
             file.flush()

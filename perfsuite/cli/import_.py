@@ -14,7 +14,7 @@ from perfsuite.imports.plausibility import Doubt, doubts
 from perfsuite.imports.row import Imported, Told
 from perfsuite.metrics.spec import significant
 from perfsuite.platforms import load_catalog
-from perfsuite.text import plain
+from perfsuite.text import escaped, printable
 from perfsuite.units import plural
 
 SHOWN = 12
@@ -65,17 +65,17 @@ def run(options: argparse.Namespace) -> int:
 
 def _lines(imported: Imported, doubted: Sequence[Doubt], most: int | None) -> Iterator[str]:
     notes = "".join(f"; {note}" for note in imported.notes)
-    yield f"{imported.source}: {imported.tool}, {plural(len(imported.rows), 'figure')}{plain(notes)}"
+    yield f"{imported.source}: {imported.tool}, {plural(len(imported.rows), 'figure')}{escaped(notes)}"
     rows = [
-        f"{significant(row.value):>12} {row.unit:10} {row.metric:24} {plain(row.name)}  (line {row.line}: "
-        f"{plain(row.printed)}; {row.convention})"
+        f"{significant(row.value):>12} {row.unit:10} {row.metric:24} {printable(row.name)}  (line {row.line}: "
+        f"{printable(row.printed)}; {row.convention})"
         for row in imported.rows
     ]
     yield from _some(rows, most, "figure")
     yield from _some(
-        [f"refused, line {one.line}: {plain(one.text)}: {one.why}" for one in imported.refused], most, "refusal"
+        [f"refused, line {one.line}: {printable(one.text)}: {one.why}" for one in imported.refused], most, "refusal"
     )
-    yield from _some([f"{one.severity} {one.rule}: {plain(one.message)}" for one in doubted], most, "doubt")
+    yield from _some([f"{one.severity} {one.rule}: {escaped(one.message)}" for one in doubted], most, "doubt")
 
 
 def _some(lines: Sequence[str], most: int | None, what: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import keyword
 import os
 import sys
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub.epilog = "  ".join(filter(None, [sub.epilog, exit_codes(command.found)]))
         sub.set_defaults(run=command.run)
     arguments = parser.parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal or a file cannot hold is no end of a run
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()  # a closed pipe must show here, not at exit

@@ -8,6 +8,7 @@ from typing import Any
 
 from perfsuite.errors import ConfigurationError
 from perfsuite.exports.row import TIME, ExportRow, newest
+from perfsuite.text import escaped
 
 _LABELS = ("case", "platform", "fingerprint", "ranks", "unit", "better", "convention", "verdict", "simulated")
 _TIME_NAME = "perfsuite_median_seconds"
@@ -35,7 +36,7 @@ def _name(metric: str) -> str:
 
 
 def _label(value: object) -> str:
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else escaped(str(value))
 
 
 def _client() -> Any:

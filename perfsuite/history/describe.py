@@ -11,7 +11,7 @@ from perfsuite.history.order import Timeline
 from perfsuite.history.series import MIN_SUITE
 from perfsuite.history.session import HistorySession
 from perfsuite.statistics.change_points import SIDE
-from perfsuite.text import plain
+from perfsuite.text import escaped
 from perfsuite.units import plural
 
 SHOWN_COMMITS = 10
@@ -29,10 +29,10 @@ def list_lines(history: History) -> Iterator[str]:
 def session_line(session: HistorySession) -> str:
     """Time, commit, branch, cases and subject of a session."""
     revision = session.revision
-    branch = plain(revision.branch) or "no branch"
+    branch = escaped(revision.branch) or "no branch"
     dirty = " with uncommitted changes" if revision.dirty else ""
-    where = f"{short(plain(revision.commit))} on {branch}{dirty}"
-    return f"{_minute(session)}  {where}  {plural(len(session.cases), 'case')}  {plain(revision.subject)}".rstrip()
+    where = f"{short(escaped(revision.commit))} on {branch}{dirty}"
+    return f"{_minute(session)}  {where}  {plural(len(session.cases), 'case')}  {escaped(revision.subject)}".rstrip()
 
 
 def show_lines(history: History, findings: Findings) -> Iterator[str]:
@@ -48,7 +48,7 @@ def show_lines(history: History, findings: Findings) -> Iterator[str]:
 def head_lines(history: History, findings: Findings) -> Iterator[str]:
     """What was looked at, and what a reader must know of it."""
     timeline = findings.timeline
-    where = f"on {plain(timeline.branch)} " if timeline.branch else ""
+    where = f"on {escaped(timeline.branch)} " if timeline.branch else ""
     yield (
         f"{history.path}: {history.hardware or 'empty'}, {plural(len(timeline.sessions), 'session')} {where}"
         f"({len(timeline.apart)} apart), {plural(len(findings.cases), 'case')}"
@@ -72,14 +72,14 @@ def head_lines(history: History, findings: Findings) -> Iterator[str]:
 def _change_lines(findings: Findings) -> Iterator[str]:
     for change in findings.changes:
         faster = "slower" if change.ratio.value > 1 else "faster"
-        yield f"{change.ratio} {faster}  {plain(change.case)}"
+        yield f"{change.ratio} {faster}  {escaped(change.case)}"
         yield f"    {where(findings.timeline, change)}"
         if steps := steps_told(findings.timeline, change):
             yield f"    {steps}"
         for commit in commits_told(findings.timeline, change, SHOWN_COMMITS):
             yield f"      {commit}"
         for phrase in change.environment:
-            yield f"    environment changed there: {plain(phrase)}"
+            yield f"    environment changed there: {escaped(phrase)}"
         if change.case == SUITE:
             yield "    the host, or code that all cases run; taken off every case above and below"
 
@@ -93,7 +93,7 @@ def commits_told(timeline: Timeline, change: FoundChange, most: int) -> Iterator
     if begin:
         yield plural(begin, "earlier commit")
     for commit in change.commits[begin : begin + most]:
-        yield f"{short(commit)}  {plain(timeline.subjects[commit])}"
+        yield f"{short(commit)}  {escaped(timeline.subjects[commit])}"
     if later := change.commits[begin + most :]:
         yield plural(len(later), "later commit")
 
@@ -101,7 +101,7 @@ def commits_told(timeline: Timeline, change: FoundChange, most: int) -> Iterator
 def where(timeline: Timeline, change: FoundChange) -> str:
     """Between which sessions or commits."""
     before, after, first = (timeline.sessions[index] for index in (change.before, change.after, change.at))
-    old, new = (short(plain(session.revision.commit)) for session in (before, after))
+    old, new = (short(escaped(session.revision.commit)) for session in (before, after))
     times = f"{_minute(before)} and {_minute(after)}"
     if change.same_commit:
         return f"between two sessions of {old}, {times}: not the code"
@@ -109,7 +109,7 @@ def where(timeline: Timeline, change: FoundChange) -> str:
         return f"one commit after {old}:"
     if change.commits:
         among = f"among {plural(len(change.commits), 'commit')} after {old}, up to {new}"
-        likely = f", most likely first measured at {short(plain(first.revision.commit))}"
+        likely = f", most likely first measured at {short(escaped(first.revision.commit))}"
         return f"step by step {among}" if change.is_drift else f"{among}{likely}"
     return f"between {times}, {old} and {new}"
 
@@ -118,7 +118,9 @@ def steps_told(timeline: Timeline, change: FoundChange) -> str:
     """Where the steps of a drift seem to be, or among which commits a step would be that is none; empty for neither."""
     sessions = timeline.sessions
     if change.is_drift:
-        places = (f"{step.ratio.percent} at {short(plain(sessions[step.at].revision.commit))}" for step in change.steps)
+        places = (
+            f"{step.ratio.percent} at {short(escaped(sessions[step.at].revision.commit))}" for step in change.steps
+        )
         return f"seen as {', '.join(places)}; the single steps may be more and smaller"
     before, after = (sessions[index] for index in change.at_most)
     commits = timeline.commits_between(*change.at_most)
@@ -127,24 +129,24 @@ def steps_told(timeline: Timeline, change: FoundChange) -> str:
     several = "several small steps would look the same"
     if not commits:
         return f"{several} between {_minute(before)} and {_minute(after)}"
-    old, new = (short(plain(session.revision.commit)) for session in (before, after))
+    old, new = (short(escaped(session.revision.commit)) for session in (before, after))
     return f"{several} among {plural(len(commits), 'commit')} after {old}, up to {new}"
 
 
 def _minute(session: HistorySession) -> str:
-    return plain(session.time)[:16]
+    return escaped(session.time)[:16]
 
 
 def _accumulated_lines(findings: Findings) -> Iterator[str]:
     sessions = findings.timeline.sessions
-    for is_best, title in ((False, f"accumulated since {plain(findings.since)}"), (True, "above the best level")):
+    for is_best, title in ((False, f"accumulated since {escaped(findings.since)}"), (True, "above the best level")):
         rows = [one for one in findings.accumulated if one.is_best == is_best]
         if rows:
             yield ""
             yield f"{title}:"
         for one in rows:
-            best = f", reached at {short(plain(sessions[one.since].revision.commit))}" if is_best else ""
-            yield f"  {one.ratio}  {plain(one.case)}{best}"
+            best = f", reached at {short(escaped(sessions[one.since].revision.commit))}" if is_best else ""
+            yield f"  {one.ratio}  {escaped(one.case)}{best}"
 
 
 def _environment_lines(findings: Findings) -> Iterator[str]:
@@ -153,8 +155,8 @@ def _environment_lines(findings: Findings) -> Iterator[str]:
         yield "environment:"
     for change in findings.environment:
         session = findings.timeline.sessions[change.at]
-        commit = short(plain(session.revision.commit))
-        yield f"  {_minute(session)} {commit}: {plain('; '.join(change.phrases))}"
+        commit = short(escaped(session.revision.commit))
+        yield f"  {_minute(session)} {commit}: {escaped('; '.join(change.phrases))}"
 
 
 def _apart_lines(timeline: Timeline) -> Iterator[str]:
@@ -162,6 +164,6 @@ def _apart_lines(timeline: Timeline) -> Iterator[str]:
         yield ""
         yield "apart, not searched:"
     for session, why in timeline.apart[-SHOWN_APART:]:
-        yield f"  {session_line(session)}: {plain(why)}"
+        yield f"  {session_line(session)}: {escaped(why)}"
     if len(timeline.apart) > SHOWN_APART:
         yield f"  and {plural(len(timeline.apart) - SHOWN_APART, 'older session')}"

@@ -128,7 +128,7 @@ def append(path: Path, session: HistorySession) -> bool:
     with locked(path):
         if not require_fit(path, session):
             return False
-        _write(path, line_of(session).encode() + b"\n")
+        _write(path, line_of(session).encode(errors="backslashreplace") + b"\n")
     return True
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ SCHEMA = 1
 """Version of a line; a reader refuses a higher one."""
 _BULKY = frozenset({"topology", "notes"})
 """Parts of an environment that make no case slower and every line longer."""
+_LARGEST_LOG = 700.0
+"""ln of a time that a float can hold, and more than anything takes."""
 _TEXTS = ("session", "time", "platform", "fingerprint", "commit", "branch", "subject")
 
 
@@ -148,7 +151,10 @@ def line_of(session: HistorySession) -> str:
 
 def read_line(line: bytes) -> HistorySession:
     """The session of a line; ValueError says what is wrong with it."""
-    plain = json.loads(line, parse_constant=_refuse_constant)
+    try:
+        plain = json.loads(line, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deep") from None
     if not isinstance(plain, dict) or not isinstance(plain.get("schema"), int):
         raise ValueError("this is no line of a perfsuite history")
     if plain["schema"] > SCHEMA:
@@ -180,6 +186,10 @@ def read_line(line: bytes) -> HistorySession:
     )
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) in (float, int) and abs(value) <= sys.float_info.max
+
+
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no figure")
 
@@ -188,6 +198,6 @@ def _read_point(case: str, values: Any) -> CasePoint:
     if isinstance(values, list) and len(values) == 3:
         log_time, clean_share, metrics = values
         numbers = (log_time, clean_share, *metrics.values()) if isinstance(metrics, dict) else ("",)
-        if {*map(type, numbers)} <= {float, int} and 0 <= clean_share <= 1:
+        if all(map(_is_number, numbers)) and abs(log_time) <= _LARGEST_LOG and 0 <= clean_share <= 1:
             return CasePoint(log_time, clean_share, metrics)
     raise ValueError(f"case {case:.80} is {values!r:.60}, not [ln time, clean share, metrics]")

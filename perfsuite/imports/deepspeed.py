@@ -23,16 +23,28 @@ _SIZE = re.compile(
 _BYTES: Mapping[str, int] = {"B": 1, "KB": KIB, "MB": MIB, "GB": GIB}
 _MS: Mapping[str, float] = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _TERA: Mapping[str, float] = {"GFLOPS": 1e-3, "TFLOPS": 1.0, "PFLOPS": 1e3}
-_TIMES: tuple[tuple[str, str], ...] = (
-    ("fwd latency", "forward_ms"),
-    ("bwd latency", "backward_ms"),
-    ("step latency", "optimizer_ms"),
-    ("iter latency", "step_time_ms"),
-)
-_RATES: tuple[tuple[str, str, str], ...] = (
+_BARE: Mapping[str, float] = {"": 1.0}
+_UNITS: Mapping[str, tuple[str, Mapping[str, float], Better]] = {
+    "forward_ms": ("ms", _MS, "lower"),
+    "backward_ms": ("ms", _MS, "lower"),
+    "optimizer_ms": ("ms", _MS, "lower"),
+    "step_time_ms": ("ms", _MS, "lower"),
+    "forward_tflops_per_device": ("TFLOPS", _TERA, "higher"),
+    "tflops_per_device": ("TFLOPS", _TERA, "higher"),
+    "samples_per_s": ("samples/s", _BARE, "higher"),
+}
+"""Unit of a metric, what a figure is multiplied by to be in it, by the unit that it is printed with, and direction."""
+_PARTS = "deepspeed: synchronised parts"
+_FIGURES: tuple[tuple[str, str, str], ...] = (
+    ("fwd latency", "forward_ms", _PARTS),
+    ("bwd latency", "backward_ms", _PARTS),
+    ("step latency", "optimizer_ms", _PARTS),
+    ("iter latency", "step_time_ms", _PARTS),
     ("fwd FLOPS per GPU", "forward_tflops_per_device", "deepspeed: counted FLOPs of the forward"),
     ("fwd+bwd FLOPS per GPU", "tflops_per_device", "deepspeed: backward is an assumed 2 x forward"),
+    ("samples/second", "samples_per_s", "deepspeed: of all devices"),
 )
+"""What a line of the profiler begins with, up to its colon or its formula; metric; convention."""
 
 
 def _read(source: Source, told: Told) -> Imported:
@@ -72,74 +84,39 @@ def _read(source: Source, told: Told) -> Imported:
 def _profiled(source: Source, told: Told) -> Iterator[ImportedRow]:
     if _PROFILER not in source.text:
         return
-    ranks = re.search(r"^world size:\s+(\d+)", source.text, re.MULTILINE)
-    batch = re.search(r"^batch size per GPU:\s+(\d+)", source.text, re.MULTILINE)
-
-    def row(
-        line: int, name: str, value: float, *, unit: str, better: Better, printed: str, convention: str
-    ) -> ImportedRow:
-        return ImportedRow(
-            name="profiled step",
-            metric=name,
-            value=value,
-            unit=unit,
-            better=better,
-            printed=printed,
-            source=str(source.path),
-            line=line,
-            tool="deepspeed",
-            convention=convention,
-            ranks=int(ranks[1]) if ranks else None,
-            platform=told.platform,
-            settings={"local_batch_size": batch[1]} if batch else {},
-        )
-
+    counts = dict(_counts(source))
+    batch = counts.get("batch size per GPU")
     for number, line in enumerate(source.lines, start=1):
         name, _, text = line.rpartition(":")
-        figure, _, unit = text.strip().partition(" ")
-        for title, metric in _TIMES:
-            if name == title:
-                scale = _scale(source, number, unit, _MS)
-                value = source.number(number, figure, title) * scale
-                yield row(
-                    number,
-                    metric,
-                    value,
-                    unit="ms",
-                    better="lower",
-                    printed=text.strip(),
-                    convention="deepspeed: synchronised parts",
-                )
-        for title, metric, convention in _RATES:
-            if name.startswith(f"{title} ="):
-                scale = _scale(source, number, unit, _TERA)
-                value = source.number(number, figure, title) * scale
-                yield row(
-                    number,
-                    metric,
-                    value,
-                    unit="TFLOPS",
-                    better="higher",
-                    printed=text.strip(),
-                    convention=convention,
-                )
-        if name == "samples/second":
-            value = source.number(number, figure, name)
-            yield row(
-                number,
-                "samples_per_s",
-                value,
-                unit="samples/s",
-                better="higher",
+        printed, _, unit = text.strip().partition(" ")
+        for title, metric, convention in _FIGURES:
+            if name.partition(" = ")[0] != title:
+                continue
+            told_unit, scales, better = _UNITS[metric]
+            if unit not in scales:
+                reason = f"the unit is {unit!r}, not {', '.join(scales)}"
+                raise source.fault(number, reason, "repair or remove the line")
+            yield ImportedRow(
+                name="profiled step",
+                metric=metric,
+                value=source.number(number, printed, title) * scales[unit],
+                unit=told_unit,
+                better=better,
                 printed=text.strip(),
-                convention="deepspeed: of all devices",
+                source=str(source.path),
+                line=number,
+                tool="deepspeed",
+                convention=convention,
+                ranks=counts.get("world size"),
+                platform=told.platform,
+                settings={} if batch is None else {"local_batch_size": str(batch)},
             )
 
 
-def _scale(source: Source, number: int, unit: str, known: Mapping[str, float]) -> float:
-    if unit not in known:
-        raise source.fault(number, f"the unit is {unit!r}, not {', '.join(known)}", "repair or remove the line")
-    return known[unit]
+def _counts(source: Source) -> Iterator[tuple[str, int]]:
+    for number, line in enumerate(source.lines, start=1):
+        if match := re.match(r"(world size|batch size per GPU):\s+(\d+)", line):
+            yield match[1], source.whole(number, match[2], match[1], 1)
 
 
 def _logged(source: Source, told: Told, number: int, operation: str, match: re.Match[str]) -> Iterator[ImportedRow]:

@@ -69,7 +69,7 @@ def _events(source: Source, told: Told) -> Iterator[ImportedRow]:
             continue
         try:
             event = json.loads(match[1])
-        except ValueError:
+        except (ValueError, RecursionError):
             raise source.fault(number, "the event is cut", "remove the line, or copy the log again") from None
         if not isinstance(event, dict) or event.get("event") != "FINISHED":
             continue
@@ -104,7 +104,13 @@ def _results(source: Source) -> Iterator[_Line]:
         if match["unit"] not in _UNITS:
             said = f"its unit {match['unit']!r} is not known" if match["unit"] else "its unit is missing"
             raise source.fault(number, f"{match['name']}: {said}", f"it may be {', '.join(_UNITS)}")
-        yield _Line(number=number, rank=int(match["rank"]), name=match["name"], text=match["value"], unit=match["unit"])
+        yield _Line(
+            number=number,
+            rank=source.whole(number, match["rank"], "rank"),
+            name=match["name"],
+            text=match["value"],
+            unit=match["unit"],
+        )
 
 
 def _base(source: Source, told: Told, lines: Sequence[_Line]) -> tuple[list[ImportedRow], list[Refused]]:

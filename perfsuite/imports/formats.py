@@ -33,13 +33,18 @@ def read_file(path: Path, told: Told, known: Format | None = None) -> Imported:
     """The figures of a file, in the format given or the only one that recognises it.  Raises ImportFailed."""
     source = Source(path=path, text=_text(path))
     if known is None:
-        fits = [each for each in FORMATS if each.recognises(source)]
-        names = ", ".join(each.name for each in fits or FORMATS)
+        fits = [form for form in FORMATS if form.recognises(source)]
+        names = ", ".join(form.name for form in fits or FORMATS)
         if len(fits) != 1:
             many = "is of several formats" if fits else "is of no format that is known"
             raise ImportFailed(f"{path} {many}; say which: perfsuite import FORMAT {path}, one of {names}")
         known = fits[0]
-    return known.read(source, told)
+    imported = known.read(source, told)
+    for row in imported.rows:
+        if row.unit and row.value < 0:
+            reason = f"{row.metric} is {row.printed!r:.40}, below 0 {row.unit}"
+            raise source.fault(row.line, reason, "remove the line, or run again")
+    return imported
 
 
 def _text(path: Path) -> str:

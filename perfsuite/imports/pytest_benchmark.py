@@ -48,6 +48,8 @@ def _read(source: Source, told: Told) -> Imported:
                 },
             )
         )
+    if not rows:
+        raise source.fault(1, "no benchmark", "give a file of a run that measured something")
     version = str(plain.get("version", "unknown"))
     return Imported(
         source=str(source.path),

@@ -98,6 +98,8 @@ class Source:
             return json.loads(self.text, parse_constant=self._refuse_constant)
         except ValueError:
             return None
+        except RecursionError:
+            raise self.fault(1, "brackets are nested too deep", "give what the tool wrote") from None
 
     def _refuse_constant(self, name: str) -> float:
         raise self.fault(self.line_of(name), f"{name} is no figure", "remove it, or run the tool again")
@@ -122,6 +124,14 @@ class Source:
         if isinstance(text, bool) or not math.isfinite(value):
             raise self.fault(line, f"{what} is {str(text)!r:.40}, no finite number", "remove the line, or run again")
         return value
+
+    def whole(self, line: int, text: object, what: str, least: int = 0) -> int:
+        """A count of a line, a size or a rank; ImportFailed for what is none, or is below ``least``."""
+        value = self.number(line, text, what)
+        if value != int(value) or not least <= value < 2**63:
+            reason = f"{what} is {str(text)!r:.40}, no whole number from {least} on"
+            raise self.fault(line, reason, "remove the line, or run again")
+        return int(value)
 
 
 @dataclass(frozen=True, kw_only=True)

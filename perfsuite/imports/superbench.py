@@ -13,6 +13,9 @@ from perfsuite.units import plural
 
 _KEY = re.compile(r"^(?P<benchmark>[\w.-]+(?:/[\w.-]+)*)/(?P<metric>[^/:]+)(?::(?P<rank>\d+))?$")
 _NCCL = re.compile(r"^(?P<collective>[a-z_]+)_(?P<size>\d+)_(?P<what>busbw|algbw|time)$")
+_KIND = re.compile(r"(?<=/)(steptime|throughput)_|(?<=\d)_(busbw|algbw|time)$")
+"""What tells figures of one run apart, of which the name is that of the run."""
+_CODE = "/return_code"
 _KNOWN_BENCHMARKS = re.compile(r"^(gemm-flops|nccl-bw|rccl-bw|mem-bw|kernel-launch|ib-loopback|\w+_models/)")
 _UNITS: tuple[tuple[str, str, str, Better], ...] = (
     (r"gemm-flops/.*(flops|FP\d+|TC)$", "flops_gflops", "GFLOPS", "higher"),
@@ -60,17 +63,22 @@ def _recognises(source: Source) -> bool:
 def _read(source: Source, told: Told) -> Imported:
     rows: list[ImportedRow] = []
     refused: list[Refused] = []
-    codes = 0
     documents = _documents(source)
     for number, document in documents:
         node = str(document.get("node", ""))
+        failed = {key.removesuffix(_CODE): value for key, value in document.items() if key.endswith(_CODE) and value}
+        refused += [
+            Refused(line=_line(source, number, f"{benchmark}{_CODE}"), text=_of(benchmark, node), why=_why(code))
+            for benchmark, code in failed.items()
+        ]
         for key, value in document.items():
             match = _KEY.match(key)
-            line = number or source.line_of(f'"{key}"')
-            if key == "node" or value is None:
+            line = _line(source, number, key)
+            if key == "node" or value is None or key.endswith(_CODE):
                 continue
-            if match and match["metric"] == "return_code":
-                codes += 1
+            code = next((code for benchmark, code in failed.items() if key.startswith(f"{benchmark}/")), None)
+            if code is not None:
+                refused.append(Refused(line=line, text=_of(key, node), why=_why(code)))
             elif match and (meaning := _meaning(f"{match['benchmark']}/{match['metric']}")):
                 rows.append(_row(source, told, line, match=match, value=value, meaning=meaning, node=node))
             else:
@@ -80,11 +88,21 @@ def _read(source: Source, told: Told) -> Imported:
     if not rows:
         raise source.fault(1, "no figure whose unit is known", "give a results-summary.json or baseline.json")
     is_mean = len(documents) == 1 and not any(":" in key for key in documents[0][1]) and not documents[0][1].get("node")
-    notes = [plural(len(documents), "node"), f"{plural(codes, 'return code')} left out"]
-    notes += ["no ranks and no node: a mean over many machines, not a run"] if is_mean else []
-    return Imported(
-        source=str(source.path), tool="superbench", rows=tuple(rows), refused=tuple(refused), notes=tuple(notes)
-    )
+    mean = "no ranks and no node: a mean over many machines, not a run"
+    note = mean if is_mean else plural(len(documents), "node")
+    return Imported(source=str(source.path), tool="superbench", rows=tuple(rows), refused=tuple(refused), notes=(note,))
+
+
+def _line(source: Source, number: int, key: str) -> int:
+    return number or source.line_of(f'"{key}"')
+
+
+def _of(key: str, node: str) -> str:
+    return f"{key} on {node}" if node else key
+
+
+def _why(code: object) -> str:
+    return f"the benchmark's return code is {code!r:.20}: it failed; run it again"
 
 
 def _meaning(key: str) -> tuple[str, str, Better] | None:
@@ -109,7 +127,7 @@ def _row(
     collective = collective_named(nccl["collective"]) if nccl else ""
     settings = dict(_settings(node, match["rank"]))
     return ImportedRow(
-        name=f"{match['benchmark']}/{match['metric']}{f' on {node}' if node else ''}",
+        name=_of(_KIND.sub("", f"{match['benchmark']}/{match['metric']}"), node),
         metric=metric,
         value=source.number(line, value, match["metric"]),
         unit=unit,

@@ -90,7 +90,8 @@ class Out:
 
     def fold(self, text: str, **colour: bool) -> None:
         """A line of text in lines of the terminal's width; an id or a path that is longer stands alone."""
-        from perfsuite.reports.plain import folded, printable
+        from perfsuite.reports.plain import folded
+        from perfsuite.text import printable
 
         for part in folded(printable(text, 4 * self.width), self.width):
             self.line(part, **colour)

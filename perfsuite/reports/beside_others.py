@@ -10,7 +10,7 @@ from perfsuite.imports.row import Imported, ImportedRow
 from perfsuite.metrics.spec import significant
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.markdown import Grid, markdown
-from perfsuite.text import markdown_text, plain
+from perfsuite.text import escaped, markdown_text
 from perfsuite.units import format_bytes, plural
 
 SIZES = 8
@@ -48,7 +48,7 @@ def foreign_markdown(grid: Grid) -> list[str]:
 
 def label(row: ImportedRow) -> str:
     """``imported: nccl-tests, h200``."""
-    return f"imported: {row.tool}{f', {plain(row.platform)}' if row.platform else ''}"
+    return f"imported: {row.tool}{f', {escaped(row.platform)}' if row.platform else ''}"
 
 
 def _collectives(files: Sequence[Imported], cases: Sequence[TableCase]) -> Grid:
@@ -70,7 +70,9 @@ def _collectives(files: Sequence[Imported], cases: Sequence[TableCase]) -> Grid:
         shown = _chosen(points, sizes)
         rows += [_collective_row(first, figures) for first, figures in shown]
         if len(shown) < len(points):
-            notes.append(f"{plain(imported.source)}: {len(shown)} of {plural(len(points), 'row')}, out of place first")
+            notes.append(
+                f"{escaped(imported.source)}: {len(shown)} of {plural(len(points), 'row')}, out of place first"
+            )
     if rows:
         rows += [_measured_row(case) for case in measured if case.settings["collective"] in kinds]
     return Grid(
@@ -107,11 +109,11 @@ def _collective_row(row: ImportedRow, figures: dict[str, float]) -> tuple[str, .
     return (
         label(row),
         row.collective,
-        plain(row.dtype),
+        escaped(row.dtype),
         str(row.ranks or ""),
         size or (f"{row.message_bytes:.4g}B" if row.message_bytes else ""),
         *(significant(figures[name]) if name in figures else "" for name in _COLLECTIVE),
-        plain(row.convention),
+        escaped(row.convention),
     )
 
 
@@ -142,13 +144,13 @@ def _others(files: Sequence[Imported]) -> Grid:
 
 def _other_rows(imported: Imported) -> Iterator[tuple[str, ...]]:
     for row in [row for row in imported.rows if not row.collective][:FIGURES]:
-        source = f"{plain(row.source)}:{row.line}"
-        convention = plain(row.convention)
-        yield label(row), plain(row.name), row.metric, significant(row.value), row.unit, convention, source
+        source = f"{escaped(row.source)}:{row.line}"
+        convention = escaped(row.convention)
+        yield label(row), escaped(row.name), row.metric, significant(row.value), row.unit, convention, source
 
 
 def _left_out(files: Sequence[Imported]) -> Iterator[str]:
     for imported in files:
         count = sum(not row.collective for row in imported.rows)
         if count > FIGURES:
-            yield f"{plain(imported.source)}: {FIGURES} of {count} figures; perfsuite import --all prints every one"
+            yield f"{escaped(imported.source)}: {FIGURES} of {count} figures; perfsuite import --all prints every one"

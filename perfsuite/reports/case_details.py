@@ -10,8 +10,9 @@ from perfsuite.gate.verdict import Verdict
 from perfsuite.metrics.spec import significant
 from perfsuite.records import Measurement, Result
 from perfsuite.reports.layout import lay_out
-from perfsuite.reports.plain import folded, printable
+from perfsuite.reports.plain import folded
 from perfsuite.reports.summary import case_metrics
+from perfsuite.text import printable
 from perfsuite.units import format_seconds, readable_unit
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from perfsuite.metrics.spec import significant
 from perfsuite.records import ABOVE_MEASURED_PEAK, Metric, Result
 from perfsuite.reports.alpha_beta import fit_collectives
-from perfsuite.reports.plain import printable
 from perfsuite.reports.scaling import Scaling, scalings
+from perfsuite.text import printable
 from perfsuite.units import format_bytes, format_seconds, readable_rate
 
 _RATES = ("tflops_per_device", "tflops")

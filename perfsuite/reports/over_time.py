@@ -10,7 +10,7 @@ from perfsuite.history.file import History
 from perfsuite.history.findings import Findings
 from perfsuite.history.git import short
 from perfsuite.reports.tables.markdown import Grid
-from perfsuite.text import plain
+from perfsuite.text import escaped
 
 NAMED = 4
 """Commits of a change that are named."""
@@ -37,12 +37,12 @@ def _changes(history: History, findings: Findings) -> Grid:
         commits = commits_told(findings.timeline, change, NAMED)
         place = [where(findings.timeline, change).rstrip(":"), steps_told(findings.timeline, change)]
         told = "; ".join(filter(None, (*place, *commits, *change.environment)))
-        rows.append((plain(change.case), str(change.ratio), plain(told)))
+        rows.append((escaped(change.case), str(change.ratio), escaped(told)))
     return Grid(
         title="Over time: changes of level, newest first",
         columns=("case", "time after over before", "where"),
         rows=tuple(rows),
-        notes=tuple(plain(line) for line in head_lines(history, findings)),
+        notes=tuple(escaped(line) for line in head_lines(history, findings)),
     )
 
 
@@ -58,7 +58,7 @@ def _accumulated_rows(findings: Findings) -> Iterator[tuple[str, str, str]]:
     for one in findings.accumulated:
         commit = short(findings.timeline.sessions[one.since].revision.commit)
         since = f"its best, reached at {commit}" if one.is_best else findings.since
-        yield plain(one.case), str(one.ratio), plain(since)
+        yield escaped(one.case), str(one.ratio), escaped(since)
 
 
 def _environment(findings: Findings) -> Grid:
@@ -68,9 +68,9 @@ def _environment(findings: Findings) -> Grid:
         columns=("since", "commit", "what"),
         rows=tuple(
             (
-                plain(sessions[change.at].time)[:16],
-                plain(short(sessions[change.at].revision.commit)),
-                plain("; ".join(change.phrases)),
+                escaped(sessions[change.at].time)[:16],
+                escaped(short(sessions[change.at].revision.commit)),
+                escaped("; ".join(change.phrases)),
             )
             for change in findings.environment
         ),

@@ -10,8 +10,8 @@ from perfsuite.pairs import Pair, SlowPair, message_times_s, slow_pairs
 from perfsuite.platforms.links import ONE_DEVICE, UNKNOWN, links
 from perfsuite.records import RankFacts, Result
 from perfsuite.reports.layout import lay_out
-from perfsuite.reports.plain import printable
 from perfsuite.reports.tables.markdown import Grid
+from perfsuite.text import printable
 from perfsuite.units import format_bytes, gb_per_s, seconds_to_us
 
 _MOST_NAMED = 4

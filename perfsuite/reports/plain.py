@@ -6,28 +6,6 @@ import re
 import textwrap
 from collections.abc import Iterable
 
-_ACTIVE = re.compile(
-    "[\x00-\x1f\x7f-\x9f"  # control characters, which begin escape sequences and forge lines
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that turn the direction of what follows
-    "\u200b-\u200d\u2028\u2029\u2060\ufeff"  # what nobody sees, and other ends of lines
-    "\ud800-\udfff]"  # halves of characters, which no file in UTF-8 can hold
-)
-LONGEST = 300
-"""Characters of one text of others: an id of 10 kB is cut, not printed."""
-
-
-def printable(text: object, longest: int = LONGEST) -> str:
-    r"""What does more than be read is written as an escape, and too long a text is cut in its middle.
-
-    >>> print(printable("a\x1b[31mb\u202ec\udcff"), printable("x" * 20, 9))
-    a\x1b[31mb\u202ec\udcff xxx...xxx
-    """
-    whole = str(text)
-    if len(whole) > longest:
-        half = (longest - 3) // 2
-        whole = f"{whole[:half]}...{whole[-half:]}"
-    return _ACTIVE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), whole)
-
 
 def encodable(text: str, encoding: str | None) -> str:
     """The text with what ``encoding`` lacks in ASCII: a terminal may have no more.

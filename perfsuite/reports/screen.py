@@ -13,9 +13,10 @@ from typing import Literal
 
 from perfsuite.reports.families import family_lines
 from perfsuite.reports.notable import Notable, spread_of_equal_work
-from perfsuite.reports.plain import folded, printable
+from perfsuite.reports.plain import folded
 from perfsuite.reports.verdicts import undecided_lines, verdict_counts
 from perfsuite.run_record import RunRecord
+from perfsuite.text import printable
 from perfsuite.units import clock_time, plural
 
 MOST_LINES = 40

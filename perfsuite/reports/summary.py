@@ -16,9 +16,10 @@ from perfsuite.metrics.spec import significant
 from perfsuite.records import Result
 from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.notable import Notable, change_in_words
-from perfsuite.reports.plain import printable, without_hosts, without_paths
+from perfsuite.reports.plain import without_hosts, without_paths
 from perfsuite.reports.screen import outcome_counts, skip_reasons
 from perfsuite.run_record import RunRecord
+from perfsuite.text import printable
 from perfsuite.units import format_seconds, plural, readable_rate
 
 LIMIT_BYTES = 64_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from perfsuite.reports.plain import printable
+from perfsuite.text import printable
 
 LONGEST = 600
 """Characters of one line on a page; a longer one loses its middle."""

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from perfsuite.files import write_file
-from perfsuite.reports.plain import printable
+from perfsuite.text import printable
 
 INDEX = "index.html"
 _HEAD = (
