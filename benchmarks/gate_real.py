@@ -18,7 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfsuite.baselines.runs import RunSummary, case_of, summarise
+from perfsuite.baselines.runs import RunSummary
+from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.verdict import GateSettings

@@ -16,7 +16,8 @@ from perfsuite.arms import Arm, ArmFailed, run_arm
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Hardware
 from perfsuite.baselines.draft import NewRuns, UpdateMode
-from perfsuite.baselines.runs import CaseIdentity, RunSummary, case_of, summarise
+from perfsuite.baselines.runs import CaseIdentity, RunSummary
+from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.errors import PerfsuiteError, first_line
 from perfsuite.gate.aa import AaReport, a_a
 from perfsuite.gate.comparable import gate_case

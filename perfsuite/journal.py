@@ -27,7 +27,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.baselines.renames import names_of_today, result_of_today
-from perfsuite.decoding import from_json, to_json
+from perfsuite.decoding import from_json
 from perfsuite.errors import JournalError
 from perfsuite.journal_result import late_result, share_of, split_result
 from perfsuite.projection.record import Projected
@@ -111,104 +110,14 @@ class Journal:
         )
 
 
-class JournalWriter:
-    """Appends to a new journal; every line is on disk when :meth:`result` or :meth:`failure` returns."""
-
-    def __init__(self, path: Path, header: Header) -> None:
-        """Raises JournalError when the file exists or cannot be made."""
-        self.path = path
-        self._end = 0
-        self._head = -1
-        self._environment: Mapping[str, Any] = {}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise JournalError(
-                f"journal {path} cannot be made: {error.strerror}; name another file by --perf-journal"
-            ) from None
-        self._append({"header": to_json(header)})
-        self._head = self._end
-
-    def result(self, result: Result) -> None:
-        """Add a finished case; raises JournalError when it does not reach the disk."""
-        if result.environment != self._environment:
-            self._append({"environment": to_json(result.environment)})
-            self._environment = result.environment
-        self._append({"result": to_json(dataclasses.replace(result, environment={}))})
-
-    def peaks(self, peaks: Peaks) -> None:
-        """Add peaks that were measured, for all results of the journal."""
-        nothing_finished = self._end == self._head
-        self._append({"peaks": to_json(peaks)})
-        if nothing_finished:
-            self._head = self._end
-
-    def failure(self, case: str, message: str) -> None:
-        """Add a case that failed; it runs again when the journal is resumed."""
-        self._append({"failure": {"case": case, "message": message}})
-
-    def interrupted(self, case: str, signal: str) -> None:
-        """Add the case that was running when ``signal`` (SIGTERM, SIGINT) ended the run; a resumed run runs it."""
-        self._append({"interrupted": {"case": case, "signal": signal}})
-
-    def projected(self, record: Projected) -> None:
-        """Add what a case would measure."""
-        self._append({"projected": to_json(record)})
-
-    def skip(self, case: str, reason: str) -> None:
-        """Add a case that was skipped; a journal of nothing else is not kept."""
-        nothing_finished = self._end == self._head
-        self._append({"skip": {"case": case, "reason": reason}})
-        if nothing_finished:
-            self._head = self._end
-
-    def judged(self, gate: GateRecord) -> None:
-        """Add what the gate said of the whole run."""
-        self._append({"gate": to_json(gate)})
-
-    def ended(self, end: RunEnd) -> None:
-        """Add how the run ended; of a run in which no case finished nothing is kept."""
-        if self._end != self._head:
-            self._append({"end": to_json(end)})
-
-    def close(self) -> None:
-        """Close the file, and remove it when no case finished.  Idempotent."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-            if self._end == self._head:
-                self.path.unlink(missing_ok=True)
-
-    def _append(self, line: Mapping[str, Any]) -> None:
-        data = json.dumps(line, separators=(",", ":"), default=str).encode() + b"\n"
-        try:
-            left = data
-            while left:
-                left = left[os.write(self._descriptor, left) :]
-            os.fsync(self._descriptor)
-        except OSError as error:
-            self._drop_partial_line()
-            raise JournalError(
-                f"journal {self.path} cannot be written: {error.strerror}; the cases before are safe in it"
-            ) from None
-        self._end += len(data)
-
-    def _drop_partial_line(self) -> None:
-        # A torn line in the middle would make the file unreadable if there is room again for the next one.
-        try:
-            os.ftruncate(self._descriptor, self._end)
-            os.lseek(self._descriptor, self._end, os.SEEK_SET)
-        except OSError:
-            self.close()
-
-
 _CASE = re.compile(rb'\{"result":\{"case":("(?:[^"\\]|\\.)*")')
 _TOOK = re.compile(rb',"took_s":([\d.]+)')
 _TOOK_WITHIN = 100
 """Bytes before the end of a line in which it stands: only the schema comes after it."""
 _WHOLE: Mapping[str, Any] = {"peaks": Peaks, "gate": GateRecord, "end": RunEnd}
 """Lines on the run as a whole: the last of a kind counts."""
+_SAID: Mapping[str, str] = {"failure": "message", "interrupted": "signal", "skip": "reason"}
+"""Lines on a case without a result, and what they say of it."""
 
 
 def read_journal(path: Path) -> Journal:
@@ -225,52 +134,66 @@ def read_journal(path: Path) -> Journal:
     *lines, rest = data.split(b"\n")
     if not lines:
         raise JournalError(f"journal {path}, line 1: no complete line; the run that wrote it did not get far enough")
-    results: dict[str, Result] = {}
-    failures: dict[str, str] = {}
-    interrupted: dict[str, str] = {}
-    skips: dict[str, str] = {}
-    projections: dict[str, Projected] = {}
-    environment: Mapping[str, Any] = {}
-    whole: dict[str, Any] = {}
-    header = _read_header(path, lines[0])
+    read = _Lines(path, header=_read_header(path, lines[0]))
     for number, line in enumerate(lines[1:], start=2):
+        read.take(number, line)
+    return read.journal(truncated=bool(rest))
+
+
+class _Lines:
+    """What the lines of a journal said so far."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._path = path
+        self._header = header
+        self._results: dict[str, Result] = {}
+        self._failures: dict[str, str] = {}
+        self._interrupted: dict[str, str] = {}
+        self._skips: dict[str, str] = {}
+        self._projections: dict[str, Projected] = {}
+        self._environment: Mapping[str, Any] = {}
+        self._whole: dict[str, Any] = {}
+
+    def take(self, number: int, line: bytes) -> None:
+        """One line after the header; JournalError for what is none of a journal."""
         light, measurement_json = split_result(line)
-        kind, body = _read_line(path, number, light)
+        kind, body = _read_line(self._path, number, light)
         if kind == "result":
-            result = _read_result(path, number, body, measurement_json, environment)
-            results[result.case] = result
-            failures.pop(result.case, None)
-            interrupted.pop(result.case, None)
+            result = _read_result(self._path, number, body, measurement_json, self._environment)
+            self._results[result.case] = result
+            self._failures.pop(result.case, None)
+            self._interrupted.pop(result.case, None)
         elif kind == "projected":
-            projection = _decode(path, number, Projected, body)
-            projections[projection.case] = projection
+            projection = _decode(self._path, number, Projected, body)
+            self._projections[projection.case] = projection
         elif kind in _WHOLE:
-            whole[kind] = _decode(path, number, _WHOLE[kind], body)
+            self._whole[kind] = _decode(self._path, number, _WHOLE[kind], body)
         elif kind == "environment" and isinstance(body, dict):
-            environment = body
-        elif kind == "failure" and isinstance(body, dict) and {"case", "message"} <= set(body):
-            failures[str(body["case"])] = str(body["message"])
-        elif kind == "interrupted" and isinstance(body, dict) and {"case", "signal"} <= set(body):
-            interrupted[str(body["case"])] = str(body["signal"])
-        elif kind == "skip" and isinstance(body, dict) and {"case", "reason"} <= set(body):
-            skips[str(body["case"])] = str(body["reason"])
+            self._environment = body
+        elif kind in _SAID and isinstance(body, dict) and {"case", _SAID[kind]} <= set(body):
+            told = {"failure": self._failures, "interrupted": self._interrupted, "skip": self._skips}[kind]
+            told[str(body["case"])] = str(body[_SAID[kind]])
         else:
-            raise _damage(path, number, f"{kind!r} is not what a line of a journal is; expected result or failure")
-    skips = {case: reason for case, reason in skips.items() if case not in results}
-    peaks: Peaks | None = whole.get("peaks")
-    if peaks is not None:
-        results = {case: share_of(result, peaks) for case, result in results.items()}
-    return Journal(
-        path=path,
-        header=header,
-        results=results,
-        failures=failures,
-        interrupted=interrupted,
-        skips=skips,
-        projections=projections,
-        truncated=bool(rest),
-        **whole,
-    )
+            raise _damage(
+                self._path, number, f"{kind!r} is not what a line of a journal is; expected result or failure"
+            )
+
+    def journal(self, *, truncated: bool) -> Journal:
+        """All of it."""
+        results, peaks = self._results, self._whole.get("peaks")
+        if peaks is not None:
+            results = {case: share_of(result, peaks) for case, result in results.items()}
+        return Journal(
+            path=self._path,
+            header=self._header,
+            results=results,
+            failures=self._failures,
+            interrupted=self._interrupted,
+            skips={case: reason for case, reason in self._skips.items() if case not in results},
+            projections=self._projections,
+            truncated=truncated,
+            **self._whole,
+        )
 
 
 def durations_s(path: Path, fingerprint: str) -> dict[str, float]:

@@ -28,7 +28,8 @@ from perfsuite.errors import (
     UnsupportedCase,
     first_line,
 )
-from perfsuite.journal import Journal, JournalWriter
+from perfsuite.journal import Journal
+from perfsuite.journal_writer import JournalWriter
 from perfsuite.measured_peaks import MeasuredPeaks
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive, rederive

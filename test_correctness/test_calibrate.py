@@ -10,12 +10,13 @@ import pytest
 
 from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns
-from perfsuite.baselines.runs import case_of
+from perfsuite.baselines.summarise import case_of
 from perfsuite.cli.calibrate import read_observations
 from perfsuite.cli.main import main
 from perfsuite.decoding import to_json
 from perfsuite.errors import ConfigurationError
-from perfsuite.journal import Header, JournalWriter
+from perfsuite.journal import Header
+from perfsuite.journal_writer import JournalWriter
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import Calibration, read_calibration, write_calibration

@@ -8,7 +8,8 @@ import json
 import pytest
 
 from perfsuite.cli import main as cli
-from perfsuite.journal import Header, JournalWriter
+from perfsuite.journal import Header
+from perfsuite.journal_writer import JournalWriter
 from perfsuite.platforms import load_catalog
 from perfsuite.records import Metric, Work
 from perfsuite.reports.checklist import Facts, answers

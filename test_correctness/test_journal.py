@@ -11,7 +11,8 @@ import pytest
 
 from perfsuite.errors import JournalError
 from perfsuite.gate.verdict import Effect, Finding, Verdict
-from perfsuite.journal import Header, JournalWriter, durations_s, read_journal
+from perfsuite.journal import Header, durations_s, read_journal
+from perfsuite.journal_writer import JournalWriter
 from perfsuite.metrics import derive
 from perfsuite.records import Peaks, Result, Work
 from perfsuite.run_record import GateRecord, Revision, RunEnd

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import pytest
 
 from perfsuite.arms import Arm, arm_environment
-from perfsuite.baselines.runs import case_of, summarise
+from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.errors import InvalidParameter, RanksFailed
-from perfsuite.journal import Header, JournalWriter, read_journal
+from perfsuite.journal import Header, read_journal
+from perfsuite.journal_writer import JournalWriter
 from perfsuite.metrics import derive
 from perfsuite.plugin.benchmark import extra_info
 from perfsuite.plugin.fixtures import CaseState

@@ -22,7 +22,8 @@ from perfsuite.baselines.renames import (
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.baselines.text import dump
 from perfsuite.cli import main as cli
-from perfsuite.journal import Header, JournalWriter, read_journal
+from perfsuite.journal import Header, read_journal
+from perfsuite.journal_writer import JournalWriter
 from perfsuite.records import Result, Work
 from perfsuite.runtime.reference import describe
 from perfsuite.runtime.values import recorded

@@ -12,7 +12,8 @@ import pytest
 
 from perfsuite.cli.main import main
 from perfsuite.gate.verdict import Effect, Finding, Verdict
-from perfsuite.journal import Header, JournalWriter, read_journal
+from perfsuite.journal import Header, read_journal
+from perfsuite.journal_writer import JournalWriter
 from perfsuite.metrics import derive
 from perfsuite.plugin.ci import MOST_ANNOTATIONS, error_commands
 from perfsuite.records import Metric, Peak, Peaks, Result, Work

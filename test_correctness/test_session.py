@@ -9,7 +9,8 @@ import pytest
 
 from perfsuite.deadlines import deadline_s
 from perfsuite.errors import InvalidParameter, JournalError, OutOfMemory, RanksFailed
-from perfsuite.journal import Header, JournalWriter, read_journal
+from perfsuite.journal import Header, read_journal
+from perfsuite.journal_writer import JournalWriter
 from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.records import Peak, Peaks, Record, Work
 from perfsuite.session import Case, PerfSession

@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from perfsuite.baselines.runs import QUANTILES, MetricMeaning, case_of, summarise
+from perfsuite.baselines.runs import QUANTILES, MetricMeaning
+from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.records import ClockFacts, DeviceLook, Measurement, Metric, RankFacts, Result, Sample, Work
 
 

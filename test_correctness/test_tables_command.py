@@ -13,9 +13,10 @@ import pytest
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Hardware
 from perfsuite.baselines.draft import NewRuns
-from perfsuite.baselines.runs import case_of, summarise
+from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.cli import main as cli
-from perfsuite.journal import Header, JournalWriter, read_journal
+from perfsuite.journal import Header, read_journal
+from perfsuite.journal_writer import JournalWriter
 from perfsuite.plugin import tables
 from perfsuite.reports.tables.styles import STYLES
 from test_correctness.helpers.report_runs import latte, measurement, section, table

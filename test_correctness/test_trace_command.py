@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from perfsuite.cli import main as cli
-from perfsuite.journal import Header, JournalWriter
+from perfsuite.journal import Header
+from perfsuite.journal_writer import JournalWriter
 from perfsuite.reports.timelines.files import file_stem
 from perfsuite.schedules import SCHEDULES, make_schedule
 from test_correctness.helpers.pipelines import measured, result_of, simulated

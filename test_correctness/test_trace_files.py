@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.errors import ConfigurationError, InvalidParameter
-from perfsuite.journal import Header, JournalWriter, read_journal
+from perfsuite.journal import Header, read_journal
+from perfsuite.journal_writer import JournalWriter
 from perfsuite.reports.timelines.files import check_timeline, file_stem, write_case
 from perfsuite.schedules import SCHEDULES, make_schedule
 from test_correctness.helpers.pipelines import measured, result_of, simulated

@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from perfsuite.decoding import to_json
 from perfsuite.errors import BaselineError
-from perfsuite.platforms.telemetry import held_down, held_down_elsewhere
-from perfsuite.records import Better, Measurement, Result, Sample, Training
+from perfsuite.records import Better, Training
 from perfsuite.units import plural
 
 QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)
@@ -231,107 +228,3 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
-def case_of(result: Result, *, backend: str = "") -> CaseIdentity:
-    """The identity of a result's case; ``backend`` stands in where the result has no measurement."""
-    return CaseIdentity(
-        node=result.case,
-        world_size=result.world_size,
-        backend=result.measurement.backend if result.measurement else backend,
-        parameters=json.loads(json.dumps(to_json(result.parameters), default=str)),
-        workload=result.workload,
-        metrics={
-            metric.name: MetricMeaning(unit=metric.unit, better=metric.better)
-            for metric in result.metrics
-            if not metric.moves_with_peak
-        },
-        training=result.work.training,
-    )
-
-
-def summarise(
-    result: Result, *, ordinal: int = 0, commit: str = "", boot: str = "", disturbance: str = ""
-) -> RunSummary:
-    """What a baseline keeps of a result.
-
-    A sample is clean when no rank was switched out against its will, or when its time is virtual.  ``disturbance`` is
-    what telemetry says after the run, beside the looks that were taken while samples were.  Raises ValueError for a
-    smoke run, whose time is no measurement, and for times that are not positive.
-    """
-    if result.outcome == "smoke" or (result.measurement is not None and result.measurement.smoke):
-        raise ValueError(f"{result.case} was a smoke run (--benchmark-disable); its time is no measurement")
-    plain_environment = json.loads(json.dumps(to_json(result.environment), default=str))
-    if result.measurement is None:
-        return RunSummary(
-            session=result.session,
-            time=result.started_at,
-            ordinal=ordinal,
-            outcome="out_of_memory",
-            commit=commit,
-            boot=boot,
-            disturbance=disturbance,
-            environment=plain_environment,
-        )
-    measurement = result.measurement
-    disturbance = disturbance_of(result, disturbance)
-    all_yardstick = _yardstick(measurement.samples)
-    times = sorted(sample.time_s for sample in measurement.samples)
-    if not times or times[0] <= 0:
-        raise ValueError(f"{result.case} has a sample of {times[0] if times else 'no'} seconds; a baseline needs times")
-    clean = [sample for sample in measurement.samples if result.simulated or not sample.involuntary_switches]
-    clean_s = sorted(sample.time_s for sample in clean)
-    return RunSummary(
-        session=result.session,
-        time=result.started_at,
-        ordinal=ordinal,
-        quantiles_s=tuple(rounded(quantile(times, share), 4) for share in QUANTILES),
-        location=_logarithm(statistics.median(clean_s)) if clean_s else None,
-        mean=_logarithm(statistics.fmean(times)),
-        clean_mean=_logarithm(statistics.fmean(clean_s)) if clean_s else None,
-        clean_p95=_logarithm(quantile(clean_s, 0.95)) if clean_s else None,
-        yardstick=(yardstick := _yardstick(clean or measurement.samples)),
-        all_yardstick=all_yardstick if all_yardstick != yardstick else None,
-        samples=len(times),
-        clean=len(clean),
-        iterations=measurement.iterations,
-        cpu_share=1.0 if result.simulated else _cpu_share(measurement),
-        metrics={
-            metric.name: rounded(metric.value, 6)
-            for metric in result.metrics
-            if metric.value is not None and math.isfinite(metric.value) and not metric.moves_with_peak
-        },
-        process=measurement.process,
-        disturbance=disturbance,
-        commit=commit,
-        boot=boot,
-        environment=plain_environment,
-    )
-
-
-def disturbance_of(result: Result, after: str) -> str:
-    """What telemetry saw of a run, while samples were taken and ``after`` it.
-
-    The driver looks at the devices of its own host; a rank of another one tells of its device once, as its last sample
-    ended.
-    """
-    measurement = result.measurement
-    assert measurement is not None, "a run out of memory has no looks"
-    ranks = measurement.ranks
-    told = [held_down(measurement.looks), held_down_elsewhere(ranks), after if after != TELEMETRY_UNKNOWN else ""]
-    unseen = any(rank.host != ranks[0].host and rank.throttle is None for rank in ranks)
-    unseen = unseen and bool(measurement.looks) and not result.simulated
-    return "; ".join(filter(None, told)) or (TELEMETRY_UNKNOWN if unseen else after)
-
-
-def _logarithm(time_s: float) -> float:
-    return round(math.log(time_s), 5)
-
-
-def _yardstick(samples: Sequence[Sample]) -> float | None:
-    times_s = [sample.yardstick_s for sample in samples if sample.yardstick_s]
-    return _logarithm(statistics.median(times_s)) if times_s and len(times_s) == len(samples) else None
-
-
-def _cpu_share(measurement: Measurement) -> float:
-    return round(min([1.0, *(rank.cpu_share for rank in measurement.ranks)]), 3)

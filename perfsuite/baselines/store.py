@@ -130,26 +130,21 @@ def update(
     path = path_of(folder, hardware)
     draft = Draft(mode=mode, reason=reason.strip(), session_runs=max(session_runs, 1))
 
-    def change(before: Baseline | None) -> Baseline:
-        entries = draft.apply(before.entries if before else {}, offered)
-        old = before or Baseline(hardware=hardware, entries={})
-        return dataclasses.replace(
-            old,
-            entries=entries,
-            commit_info=dict(commit_info or old.commit_info),
-            machine_info=dict(machine_info or old.machine_info),
-        )
-
     files.refuse_foreign(path, folder=folder, links=links)
     with locked(path):
-        before = load(folder, hardware, links=links)
-        after = change(before)
-        written = bool(draft.added)
-        if written:
-            _write(path, after)
+        old = load(folder, hardware, links=links) or Baseline(hardware=hardware, entries={})
+        entries = draft.apply(old.entries, offered)
+        if draft.added:
+            new = dataclasses.replace(
+                old,
+                entries=entries,
+                commit_info=dict(commit_info or old.commit_info),
+                machine_info=dict(machine_info or old.machine_info),
+            )
+            _write(path, new)
     return UpdateReport(
         path=path,
-        written=written,
+        written=bool(draft.added),
         added=draft.added,
         replaced=tuple(draft.replaced),
         refused=draft.refused,

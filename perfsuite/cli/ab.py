@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfsuite.arms import Arm, arm_of, described_imports, run_arm
-from perfsuite.baselines.runs import summarise
+from perfsuite.baselines.summarise import summarise
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
 from perfsuite.comparison import Comparison, compare, progress, table
 from perfsuite.decoding import to_json

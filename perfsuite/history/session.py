@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from perfsuite.baselines.runs import RunSummary, moment, rounded, summarise
+from perfsuite.baselines.runs import RunSummary, moment, rounded
+from perfsuite.baselines.summarise import summarise
 from perfsuite.decoding import to_json
 from perfsuite.metrics import REGISTRY
 from perfsuite.records import Result

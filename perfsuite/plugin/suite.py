@@ -17,7 +17,8 @@ import pytest
 
 import perfsuite
 from perfsuite.errors import JournalError, PerfsuiteError
-from perfsuite.journal import Header, JournalWriter, read_journal
+from perfsuite.journal import Header, read_journal
+from perfsuite.journal_writer import JournalWriter
 from perfsuite.platforms import (
     Catalog,
     DeviceModel,
