@@ -79,7 +79,7 @@ class RanksFailed(CaseError):
 
 
 class OutOfMemory(CaseError):
-    """The device's memory ran out on some rank; the message is ``OOM at X GiB of Y``."""
+    """A rank has no device memory left; the message is ``OOM at X GiB of Y``, and for what where not for a tensor."""
 
 
 class AgentLost(CaseError):

@@ -333,8 +333,8 @@ class PerfSession:
         return dataclasses.replace(job, workload=workload), records
 
     def _untimed(self, job: Job, purpose: Purpose, limit_s: float) -> Measurement:
-        """One iteration of a build that is never timed."""
-        budget = dataclasses.replace(job.budget, smoke=True)
+        """A build that is never timed: one iteration, two of a rehearsal of the timed one."""
+        budget = dataclasses.replace(job.budget, smoke=True, smoke_iterations=2 if purpose == "time" else 1)
         return self.driver.run(_limited(dataclasses.replace(job, purpose=purpose, budget=budget), limit_s))
 
     def _build_untimed(self, builds: _Builds, job: Job, limits: Callable[[Purpose], float]) -> None:

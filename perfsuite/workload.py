@@ -84,6 +84,8 @@ class Budget:
     warmup_min_iterations: int = 3
     smoke: bool = False
     """Build, check and one iteration only (``--benchmark-disable``)."""
+    smoke_iterations: int = 1
+    """Iterations of a smoke, where the first says too little: a training step has no state of its optimizer yet."""
     disable_gc: bool = True
     """Python's garbage collector is off during samples."""
     cache_flush: bool = False
@@ -183,7 +185,10 @@ class Probe(Protocol):
     """How a workload looks for what it is to be: runs on the ranks of the case, none of them timed."""
 
     def __call__(self, workload: Workload, purpose: Purpose) -> Measurement:
-        """One build of ``workload`` and its records; raises OutOfMemory and what else a case may raise."""
+        """One build of ``workload`` and its records; raises OutOfMemory and what else a case may raise.
+
+        For ``purpose`` time the step runs twice: what its first iteration leaves behind is there in all that are timed.
+        """
 
 
 class Workload(ABC):

@@ -159,7 +159,12 @@ def test_out_of_memory_of_an_accelerator() -> None:
     torch = pytest.importorskip("torch")
     code = CudaDevice(FakeModule())
     assert code.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
-    assert code.is_out_of_memory(RuntimeError("MUSA error: out of memory"))
+    for what in (
+        "MUSA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA calloc 6291456 bytes",
+    ):
+        assert code.is_out_of_memory(RuntimeError(what))
     assert not code.is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
     assert not code.is_out_of_memory(MemoryError())
 

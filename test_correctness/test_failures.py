@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from perfsuite.errors import ExpectedFailure, InvalidParameter, OutOfMemory, RanksFailed, UnsupportedCase
+from perfsuite.errors import CaseError, ExpectedFailure, InvalidParameter, OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.runtime.cut import cut
 from perfsuite.runtime.failures import RankFailure, compose, exception_of
 from perfsuite.runtime.stacks import is_whole, judge, judge_stack
@@ -162,6 +162,7 @@ def test_of_several_that_died_the_first_is_the_cause():
         ([raised(0, "skipped"), raised(1, "exception")], RanksFailed, "^rank 1 on node1 raised why"),
         ([raised(0, "skipped"), failure(1, "died", "exit code 3")], RanksFailed, "^rank 1 on node1 died"),
         ([raised(0, "exception"), raised(1, "out_of_memory")], OutOfMemory, "^why"),
+        ([failure(0, "stuck", "wait"), raised(1, "refused")], CaseError, "^rank 1 on node1: why$"),
     ],
 )
 def test_an_error_counts_for_more_than_a_skip_and_a_skip_for_more_than_who_waits(failures, kind, message):

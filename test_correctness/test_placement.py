@@ -15,7 +15,6 @@ from perfsuite.errors import CaseError, UnsupportedCase
 from perfsuite.platforms import families
 from perfsuite.platforms.host import Host
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.ranks import placement
 from perfsuite.runtime.ranks.host_cores import read_cores
 from perfsuite.runtime.ranks.placement import allowed_cores, divide_cores, nodes_of_devices, place_by_node
 from perfsuite.runtime.transports.local import LocalTransport
@@ -189,6 +188,11 @@ def test_the_firmwares_minus_one_is_unknown(tmp_path):
         nodes_of_devices(host, read_cores(host, range(224)), [0], address)
 
 
-def test_a_kernel_that_refuses_is_quoted(monkeypatch):
-    with pytest.raises(CaseError, match=r"the kernel refuses to pin this rank to cores 4000.*run without --perf-pin"):
-        placement.pin((4000,))
+def test_a_kernel_that_refuses_is_quoted_in_one_line(driver, monkeypatch):
+    """It came with a traceback of perfsuite's own."""
+    real = driver._transport.place
+    monkeypatch.setattr(driver._transport, "place", lambda slot: dataclasses.replace(real(slot), cores=(4000,)))
+    monkeypatch.setattr(driver, "_pin", "cores")
+    refused = r"rank 0 on \S+: the kernel refuses to pin this rank to cores 4000 \(.*\); run without --perf-pin"
+    with pytest.raises(CaseError, match=f"^{refused}$"):
+        run(driver, 1)

@@ -53,6 +53,16 @@ class Watched(Product):
         return ("memory", "loss")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sought(Product):
+    """Looks at one build, and rehearses the timed one."""
+
+    def settle(self, probe):
+        probe(self, "memory")
+        probe(self, "time")
+        return self, ()
+
+
 def session(script=measurement, name="cpu") -> tuple[PerfSession, ScriptedDriver]:
     driver = ScriptedDriver(script)
     made = PerfSession(
@@ -112,6 +122,13 @@ def failing_in(purpose, error):
         return dataclasses.replace(measurement(job), records=records)
 
     return script
+
+
+def test_a_rehearsal_of_the_timed_step_runs_it_twice():
+    """The first iteration of a training step has no state of the optimizer: it fits where the second does not."""
+    made, driver = session()
+    made.run(case(Sought()))
+    assert [("memory", 1), ("time", 2)] == [(job.purpose, job.budget.smoke_iterations) for job in driver.jobs[:2]]
 
 
 def test_a_build_goes_on_where_the_one_before_was_but_for_memory():

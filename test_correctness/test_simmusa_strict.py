@@ -10,9 +10,10 @@ from perfsuite.errors import RanksFailed
 from perfsuite.session import Case
 from perfsuite.workload import FunctionWorkload
 from perfsuite.workloads import collective
+from perfsuite.workloads.training.largest_batch import LargestBatch
 from simmusa.costs import Costs
 from test_correctness.helpers import simmusa_ranks as ranks
-from test_correctness.helpers.simmusa_ranks import KERNELS, ONCE, opened, require_built
+from test_correctness.helpers.simmusa_ranks import KERNELS, ONCE, QUICK, TRAINING, opened, require_built
 
 PRICES = Costs(launch_ns=1_000, flops_per_s={"fp32": 10e12}, alpha_ns=20_000, link_bytes_per_s=100e9)
 NO_ROOM = dataclasses.replace(PRICES, memory_bytes=64 << 20, communicator_bytes=48 << 20)
@@ -68,4 +69,25 @@ def test_a_communicator_that_does_not_fit_is_out_of_memory(tmp_path):
     with opened(NO_ROOM, tmp_path, KERNELS) as session:
         assert "smoke" == run(session, collective.AllReduce(message_bytes=1024), 2).outcome
         result = run(session, of(ranks.sends_to_a_late_rank, side=10), 2)
-    assert "out_of_memory" == result.outcome
+    assert ("out_of_memory", "OOM at 0.00 GiB of 0.06 GiB: Failed to MUSA calloc 50331648 bytes") == (
+        result.outcome,
+        result.detail,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_largest_batch_of_a_small_memory_is_one_that_can_be_timed(tmp_path, world_size):
+    """Beside what is observed there are the twin, the optimizer's state in the second step, a communicator's buffers.
+
+    A group of one rank has none: where it took them, nothing at all fitted, and every batch was tried.
+    """
+    require_built()
+    costs = dataclasses.replace(PRICES, memory_bytes=128 << 20, communicator_bytes=64 << 20)
+    largest = LargestBatch(model="gpt2-tiny", strategy="ddp" if world_size > 1 else "single", most=64)
+    budget = dataclasses.replace(QUICK, max_time_s=0.001, warmup_time_s=0.001)
+    with opened(costs, tmp_path, TRAINING) as session:
+        result = session.run(Case(id="it", workload=largest, world_size=world_size, budget=budget, platform="s4000"))
+    assert ("measured", "") == (result.outcome, result.detail)
+    found = result.metric("largest_local_batch_samples")
+    assert 1 <= found.value < 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 _LAST_LEVEL_CACHE_BYTES = 128 * MIB
 """Above the last-level cache of every device in platforms.toml (RTX 6000 Ada: 96 MiB)."""
+_NO_MEMORY = re.compile(r"out of memory|STATUS_ALLOC_FAILED|Failed to \w+ [cm]alloc", re.IGNORECASE)
+"""The runtime; a handle of a library that allocates beside torch (cublasCreate); buffers of a communicator (NCCL's
+alloc.h: "Failed to CUDA calloc 6291456 bytes")."""
 
 
 class Accelerator(DeviceCode):
@@ -67,7 +71,7 @@ class Accelerator(DeviceCode):
         import torch
 
         return isinstance(error, torch.OutOfMemoryError) or (
-            isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+            isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
         )
 
     def peak_memory_bytes(self) -> int | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfsuite.errors import (
+    CaseError,
     ExpectedFailure,
     InvalidParameter,
     OutOfMemory,
@@ -44,6 +45,7 @@ _EXCEPTIONS: Mapping[str, type[PerfsuiteError]] = {
     "unsupported": UnsupportedCase,
     "skipped": UnsupportedCase,
     "expected_failure": ExpectedFailure,
+    "refused": CaseError,
     "out_of_memory": OutOfMemory,
 }
 _BROKEN = re.compile(r"(RuntimeError|Dist\w*Error|Connection\w*Error|BrokenPipeError|TimeoutError)\b")
@@ -90,6 +92,8 @@ def exception_of(world_size: int, failures: Sequence[RankFailure], limit: str) -
 def _where(failure: RankFailure) -> str:
     if failure.kind == "wrong_result":
         return f"rank {failure.rank}{failure.place} while {failure.phase}: "
+    if failure.kind == "refused":
+        return f"rank {failure.rank}{failure.place} on {failure.host}: "
     word = _WORDS.get(failure.kind)
     return f"rank {failure.rank}{failure.place} on {failure.host} {word}: " if word else ""
 

@@ -37,7 +37,8 @@ The last two are pytest's, called on a rank.
 """
 TIMING = "timing"
 """The phase in which a rank takes its samples."""
-ERROR_KINDS = (*CLEAN_ERRORS, "out_of_memory", "exception")
+ERROR_KINDS = (*CLEAN_ERRORS, "refused", "out_of_memory", "exception")
+"""``refused``: perfsuite itself cannot run the case on that rank, and its message says all."""
 
 
 def encode(message: Message) -> bytes:

@@ -509,12 +509,13 @@ class Mccl final : public c10d::Backend {
     return Timeline::get().post(key_of(current_stream(device)), channel, name, uses);
   }
 
-  // A communicator: a queue of work and buffers beside what torch allocates.
+  // A communicator: a queue of work and buffers beside what torch allocates.  They belong to connections with peers: a
+  // group of one rank has none, and its collectives are copies (ncclLaunchOneRank in NCCL's enqueue.cc).
   StreamKey communicator(int device) {
-    auto bytes = Timeline::get().costs().communicator_bytes;
+    auto bytes = getSize() > 1 ? Timeline::get().costs().communicator_bytes : 0;
     TORCH_CHECK_WITH(
         DistBackendError, take_beside(device, bytes), "MCCL error: unhandled musa error\nmcclUnhandledMusaError: Call to "
-        "MUSA function failed.\nLast error:\nFailed to MUSA calloc ", bytes, " bytes: out of memory");
+        "MUSA function failed.\nLast error:\nFailed to MUSA calloc ", bytes, " bytes");
     buffers_.emplace_back(device, bytes);
     return new_channel(device);
   }

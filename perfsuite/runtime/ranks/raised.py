@@ -10,6 +10,8 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+import torch
+
 from perfsuite.errors import CaseError, InvalidParameter, OutOfMemory, UnsupportedCase, WrongResult
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.runtime.cut import MESSAGE_CHARS, TRACEBACK_CHARS, cut
@@ -21,7 +23,12 @@ DESTROYED = (
     "to perfsuite, which ends it after the case; remove the call"
 )
 _OWN = Path(__file__).parent
-_CLEAN = ((WrongResult, "wrong_result"), (InvalidParameter, "invalid_parameter"), (UnsupportedCase, "unsupported"))
+_CLEAN = (
+    (WrongResult, "wrong_result"),
+    (InvalidParameter, "invalid_parameter"),
+    (UnsupportedCase, "unsupported"),
+    (CaseError, "refused"),  # the base of the first two
+)
 
 
 def describe(error: BaseException, *, phase: str, code: DeviceCode | None, destroyed: bool) -> Message:
@@ -71,7 +78,10 @@ def _out_of_memory(error: BaseException, code: DeviceCode | None) -> str:
     if space is None:
         return f"OOM: {error}"
     reached = gib(used if used is not None else space[1] - space[0])
-    return f"OOM at {reached:.2f} GiB of {gib(space[1]):.2f} GiB"
+    told = f"OOM at {reached:.2f} GiB of {gib(space[1]):.2f} GiB"
+    # Tensors did not take it all: a library found no room beside them, and says for what.
+    beside = used is not None and not isinstance(error, (OutOfMemory, torch.OutOfMemoryError))
+    return f"{told}: {_text(error).splitlines()[-1]}" if beside and _text(error) else told
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -80,8 +80,8 @@ class LargestBatch(TrainStep):
             largest, observed = self._within_budget(look, first), None
         else:
             observed = by_doubling(lambda batch: batch == 1 or _fits(look, batch), self.most)
-            # What is timed has a twin before it and other pieces of memory than what was observed: near the end of a
-            # small memory that decides.
+            # What is timed has a twin before it, communicators and other pieces of memory than what was observed: near
+            # the end of a small memory that decides.
             batch = by_stepping_down(lambda batch: _fits(lambda at: probe(self._at(at), "time"), batch), observed.batch)
             if not batch:
                 probe(self._at(1), "time")  # and says how much there was
