@@ -1,10 +1,11 @@
 """The suite's figure over a plain program's: other processes, started by torchrun as a user would, alternating.
 
-    python benchmarks/plain_program.py [--cases all] [--pairs 8] [--threads 1] [--steps 40]
+    python benchmarks/plain_program.py [--cases all] [--pairs 24] [--starts 3] [--threads 1] [--steps 40]
 
 Cases: tp (a LLaMA on mesh tp2), ddp and fsdp (a GPT-2), all-reduces of 1 KiB to 16 MiB.  The plain programs are in
-benchmarks/plain.  Prints for each case the ratio of the times with its 95 % interval; a pair is a run of each, in
-turn first.
+benchmarks/plain.  Prints for each case the ratio of the times with its 95 % interval.  A pair is a turn of each,
+moments apart, so that both feel the same load, with as many iterations in a sample; the processes of both wait while
+the other has its turn, and are started --starts times.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -64,56 +67,73 @@ CASES: Mapping[str, Compared] = {
 }
 
 
-def plain(case: Compared, steps: int, threads: int) -> float:
-    """Seconds that the plain program prints."""
+@contextmanager
+def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[int], float]]:
+    """The plain program, started: seconds of a turn by how many iterations its samples have, 0 for its own choice."""
     program, *arguments = case.program
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--standalone"]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    command += [str(ROOT / "benchmarks" / "plain" / program), *arguments, f"--steps={steps}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1])
+    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
+    command += [str(ROOT / "benchmarks" / "plain" / program), *arguments, f"--steps={options.steps}"]
+    started = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert started.stdin
+    assert started.stdout
+    said, asked = started.stdout, started.stdin
+
+    def turn(iterations: int) -> float:
+        asked.write(f"{iterations}\n")
+        asked.flush()
+        return float(said.readline())
+
+    try:
+        said.readline()  # its warm-up
+        yield turn
+    finally:
+        asked.close()
+        started.wait()
 
 
-def suite(driver: Driver, case: Compared, steps: int) -> float:
-    """Seconds of the suite's case, in processes of its own."""
+def suite(driver: Driver, case: Compared, steps: int, *, fresh: bool) -> tuple[float, int]:
+    """Seconds of the suite's case, in processes of its own, and the iterations of a sample."""
     budget = Budget(min_rounds=steps, max_rounds=steps, max_time_s=0.0, warmup_min_iterations=5)
-    if isinstance(case.workload, AllReduce):  # several in a sample, as the plain program has them
+    if isinstance(case.workload, AllReduce):  # several in a sample
         budget = Budget(min_rounds=steps, max_rounds=steps)
     shape = MeshShape.parse(case.workload.layout()) if case.workload.layout() else None
-    return driver.run(Job(workload=case.workload, world_size=RANKS, shape=shape, budget=budget, fresh=True)).median_s
+    job = Job(workload=case.workload, world_size=RANKS, shape=shape, budget=budget, fresh=fresh)
+    measured = driver.run(job)
+    return measured.median_s, measured.iterations
 
 
 def compare(driver: Driver, name: str, options: argparse.Namespace) -> None:
     """Print the pairs of one case and the interval of their ratio."""
     case, ratios = CASES[name], []
-    for pair in range(options.pairs):
-        if pair % 2:
-            mine = suite(driver, case, options.steps)
-            other = plain(case, options.steps, options.threads)
-        else:
-            other = plain(case, options.steps, options.threads)
-            mine = suite(driver, case, options.steps)
-        ratios.append(mine / other)
-        told = f"suite {format_seconds(mine, 3)}, plain program {format_seconds(other, 3)}"
-        print(f"{name}, pair {pair + 1}: {told}", flush=True)
+    for start in range(options.starts):
+        with plain(case, options) as turn:
+            suite(driver, case, options.steps, fresh=True)  # its warm-up, like the program's
+            for _ in range(start, options.pairs, options.starts):
+                mine, iterations = suite(driver, case, options.steps, fresh=False)
+                other = turn(iterations)  # a longer sample has more of what else runs here
+                ratios.append(mine / other)
+                told = f"suite {format_seconds(mine, 3)}, plain program {format_seconds(other, 3)}"
+                print(f"{name}, pair {len(ratios)}: {told}, {iterations} iterations in a sample", flush=True)
     mean, low, high = ratio_interval(ratios)
-    found = f"{mean:.3f}, 95 % interval {low:.3f} to {high:.3f}, {len(ratios)} pairs"
-    print(f"{name}: suite over plain program {found}", flush=True)
+    found = f"{mean:.3f}, 95 % interval {low:.3f} to {high:.3f}, {len(ratios)} pairs, median {median(ratios):.3f}"
+    print(f"{name}: suite over plain program {found}; load {os.getloadavg()[0]:.0f}", flush=True)
 
 
 def main() -> None:
     """Compare the cases that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default="tp", help=f"all, or some of {', '.join(CASES)}; default: %(default)s")
-    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=24)
+    parser.add_argument("--starts", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=40)
     options = parser.parse_args()
     names = list(CASES) if options.cases == "all" else options.cases.split(",")
     if unknown := [name for name in names if name not in CASES]:
         parser.error(f"--cases: {unknown[0]!r} is none of {', '.join(CASES)}")
-    if options.pairs < 2:
-        parser.error(f"--pairs={options.pairs}: an interval needs 2 or more")
+    if not 1 <= options.starts <= options.pairs or options.pairs < 2:
+        parser.error(f"--pairs={options.pairs} --starts={options.starts}: an interval needs 2 pairs, a start one")
     preload = {module: None for name in names for module in CASES[name].workload.preload}
     transport = LocalTransport(start_method="fork", preload=("torch", *preload), log_directory=Path(tempfile.mkdtemp()))
     driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node=2 benchmarks/plain/all_reduce.py --bytes 1024 --steps 40
 
-A step is a barrier and as many all-reduces as 20 ms take, at most 100.  Prints the median over the steps of the slowest
-rank's time of one all-reduce, in seconds.
+A step is a barrier and as many all-reduces as 20 ms take, at most 100, or as the turn says (turns.py).  Prints the
+median over the steps of the slowest rank's time of one all-reduce, in seconds.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from turns import turns
 
 
 def main():
@@ -32,10 +33,11 @@ def main():
         return float(worst)
 
     usual = min(seconds(3) for _ in range(5))
-    count = max(1, min(100, int(0.02 / usual)))
-    times = [seconds(count) for _ in range(given.steps)]
-    if dist.get_rank() == 0:
-        print(statistics.median(times))
+    for asked in turns():
+        count = asked or max(1, min(100, int(0.02 / usual)))
+        times = [seconds(count) for _ in range(given.steps)]
+        if dist.get_rank() == 0:
+            print(statistics.median(times), flush=True)
     dist.destroy_process_group()
 
 

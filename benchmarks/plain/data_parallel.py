@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node=2 benchmarks/plain/data_parallel.py --strategy ddp --steps 40
 
-Prints the median over the steps of the slowest rank's time, in seconds.
+Prints the median over the steps of the slowest rank's time, in seconds, once for each turn (turns.py).
 """
 
 import argparse
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from turns import turns
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -45,17 +46,20 @@ def main():
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
     first = [BATCH * (rank + ranks * index) for index in range(4)]
     batches = [synthetic_batch(config, list(range(start, start + BATCH))) for start in first]
-    times = []
-    for number in range(5 + given.steps):
+
+    def step(number):
         start = time.perf_counter()
         module(**batches[number % 4]).backward()
         optimizer.step()
         optimizer.zero_grad()
         worst = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
         dist.all_reduce(worst, dist.ReduceOp.MAX)
-        times.append(float(worst))
-    if rank == 0:
-        print(statistics.median(times[5:]))
+        return float(worst)
+
+    for _ in turns():
+        times = [step(number) for number in range(5 + given.steps)]
+        if rank == 0:
+            print(statistics.median(times[5:]), flush=True)
     dist.destroy_process_group()
 
 

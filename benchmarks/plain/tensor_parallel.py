@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node=2 benchmarks/plain/tensor_parallel.py --steps 30
 
-Prints the median over the steps of the slowest rank's time, in seconds.
+Prints the median over the steps of the slowest rank's time, in seconds, once for each turn (turns.py).
 """
 
 import argparse
@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
+from turns import turns
 
 LAYERS, WIDTH, HEADS, KEY_HEADS, HIDDEN, WORDS, TOKENS, BATCH = 2, 128, 4, 2, 344, 512, 64, 4
 
@@ -133,16 +134,17 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
 
-    times = []
-    for number in range(5 + steps):
+    def seconds():
         start = time.perf_counter()
         step()
         worst = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
         dist.all_reduce(worst, dist.ReduceOp.MAX)
-        if number >= 5:
-            times.append(float(worst))
-    if dist.get_rank() == 0:
-        print(statistics.median(times))
+        return float(worst)
+
+    for _ in turns():
+        times = [seconds() for _ in range(5 + steps)]
+        if dist.get_rank() == 0:
+            print(statistics.median(times[5:]), flush=True)
     dist.destroy_process_group()
 
 
