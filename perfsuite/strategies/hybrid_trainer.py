@@ -156,7 +156,7 @@ class HybridTrainer(Trainer):
         parts = [gradient.to_local() for gradient in gradients]
         joined = torch.cat([part.reshape(-1) for part in parts])
         dist.all_reduce(joined, group=self.rank.group("tp"))
-        summed = joined.split([part.numel() for part in parts])  # type: ignore[no-untyped-call]
+        summed = joined.split([part.numel() for part in parts])  # type: ignore[no-untyped-call]  # torch's
         for parameter, gradient, part, total in zip(parameters, gradients, parts, summed, strict=True):
             part.copy_(total.view_as(part))
             parameter.grad = DTensor.from_local(part, gradient.device_mesh, parameter.placements, run_check=False)  # type: ignore[attr-defined]
