@@ -71,8 +71,8 @@ def _near_memory(row: PublishedStep) -> str:
     return f"{100 * share:.0f} % of the card by estimate" if share > MEMORY_LIMIT else ""
 
 
-def _tables() -> tuple[Table, ...]:
-    foundry = tuple(
+def _foundry() -> tuple[Table, ...]:
+    return tuple(
         Table(
             name=name,
             title=f"llm-foundry on {title}",
@@ -89,9 +89,11 @@ def _tables() -> tuple[Table, ...]:
             ("llm-foundry-a100-40", "A100-40", (3, 7, 14)),
         )
     )
+
+
+def _others() -> tuple[Table, ...]:
     nemo = (MATMUL, MATMUL_8, ATTENTION, BESIDE_TENSOR, SPREAD, KERNEL)
     return (
-        *foundry,
         Table(
             name="nemo-h100",
             title="NeMo on H100, bf16 and fp8",
@@ -137,7 +139,7 @@ def _odd_heads(row: PublishedStep) -> str:
     return f"heads of {features} features leave the matrix units" if features % 8 else ""
 
 
-TABLES: Mapping[str, Table] = {table.name: table for table in _tables()}
+TABLES: Mapping[str, Table] = {table.name: table for table in (*_foundry(), *_others())}
 """Leave one model out."""
 
 

@@ -57,11 +57,8 @@ def layer_parity(rank, samples=2, zigzag=False, tolerance=1e-5, **fields):
     Every data rank has ``samples`` samples.  Gradients are added up here as data parallelism would: those of experts
     over dp and cp, all others over dp, ep and cp.
     """
-    import torch.distributed as dist
-
-    from perfsuite.models.moe_module import MoeMlp, moe_layers
+    from perfsuite.models.moe_module import moe_layers
     from perfsuite.strategies import expert
-    from perfsuite.strategies.trainer import whole
 
     config = dataclasses.replace(SMALL, **{"balance_weight": 0.5, **fields})
     shape, at = rank.shape, rank.shape.coordinates(rank.rank)
@@ -70,16 +67,9 @@ def layer_parity(rank, samples=2, zigzag=False, tolerance=1e-5, **fields):
     for axis in data:
         shares, share = shares * shape.size(axis), share * shape.size(axis) + at[axis]
 
-    def new():
-        torch.manual_seed(5)
-        layer = MoeMlp(config.width, config.hidden, config.routing)
-        for parameter in layer.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-        return layer
-
-    every = torch.randn(samples * shares, config.sequence_length, config.width)
-    upstream = torch.randn_like(every) / len(every)
-    reference, inputs = new(), every.clone().requires_grad_()
+    whole_batch = torch.randn(samples * shares, config.sequence_length, config.width)
+    upstream = torch.randn_like(whole_batch) / len(whole_batch)
+    reference, inputs = _layer(config), whole_batch.clone().requires_grad_()
     expected = reference(inputs)
     (expected * upstream).sum().backward()
 
@@ -87,41 +77,64 @@ def layer_parity(rank, samples=2, zigzag=False, tolerance=1e-5, **fields):
     chunks = torch.arange(config.sequence_length).chunk(2 * cp if zigzag else cp)
     mine = at.get("cp", 0)
     places = torch.cat((chunks[mine], chunks[2 * cp - 1 - mine])) if zigzag else chunks[mine]
-    layer = new()
+    layer = _layer(config)
     expert.apply(layer, rank, places)
     local = places.chunk(tp)[at.get("tp", 0)]
     rows = slice(share * samples, (share + 1) * samples)
-    x = every[rows, local].clone().requires_grad_()
+    x = whole_batch[rows, local].clone().requires_grad_()
     expert_parameters = {id(p) for part in expert.expert_modules(layer) for p in part.parameters()}
 
     def run():
         layer.zero_grad()
         x.grad = None
-        for each in moe_layers(layer):
-            each.loss_factor = 1 / (shares * cp)
+        for routed in moe_layers(layer):
+            routed.loss_factor = 1 / (shares * cp)
         output = layer(x)
         (output * upstream[rows, local]).sum().backward()
         errors = {"output": _error(output, expected[rows, local]), "input": _error(x.grad, inputs.grad[rows, local])}
         for name, parameter in layer.named_parameters():
-            gradient = whole(parameter.grad).clone()
-            ours = id(parameter) in expert_parameters
-            for axis in ("dp", "cp") if ours else ("dp", "ep", "cp"):
-                if shape.size(axis) > 1:
-                    dist.all_reduce(gradient, group=rank.group(axis))
-            if ours and "ep" in shape.names:
-                parts = [torch.empty_like(gradient) for _ in range(shape.size("ep"))]
-                dist.all_gather(parts, gradient.contiguous(), group=rank.group("ep"))
-                gradient = torch.cat(parts)
+            gradient = _whole_gradient(rank, parameter, is_of_expert=id(parameter) in expert_parameters)
             errors[name] = _error(gradient, reference.get_parameter(name).grad)
-        worst = max(errors, key=errors.get)
-        if not errors[worst] <= tolerance:
-            raise WrongResult(f"{worst} on mesh {shape}", expected=f"at most {tolerance}", got=errors[worst])
-        rank.record("error", errors[worst])
+        _judge(rank, errors, tolerance)
         expert.record(rank, [layer])
         for field in dataclasses.fields(reference.figures):
             rank.record(f"{field.name}_alone", getattr(reference.figures, field.name), reduce="equal")
 
     return run
+
+
+def _layer(config):
+    from perfsuite.models.moe_module import MoeMlp
+
+    torch.manual_seed(5)
+    layer = MoeMlp(config.width, config.hidden, config.routing)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return layer
+
+
+def _whole_gradient(rank, parameter, *, is_of_expert):
+    """A parameter's gradient, added up over the ranks that hold the same and put together of those of experts."""
+    import torch.distributed as dist
+
+    from perfsuite.strategies.trainer import whole
+
+    gradient = whole(parameter.grad).clone()
+    for axis in ("dp", "cp") if is_of_expert else ("dp", "ep", "cp"):
+        if rank.shape.size(axis) > 1:
+            dist.all_reduce(gradient, group=rank.group(axis))
+    if is_of_expert and "ep" in rank.shape.names:
+        parts = [torch.empty_like(gradient) for _ in range(rank.shape.size("ep"))]
+        dist.all_gather(parts, gradient.contiguous(), group=rank.group("ep"))
+        gradient = torch.cat(parts)
+    return gradient
+
+
+def _judge(rank, errors, tolerance):
+    worst = max(errors, key=errors.get)
+    if not errors[worst] <= tolerance:
+        raise WrongResult(f"{worst} on mesh {rank.shape}", expected=f"at most {tolerance}", got=errors[worst])
+    rank.record("error", errors[worst])
 
 
 def _error(got, expected):

@@ -139,21 +139,28 @@ def pipeline_parameters(
     }
 
 
+_OF_TENSOR: dict[str, str] = {
+    **_UNSAID,
+    "strategy": "the degree of tp is said: strategy hybrid",
+    "vocabulary": "50257 words padded to a multiple of 128 x tp, which tp divides",
+    "global_batch_size": "a batch of 1024 is said: of all samples of a step",
+}
+_GPT3: dict[str, Any] = {
+    "model": "gpt3-175b",
+    "overrides": {"words_multiple": 128},
+    "dtype": "bf16",
+    "checkpointing": "full",
+}
+
+
 def tensor() -> Iterator[Recipe]:
     """175B on one to eight cards, none of which can hold it, and split three ways over 64."""
-    own = {
-        **_UNSAID,
-        "strategy": "the degree of tp is said: strategy hybrid",
-        "vocabulary": "50257 words padded to a multiple of 128 x tp, which tp divides",
-        "global_batch_size": "a batch of 1024 is said: of all samples of a step",
-    }
-    whole = {"model": "gpt3-175b", "overrides": {"words_multiple": 128}, "dtype": "bf16", "checkpointing": "full"}
     for tp, line in ((1, 311), (2, 312), (4, 313), (8, 314)):
         yield Recipe(
             name=f"004-gpt3-175b-tp{tp}-1x{tp}",
             rows=lines("004/tensor", line),
             parameters={
-                **whole,
+                **_GPT3,
                 "strategy": "hybrid",
                 "mesh": f"tp{tp}",
                 "micro_batch_size": 1,
@@ -162,16 +169,20 @@ def tensor() -> Iterator[Recipe]:
                 "builds": ("memory", "exposed", "traffic"),
             },
             world_size=tp,
-            own=own,
+            own=_OF_TENSOR,
             small=f"test_perf/test_tensor_parallel.py::test_tensor_parallel[cpu-ws{tp}-gpt2-tiny]",
         )
+    yield from _on_64()
+
+
+def _on_64() -> Iterator[Recipe]:
     batch = {"global_batch_size": "no batch is said: 128, as many samples as pipelines of 64 stages fill twice"}
     yield Recipe(
         name="004-gpt3-175b-dp64-8x8",
         rows=lines("004/3d", 426),
-        parameters={**whole, "strategy": "ddp", "global_batch_size": 128, "accumulation": 2, "builds": ("memory",)},
+        parameters={**_GPT3, "strategy": "ddp", "global_batch_size": 128, "accumulation": 2, "builds": ("memory",)},
         world_size=64,
-        own={**own, **batch, "strategy": "DP-only ran out of memory: every card has the whole model, DDP"},
+        own={**_OF_TENSOR, **batch, "strategy": "DP-only ran out of memory: every card has the whole model, DDP"},
         small=f"{_MESHES}[cpu-dp8]",
     )
     for mesh, line, small in (("pp64", 427, "pp8"), ("pp8-tp8", 429, "pp2-tp4"), ("pp8-dp2-tp4", 430, "pp2-dp2-tp2")):
@@ -179,7 +190,7 @@ def tensor() -> Iterator[Recipe]:
             name=f"004-gpt3-175b-{mesh}-8x8",
             rows=lines("004/3d", line),
             parameters={
-                **whole,
+                **_GPT3,
                 "strategy": "hybrid",
                 "mesh": mesh,
                 "accumulation": 64 if "dp" in mesh else 128,
@@ -187,7 +198,7 @@ def tensor() -> Iterator[Recipe]:
                 "builds": ("memory",),
             },
             world_size=64,
-            own={**own, **batch},
+            own={**_OF_TENSOR, **batch},
             test=_MESHES,
             words=mesh,
             small=f"{_MESHES}[cpu-{small}]",

@@ -23,27 +23,7 @@ def over_sessions(
     values = [row["value"] for row in (*points, *levels)]
     room = (max(values) - min(values)) * 0.08 or abs(max(values)) * 0.01 or 0.01
     bottom, top = min(values) - room, max(values) + 3 * room
-    last = len(names) - 1
-    ticks = sorted({0, last // 3, 2 * last // 3}) if last > 2 else list(range(last + 1))
-    x = {
-        "field": "at",
-        "type": "quantitative",
-        "scale": {"domain": [-0.5, last + 0.5], "nice": False},
-        "axis": {
-            "title": "sessions in the order of their commits",
-            "values": ticks,
-            "labelExpr": f"{_texts(names)}[datum.value]",
-            "labelAlign": "left",
-            "labelFlush": False,
-            "grid": False,
-        },
-    }
-    y = {
-        "field": "value",
-        "type": "quantitative",
-        "scale": {"domain": [bottom, top], "zero": False, "nice": False},
-        "axis": {"title": unit, "format": "~g", "tickCount": 4},
-    }
+    x, y = _across(names), _upward(unit, bottom, top)
     tone = {"domain": ["bad", "good"], "range": [BAD, GOOD]}
     colour = {"field": "tone", "type": "nominal", "legend": None, "scale": tone}
     passages = [row for row in changes if row["begin"] < row["at"]]
@@ -68,7 +48,7 @@ def over_sessions(
             "mark": {"type": "rule", "strokeDash": [4, 3], "strokeWidth": 1.5},
             "encoding": {"x": x, "color": colour, "description": {"field": "told"}},
         },
-        *(_label(row, x, top, last) for row in changes),
+        *(_label(row, x, top, len(names) - 1) for row in changes),
     ]
     if environment:
         layers.append(
@@ -79,6 +59,34 @@ def over_sessions(
             }
         )
     return frame({"width": 265, "height": 130, "layer": [layer for layer in layers if layer["data"]["values"]]})
+
+
+def _across(names: Sequence[str]) -> Spec:
+    """The sessions, three of them named."""
+    last = len(names) - 1
+    ticks = sorted({0, last // 3, 2 * last // 3}) if last > 2 else list(range(last + 1))
+    return {
+        "field": "at",
+        "type": "quantitative",
+        "scale": {"domain": [-0.5, last + 0.5], "nice": False},
+        "axis": {
+            "title": "sessions in the order of their commits",
+            "values": ticks,
+            "labelExpr": f"{_texts(names)}[datum.value]",
+            "labelAlign": "left",
+            "labelFlush": False,
+            "grid": False,
+        },
+    }
+
+
+def _upward(unit: str, bottom: float, top: float) -> Spec:
+    return {
+        "field": "value",
+        "type": "quantitative",
+        "scale": {"domain": [bottom, top], "zero": False, "nice": False},
+        "axis": {"title": unit, "format": "~g", "tickCount": 4},
+    }
 
 
 def _label(row: Mapping[str, Any], x: Spec, top: float, last: int) -> Spec:
