@@ -12,7 +12,8 @@ from perfsuite.baselines.baseline import Baseline
 from perfsuite.errors import ConfigurationError
 from perfsuite.journal import Journal, read_journal
 from perfsuite.platforms import Catalog
-from perfsuite.reports.tables.case import from_entry
+from perfsuite.reports.stored import stored_result
+from perfsuite.reports.tables.case import from_result
 from perfsuite.reports.tables.recording import Recording, recording_of
 
 
@@ -72,7 +73,7 @@ def _run_of_baseline(path: Path, baseline: Baseline, catalog: Catalog) -> Record
     }
     return Recording(
         name=f"{path}, newest run of each case",
-        cases=tuple(from_entry(entry, **about) for entry in entries),
+        cases=tuple(from_result(stored_result(entry, hardware)) for entry in entries),
         environment=baseline.newest.environment if baseline.newest else {},
         versions=baseline.versions,
         device=catalog.models.get(hardware.platform),

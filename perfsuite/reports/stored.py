@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from perfsuite.baselines.baseline import Baseline, Entry
+from perfsuite.baselines.baseline import Baseline, Entry, Hardware
 from perfsuite.metrics import REGISTRY
 from perfsuite.records import Metric, Result, Work
-from perfsuite.reports.tables.settings import class_of
+from perfsuite.reports.tables.settings import kernel_of
 from perfsuite.run_record import Revision, RunRecord
 
 
@@ -15,13 +16,13 @@ from perfsuite.run_record import Revision, RunRecord
 class StoredResult(Result):
     """A case of a baseline, which keeps quantiles of the samples and no measurement."""
 
-    stored_s: float = 0.0
-    """Median of the newest run, seconds."""
+    times_s: tuple[float, ...] = ()
+    """Median seconds of each run that is kept, the newest last."""
 
     @property
     def median_s(self) -> float:
         """Median seconds per iteration of the newest run."""
-        return self.stored_s
+        return self.times_s[-1]
 
 
 def record_of_baseline(baseline: Baseline, name: str) -> RunRecord:
@@ -30,7 +31,7 @@ def record_of_baseline(baseline: Baseline, name: str) -> RunRecord:
     entries = sorted(baseline.entries.values(), key=lambda entry: entry.case.node)
     newest = baseline.newest
     commit = newest.commit if newest else ""
-    results = (_result(entry, hardware.platform, hardware.fingerprint, hardware.simulated) for entry in entries)
+    results = (stored_result(entry, hardware) for entry in entries)
     return RunRecord(
         name=name,
         platform=hardware.platform,
@@ -43,46 +44,47 @@ def record_of_baseline(baseline: Baseline, name: str) -> RunRecord:
     )
 
 
-def _result(entry: Entry, platform: str, fingerprint: str, simulated: bool) -> Result:
+def stored_result(entry: Entry, hardware: Hardware) -> StoredResult:
+    """A case of a baseline as its newest run had it; work is what follows from the stored rates."""
     run, case = entry.newest, entry.case
+    times_s = tuple(kept.median_s for kept in entry.runs if kept.quantiles_s)
     time_s = run.median_s if run.quantiles_s else 0.0
-    metrics = tuple(
-        Metric(
-            name=name,
-            value=value,
-            unit=case.metrics[name].unit if name in case.metrics else REGISTRY[name].unit,
-            better=REGISTRY[name].better,
-            convention=REGISTRY[name].convention,
-        )
-        for name, value in run.metrics.items()
-        if name in REGISTRY
-    )
     return StoredResult(
         case=case.node,
         workload=case.workload,
         parameters=case.parameters,
-        platform=platform,
+        platform=hardware.platform,
         world_size=case.world_size,
         outcome=run.outcome,
         work=_work(entry, time_s),
-        metrics=metrics,
-        fingerprint=fingerprint,
+        metrics=tuple(_metrics(entry)),
+        detail="out of memory (a baseline does not keep how much)" if run.outcome == "out_of_memory" else "",
+        fingerprint=hardware.fingerprint,
         environment=run.environment,
-        simulated=simulated,
+        simulated=hardware.simulated,
         session=run.session,
         started_at=run.time,
-        stored_s=time_s,
+        times_s=times_s,
     )
+
+
+def _metrics(entry: Entry) -> Iterator[Metric]:
+    """Of perfsuite's own and of others'; neither peaks nor notes are kept."""
+    for name, value in entry.newest.metrics.items():
+        meaning, spec = entry.case.metrics.get(name), REGISTRY.get(name)
+        known = meaning or spec
+        if known is not None:
+            convention = spec.convention if spec is not None else ""
+            better = spec.better if spec is not None else known.better
+            yield Metric(name=name, value=value, unit=known.unit, better=better, convention=convention)
 
 
 def _work(entry: Entry, time_s: float) -> Work:
     values, parameters = entry.newest.metrics, entry.case.parameters
     dtype = str(parameters.get("dtype", ""))
-    name = class_of(entry.case.workload)
     if "algbw_gb_per_s" in values:
-        snake = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
         size = float(parameters.get("message_bytes") or values["algbw_gb_per_s"] * 1e9 * time_s)
-        return Work(collective=snake, message_bytes=size, dtype=dtype)
+        return Work(collective=kernel_of(entry.case.workload, {}), message_bytes=size, dtype=dtype)
     if "samples_per_s" in values or "tokens_per_s" in values:
         samples, tokens = (round(values.get(f"{what}_per_s", 0.0) * time_s) for what in ("samples", "tokens"))
         return Work(samples=float(samples), tokens=float(tokens), dtype=dtype)

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfsuite.baselines.baseline import Entry
 from perfsuite.gate.verdict import Verdict
 from perfsuite.platforms import DeviceModel
 from perfsuite.records import Measurement, Metric, Peak, Result, Work
 from perfsuite.reports.notable import Notable
 from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.page.blocks import Tone
+from perfsuite.reports.stored import StoredResult
 from perfsuite.reports.tables.markdown import Grid
 from perfsuite.reports.tables.settings import class_of
 from perfsuite.run_record import RunRecord
@@ -42,38 +42,33 @@ class Case:
     """Median seconds of each run that is known, the newest last."""
     fingerprint: str
     platform: str
-    result: Result | None = None
-    entry: Entry | None = None
-    """Of a baseline."""
+    result: Result
+    """Of a baseline as its newest run had it, without a measurement."""
 
     @functools.cached_property
     def metrics(self) -> tuple[Metric, ...]:
-        """With peaks and conventions; none of a baseline."""
-        return self.result.metrics if self.result is not None else ()
+        """With peaks and conventions, as far as they are known."""
+        return self.result.metrics
 
     @functools.cached_property
     def values(self) -> Mapping[str, float]:
         """Metrics that have a value."""
-        if self.entry is not None:
-            return self.entry.newest.metrics
-        return self.result.values if self.result is not None else {}
+        return self.result.values
 
     @functools.cached_property
     def work(self) -> Work:
-        """What an iteration does; nothing is known of it in a baseline."""
-        return self.result.work if self.result is not None else Work()
+        """What an iteration does; of a baseline what follows from its rates."""
+        return self.result.work
 
     @property
     def measurement(self) -> Measurement | None:
         """None of a baseline, and of a case that ran out of memory."""
-        return self.result.measurement if self.result is not None else None
+        return self.result.measurement
 
     @property
     def detail(self) -> str:
         """Why nothing was measured."""
-        if self.outcome != "out_of_memory":
-            return ""
-        return self.result.detail if self.result is not None else "out of memory (a baseline does not keep how much)"
+        return self.result.detail if self.outcome == "out_of_memory" else ""
 
     @property
     def name(self) -> str:
@@ -106,7 +101,7 @@ class Case:
 
 
 def case_of_result(result: Result) -> Case:
-    """The case of a journal's result."""
+    """The case of a journal's or a baseline's result."""
     median_s = result.median_s if result.outcome == "measured" else None
     return Case(
         node=result.case,
@@ -115,27 +110,10 @@ def case_of_result(result: Result) -> Case:
         ranks=result.world_size,
         outcome=result.outcome,
         median_s=median_s,
-        times_s=(median_s,) if median_s is not None else (),
+        times_s=result.times_s if isinstance(result, StoredResult) else tuple(filter(None, [median_s])),
         fingerprint=result.fingerprint,
         platform=result.platform,
         result=result,
-    )
-
-
-def case_of_entry(entry: Entry, fingerprint: str, platform: str) -> Case:
-    """The case of a baseline's entry as its newest run had it, with the times of all that are kept."""
-    run, case = entry.newest, entry.case
-    return Case(
-        node=case.node,
-        workload=class_of(case.workload),
-        parameters=case.parameters,
-        ranks=case.world_size,
-        outcome=run.outcome,
-        median_s=run.median_s if run.quantiles_s else None,
-        times_s=tuple(kept.median_s for kept in entry.runs if kept.quantiles_s),
-        fingerprint=fingerprint,
-        platform=platform,
-        entry=entry,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfsuite.reports.page.material import Case, Material, Run
-from perfsuite.reports.tables.case import TableCase, from_entry, from_result
+from perfsuite.reports.tables.case import from_result
 from perfsuite.reports.tables.recording import Recording
 
 MOST_CASES = 150
@@ -30,18 +30,10 @@ def _recording(run: Run, cases: list[Case]) -> Recording:
         name=run.name,
         platform=run.platform,
         fingerprint=run.fingerprint,
-        cases=tuple(table_case for case in cases if (table_case := _table_case(case, run)) is not None),
+        cases=tuple(from_result(case.result) for case in cases),
         missing=run.missing,
         environment=run.environment,
         versions=run.versions,
         device=run.device,
         simulated=run.simulated,
     )
-
-
-def _table_case(case: Case, run: Run) -> TableCase | None:
-    if case.result is not None:
-        return from_result(case.result)
-    if case.entry is None:
-        return None
-    return from_entry(case.entry, platform=run.platform, fingerprint=run.fingerprint, simulated=run.simulated)

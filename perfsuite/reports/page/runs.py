@@ -10,8 +10,9 @@ from perfsuite.platforms import DeviceModel
 from perfsuite.records import Result
 from perfsuite.reports.notable import notable
 from perfsuite.reports.page.effects import changes_between, changes_of_verdicts
-from perfsuite.reports.page.material import Case, Change, Material, Run, case_of_entry, case_of_result, joined
+from perfsuite.reports.page.material import Case, Change, Material, Run, case_of_result, joined
 from perfsuite.reports.page.numbers import duration
+from perfsuite.reports.stored import stored_result
 from perfsuite.run_record import RunRecord
 
 
@@ -57,7 +58,7 @@ def run_of_baseline(baseline: Baseline, name: str, device: DeviceModel | None) -
         name=name,
         platform=hardware.platform,
         fingerprint=hardware.fingerprint,
-        cases=tuple(case_of_entry(entry, hardware.fingerprint, hardware.platform) for _, entry in entries),
+        cases=tuple(case_of_result(stored_result(entry, hardware)) for _, entry in entries),
         environment=newest.environment if newest else {},
         versions=baseline.versions,
         facts={"newest run": newest.time, "commit": newest.commit} if newest else {},

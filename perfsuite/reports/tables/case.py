@@ -1,6 +1,6 @@
 """One case as a table sees it: settings and values by name, and why a value is missing.
 
-A case comes from a journal's result, from the newest run of a baseline's entry, or was not measured at all: then it has
+A case comes from a result, of a journal or of a baseline's newest run, or was not measured at all: then it has
 the settings of a sibling that was, and a reason instead of values.
 """
 
@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfsuite.baselines.baseline import Entry
 from perfsuite.metrics.memory import residence
 from perfsuite.metrics.spec import devices_used
 from perfsuite.records import Result
 from perfsuite.reports.scaling import ranks_in, without_ranks
+from perfsuite.reports.stored import StoredResult
 from perfsuite.reports.tables.case_names import name_in
 from perfsuite.reports.tables.recipe_ids import is_recipe
 from perfsuite.reports.tables.settings import class_of, kernel_of, schedule_place, settings_of, sizes_of, whole
@@ -64,7 +64,7 @@ class TableCase:
 
 
 def from_result(result: Result) -> TableCase:
-    """The case of a journal's result."""
+    """The case of a journal's result, or of a baseline's, of which the newest run counts."""
     measurement = result.measurement
     values = {metric.name: metric.value for metric in result.metrics if metric.value is not None}
     missing = result.detail
@@ -73,9 +73,10 @@ def from_result(result: Result) -> TableCase:
     hosts: int | None = None
     if result.outcome == "measured" and measurement is not None:
         hosts = len({rank.host for rank in measurement.ranks})
-        values["median_s"] = measurement.median_s
         steps = [record.value for record in measurement.records if record.name == "steps_per_epoch"]
         values.update({"steps_per_epoch": steps[0]} if steps else {})
+    if result.outcome == "measured" and (measurement is not None or isinstance(result, StoredResult)):
+        values["median_s"] = result.median_s
     settings = settings_of(result.parameters, result.platform, result.world_size, hosts)
     settings.update(sizes_of(settings, result.work.samples, result.work.tokens))
     settings["kernel"] = kernel_of(result.workload, result.parameters, result.work.collective)
@@ -106,33 +107,6 @@ def from_result(result: Result) -> TableCase:
         simulated=result.simulated,
         traffic=measurement.traffic if measurement is not None else (),
         components=measurement.components if measurement is not None else (),
-    )
-
-
-def from_entry(entry: Entry, *, platform: str, fingerprint: str, simulated: bool) -> TableCase:
-    """The case of a baseline's entry, as its newest run had it; batch and length follow from the stored rates."""
-    run, case = entry.newest, entry.case
-    values = dict(run.metrics)
-    missing = "out of memory (a baseline does not keep how much)" if run.outcome == "out_of_memory" else ""
-    settings = settings_of(case.parameters, platform, case.world_size, None)
-    settings["kernel"] = kernel_of(case.workload, case.parameters)
-    if run.quantiles_s:
-        values["median_s"] = run.median_s
-        samples = round(values.get("samples_per_s", 0.0) * run.median_s)
-        tokens = round(values.get("tokens_per_s", 0.0) * run.median_s)
-        settings.update(sizes_of(settings, samples, tokens))
-    settings.update(_named(case.node))
-    return TableCase(
-        case=case.node,
-        platform=platform,
-        workload=class_of(case.workload),
-        ranks=case.world_size,
-        parameters=case.parameters,
-        settings=settings,
-        values=_derived(values),
-        missing=missing,
-        fingerprint=fingerprint,
-        simulated=simulated,
     )
 
 

@@ -28,10 +28,10 @@ def section(material: Material) -> Section | None:
     for case in material.measured:
         if "busbw_gb_per_s" in case.values and message_bytes(case):
             groups.setdefault((collective(case), dtype(case)), []).append(case)
-    pairs = pair_blocks([case.result for case in material.measured if case.result is not None])
+    pairs = pair_blocks([case.result for case in material.measured])
     if not groups:
         return Section(key="collectives", title="Collectives", blocks=pairs) if pairs else None
-    results = [case.result for members in groups.values() for case in members if case.result is not None]
+    results = [case.result for members in groups.values() for case in members]
     fits = fit_collectives(results)
     ordered = sorted(groups.items(), key=lambda group: -len({message_bytes(case) for case in group[1]}))
     several = [group for group in ordered if len({message_bytes(case) for case in group[1]}) > 1]

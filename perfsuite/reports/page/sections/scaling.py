@@ -50,7 +50,7 @@ def _of_series(cases: Sequence[Case]) -> list[Result]:
     """Results of the series with most numbers of ranks, no more than a reader looks through."""
     series: dict[str, dict[int, Result]] = {}
     for case in cases:
-        if case.result is not None and (case.work.samples or case.work.tokens):
+        if case.work.samples or case.work.tokens:
             series.setdefault(f"{case.fingerprint} {without_ranks(case.node)}", {})[case.ranks] = case.result
     several = sorted((members for members in series.values() if len(members) > 1), key=lambda members: -len(members))
     return [result for members in several[:_MOST_KNOWN] for result in members.values()]
