@@ -17,7 +17,7 @@ from perfsuite.workload import Budget
 from test_correctness.helpers.context_ranks import FaultyAttention, LonelyAttention, SpreadAttention
 
 ROOT = Path(__file__).parent.parent
-ONCE = Budget(smoke=True, timeout_s=120.0)
+ONCE = Budget(smoke=True, timeout_s=300.0)
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import moe_ranks
 
 ROOT = Path(__file__).parent.parent
-ONCE = Budget(smoke=True, timeout_s=90.0)
+ONCE = Budget(smoke=True, timeout_s=300.0)
 SMALL = moe_ranks.SMALL
 OF_RANKS = ("torch", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch._dynamo")
 

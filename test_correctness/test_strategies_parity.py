@@ -19,7 +19,7 @@ from perfsuite.workloads.training.parity import TrainParity
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "add-a-strategy.md"
-ONCE = Budget(smoke=True, timeout_s=120.0)
+ONCE = Budget(smoke=True, timeout_s=300.0)
 MODELS = ("gpt2", "llama2-70b", "latte-l", "opensora")
 DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 PRELOAD = ("torch", "torch.distributed.fsdp", "torch._dynamo", "perfsuite.runtime.ranks.worker")
