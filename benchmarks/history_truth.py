@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfsuite.history import file
 from perfsuite.history.findings import Findings, findings_of
-from perfsuite.history.order import Timeline
+from perfsuite.history.order import OrderedSessions
 from perfsuite.history.session import CasePoint, HistorySession, line_of
 from perfsuite.run_record import Revision
 from perfsuite.statistics.change_points import find_changes
@@ -107,7 +107,7 @@ def ramp(rng: np.random.Generator, table: Times) -> list[tuple[int, ...]]:
     return _planted(rng, table, 0.01, 5, range(1, 7))
 
 
-def timeline(table: Times) -> Timeline:
+def ordered(table: Times) -> OrderedSessions:
     """A branch with a session per commit."""
     sessions = tuple(
         HistorySession(
@@ -127,14 +127,14 @@ def timeline(table: Times) -> Timeline:
         for number, row in enumerate(table)
     )
     subjects = {session.revision.commit: "" for session in sessions}
-    return Timeline(branch="main", sessions=sessions, places=tuple(range(len(sessions))), subjects=subjects)
+    return OrderedSessions(branch="main", sessions=sessions, places=tuple(range(len(sessions))), subjects=subjects)
 
 
 def drawn(rng: np.random.Generator, shape: str, sigma: float, plant: Plant) -> tuple[Findings, list[tuple[int, ...]]]:
     table = math.log(0.01) + noise(rng, shape, sigma, SESSIONS, CASES)
     planted = plant(rng, table)
     table += rng.normal(0, SHIFT, (SESSIONS, 1))
-    return findings_of(timeline(table)), planted
+    return findings_of(ordered(table)), planted
 
 
 def counts(histories: int, shape: str, sigma: float, plant: Plant, seed: int = 1) -> Counts:
@@ -179,14 +179,16 @@ def speed(sessions: int, cases: int) -> tuple[float, float, float]:
     rng = np.random.default_rng(1)
     table = math.log(0.01) + noise(rng, "normal", 0.006, sessions, cases) + rng.normal(0, SHIFT, (sessions, 1))
     step(rng, table)
-    made = timeline(table)
+    made = ordered(table)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "h.jsonl"
         path.write_text("".join(f"{line_of(session)}\n" for session in made.sessions))
         begun = time.process_time()
         history = file.read(path)
         read = time.process_time()
-        findings_of(Timeline(branch="main", sessions=history.sessions, places=made.places, subjects=made.subjects))
+        findings_of(
+            OrderedSessions(branch="main", sessions=history.sessions, places=made.places, subjects=made.subjects)
+        )
         return read - begun, time.process_time() - read, path.stat().st_size / 1e6
 
 

@@ -137,9 +137,9 @@ def names(sessions):
 
 def test_sessions_are_in_the_order_of_the_commits_not_of_the_clock():
     bisected = dataclasses.replace(session(1), session="later", time=session(9).time)
-    timeline = in_order([session(0), session(3), session(5), bisected], ScriptedRepository(count=6))
-    assert (["s0000", "later", "s0003", "s0005"], (0, 1, 3, 5)) == (names(timeline.sessions), timeline.places)
-    assert timeline.notes == ()
+    ordered = in_order([session(0), session(3), session(5), bisected], ScriptedRepository(count=6))
+    assert (["s0000", "later", "s0003", "s0005"], (0, 1, 3, 5)) == (names(ordered.sessions), ordered.places)
+    assert ordered.notes == ()
 
 
 def test_dirty_trees_and_other_branches_stand_apart():
@@ -148,9 +148,9 @@ def test_dirty_trees_and_other_branches_stand_apart():
     merged = session(3, revision=Revision(commit=commit(78), branch="main"))
     gone = session(4, revision=Revision(commit=commit(79), branch="feature"))
     beside = frozenset({commit(77), commit(78)})
-    timeline = in_order([session(0), dirty, other, merged, gone], ScriptedRepository(count=5, beside=beside))
-    assert names(timeline.sessions) == ["s0000"]
-    assert [why for _, why in timeline.apart] == [
+    ordered = in_order([session(0), dirty, other, merged, gone], ScriptedRepository(count=5, beside=beside))
+    assert names(ordered.sessions) == ["s0000"]
+    assert [why for _, why in ordered.apart] == [
         "uncommitted changes",
         "on branch feature",
         "its commit is not on the branch's first-parent line",
@@ -161,17 +161,17 @@ def test_dirty_trees_and_other_branches_stand_apart():
 @pytest.mark.parametrize(("shallow", "says"), [(True, "git fetch --unshallow"), (False, "it was rewritten")])
 def test_a_commit_that_is_not_here_is_placed_by_time_and_that_is_said(shallow, says):
     sessions = [session(number) for number in (0, 1, 4, 5)]
-    timeline = in_order(sessions, ScriptedRepository(count=6, first=4, shallow=shallow))
-    assert (["s0000", "s0001", "s0004", "s0005"], (None, None, 0, 1)) == (names(timeline.sessions), timeline.places)
-    assert "2 sessions placed by time" in timeline.notes[0]
-    assert says in timeline.notes[0]
+    ordered = in_order(sessions, ScriptedRepository(count=6, first=4, shallow=shallow))
+    assert (["s0000", "s0001", "s0004", "s0005"], (None, None, 0, 1)) == (names(ordered.sessions), ordered.places)
+    assert "2 sessions placed by time" in ordered.notes[0]
+    assert says in ordered.notes[0]
 
 
 def test_sessions_without_a_commit_and_folders_without_git_are_ordered_by_time(tmp_path):
     unknown = session(2, revision=Revision())
-    timeline = in_order([session(1), unknown, session(3)], ScriptedRepository(count=4))
-    assert names(timeline.sessions) == ["s0001", "s0002", "s0003"]
-    assert timeline.notes == ("1 session placed by time: measured outside of git",)
+    ordered = in_order([session(1), unknown, session(3)], ScriptedRepository(count=4))
+    assert names(ordered.sessions) == ["s0001", "s0002", "s0003"]
+    assert ordered.notes == ("1 session placed by time: measured outside of git",)
     outside = in_order([session(1), session(2)], Repository(root=tmp_path))
     assert names(outside.sessions) == ["s0001", "s0002"]
     assert "ordered by time" in outside.notes[0]

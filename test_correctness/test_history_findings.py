@@ -100,16 +100,16 @@ def test_a_step_that_may_be_several_says_among_which_commits_they_would_be():
     (change,) = findings.changes
     first, last = change.at_most
     assert (False, True) == (change.is_drift, first <= change.before < change.after <= last < 50)
-    told = steps_told(findings.timeline, change)
+    told = steps_told(findings.ordered, change)
     assert told.startswith(f"several small steps would look the same among {last - first} commits after ")
     sharp = found(drawn(50, CASES, slower, noise=0.0002))
-    assert "" == steps_told(sharp.timeline, sharp.changes[0])
+    assert "" == steps_told(sharp.ordered, sharp.changes[0])
 
 
 def test_of_many_commits_the_likely_ones_are_told():
     findings = found(drawn(50, CASES, lambda *at: slower_by_merges(*at, range(20, 29, 2)), seed=2))
     (change,) = findings.changes
-    earlier, *commits, later = commits_told(findings.timeline, change, 10)
+    earlier, *commits, later = commits_told(findings.ordered, change, 10)
     assert {f"commit {number}" for number in range(20, 29, 2)} <= {told.partition("  ")[2] for told in commits}
     counts = [int(told.split()[0]) for told in (earlier, later)]
     assert len(change.commits) == 10 + sum(counts)
@@ -135,8 +135,8 @@ def test_without_ruptures_the_extra_is_named(monkeypatch):
 
 
 def found(sessions, **options):
-    timeline = in_order(sessions, ScriptedRepository(count=len(sessions)))
-    return findings_of(timeline, **options)
+    ordered = in_order(sessions, ScriptedRepository(count=len(sessions)))
+    return findings_of(ordered, **options)
 
 
 def slower(case, number, *, at=20, size=0.05):

@@ -32,7 +32,9 @@ from test_correctness.helpers.several import Build, records_of
 
 ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=300.0)
-QUICK = Budget(min_rounds=2, max_rounds=2, max_time_s=0.01, warmup_time_s=0.01, warmup_min_iterations=1, timeout_s=300.0)
+QUICK = Budget(
+    min_rounds=2, max_rounds=2, max_time_s=0.01, warmup_time_s=0.01, warmup_min_iterations=1, timeout_s=300.0
+)
 TINY = {"model": "gpt2-tiny", "overrides": {"layers": 8, "width": 48, "words": 64, "context": 16}}
 """Its blocks have the sizes of its twin's: DTensor finds out about each shape once."""
 

@@ -14,7 +14,7 @@ from perfsuite.projection.backtest import Backtested
 from perfsuite.projection.backtest_tables import TABLES
 from perfsuite.projection.communication import Links, Message
 from perfsuite.projection.fit import Free, fit
-from perfsuite.projection.pipeline import Pipeline
+from perfsuite.projection.pipeline import PricedPipeline
 from perfsuite.projection.published_rows import published_steps
 
 FAST = ("megatron-2022-a100", "oneflow-v100")
@@ -127,7 +127,7 @@ def without_messages(axis):
 
 
 def without_bubble(monkeypatch):
-    monkeypatch.setattr(Pipeline, "step_s", lambda self, **how: self.busiest_s)
+    monkeypatch.setattr(PricedPipeline, "step_s", lambda self, **how: self.busiest_s)
 
 
 def without_stage_messages(monkeypatch):

@@ -15,7 +15,7 @@ from perfsuite.projection.engine import Projector
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.memory import memory_of
 from perfsuite.projection.operations import Attention, Collective, Matmul, Share, Traffic
-from perfsuite.projection.pipeline import Pipeline
+from perfsuite.projection.pipeline import PricedPipeline
 from perfsuite.projection.traffic import Implementation
 from perfsuite.schedules import SCHEDULES, StageTimes, make_schedule, simulate
 
@@ -78,7 +78,7 @@ def test_operations_of_a_block_are_the_model_s(name):
 def test_the_closed_form_is_the_simulator_s_for_equal_stages(name, ranks, count):
     stages = SCHEDULES[name].fewest_stages_per_rank
     times = StageTimes.in_proportion([1.0] * ranks * stages, forward_s=0.3, backward_input_s=0.4, backward_weight_s=0.2)
-    pipeline = Pipeline(schedule=name, ranks=ranks, num_micro_batches=count, stages_per_rank=stages, times=times)
+    pipeline = PricedPipeline(schedule=name, ranks=ranks, num_micro_batches=count, stages_per_rank=stages, times=times)
     made = make_schedule(name, ranks=ranks, num_micro_batches=count, stages_per_rank=stages)
     first, last = step_bounds_s(simulate(made, times))
     assert last - first == pytest.approx(pipeline.step_s(), rel=1e-9)
@@ -90,7 +90,7 @@ def test_many_micro_batches_are_the_first_few_and_a_repeated_rest(name, monkeypa
     costs = [1.0] * (4 * stages)
     costs[-1], costs[0] = 1.4, 1.1
     times = StageTimes.in_proportion(costs, forward_s=0.3, backward_input_s=0.4, backward_weight_s=0.2)
-    pipeline = Pipeline(schedule=name, ranks=4, num_micro_batches=96, stages_per_rank=stages, times=times)
+    pipeline = PricedPipeline(schedule=name, ranks=4, num_micro_batches=96, stages_per_rank=stages, times=times)
     whole = pipeline.step_s()
     monkeypatch.setattr("perfsuite.projection.pipeline.MOST_ACTIONS", 100)
     assert whole == pytest.approx(pipeline.step_s(), rel=1e-3)

@@ -29,7 +29,7 @@ from perfsuite.statistics.paired import MIN_PAIRS
 from perfsuite.units import format_seconds, parse_duration, plural
 
 if TYPE_CHECKING:
-    from perfsuite.reports.page.material import Change
+    from perfsuite.reports.page.material import CaseChange
 
 
 def time_of(result: Result) -> float:
@@ -180,11 +180,11 @@ def write_arms(runs: _Runs, comparisons: Sequence[Comparison], path: Path) -> No
         print(f"page {path}")
 
 
-def change_of(comparison: Comparison) -> Change:
+def change_of(comparison: Comparison) -> CaseChange:
     """One comparison as a page has it."""
-    from perfsuite.reports.page.material import Change
+    from perfsuite.reports.page.material import CaseChange
 
-    return Change(
+    return CaseChange(
         node=comparison.case,
         effect=comparison.change,
         low=comparison.low,

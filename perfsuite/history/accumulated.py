@@ -26,7 +26,7 @@ class Accumulated:
     case: str
     ratio: Ratio
     since: int
-    """Index in the timeline of the last session of the level compared with."""
+    """Index among the ordered sessions of the last session of the level compared with."""
     is_best: bool
     """Compared with the best level that there was; otherwise with that at the tag or revision asked for."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfsuite.history.file import History
-from perfsuite.history.findings import SUITE, Findings, FoundChange
+from perfsuite.history.findings import SUITE, Findings, HistoryChange
 from perfsuite.history.git import short
-from perfsuite.history.order import Timeline
+from perfsuite.history.order import OrderedSessions
 from perfsuite.history.series import MIN_SUITE
 from perfsuite.history.session import HistorySession
 from perfsuite.statistics.change_points import SIDE
@@ -42,18 +42,18 @@ def show_lines(history: History, findings: Findings) -> Iterator[str]:
     yield from _change_lines(findings)
     yield from _accumulated_lines(findings)
     yield from _environment_lines(findings)
-    yield from _apart_lines(findings.timeline)
+    yield from _apart_lines(findings.ordered)
 
 
 def head_lines(history: History, findings: Findings) -> Iterator[str]:
     """What was looked at, and what a reader must know of it."""
-    timeline = findings.timeline
-    where = f"on {escaped(timeline.branch)} " if timeline.branch else ""
+    ordered = findings.ordered
+    where = f"on {escaped(ordered.branch)} " if ordered.branch else ""
     yield (
-        f"{history.path}: {history.hardware or 'empty'}, {plural(len(timeline.sessions), 'session')} {where}"
-        f"({len(timeline.apart)} apart), {plural(len(findings.cases), 'case')}"
+        f"{history.path}: {history.hardware or 'empty'}, {plural(len(ordered.sessions), 'session')} {where}"
+        f"({len(ordered.apart)} apart), {plural(len(findings.cases), 'case')}"
     )
-    for note in timeline.notes:
+    for note in ordered.notes:
         yield f"note: {note}"
     unknown = findings.table.knows_shift.count(False)
     if unknown:
@@ -73,10 +73,10 @@ def _change_lines(findings: Findings) -> Iterator[str]:
     for change in findings.changes:
         faster = "slower" if change.ratio.value > 1 else "faster"
         yield f"{change.ratio} {faster}  {escaped(change.case)}"
-        yield f"    {where(findings.timeline, change)}"
-        if steps := steps_told(findings.timeline, change):
+        yield f"    {where(findings.ordered, change)}"
+        if steps := steps_told(findings.ordered, change):
             yield f"    {steps}"
-        for commit in commits_told(findings.timeline, change, SHOWN_COMMITS):
+        for commit in commits_told(findings.ordered, change, SHOWN_COMMITS):
             yield f"      {commit}"
         for phrase in change.environment:
             yield f"    environment changed there: {escaped(phrase)}"
@@ -84,23 +84,23 @@ def _change_lines(findings: Findings) -> Iterator[str]:
             yield "    the host, or code that all cases run; taken off every case above and below"
 
 
-def commits_told(timeline: Timeline, change: FoundChange, most: int) -> Iterator[str]:
+def commits_told(ordered: OrderedSessions, change: HistoryChange, most: int) -> Iterator[str]:
     """The commits of a change: of more than ``most`` the likely ones, and how many come before and after them."""
-    places = [timeline.places[index] for index in (change.before, change.at, change.until)]
+    places = [ordered.places[index] for index in (change.before, change.at, change.until)]
     before, *likely = [place for place in places if place is not None] or [0]
     middle = sum(likely) // max(1, len(likely)) - before - 1
     begin = max(0, min(middle - most // 2, len(change.commits) - most))
     if begin:
         yield plural(begin, "earlier commit")
     for commit in change.commits[begin : begin + most]:
-        yield f"{short(commit)}  {escaped(timeline.subjects[commit])}"
+        yield f"{short(commit)}  {escaped(ordered.subjects[commit])}"
     if later := change.commits[begin + most :]:
         yield plural(len(later), "later commit")
 
 
-def where(timeline: Timeline, change: FoundChange) -> str:
+def where(ordered: OrderedSessions, change: HistoryChange) -> str:
     """Between which sessions or commits."""
-    before, after, first = (timeline.sessions[index] for index in (change.before, change.after, change.at))
+    before, after, first = (ordered.sessions[index] for index in (change.before, change.after, change.at))
     old, new = (short(escaped(session.revision.commit)) for session in (before, after))
     times = f"{_minute(before)} and {_minute(after)}"
     if change.same_commit:
@@ -114,16 +114,16 @@ def where(timeline: Timeline, change: FoundChange) -> str:
     return f"between {times}, {old} and {new}"
 
 
-def steps_told(timeline: Timeline, change: FoundChange) -> str:
+def steps_told(ordered: OrderedSessions, change: HistoryChange) -> str:
     """Where the steps of a drift seem to be, or among which commits a step would be that is none; empty for neither."""
-    sessions = timeline.sessions
+    sessions = ordered.sessions
     if change.is_drift:
         places = (
             f"{step.ratio.percent} at {short(escaped(sessions[step.at].revision.commit))}" for step in change.steps
         )
         return f"seen as {', '.join(places)}; the single steps may be more and smaller"
     before, after = (sessions[index] for index in change.at_most)
-    commits = timeline.commits_between(*change.at_most)
+    commits = ordered.commits_between(*change.at_most)
     if change.at_most == (change.before, change.after) or len(commits) == len(change.commits) > 0:
         return ""
     several = "several small steps would look the same"
@@ -138,7 +138,7 @@ def _minute(session: HistorySession) -> str:
 
 
 def _accumulated_lines(findings: Findings) -> Iterator[str]:
-    sessions = findings.timeline.sessions
+    sessions = findings.ordered.sessions
     for is_best, title in ((False, f"accumulated since {escaped(findings.since)}"), (True, "above the best level")):
         rows = [one for one in findings.accumulated if one.is_best == is_best]
         if rows:
@@ -154,16 +154,16 @@ def _environment_lines(findings: Findings) -> Iterator[str]:
         yield ""
         yield "environment:"
     for change in findings.environment:
-        session = findings.timeline.sessions[change.at]
+        session = findings.ordered.sessions[change.at]
         commit = short(escaped(session.revision.commit))
         yield f"  {_minute(session)} {commit}: {escaped('; '.join(change.phrases))}"
 
 
-def _apart_lines(timeline: Timeline) -> Iterator[str]:
-    if timeline.apart:
+def _apart_lines(ordered: OrderedSessions) -> Iterator[str]:
+    if ordered.apart:
         yield ""
         yield "apart, not searched:"
-    for session, why in timeline.apart[-SHOWN_APART:]:
+    for session, why in ordered.apart[-SHOWN_APART:]:
         yield f"  {session_line(session)}: {escaped(why)}"
-    if len(timeline.apart) > SHOWN_APART:
-        yield f"  and {plural(len(timeline.apart) - SHOWN_APART, 'older session')}"
+    if len(ordered.apart) > SHOWN_APART:
+        yield f"  and {plural(len(ordered.apart) - SHOWN_APART, 'older session')}"

@@ -10,7 +10,7 @@ from perfsuite.errors import ConfigurationError
 from perfsuite.gate.comparable import causes
 from perfsuite.history.accumulated import Accumulated, accumulated
 from perfsuite.history.git import Repository
-from perfsuite.history.order import Timeline, in_order
+from perfsuite.history.order import OrderedSessions, in_order
 from perfsuite.history.ratio import Ratio
 from perfsuite.history.series import SeriesTable, table_of
 from perfsuite.history.session import HistorySession
@@ -25,29 +25,29 @@ NOTICEABLE_SHIFT = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ChangeStep:
     """One step of a change."""
 
     at: int
-    """Index in the timeline of the session that most likely was the first after it."""
+    """Index among the ordered sessions of the session that most likely was the first after it."""
     ratio: Ratio
     """Time after over time before."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundChange:
+class HistoryChange:
     """A change of one case's level, in one step or, where it drifted, in several."""
 
     case: str
     """Node id, or SUITE."""
     ratio: Ratio
     """Time after over time before."""
-    steps: tuple[Step, ...]
+    steps: tuple[ChangeStep, ...]
     """Oldest first; as many as the values show, which a drift over many commits need not have."""
     is_drift: bool
     """It surely took more than one step."""
     before: int
-    """Index in the timeline of the last session that surely had the old level."""
+    """Index among the ordered sessions of the last session that surely had the old level."""
     after: int
     """Index of the first session that surely had the new one."""
     at_most: tuple[int, int]
@@ -76,19 +76,19 @@ class EnvironmentChange:
     """The soft key differs from that of the session before."""
 
     at: int
-    """Index in the timeline of the first session that had it."""
+    """Index among the ordered sessions of the first session that had it."""
     phrases: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """All that is told of a timeline."""
+    """All that is told of ordered sessions."""
 
-    timeline: Timeline
+    ordered: OrderedSessions
     table: SeriesTable
     cases: tuple[str, ...]
     """Cases that were asked for."""
-    changes: tuple[FoundChange, ...]
+    changes: tuple[HistoryChange, ...]
     """Newest first, the largest of one session first."""
     accumulated: tuple[Accumulated, ...]
     """Largest first."""
@@ -101,35 +101,37 @@ def searched(
     sessions: Sequence[HistorySession], repository: Repository, branch: str = "", case: str = "", since: str = ""
 ) -> Findings:
     """What sessions, oldest first by time, show on a branch; PerfsuiteError for an unknown branch or revision."""
-    timeline = in_order(sessions, repository, branch)
-    later = tuple(repository.first_parents(timeline.branch, since)) if since else ()
-    return findings_of(timeline, case=case, since=since, since_commits=later)
+    ordered = in_order(sessions, repository, branch)
+    later = tuple(repository.first_parents(ordered.branch, since)) if since else ()
+    return findings_of(ordered, case=case, since=since, since_commits=later)
 
 
-def findings_of(timeline: Timeline, *, case: str = "", since: str = "", since_commits: Sequence[str] = ()) -> Findings:
-    """What the sessions of a timeline show of the cases whose id has ``case``.
+def findings_of(
+    ordered: OrderedSessions, *, case: str = "", since: str = "", since_commits: Sequence[str] = ()
+) -> Findings:
+    """What ordered sessions show of the cases whose id has ``case``.
 
     ``since`` names a revision and ``since_commits`` are the commits of the branch after it: changes before it are left
     out, and it takes the place of the last tag.  Raises ConfigurationError where no case has the text.
     """
-    table, levels = _searched(timeline.sessions)
+    table, levels = _searched(ordered.sessions)
     names = tuple(name for name in table.cases if case in name)
     if case and not names:
         raise ConfigurationError(f"--case {case!r} is in the id of no case of this history; leave it out to see all")
-    environment = tuple(_environment(timeline))
-    first = _first_after(timeline, since_commits) if since else 0
+    environment = tuple(_environment(ordered))
+    first = _first_after(ordered, since_commits) if since else 0
     changes = [
-        _found(timeline, name, change, table.rows_of(table.cases.index(name)), environment)
+        _found(ordered, name, change, table.rows_of(table.cases.index(name)), environment)
         for name in names
         for change in ramps(levels[name])
     ]
     if not case:
         rows = [row for row, knows in enumerate(table.knows_shift) if knows]
         suite = find_changes([table.shifts[row] for row in rows])
-        changes += [_found(timeline, SUITE, change, rows, environment) for change in ramps(suite)]
-    look_back, index = _looked_back(timeline, since, first)
+        changes += [_found(ordered, SUITE, change, rows, environment) for change in ramps(suite)]
+    look_back, index = _looked_back(ordered, since, first)
     return Findings(
-        timeline=timeline,
+        ordered=ordered,
         table=table,
         cases=names,
         changes=tuple(
@@ -169,27 +171,27 @@ def _levels(table: SeriesTable) -> dict[str, Levels]:
 
 
 def _found(
-    timeline: Timeline, case: str, ramp: Ramp, rows: Sequence[int], environment: Sequence[EnvironmentChange]
-) -> FoundChange:
+    ordered: OrderedSessions, case: str, ramp: Ramp, rows: Sequence[int], environment: Sequence[EnvironmentChange]
+) -> HistoryChange:
     (before, after), at_most = ((rows[first - 1], rows[last]) for first, last in (ramp.between, ramp.at_most))
-    return FoundChange(
+    return HistoryChange(
         case=case,
         ratio=Ratio.of_logs(ramp.effect, ramp.low, ramp.high),
         steps=tuple(
-            Step(at=rows[step.at], ratio=Ratio.of_logs(step.effect, step.low, step.high)) for step in ramp.steps
+            ChangeStep(at=rows[step.at], ratio=Ratio.of_logs(step.effect, step.low, step.high)) for step in ramp.steps
         ),
         is_drift=ramp.is_drift,
         before=before,
         after=after,
         at_most=at_most,
-        commits=timeline.commits_between(before, after),
-        same_commit=timeline.places[before] is not None and timeline.places[before] == timeline.places[after],
+        commits=ordered.commits_between(before, after),
+        same_commit=ordered.places[before] is not None and ordered.places[before] == ordered.places[after],
         environment=tuple(phrase for one in environment if before < one.at <= after for phrase in one.phrases),
     )
 
 
-def _environment(timeline: Timeline) -> Iterator[EnvironmentChange]:
-    for index, (before, now) in enumerate(zip(timeline.sessions, timeline.sessions[1:], strict=False), start=1):
+def _environment(ordered: OrderedSessions) -> Iterator[EnvironmentChange]:
+    for index, (before, now) in enumerate(zip(ordered.sessions, ordered.sessions[1:], strict=False), start=1):
         if before.environment != now.environment:
             phrases = causes(now.environment, before.environment)
             if phrases:
@@ -198,19 +200,19 @@ def _environment(timeline: Timeline) -> Iterator[EnvironmentChange]:
                 )
 
 
-def _first_after(timeline: Timeline, commits: Sequence[str]) -> int:
+def _first_after(ordered: OrderedSessions, commits: Sequence[str]) -> int:
     """Index of the first session of one of these commits; the number of sessions where there is none."""
     later = set(commits)
-    sessions = enumerate(timeline.sessions)
-    return next((index for index, session in sessions if session.revision.commit in later), len(timeline.sessions))
+    sessions = enumerate(ordered.sessions)
+    return next((index for index, session in sessions if session.revision.commit in later), len(ordered.sessions))
 
 
-def _looked_back(timeline: Timeline, since: str, first: int) -> tuple[str, int]:
+def _looked_back(ordered: OrderedSessions, since: str, first: int) -> tuple[str, int]:
     """Name of the revision that accumulated changes look back at, and the index of the last session up to it."""
     if since:
         return since, first - 1
-    place = timeline.place_of(timeline.tag.commit) if timeline.tag else None
-    if timeline.tag is None or place is None:
+    place = ordered.place_of(ordered.tag.commit) if ordered.tag else None
+    if ordered.tag is None or place is None:
         return "", -1
-    before = [index for index, other in enumerate(timeline.places) if other is not None and other <= place]
-    return (timeline.tag.name, before[-1]) if before else ("", -1)
+    before = [index for index, other in enumerate(ordered.places) if other is not None and other <= place]
+    return (ordered.tag.name, before[-1]) if before else ("", -1)

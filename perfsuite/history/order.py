@@ -13,7 +13,7 @@ from perfsuite.units import plural
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeline:
+class OrderedSessions:
     """The sessions of a branch in the order of its commits."""
 
     branch: str
@@ -46,7 +46,7 @@ class Timeline:
         return self.commits.index(commit) if commit in self.subjects else None
 
 
-def in_order(sessions: Sequence[HistorySession], repository: Repository, branch: str = "") -> Timeline:
+def in_order(sessions: Sequence[HistorySession], repository: Repository, branch: str = "") -> OrderedSessions:
     """The sessions, oldest first by time when given, in the order of a branch; by default the one checked out.
 
     A session whose commit is unknown, not in this clone or not of this repository is placed by its time, unless it says
@@ -56,7 +56,7 @@ def in_order(sessions: Sequence[HistorySession], repository: Repository, branch:
         apart = tuple((session, _DIRTY) for session in sessions if session.revision.dirty)
         clean = tuple(session for session in sessions if not session.revision.dirty)
         note = f"{repository.root} is no git repository with a commit: ordered by time"
-        return Timeline(
+        return OrderedSessions(
             branch=branch, sessions=clean, places=(None,) * len(clean), subjects={}, apart=apart, notes=(note,)
         )
     name = branch or repository.branch() or "HEAD"
@@ -76,7 +76,7 @@ def in_order(sessions: Sequence[HistorySession], repository: Repository, branch:
             by_time.append(session)
     on_branch.sort(key=lambda placed: placed[0])  # stable: those of one commit stay in time
     ordered = _with(on_branch, by_time)
-    return Timeline(
+    return OrderedSessions(
         branch=name,
         sessions=tuple(session for _, session in ordered),
         places=tuple(index for index, _ in ordered),

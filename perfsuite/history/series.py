@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Table = NDArray[np.float64]
+    Times = NDArray[np.float64]
 
 MIN_SUITE = 20
 """Cases from which on a session tells what it did to all of them; as the gate counts."""
@@ -26,7 +26,7 @@ class SeriesTable:
 
     cases: tuple[str, ...]
     """Node ids, sorted."""
-    values: Table
+    values: Times
     """One row per session, one column per case; NaN where the session does not have the case."""
     shifts: tuple[float, ...]
     """What each session did to all cases, taken off its row; 0 where that is not known."""
@@ -71,7 +71,7 @@ def table_of(sessions: Sequence[HistorySession], *, witnesses: Collection[str] |
     )
 
 
-def _shifts(values: Table, knows: Sequence[bool]) -> Table:
+def _shifts(values: Times, knows: Sequence[bool]) -> Times:
     import numpy as np
 
     total = np.zeros(len(values))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from perfsuite.projection.backtest_tables import Table, platform_of
+from perfsuite.projection.backtest_tables import BacktestTable, platform_of
 from perfsuite.projection.calibration import TYPICAL, Calibration, Constant, KernelPoint
 from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.fit import Constants, fit
@@ -145,7 +145,7 @@ def _code(software: str, row: PublishedStep, values: Constants) -> Implementatio
     return code
 
 
-def fitted(table: Table, rows: Sequence[PublishedStep], start: Constants | None = None) -> dict[str, float]:
+def fitted(table: BacktestTable, rows: Sequence[PublishedStep], start: Constants | None = None) -> dict[str, float]:
     """The table's constants from these rows, its fixed ones included."""
     found = fit(
         table.free,
@@ -158,7 +158,7 @@ def fitted(table: Table, rows: Sequence[PublishedStep], start: Constants | None 
     return {**table.fixed, **found}
 
 
-def run(table: Table) -> Backtested:
+def run(table: BacktestTable) -> Backtested:
     """Every model of the table from the others."""
     rows, left_out = [], []
     for row in published_steps(table.file):

@@ -29,7 +29,7 @@ SPREAD = Free(name="rank_spread_ratio", expected=0.012, spread=0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class BacktestTable:
     """One back-test."""
 
     name: str
@@ -71,9 +71,9 @@ def _near_memory(row: PublishedStep) -> str:
     return f"{100 * share:.0f} % of the card by estimate" if share > MEMORY_LIMIT else ""
 
 
-def _foundry() -> tuple[Table, ...]:
+def _foundry() -> tuple[BacktestTable, ...]:
     return tuple(
-        Table(
+        BacktestTable(
             name=name,
             title=f"llm-foundry on {title}",
             file=name,
@@ -91,10 +91,10 @@ def _foundry() -> tuple[Table, ...]:
     )
 
 
-def _others() -> tuple[Table, ...]:
+def _others() -> tuple[BacktestTable, ...]:
     nemo = (MATMUL, MATMUL_8, ATTENTION, BESIDE_TENSOR, SPREAD, KERNEL)
     return (
-        Table(
+        BacktestTable(
             name="nemo-h100",
             title="NeMo on H100, bf16 and fp8",
             file="nemo-h100",
@@ -103,7 +103,7 @@ def _others() -> tuple[Table, ...]:
             noise=0.025,
             budget=(3, 5, 6),
         ),
-        Table(
+        BacktestTable(
             name="megatron-2022-a100",
             title="Megatron-LM 2022 on A100",
             file="megatron-2022-a100",
@@ -112,7 +112,7 @@ def _others() -> tuple[Table, ...]:
             noise=0.03,
             budget=(3, 5, 5),
         ),
-        Table(
+        BacktestTable(
             name="oneflow-v100",
             title="OneFlow on V100",
             file="oneflow-v100",
@@ -121,7 +121,7 @@ def _others() -> tuple[Table, ...]:
             noise=0.05,
             budget=(4, 12, 14),
         ),
-        Table(
+        BacktestTable(
             name="bloom-a100",
             title="BLOOM on A100",
             file="bloom-a100",
@@ -139,10 +139,10 @@ def _odd_heads(row: PublishedStep) -> str:
     return f"heads of {features} features leave the matrix units" if features % 8 else ""
 
 
-TABLES: Mapping[str, Table] = {table.name: table for table in (*_foundry(), *_others())}
+TABLES: Mapping[str, BacktestTable] = {table.name: table for table in (*_foundry(), *_others())}
 """Leave one model out."""
 
 
-def kept(table: Table) -> list[PublishedStep]:
+def kept(table: BacktestTable) -> list[PublishedStep]:
     """Rows that the table does not leave out."""
     return [row for row in published_steps(table.file) if not table.leave_out(row)]

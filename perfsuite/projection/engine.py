@@ -15,7 +15,7 @@ from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.communication import Links, Message
 from perfsuite.projection.kernels import KernelTimes
 from perfsuite.projection.layout import Group, Layout
-from perfsuite.projection.pipeline import Pipeline
+from perfsuite.projection.pipeline import PricedPipeline
 from perfsuite.projection.pricing import NONE, Priced, Seconds
 from perfsuite.projection.stages import StagePrices, Stages
 from perfsuite.projection.traffic import Implementation
@@ -94,7 +94,7 @@ class Projector:
         # Stages live as long as this projector.
         key = (id(stages), layout.schedule, layout.num_micro_batches, simulated)
         if key not in self._pipelines:
-            pipeline = Pipeline(
+            pipeline = PricedPipeline(
                 schedule=layout.schedule or "1f1b",
                 ranks=layout.shape.size("pp"),
                 num_micro_batches=layout.num_micro_batches,

@@ -58,7 +58,7 @@ def rank_kinds(schedule: str, ranks: int, stages_per_rank: int, order: tuple[int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline:
+class PricedPipeline:
     """A schedule and what one micro-batch takes in every stage."""
 
     schedule: str

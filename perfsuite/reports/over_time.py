@@ -34,8 +34,8 @@ def history_grids(over_time: OverTime) -> list[Grid]:
 def _changes(history: History, findings: Findings) -> Grid:
     rows = []
     for change in findings.changes:
-        commits = commits_told(findings.timeline, change, NAMED)
-        place = [where(findings.timeline, change).rstrip(":"), steps_told(findings.timeline, change)]
+        commits = commits_told(findings.ordered, change, NAMED)
+        place = [where(findings.ordered, change).rstrip(":"), steps_told(findings.ordered, change)]
         told = "; ".join(filter(None, (*place, *commits, *change.environment)))
         rows.append((escaped(change.case), str(change.ratio), escaped(told)))
     return Grid(
@@ -56,13 +56,13 @@ def _accumulated(findings: Findings) -> Grid:
 
 def _accumulated_rows(findings: Findings) -> Iterator[tuple[str, str, str]]:
     for one in findings.accumulated:
-        commit = short(findings.timeline.sessions[one.since].revision.commit)
+        commit = short(findings.ordered.sessions[one.since].revision.commit)
         since = f"its best, reached at {commit}" if one.is_best else findings.since
         yield escaped(one.case), str(one.ratio), escaped(since)
 
 
 def _environment(findings: Findings) -> Grid:
-    sessions = findings.timeline.sessions
+    sessions = findings.ordered.sessions
     return Grid(
         title="Over time: changes of the environment",
         columns=("since", "commit", "what"),

@@ -45,7 +45,7 @@ WITHIN = 6.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class LevelChange:
     """One change of level."""
 
     at: int
@@ -65,7 +65,7 @@ class Change:
 class Levels:
     """A series as levels with changes between."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[LevelChange, ...]
     drawn_in: tuple[float, ...]
     """The series with its outliers drawn in."""
     sigma: float
@@ -179,7 +179,7 @@ class _Search:
             effect, error = self._effect(ends, index, sigma, inflation)
             earliest, latest = self._range(ends, index, sigma**2 * inflation)
             changes.append(
-                Change(
+                LevelChange(
                     at=ends[index],
                     earliest=earliest,
                     latest=latest,

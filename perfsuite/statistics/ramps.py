@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from perfsuite.statistics.change_points import MOST_DOF, SIDE, WITHIN, Change, Levels
+from perfsuite.statistics.change_points import MOST_DOF, SIDE, WITHIN, LevelChange, Levels
 from perfsuite.statistics.student import t_quantile
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _REACH = 48
 class Ramp:
     """One change of level, in one step or in several of one sign."""
 
-    steps: tuple[Change, ...]
+    steps: tuple[LevelChange, ...]
     """As the search for steps sees it, in their order; a plain step has one, and so have short drifts."""
     is_drift: bool
     """It surely took more than one step."""

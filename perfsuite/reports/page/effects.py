@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from perfsuite.gate.describe import word
 from perfsuite.gate.verdict import TIME, Verdict
 from perfsuite.reports.page.blocks import Tone
-from perfsuite.reports.page.material import Case, Change
+from perfsuite.reports.page.material import CaseChange, PageCase
 from perfsuite.reports.page.numbers import duration
 from perfsuite.statistics.student import t_quantile
 from perfsuite.units import plural
@@ -55,7 +55,7 @@ def tone_of(effect: float, low: float | None, high: float | None) -> Tone:
     return "good" if high is not None and high < 0 and effect < -TOLERANCE else "plain"
 
 
-def changes_between(before: Iterable[Case], after: Iterable[Case]) -> Iterator[Change]:
+def changes_between(before: Iterable[PageCase], after: Iterable[PageCase]) -> Iterator[CaseChange]:
     """The cases that both have, in the order of ``after``."""
     older = {case.node: case for case in before if case.is_measured}
     for case in after:
@@ -68,7 +68,7 @@ def changes_between(before: Iterable[Case], after: Iterable[Case]) -> Iterator[C
         effect, low, high = known
         tone = tone_of(effect, low, high)
         unsure = "unsure: one run each" if low is None else "not shown"
-        yield Change(
+        yield CaseChange(
             node=case.node,
             effect=effect,
             low=low,
@@ -84,7 +84,7 @@ def changes_between(before: Iterable[Case], after: Iterable[Case]) -> Iterator[C
 _BAD = ("regressed", "drifted", "environment", "impossible")
 
 
-def changes_of_verdicts(verdicts: Iterable[Verdict]) -> Iterator[Change]:
+def changes_of_verdicts(verdicts: Iterable[Verdict]) -> Iterator[CaseChange]:
     """What the gate compared: of each case the finding that decided."""
     for verdict in verdicts:
         found = verdict.decisive
@@ -98,7 +98,7 @@ def changes_of_verdicts(verdicts: Iterable[Verdict]) -> Iterator[Change]:
         ]
         tone: Tone = "bad" if verdict.name in _BAD else "good" if verdict.name == "improved" else "plain"
         of = "" if found.quantity == TIME else f" in {found.quantity}"
-        yield Change(
+        yield CaseChange(
             node=verdict.case,
             effect=found.effect,
             low=low,

@@ -25,7 +25,7 @@ from perfsuite.run_record import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class PageCase:
     """One case as the page sees it, from a result or from a baseline's entry; a journal's is decoded when asked for."""
 
     node: str
@@ -100,10 +100,10 @@ class Case:
         return next((metric.peak for metric in self.metrics if metric.name == name), None)
 
 
-def case_of_result(result: Result) -> Case:
+def case_of_result(result: Result) -> PageCase:
     """The case of a journal's or a baseline's result."""
     median_s = result.median_s if result.outcome == "measured" else None
-    return Case(
+    return PageCase(
         node=result.case,
         workload=class_of(result.workload),
         parameters=result.parameters,
@@ -118,7 +118,7 @@ def case_of_result(result: Result) -> Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class CaseChange:
     """One case before and after."""
 
     node: str
@@ -144,7 +144,7 @@ class Run:
     """File without its folder."""
     platform: str
     fingerprint: str
-    cases: tuple[Case, ...]
+    cases: tuple[PageCase, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
     """Why a case has no result, by node id: skipped, failed or interrupted."""
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class Material:
     runs: tuple[Run, ...]
     base: Run | None = None
     """What the runs are compared with."""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[CaseChange, ...] = ()
     """Every case that was compared, in order of appearance."""
     compared: str = ""
     """What with what, in words: ``b (HEAD) against a (main), 6 pairs``."""
@@ -185,16 +185,16 @@ class Material:
     """Tables of other tools' figures."""
 
     @functools.cached_property
-    def cases(self) -> tuple[Case, ...]:
+    def cases(self) -> tuple[PageCase, ...]:
         """Each case once: of several runs the newest, with the times of all of them."""
-        newest: dict[tuple[str, str], Case] = {}
+        newest: dict[tuple[str, str], PageCase] = {}
         for case in (case for run in self.runs for case in run.cases):
             key = (case.fingerprint, case.node)
             newest[key] = joined(newest.get(key), case)
         return tuple(newest.values())
 
     @functools.cached_property
-    def measured(self) -> tuple[Case, ...]:
+    def measured(self) -> tuple[PageCase, ...]:
         """Cases with a time that counts."""
         return tuple(case for case in self.cases if case.is_measured)
 
@@ -220,7 +220,7 @@ class Material:
         return {case.node: case.anchor for case in self.cases}
 
 
-def joined(older: Case | None, newer: Case) -> Case:
+def joined(older: PageCase | None, newer: PageCase) -> PageCase:
     """The newer run of a case with the times of both; one that measured nothing does not hide one that did."""
     if older is None:
         return newer

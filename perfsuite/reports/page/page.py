@@ -19,7 +19,7 @@ from perfsuite.files import write_file
 from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.page.blocks import Chart, Charts, Section
 from perfsuite.reports.page.charts.look import stamped
-from perfsuite.reports.page.material import Case, Material
+from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.history import history_section
 from perfsuite.reports.page.svg import NO_RENDERER, Draw, renderer
@@ -142,7 +142,7 @@ def _charts(sections: Sequence[Section]) -> Iterator[Chart]:
 def _anchors(material: Material, sections: Sequence[Section]) -> Mapping[str, str]:
     """Where a case of this name stands in the table of all cases; none for a name that several cases have."""
     there = {row.anchor for section in sections for block in section.blocks for row in getattr(block, "rows", ())}
-    by_name: dict[str, list[Case]] = {}
+    by_name: dict[str, list[PageCase]] = {}
     for case in material.cases:
         by_name.setdefault(case.name, []).append(case)
     return {name: cases[0].anchor for name, cases in by_name.items() if len(cases) == 1 and cases[0].anchor in there}

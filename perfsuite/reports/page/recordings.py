@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfsuite.reports.page.material import Case, Material, Run
+from perfsuite.reports.page.material import Material, PageCase, Run
 from perfsuite.reports.tables.case import from_result
 from perfsuite.reports.tables.recording import Recording
 
@@ -21,11 +21,11 @@ def recordings(material: Material) -> list[Recording]:
     return told[::-1]
 
 
-def _of_a_report(case: Case) -> bool:
+def _of_a_report(case: PageCase) -> bool:
     return case.outcome != "smoke" and ("model" in case.parameters or "busbw_gb_per_s" in case.values)
 
 
-def _recording(run: Run, cases: list[Case]) -> Recording:
+def _recording(run: Run, cases: list[PageCase]) -> Recording:
     return Recording(
         name=run.name,
         platform=run.platform,

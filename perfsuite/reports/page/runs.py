@@ -10,7 +10,7 @@ from perfsuite.platforms import DeviceModel
 from perfsuite.records import Result
 from perfsuite.reports.notable import notable
 from perfsuite.reports.page.effects import changes_between, changes_of_verdicts
-from perfsuite.reports.page.material import Case, Change, Material, Run, case_of_result, joined
+from perfsuite.reports.page.material import CaseChange, Material, PageCase, Run, case_of_result, joined
 from perfsuite.reports.page.numbers import duration
 from perfsuite.reports.stored import stored_result
 from perfsuite.run_record import RunRecord
@@ -87,7 +87,7 @@ def material_of_arms(
     a: Sequence[Sequence[Result]],
     b: Sequence[Sequence[Result]],
     names: Sequence[str],
-    changes: Sequence[Change],
+    changes: Sequence[CaseChange],
     compared: str,
 ) -> Material:
     """The page of an A/B: every run of both arms, arm b beside arm a."""
@@ -98,7 +98,7 @@ def material_of_arms(
 def _arm(runs: Sequence[Sequence[Result]], name: str) -> Run:
     """One arm: the newest run of each case with the times of all."""
     every = [result for results in runs for result in results]
-    cases: dict[str, Case] = {}
+    cases: dict[str, PageCase] = {}
     for result in every:
         cases[result.case] = joined(cases.get(result.case), case_of_result(result))
     newest = every[-1] if every else None

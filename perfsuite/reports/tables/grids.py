@@ -15,7 +15,7 @@ from perfsuite.reports.tables.markdown import Grid
 from perfsuite.reports.tables.placement import PlacedLine, notes_of, placed, shared_out
 from perfsuite.reports.tables.published import PublishedLine, published_of
 from perfsuite.reports.tables.recipe_ids import id_of_row, plain_id
-from perfsuite.reports.tables.recording import Material
+from perfsuite.reports.tables.recording import ReportCases
 from perfsuite.reports.tables.spec import CASE, ColumnSpec, Style, TableSpec
 from perfsuite.units import GIB, readable_unit
 
@@ -23,7 +23,7 @@ _RATIOS = ("speedup", "scaling_efficiency")
 """Values that are counted from a base."""
 
 
-def grids_of(style: Style, material: Material) -> Iterator[Grid]:
+def grids_of(style: Style, material: ReportCases) -> Iterator[Grid]:
     """The tables that have a measured row, in the style's order."""
     for spec in style.tables:
         published = published_of(spec.published)
@@ -44,7 +44,7 @@ def grids_of(style: Style, material: Material) -> Iterator[Grid]:
 
 
 def _grid(
-    title: str, spec: TableSpec, cases: Sequence[TableCase], material: Material, published: Sequence[PublishedLine]
+    title: str, spec: TableSpec, cases: Sequence[TableCase], material: ReportCases, published: Sequence[PublishedLine]
 ) -> Grid:
     columns = [column for column in spec.columns if not column.optional or any(_cell(case, column) for case in cases)]
     if material.base and any(column.key == "speedup" for column in columns):

@@ -54,7 +54,7 @@ def recording_of(results: Iterable[Result], **meaning: Any) -> Recording:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Material:
+class ReportCases:
     """All cases of a report, with speed-ups, and what has no row."""
 
     cases: tuple[TableCase, ...]
@@ -63,7 +63,7 @@ class Material:
     """Platform of the base; empty without one."""
 
 
-def gathered(recordings: Sequence[Recording], base: Recording | None) -> Material:
+def gathered(recordings: Sequence[Recording], base: Recording | None) -> ReportCases:
     """The cases of all recordings and of the base; ConfigurationError where the two cannot be compared."""
     cases: list[TableCase] = []
     rest: dict[str, str] = {}
@@ -76,7 +76,7 @@ def gathered(recordings: Sequence[Recording], base: Recording | None) -> Materia
         _require_comparable(recordings, base)
         other = [_with_device(case, base) for case in scaled(base.cases)]
         cases = [*(_over(case, other, base) for case in cases), *other]
-    return Material(cases=tuple(_newest(cases)), rest=rest, base=base.platform if base else "")
+    return ReportCases(cases=tuple(_newest(cases)), rest=rest, base=base.platform if base else "")
 
 
 def _with_device(case: TableCase, recording: Recording) -> TableCase:

@@ -13,7 +13,7 @@ from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.environment import environment_grids, peaks_grid, topology_lines
 from perfsuite.reports.tables.grids import grids_of
 from perfsuite.reports.tables.markdown import escape, markdown
-from perfsuite.reports.tables.recording import Material, Recording, gathered
+from perfsuite.reports.tables.recording import Recording, ReportCases, gathered
 from perfsuite.reports.tables.spec import Style
 from perfsuite.reports.tables.speed_ups import scaled
 from perfsuite.reports.tables.styles import STYLES
@@ -69,7 +69,7 @@ def report(recordings: Sequence[Recording], styles: Sequence[Style], base: Recor
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _style_of(node: str, material: Material) -> Style:
+def _style_of(node: str, material: ReportCases) -> Style:
     """The style that a case without a result belongs to: that of its test's other cases, else by words of its id."""
     test = node.partition("[")[0]
     tested = [case for case in material.cases if case.case.partition("[")[0] == test]
@@ -118,7 +118,7 @@ def _described(recording: Recording) -> str:
     return f"{measured} measured cases on {recording.hardware}{torch}{simulated}"
 
 
-def _require_rows(style: Style, recordings: Sequence[Recording], material: Material) -> None:
+def _require_rows(style: Style, recordings: Sequence[Recording], material: ReportCases) -> None:
     if any(case.values and spec.select(case) for spec in style.tables for case in material.cases):
         return
     names = ", ".join(recording.name for recording in recordings)

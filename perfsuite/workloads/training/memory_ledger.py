@@ -194,7 +194,7 @@ def ledger_of(device: torch.device) -> Ledger:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class MemoryChange:
     """One allocation, or the end of one."""
 
     at_ns: int
@@ -203,7 +203,7 @@ class Change:
     """Below 0 where an allocation ended."""
 
 
-def running_sums(changes: Iterable[Change], marks: Mapping[str, int]) -> dict[str, int]:
+def running_sums(changes: Iterable[MemoryChange], marks: Mapping[str, int]) -> dict[str, int]:
     """Bytes allocated at each mark, and the :data:`PEAKS` between marks.
 
     ``changes`` are in the order of time.  An end of what began before them is none of theirs, and where something is
@@ -234,7 +234,7 @@ def running_sums(changes: Iterable[Change], marks: Mapping[str, int]) -> dict[st
     return {**totals, **{name: max(peak, totals[PEAKS[name][0]]) for name, peak in peaks.items()}}
 
 
-def within_collectives(changes: Iterable[Change], collectives: Iterable[tuple[int, int]]) -> list[Change]:
+def within_collectives(changes: Iterable[MemoryChange], collectives: Iterable[tuple[int, int]]) -> list[MemoryChange]:
     """``changes`` in the order of time, with what a collective allocates for itself ending when the collective does.
 
     ``collectives`` are (start, end), in order, and do not overlap.  When such an allocation really ends is as good as
@@ -245,7 +245,7 @@ def within_collectives(changes: Iterable[Change], collectives: Iterable[tuple[in
     >>> running_sums(within_collectives(seen, [(2, 4)]), {"start": 3, "final": 6, "later": 4})
     {'start': 12, 'final': 2, 'later': 8, 'peak': 12}
     """
-    told: list[Change] = []
+    told: list[MemoryChange] = []
     waiting, scratch = deque(collectives), itertools.count(-1, -1)
     for change in changes:
         while waiting and waiting[0][1] < change.at_ns:
@@ -268,9 +268,9 @@ def _walk(events: Iterable[Any]) -> Iterator[Any]:
         waiting.extend(event.children)
 
 
-def _change_of(event: Any) -> Change:
+def _change_of(event: Any) -> MemoryChange:
     fields = event.extra_fields
-    return Change(at_ns=event.start_time_ns, address=fields.ptr, size_bytes=fields.alloc_size)
+    return MemoryChange(at_ns=event.start_time_ns, address=fields.ptr, size_bytes=fields.alloc_size)
 
 
 def _start_ns(event: Any) -> int:

@@ -9,7 +9,7 @@ from perfsuite.gate.describe import describe, word
 from perfsuite.metrics import find
 from perfsuite.records import Measurement, Metric
 from perfsuite.reports.page.blocks import CaseRow, CaseTable, Section
-from perfsuite.reports.page.material import Case, Material
+from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.numbers import duration, scaled
 from perfsuite.reports.page.text import without_paths
 from perfsuite.units import plural
@@ -62,17 +62,17 @@ def section(material: Material) -> Section | None:
     return Section(key="cases", title="All cases", blocks=[CaseTable(columns=columns, rows=shown, more=more)])
 
 
-def _needs_reader(case: Case, material: Material) -> bool:
+def _needs_reader(case: PageCase, material: Material) -> bool:
     verdict = material.verdicts.get(case.node)
     return not case.is_measured or (verdict is not None and verdict.name not in ("pass", "no-baseline", "learning"))
 
 
-def _detailed(material: Material) -> list[Case]:
+def _detailed(material: Material) -> list[PageCase]:
     """In which order cases get their details."""
     return sorted(material.cases, key=lambda case: (not _needs_reader(case, material), -(case.median_s or 0)))
 
 
-def _row(case: Case, material: Material, *, looked_into: bool) -> CaseRow:
+def _row(case: PageCase, material: Material, *, looked_into: bool) -> CaseRow:
     """``looked_into``: its measurement is worth the time that decoding it takes."""
     measurement = case.measurement if looked_into and case.is_measured else None
     verdict = material.verdicts.get(case.node)
@@ -93,18 +93,18 @@ def _row(case: Case, material: Material, *, looked_into: bool) -> CaseRow:
     )
 
 
-def _why(case: Case) -> str:
+def _why(case: PageCase) -> str:
     return without_paths(case.detail) if case.outcome == "out_of_memory" else "run once, not measured"
 
 
-def _figure(case: Case) -> str:
+def _figure(case: PageCase) -> str:
     for name, factor, unit in _KEY:
         if name in case.values and case.is_measured:
             return scaled(case.values[name] * factor, unit)
     return ""
 
 
-def _with_details(case: Case, material: Material) -> CaseRow:
+def _with_details(case: PageCase, material: Material) -> CaseRow:
     row = _row(case, material, looked_into=True)
     told = tuple((label, text) for label, text in _details(case, material) if text)
     measurement = case.measurement
@@ -127,7 +127,7 @@ def _strip(times_s: Sequence[float]) -> tuple[str, str]:
     return "".join(f"M{place} 0v12" for place in places), told
 
 
-def _details(case: Case, material: Material) -> Iterator[tuple[str, str]]:
+def _details(case: PageCase, material: Material) -> Iterator[tuple[str, str]]:
     verdict = material.verdicts.get(case.node)
     yield "file", case.node.partition("::")[0]
     yield "verdict", describe(verdict) if verdict else ""

@@ -8,7 +8,7 @@ from perfsuite.collectives import busbw_factor
 from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives
 from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table
 from perfsuite.reports.page.charts.curves import bandwidth
-from perfsuite.reports.page.material import Case, Material
+from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.numbers import duration, scaled, size
 from perfsuite.reports.page.sections.cut import MOST_ROWS, grid, spread_out
 from perfsuite.reports.page.sections.device import share
@@ -24,7 +24,7 @@ _MOST_RANKS = 6
 
 def section(material: Material) -> Section | None:
     """Small multiples per collective and dtype, the largest groups first; the fits in one table."""
-    groups: dict[tuple[str, str], list[Case]] = {}
+    groups: dict[tuple[str, str], list[PageCase]] = {}
     for case in material.measured:
         if "busbw_gb_per_s" in case.values and message_bytes(case):
             groups.setdefault((collective(case), dtype(case)), []).append(case)
@@ -45,22 +45,22 @@ def section(material: Material) -> Section | None:
     return Section(key="collectives", title="Collectives", blocks=[*blocks, *pairs])
 
 
-def collective(case: Case) -> str:
+def collective(case: PageCase) -> str:
     """Its name as nccl-tests has it."""
     return case.work.collective or kernel_of(case.workload, case.parameters)
 
 
-def dtype(case: Case) -> str:
+def dtype(case: PageCase) -> str:
     """What the message is made of."""
     return str(case.work.dtype or case.parameters.get("dtype", ""))
 
 
-def message_bytes(case: Case) -> float:
+def message_bytes(case: PageCase) -> float:
     """Size S as nccl-tests counts it; 0 where nobody knows."""
     return float(case.work.message_bytes or case.parameters.get("message_bytes") or 0)
 
 
-def _chart(name: str, kind: str, members: Sequence[Case], fits: Sequence[CollectiveFit]) -> Chart:
+def _chart(name: str, kind: str, members: Sequence[PageCase], fits: Sequence[CollectiveFit]) -> Chart:
     counts = sorted({case.ranks for case in members})
     drawn = counts if len(counts) <= _MOST_RANKS else counts[:: -(-len(counts) // _MOST_RANKS)]
     points = [
@@ -90,7 +90,7 @@ def _chart(name: str, kind: str, members: Sequence[Case], fits: Sequence[Collect
     return Chart(title=title, spec=spec, grid=_points(members, ""), caption=f"lines: the fit; {bound}")
 
 
-def _points(members: Sequence[Case], title: str) -> Grid:
+def _points(members: Sequence[PageCase], title: str) -> Grid:
     ordered = sorted(members, key=lambda case: (collective(case), dtype(case), case.ranks, message_bytes(case)))
     rows = [
         (

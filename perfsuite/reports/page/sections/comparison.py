@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
-from perfsuite.reports.page.material import Change, Material
+from perfsuite.reports.page.material import CaseChange, Material
 from perfsuite.reports.page.numbers import change, interval
 from perfsuite.reports.page.sections.cut import MOST_BARS, grid
 from perfsuite.reports.tables.markdown import Grid
@@ -33,11 +33,11 @@ def section(material: Material) -> Section | None:
     return Section(key="comparison", title="Comparison", blocks=blocks)
 
 
-def _order(found: Change) -> tuple[bool, float]:
+def _order(found: CaseChange) -> tuple[bool, float]:
     return found.tone == "plain", -(found.effect or 0)
 
 
-def _chart(changes: Sequence[Change], more: str) -> Chart:
+def _chart(changes: Sequence[CaseChange], more: str) -> Chart:
     names = labels([found.node.rpartition("::")[2].removeprefix("test_") for found in changes], 30)
     values = [
         {
@@ -55,11 +55,11 @@ def _chart(changes: Sequence[Change], more: str) -> Chart:
     return Chart(title=title, spec=rows.forest(values, names, "change of the time"), caption=caption)
 
 
-def _between(found: Change) -> str:
+def _between(found: CaseChange) -> str:
     return "" if found.low is None or found.high is None else interval(found.low, found.high)
 
 
-def _grid(changes: Sequence[Change], title: str) -> Grid:
+def _grid(changes: Sequence[CaseChange], title: str) -> Grid:
     told = [
         (
             found.node.partition("::")[2] or found.node,

@@ -10,7 +10,7 @@ from perfsuite.records import ABOVE_MEASURED_PEAK, Peak
 from perfsuite.reports.page.blocks import Block, Chart, Charts, Printed, Section, Table, Words
 from perfsuite.reports.page.charts import curves, rows
 from perfsuite.reports.page.charts.look import labels
-from perfsuite.reports.page.material import Case, Material
+from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.numbers import duration, scaled
 from perfsuite.reports.page.sections.cut import MOST_BARS, MOST_ROWS, grid, left_out, spread_out
 from perfsuite.statistics.robust import median
@@ -38,7 +38,7 @@ def section(material: Material) -> Section | None:
     return Section(key="device", title="Device", blocks=blocks) if blocks else None
 
 
-def share(case: Case, name: str) -> str:
+def share(case: PageCase, name: str) -> str:
     """A figure as a share of its peak with the peak's kind; never a number above a measured peak."""
     metric = next((metric for metric in case.metrics if metric.name == name), None)
     if metric is None or metric.peak is None:
@@ -49,7 +49,7 @@ def share(case: Case, name: str) -> str:
     return "" if found is None else f"{found:.0%} of {metric.peak.kind}"
 
 
-def _roofline(products: Sequence[Case], streams: Sequence[Case], material: Material) -> Chart | None:
+def _roofline(products: Sequence[PageCase], streams: Sequence[PageCase], material: Material) -> Chart | None:
     """Products with a known shape; a table of the others."""
     if not products:
         return None
@@ -91,7 +91,7 @@ def _unit(dtype: str) -> str:
     return "OPS" if dtype.startswith("int") else "FLOPS"
 
 
-def _intensity(case: Case) -> float | None:
+def _intensity(case: PageCase) -> float | None:
     """Operations per byte where each matrix travels once; None for another kind of product."""
     sides = [case.parameters.get(name) for name in ("m", "k", "n")]
     item = ITEM_BYTES.get(str(case.parameters.get("dtype")))
@@ -103,7 +103,7 @@ def _intensity(case: Case) -> float | None:
 
 
 def _roofs(
-    points: Sequence[dict[str, Any]], products: Sequence[Case], streams: Sequence[Case], material: Material
+    points: Sequence[dict[str, Any]], products: Sequence[PageCase], streams: Sequence[PageCase], material: Material
 ) -> tuple[list[dict[str, Any]], str]:
     """A bent line per dtype with a peak, and what the lines are."""
     memory = next((peak for case in streams if (peak := case.peak("gb_per_s"))), None)
@@ -129,19 +129,19 @@ def _roofs(
     return roofs, "; ".join(filter(None, (*told, slope)))
 
 
-def _peak_of(dtype: str, products: Sequence[Case], published: Any) -> Peak | None:
+def _peak_of(dtype: str, products: Sequence[PageCase], published: Any) -> Peak | None:
     of_case = (case.peak("tflops") for case in products if case.parameters.get("dtype") == dtype)
     return next((peak for peak in of_case if peak), None) or published.get(dtype)
 
 
-def _peak_notes(cases: Sequence[Case], name: str) -> list[str]:
+def _peak_notes(cases: Sequence[PageCase], name: str) -> list[str]:
     peaks = dict.fromkeys(
         f"peak {peak.value:.4g} {peak.unit} ({peak.kind}): {peak.source}" for case in cases if (peak := case.peak(name))
     )
     return list(peaks)[:6]
 
 
-def _bandwidth(streams: Sequence[Case]) -> Chart | None:
+def _bandwidth(streams: Sequence[PageCase]) -> Chart | None:
     if not streams:
         return None
     drawn = spread_out(streams, MOST_BARS)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.history.describe import steps_told, where
-from perfsuite.history.findings import SUITE, Findings, FoundChange
+from perfsuite.history.findings import SUITE, Findings, HistoryChange
 from perfsuite.history.git import short
 from perfsuite.reports.over_time import OverTime, history_grids
 from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table, Words
@@ -35,7 +35,7 @@ def section(material: Material) -> Section | None:
 
 def history_section(over_time: OverTime, most: int) -> Section:
     """What a history shows, with at most so many charts: newest changes first."""
-    by_case: dict[str, list[FoundChange]] = {}
+    by_case: dict[str, list[HistoryChange]] = {}
     for change in over_time.findings.changes:
         by_case.setdefault(change.case, []).append(change)
     charts = [
@@ -50,7 +50,7 @@ def history_section(over_time: OverTime, most: int) -> Section:
     return Section(key="history", title="Over time", blocks=blocks)
 
 
-def _sentence(by_case: Mapping[str, Sequence[FoundChange]], charts: int) -> str:
+def _sentence(by_case: Mapping[str, Sequence[HistoryChange]], charts: int) -> str:
     """How many cases changed."""
     cases = [case for case in by_case if case != SUITE]
     slower = sum(math.prod(change.ratio.value for change in by_case[case]) > 1 for case in cases)
@@ -65,14 +65,14 @@ class _Series:
     """One case over the sessions that measured it."""
 
     rows: Sequence[int]
-    """Indices in the timeline."""
+    """Indices among the ordered sessions."""
     values: Sequence[float]
     commits: Sequence[str]
     """Short; the day of a session that knows none."""
     unit: str
 
     def place(self, row: int) -> int:
-        """Where a session of the timeline stands among these."""
+        """Where one of the ordered sessions stands among these."""
         return bisect.bisect_left(self.rows, row)
 
 
@@ -86,7 +86,7 @@ def _series(findings: Findings, case: str) -> _Series:
         column = table.cases.index(case)
         rows, logs = table.rows_of(column), table.values_of(column)
         factor, unit = _unit(math.exp(sorted(logs)[len(logs) // 2]))
-    sessions = [findings.timeline.sessions[row] for row in rows]
+    sessions = [findings.ordered.sessions[row] for row in rows]
     return _Series(
         rows=rows,
         values=[math.exp(log) * factor for log in logs],
@@ -95,10 +95,10 @@ def _series(findings: Findings, case: str) -> _Series:
     )
 
 
-def _chart(findings: Findings, case: str, changes: Sequence[FoundChange], caption: str) -> Chart:
+def _chart(findings: Findings, case: str, changes: Sequence[HistoryChange], caption: str) -> Chart:
     """The case over the sessions that measured it; ``changes`` oldest first."""
     series = _series(findings, case)
-    sessions = findings.timeline.sessions
+    sessions = findings.ordered.sessions
     points = [
         {"at": index, "value": value, "told": f"{commit} {sessions[row].time[:16]}: {value:.4g}"}
         for index, (row, commit, value) in enumerate(zip(series.rows, series.commits, series.values, strict=True))
@@ -131,14 +131,14 @@ def _chart(findings: Findings, case: str, changes: Sequence[FoundChange], captio
     )
 
 
-def _commits(series: _Series, change: FoundChange) -> str:
+def _commits(series: _Series, change: HistoryChange) -> str:
     """The commit of a step, the first and the last of a drift."""
     ends = sorted({series.place(change.at), series.place(change.until)})
     return "..".join(series.commits[at][:7] for at in ends)
 
 
-def _told(findings: Findings, change: FoundChange) -> str:
-    place = (where(findings.timeline, change).rstrip(":"), steps_told(findings.timeline, change))
+def _told(findings: Findings, change: HistoryChange) -> str:
+    place = (where(findings.ordered, change).rstrip(":"), steps_told(findings.ordered, change))
     return f"{change.ratio} {'; '.join(filter(None, place))}"
 
 
@@ -147,7 +147,7 @@ def _unit(seconds: float) -> tuple[float, str]:
     return (1e6, "us") if seconds < 1e-3 else (1e3, "ms") if seconds < 1 else (1.0, "s")
 
 
-def _grid(findings: Findings, series: _Series, changes: Sequence[FoundChange]) -> Grid:
+def _grid(findings: Findings, series: _Series, changes: Sequence[HistoryChange]) -> Grid:
     """The newest session first, what changed there beside it."""
     said: dict[int, list[str]] = {}
     for change in changes:
@@ -155,7 +155,7 @@ def _grid(findings: Findings, series: _Series, changes: Sequence[FoundChange]) -
     for one in findings.environment:
         said.setdefault(series.place(one.at), []).append("environment: " + "; ".join(one.phrases))
     cells = [
-        (findings.timeline.sessions[row].time[:16], commit, f"{value:.4g}", "; ".join(said.get(index, ())))
+        (findings.ordered.sessions[row].time[:16], commit, f"{value:.4g}", "; ".join(said.get(index, ())))
         for index, (row, commit, value) in enumerate(zip(series.rows, series.commits, series.values, strict=True))
     ]
     return grid(("session", "commit", series.unit, "change"), cells[::-1])

@@ -11,7 +11,7 @@ from perfsuite.reports.page.blocks import Chart, Charts, Section, Tone
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.page.effects import ratio, tone_of
-from perfsuite.reports.page.material import Case, Material
+from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.numbers import change, interval
 from perfsuite.reports.page.sections.cut import MOST_BARS, grid, left_out
 from perfsuite.reports.page.sections.training import short
@@ -26,8 +26,8 @@ _FOLLOWS = frozenset(("mesh", "builds"))
 
 @dataclass(frozen=True, kw_only=True)
 class _Effect:
-    case: Case
-    base: Case
+    case: PageCase
+    base: PageCase
     effect: float
     low: float | None
     high: float | None
@@ -90,9 +90,9 @@ def _between(effect: _Effect) -> str:
     return "" if effect.low is None or effect.high is None else interval(effect.low, effect.high)
 
 
-def _effects(cases: Sequence[Case]) -> Iterator[_Effect]:
+def _effects(cases: Sequence[PageCase]) -> Iterator[_Effect]:
     """Cases of one test, model and number of ranks beside the one of them that has nothing switched on."""
-    groups: dict[tuple[str, str, int, str], list[Case]] = {}
+    groups: dict[tuple[str, str, int, str], list[PageCase]] = {}
     for case in cases:
         if "step_time_s" in case.values and "bubble_ratio" not in case.values:
             key = (case.node.partition("[")[0], str(case.parameters.get("model")), case.ranks, case.fingerprint)
@@ -108,18 +108,18 @@ def _effects(cases: Sequence[Case]) -> Iterator[_Effect]:
                     yield _Effect(case=case, base=base, effect=found[0], low=found[1], high=found[2])
 
 
-def _tokens(case: Case) -> list[str]:
+def _tokens(case: PageCase) -> list[str]:
     """Words of an id; ``no-overlap`` and ``on-device`` are one each."""
     words = case.words.split("-")
     return [*words, *(f"{first}-{second}" for first, second in itertools.pairwise(words))]
 
 
-def _differs(case: Case, base: Case) -> bool:
+def _differs(case: PageCase, base: PageCase) -> bool:
     names = set(case.parameters) | set(base.parameters)
     return any(case.parameters.get(name) != base.parameters.get(name) for name in names - _FOLLOWS)
 
 
-def _per_sample(case: Case) -> tuple[float, ...]:
+def _per_sample(case: PageCase) -> tuple[float, ...]:
     rate = case.values.get("samples_per_s", 0) * (case.median_s or 0)
     samples = case.work.samples or rate or 1.0
     return tuple(time_s / samples for time_s in case.times_s)

@@ -9,7 +9,7 @@ from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
 from perfsuite.reports.page.blocks import Block, Chart, Charts, Drawing, Section, Words
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
-from perfsuite.reports.page.material import Case, Material
+from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.numbers import duration
 from perfsuite.reports.page.sections.cut import MOST_BARS, grid, left_out
 from perfsuite.reports.page.sections.training import short
@@ -45,7 +45,7 @@ def section(material: Material) -> Section | None:
     return Section(key="pipelines", title="Pipelines", blocks=blocks)
 
 
-def _bubbles(cases: Sequence[Case]) -> list[Chart]:
+def _bubbles(cases: Sequence[PageCase]) -> list[Chart]:
     """Two charts at most, the worst in the first."""
     table = grid(
         ("case", *(name for name, _ in _WHAT), "remark"),
@@ -76,18 +76,18 @@ def _bubbles(cases: Sequence[Case]) -> list[Chart]:
     return charts
 
 
-def _percent(case: Case, key: str) -> str:
+def _percent(case: PageCase, key: str) -> str:
     return f"{100 * case.values[key]:.1f} %" if key in case.values else ""
 
 
-def _doubt(case: Case) -> str:
+def _doubt(case: PageCase) -> str:
     simulated = case.values.get("simulated_bubble_ratio")
     if simulated is not None and case.values["bubble_ratio"] < simulated - SIMULATION_TOLERANCE:
         return "below the simulation of its own durations: an error of measurement"
     return ""
 
 
-def _timelines(cases: Sequence[Case]) -> tuple[list[Drawing], int]:
+def _timelines(cases: Sequence[PageCase]) -> tuple[list[Drawing], int]:
     """Pictures as far as they fit, and how many are left out."""
     there = [case for case in cases if case.measurement is not None]
     drawings: list[Drawing] = []
@@ -103,7 +103,7 @@ def _timelines(cases: Sequence[Case]) -> tuple[list[Drawing], int]:
     return drawings, len(there) - len(drawings)
 
 
-def _timeline(case: Case, *, folded: bool) -> Drawing:
+def _timeline(case: PageCase, *, folded: bool) -> Drawing:
     assert case.measurement is not None
     timeline = case.measurement.timeline
     assert timeline is not None

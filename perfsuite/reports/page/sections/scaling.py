@@ -10,7 +10,7 @@ from perfsuite.records import Result
 from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Words
 from perfsuite.reports.page.charts.curves import scaling as curves
 from perfsuite.reports.page.charts.look import shortened
-from perfsuite.reports.page.material import Case, Material
+from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.numbers import duration
 from perfsuite.reports.page.sections.cut import grid, left_out
 from perfsuite.reports.scaling import Scaling, scalings, without_ranks
@@ -46,7 +46,7 @@ def section(material: Material) -> Section | None:
     return Section(key="scaling", title="Scaling", blocks=[*words, Charts(charts=charts)])
 
 
-def _of_series(cases: Sequence[Case]) -> list[Result]:
+def _of_series(cases: Sequence[PageCase]) -> list[Result]:
     """Results of the series with most numbers of ranks, no more than a reader looks through."""
     series: dict[str, dict[int, Result]] = {}
     for case in cases:

@@ -11,7 +11,7 @@ from perfsuite.metrics.spec import significant
 from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
-from perfsuite.reports.page.material import Case, Material
+from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.numbers import count, duration, size
 from perfsuite.reports.page.recordings import recordings
 from perfsuite.reports.page.sections.cut import MOST_ROWS, grid, left_out, spread_out
@@ -70,21 +70,21 @@ def section(material: Material) -> Section | None:
     return Section(key="training", title="Training", blocks=blocks)
 
 
-def by_model(cases: Sequence[Case]) -> dict[str, list[Case]]:
+def by_model(cases: Sequence[PageCase]) -> dict[str, list[PageCase]]:
     """Cases by model, the model with most of them first."""
-    models: dict[str, list[Case]] = {}
+    models: dict[str, list[PageCase]] = {}
     for case in cases:
         models.setdefault(str(case.parameters.get("model", case.workload)), []).append(case)
     return dict(sorted(models.items(), key=lambda pair: -len(pair[1])))
 
 
-def short(case: Case) -> str:
+def short(case: PageCase) -> str:
     """Test and words without platform and model, which the chart's title has."""
     words = case.words.removeprefix(f"{case.platform}-").replace(str(case.parameters.get("model", "\0")), "")
     return f"{case.test.removeprefix('test_')} {words.strip('-').replace('--', '-')}".strip()
 
 
-def _stacks(cases: Sequence[Case], parts: _Parts) -> list[Chart]:
+def _stacks(cases: Sequence[PageCase], parts: _Parts) -> list[Chart]:
     known = [case for case in cases if sum(f"{name}_{parts.end}" in case.values for name in parts.names) > 1]
     return [
         _stack(members, parts, f"{parts.title}, {model}")
@@ -92,7 +92,7 @@ def _stacks(cases: Sequence[Case], parts: _Parts) -> list[Chart]:
     ]
 
 
-def _stack(cases: Sequence[Case], parts: _Parts, title: str) -> Chart:
+def _stack(cases: Sequence[PageCase], parts: _Parts, title: str) -> Chart:
     drawn = spread_out(cases)
     labelled = labels([short(case) for case in drawn])
     whole = [sum(_amounts(case, parts).values()) for case in drawn]
@@ -109,12 +109,12 @@ def _stack(cases: Sequence[Case], parts: _Parts, title: str) -> Chart:
     return Chart(title=title, spec=spec, grid=table, caption=left_out(len(drawn), len(cases)))
 
 
-def _amounts(case: Case, parts: _Parts) -> dict[str, float]:
+def _amounts(case: PageCase, parts: _Parts) -> dict[str, float]:
     """Seconds or bytes of each part; a part that is not known or below 0 has no length."""
     return {name: max(0.0, case.values.get(f"{name}_{parts.end}", 0.0)) * parts.in_unit for name in parts.names}
 
 
-def _cells(case: Case, parts: _Parts) -> list[str]:
+def _cells(case: PageCase, parts: _Parts) -> list[str]:
     known = (case.values.get(f"{name}_{parts.end}") for name in parts.names)
     return ["" if value is None else _amount(value * parts.in_unit, parts.unit) for value in known]
 
@@ -128,7 +128,7 @@ def _amount(amount: float, unit: str) -> str:
     return duration(amount) if unit == "s" else size(amount)
 
 
-def _exposed(cases: Sequence[Case]) -> Chart | None:
+def _exposed(cases: Sequence[PageCase]) -> Chart | None:
     """What steps lose to communication, with its interval."""
     name = "exposed_communication_percent"
     known = [case for case in cases if name in case.values and case.ranks > 1]
@@ -154,17 +154,17 @@ def _exposed(cases: Sequence[Case]) -> Chart | None:
     return Chart(title="Exposed communication", spec=spec, grid=table, caption=left_out(len(drawn), len(known)))
 
 
-def _end(case: Case, end: str) -> float | None:
+def _end(case: PageCase, end: str) -> float | None:
     value = case.values.get(f"exposed_communication_{end}_percent")
     return None if value is None else value / 100
 
 
-def _between(case: Case) -> str:
+def _between(case: PageCase) -> str:
     low, high = _end(case, "low"), _end(case, "high")
     return "" if low is None or high is None else f"[{100 * low:.1f}, {100 * high:.1f}] %"
 
 
-def _throughput(cases: Sequence[Case]) -> Grid:
+def _throughput(cases: Sequence[PageCase]) -> Grid:
     conventions = dict.fromkeys(
         metric.convention for case in cases[:MOST_ROWS] for metric in case.metrics if metric.name == "mfu_percent"
     )
@@ -189,7 +189,7 @@ def _rate(values: Mapping[str, float], name: str) -> str:
     return count(values[name]) if name in values else ""
 
 
-def _mfu(case: Case) -> str:
+def _mfu(case: PageCase) -> str:
     metric = next((metric for metric in case.metrics if metric.name == "mfu_percent"), None)
     if metric is None:
         return f"{significant(case.values['mfu_percent'], 3)} %" if "mfu_percent" in case.values else ""
@@ -198,7 +198,7 @@ def _mfu(case: Case) -> str:
     return "" if metric.value is None else f"{significant(metric.value, 3)} %"
 
 
-def _of_palm(case: Case) -> str:
+def _of_palm(case: PageCase) -> str:
     """MFU counted as the PaLM paper does, over the same peak."""
     exact, palm = (case.values.get(f"{name}tflops_per_device") for name in ("", "palm_"))
     told = case.values.get("mfu_percent")

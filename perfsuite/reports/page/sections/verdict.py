@@ -9,7 +9,7 @@ from typing import Any
 from perfsuite.metrics.spec import significant
 from perfsuite.reports.notable import Notable
 from perfsuite.reports.page.blocks import Block, Item, Items, Section, Table, Tile, Tiles, Tone, Words
-from perfsuite.reports.page.material import Case, Change, Material, Run, named
+from perfsuite.reports.page.material import CaseChange, Material, PageCase, Run, named
 from perfsuite.reports.page.numbers import change, count, duration, interval, scaled, size
 from perfsuite.reports.page.sections.collectives import collective, message_bytes
 from perfsuite.reports.page.sections.cut import grid
@@ -73,7 +73,7 @@ def sentence(material: Material) -> tuple[str, bool]:
     return f"{_decided(material.changes, bad, good)}. {summary}.", is_bad
 
 
-def _decided(changes: Sequence[Change], bad: Sequence[Change], good: int) -> str:
+def _decided(changes: Sequence[CaseChange], bad: Sequence[CaseChange], good: int) -> str:
     """What the comparison says; one run against one decides nothing, and must not read as if all were well."""
     unsure = [found for found in changes if found.tone == "plain" and found.low is None]
     if len(unsure) == len(changes):
@@ -93,7 +93,7 @@ def _decided(changes: Sequence[Change], bad: Sequence[Change], good: int) -> str
     return "; ".join([decided, *filter(None, counts)])
 
 
-def between(found: Change) -> str:
+def between(found: CaseChange) -> str:
     """The interval of a change with a blank before it; empty without one."""
     return "" if found.low is None or found.high is None else f" {interval(found.low, found.high)}"
 
@@ -147,7 +147,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 # -- tiles -------------------------------------------------------------------------------------------------------
 
 
-def _tiles(cases: Sequence[Case]) -> Iterator[Tile]:
+def _tiles(cases: Sequence[PageCase]) -> Iterator[Tile]:
     """The best of each family."""
     products = [case for case in cases if case.values.get("tflops") and case.workload == "Matmul"]
     for dtype in dict.fromkeys(str(case.parameters.get("dtype")) for case in products):
@@ -179,10 +179,10 @@ def _tiles(cases: Sequence[Case]) -> Iterator[Tile]:
         )
 
 
-def _best(cases: Sequence[Case], name: str) -> Case:
-    key: Callable[[Case], float] = lambda case: case.values[name]  # noqa: E731
+def _best(cases: Sequence[PageCase], name: str) -> PageCase:
+    key: Callable[[PageCase], float] = lambda case: case.values[name]  # noqa: E731
     return max(cases, key=key)
 
 
-def _note(case: Case) -> str:
+def _note(case: PageCase) -> str:
     return next((metric.note for metric in case.metrics if metric.name == "gb_per_s"), "")
