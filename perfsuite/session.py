@@ -43,6 +43,9 @@ from perfsuite.runtime.reference import describe
 from perfsuite.runtime.values import recorded
 from perfsuite.workload import Budget, Purpose, Workload
 
+_Limits = Callable[[Work, Purpose], float]
+"""Deadline of a build in seconds, by the work of what is built."""
+
 
 class Runner(Protocol):
     """What a session needs of :class:`perfsuite.runtime.driver.Driver`."""
@@ -300,10 +303,9 @@ class PerfSession:
             test_module=case.test_module,
         )
         require_own_modules()
-        limits = functools.partial(self._deadline_s, case, result.work)
+        limits = functools.partial(self._deadline_s, case)
         try:
-            job, records = self._settle(job, limits)
-            timed = self.driver.run(_limited(job, limits("time")))
+            job, records, timed = self._settle(job, limits)
         except OutOfMemory as error:
             return dataclasses.replace(
                 result, outcome="out_of_memory", detail=str(error), environment=self._environment_now()
@@ -313,7 +315,7 @@ class PerfSession:
         result = dataclasses.replace(result, environment=self._environment_now())
         builds = _Builds(settled=records)
         try:
-            self._build_untimed(builds, job, limits)
+            self._build_untimed(builds, job, result.work, limits)
         except BaseException:
             if keep:
                 known = self.measured_peaks.complete(self.machine.peaks())
@@ -321,29 +323,41 @@ class PerfSession:
             raise
         return _complete(result, workload, builds.added_to(timed), self._peaks(result, timed))
 
-    def _settle(self, job: Job, limits: Callable[[Purpose], float]) -> tuple[Job, tuple[Record, ...]]:
-        """The job of what the workload found that it is to be, and its records of that."""
-        if job.budget.smoke:
-            return job, ()
-        workload, records = job.workload.settle(
-            lambda workload, purpose: self._untimed(
-                dataclasses.replace(job, workload=workload), purpose, limits(purpose)
-            )
-        )
-        return dataclasses.replace(job, workload=workload), records
+    def _settle(self, job: Job, limits: _Limits) -> tuple[Job, tuple[Record, ...], Measurement]:
+        """The job of what the workload found that it is to be, its records of that, and what its ranks measured.
+
+        What was timed on the way is not timed again: near the end of a memory it might not fit a second time.
+        """
+        shape = job.shape
+        assert shape is not None
+        timed: list[tuple[Workload, Measurement]] = []  # not every workload can be hashed
+
+        def probe(workload: Workload, purpose: Purpose) -> Measurement:
+            sought = dataclasses.replace(job, workload=workload)
+            limit_s = limits(workload.work(shape), purpose)
+            if purpose != "time":
+                return self._untimed(sought, purpose, limit_s)
+            timed.append((workload, self.driver.run(_limited(sought, limit_s))))
+            return timed[-1][1]
+
+        workload, records = (job.workload, ()) if job.budget.smoke else job.workload.settle(probe)
+        if workload not in [each for each, _ in timed]:
+            probe(workload, "time")
+        measurement = next(measurement for each, measurement in reversed(timed) if each == workload)
+        return dataclasses.replace(job, workload=workload), records, measurement
 
     def _untimed(self, job: Job, purpose: Purpose, limit_s: float) -> Measurement:
-        """A build that is never timed: one iteration, two of a rehearsal of the timed one."""
-        budget = dataclasses.replace(job.budget, smoke=True, smoke_iterations=2 if purpose == "time" else 1)
+        """One iteration of a build that is never timed."""
+        budget = dataclasses.replace(job.budget, smoke=True)
         return self.driver.run(_limited(dataclasses.replace(job, purpose=purpose, budget=budget), limit_s))
 
-    def _build_untimed(self, builds: _Builds, job: Job, limits: Callable[[Purpose], float]) -> None:
+    def _build_untimed(self, builds: _Builds, job: Job, work: Work, limits: _Limits) -> None:
         """Run the builds that are never timed.  One that cannot be had is noted; one that fails is raised."""
         for purpose in () if job.budget.smoke else job.workload.untimed():
             try:
                 # What libraries keep from an earlier build would be missing in the memory of the next.
                 further = dataclasses.replace(job, continues=purpose != "memory")
-                builds.done.append(self._untimed(further, purpose, limits(purpose)))
+                builds.done.append(self._untimed(further, purpose, limits(work, purpose)))
             except (OutOfMemory, UnsupportedCase) as error:
                 builds.failed[purpose] = first_line(error)
             except BaseException as error:

@@ -84,8 +84,6 @@ class Budget:
     warmup_min_iterations: int = 3
     smoke: bool = False
     """Build, check and one iteration only (``--benchmark-disable``)."""
-    smoke_iterations: int = 1
-    """Iterations of a smoke, where the first says too little: a training step has no state of its optimizer yet."""
     disable_gc: bool = True
     """Python's garbage collector is off during samples."""
     cache_flush: bool = False
@@ -182,12 +180,12 @@ class Rank(Protocol):
 
 
 class Probe(Protocol):
-    """How a workload looks for what it is to be: runs on the ranks of the case, none of them timed."""
+    """How a workload looks for what it is to be: runs on the ranks of the case."""
 
     def __call__(self, workload: Workload, purpose: Purpose) -> Measurement:
         """One build of ``workload`` and its records; raises OutOfMemory and what else a case may raise.
 
-        For ``purpose`` time the step runs twice: what its first iteration leaves behind is there in all that are timed.
+        One for ``purpose`` time is timed, and is the result of the case if its workload is what was looked for.
         """
 
 

@@ -168,12 +168,10 @@ def test_what_a_case_preloads_is_there_in_workers_started_since(driver):
     assert driver.run(dataclasses.replace(ask, fresh=True)).records[0].value == 1
 
 
-@pytest.mark.parametrize("iterations", [1, 2])
-def test_smoke_runs_as_many_iterations_as_asked_for(driver, iterations):
-    measurement = driver.run(job(steps.counted, 2, budget=Budget(smoke=True, smoke_iterations=iterations)))
+def test_smoke_runs_one_iteration(driver):
+    measurement = driver.run(job(steps.add_up, 2, budget=Budget(smoke=True)))
     assert measurement.smoke
     assert len(measurement.samples) == 1
-    assert [iterations] == [record.value for record in measurement.records]
 
 
 def test_a_yardstick_is_timed_beside_every_sample(driver):

@@ -55,12 +55,19 @@ class Watched(Product):
 
 @dataclass(frozen=True, kw_only=True)
 class Sought(Product):
-    """Looks at one build, and rehearses the timed one."""
+    """Looks at one build, times two others and is the first of them."""
 
     def settle(self, probe):
         probe(self, "memory")
-        probe(self, "time")
-        return self, ()
+        found = dataclasses.replace(self, side=48)
+        probe(found, "time")
+        probe(dataclasses.replace(self, side=32), "time")
+        return found, ()
+
+
+def measurement_of_side(job):
+    """A script whose times tell the workload apart."""
+    return measurement(job, times_s=[job.workload.side / 100] if isinstance(job.workload, Sought) else (0.5,))
 
 
 def session(script=measurement, name="cpu") -> tuple[PerfSession, ScriptedDriver]:
@@ -124,11 +131,21 @@ def failing_in(purpose, error):
     return script
 
 
-def test_a_rehearsal_of_the_timed_step_runs_it_twice():
-    """The first iteration of a training step has no state of the optimizer: it fits where the second does not."""
-    made, driver = session()
+def test_what_a_workload_timed_to_find_itself_is_its_result():
+    """Timed once more it may not fit: which pieces of memory are free is chance where little is left."""
+    made, driver = session(measurement_of_side)
+    result = made.run(case(Sought()))
+    assert [("memory", True), ("time", False), ("time", False)] == [
+        (job.purpose, job.budget.smoke) for job in driver.jobs if isinstance(job.workload, Sought)
+    ]
+    assert 0.48 == result.median_s
+
+
+def test_the_deadline_of_a_workload_that_finds_itself_is_that_of_what_it_found(monkeypatch):
+    monkeypatch.setattr("perfsuite.session.deadline_s", lambda budget, work, *_, **__: work.flops["exact"])
+    made, driver = session(measurement_of_side)
     made.run(case(Sought()))
-    assert [("memory", 1), ("time", 2)] == [(job.purpose, job.budget.smoke_iterations) for job in driver.jobs[:2]]
+    assert [2.0 * 64**3, 2.0 * 48**3, 2.0 * 32**3] == [job.budget.timeout_s for job in driver.jobs[:3]]
 
 
 def test_a_build_goes_on_where_the_one_before_was_but_for_memory():

@@ -22,17 +22,6 @@ def add_up(rank, elements=1024):
     return lambda: dist.all_reduce(buffer)
 
 
-def counted(rank):
-    """How often it ran."""
-    ran = []
-
-    def step():
-        ran.append(True)
-        rank.record("iterations", len(ran), unit="iterations", reduce="equal")
-
-    return step
-
-
 def held(rank, axes="", groups=0):
     """A sum over all ranks; what each rank's process holds: descriptors, process groups, its own number.
 

@@ -233,9 +233,6 @@ class Worker:
         self._enter("checking before timing")
         first_s = self._check(workload, step, rank)
         if budget.smoke:
-            for _ in range(1, budget.smoke_iterations):
-                step.run()
-            member.code.synchronize()
             return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
         timer = Timer(member, budget, spans, aligned=workload.aligned)
         self._enter(TIMING)

@@ -2,8 +2,8 @@
 
 The driver looks for it: every try is a build and two steps of its own on the ranks of the case.  On an accelerator a
 try may run out of memory; its ranks are then replaced, so nothing of it is left on the device.  The largest one is
-then built and run as it is timed, and made smaller until that fits too.  On a CPU a try must
-keep within a byte budget per rank, and is only made when it is predicted to.
+then timed, and made smaller until that fits too.  On a CPU a try must keep within a byte budget per rank, and is only
+made when it is predicted to.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LargestBatch(TrainStep):
         else:
             observed = by_doubling(lambda batch: batch == 1 or _fits(look, batch), self.most)
             # What is timed has a twin before it, communicators and other pieces of memory than what was observed: near
-            # the end of a small memory that decides.
+            # the end of a small memory that decides, and by chance.  So the one that is timed is the result.
             batch = by_stepping_down(lambda batch: _fits(lambda at: probe(self._at(at), "time"), batch), observed.batch)
             if not batch:
                 probe(self._at(1), "time")  # and says how much there was
