@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from perfsuite.metrics import TIMED, derive
-from perfsuite.projection.step import Projection
 from perfsuite.records import ClockFacts, Measurement, Metric, Peaks, RankFacts, Sample, Training, Work
+
+if TYPE_CHECKING:
+    from perfsuite.projection.step import Projection  # every journal has the record; few runs project anything
 
 
 @dataclass(frozen=True, kw_only=True)
