@@ -109,12 +109,11 @@ def table(comparisons: Sequence[Comparison], tolerance: float) -> Iterator[str]:
     yield from _legend(comparisons, tolerance)
 
 
-def _figures(found: Comparison) -> str:
-    interval = f"{_percent(found.low)} to {_percent(found.high)}"
-    times = f"{format_seconds(found.a_s):>9}  {format_seconds(found.b_s):>9}"
-    return (
-        f"{times}  {_percent(found.change):>7}  {interval:>17}  {_percent(found.smallest).lstrip('+'):>7}  {found.told}"
-    )
+def _figures(compared: Comparison) -> str:
+    interval = f"{_percent(compared.low)} to {_percent(compared.high)}"
+    times = f"{format_seconds(compared.a_s):>9}  {format_seconds(compared.b_s):>9}"
+    smallest = _percent(compared.smallest).lstrip("+")
+    return f"{times}  {_percent(compared.change):>7}  {interval:>17}  {smallest:>7}  {compared.told}"
 
 
 def _percent(share: float) -> str:

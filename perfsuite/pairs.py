@@ -39,8 +39,8 @@ def message_times_s(measurement: Measurement) -> dict[Pair, float]:
     """
     times_s: dict[Pair, float] = {}
     for span in measurement.spans:
-        if found := _NAME.fullmatch(span.name):
-            source, way, target, messages = found.groups()
+        if named := _NAME.fullmatch(span.name):
+            source, way, target, messages = named.groups()
             time_s = span.slowest_s / int(messages)
             times_s[int(source), int(target)] = time_s
             if way == "and":

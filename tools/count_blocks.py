@@ -147,7 +147,6 @@ def count_block(model: Model, *, autocast: bool = False, narrow: bool = False) -
         backward_weight_bytes=backward.moved["weights"] / weights,
         forward_kernels=forward.kernels,
         backward_kernels=backward.kernels,
-        kept_width_bytes=split / per_width,
         kept_whole_bytes=(whole - split) / per_width,
         kept_hidden_bytes=kept.get("hidden", 0.0) / per_hidden,
     )

@@ -170,7 +170,7 @@ def merge(first: Baseline, second: Baseline) -> Baseline:
             "only files of one fingerprint can be merged"
         )
     machine_session = machine_sessions(
-        run for each in (first, second) for entry in each.entries.values() for run in entry.kept
+        run for side in (first, second) for entry in side.entries.values() for run in entry.kept
     )
     entries = dict(first.entries)
     for key, entry in second.entries.items():

@@ -52,15 +52,15 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"no file is named; perfsuite import {options.what[0]} FILE")
     told = Told(platform=options.platform, collective=options.collective, ranks_per_node=options.ranks_per_node)
     files = [read_file(path, told, known) for path in paths]
-    found = False
+    is_doubtful = False
     for imported in files:
         doubted = doubts(imported, device)
         print("\n".join(_lines(imported, doubted, None if options.all else SHOWN)))
-        found = found or bool(imported.refused) or any(doubt.severity == "contradiction" for doubt in doubted)
+        is_doubtful |= bool(imported.refused) or any(doubt.severity == "contradiction" for doubt in doubted)
     if options.out:
         write_imported(options.out, files)
         print(f"{options.out}: {sum(len(imported.rows) for imported in files)} figures")
-    return EXIT_FOUND if found else EXIT_OK
+    return EXIT_FOUND if is_doubtful else EXIT_OK
 
 
 def _lines(imported: Imported, doubted: Sequence[Doubt], most: int | None) -> Iterator[str]:

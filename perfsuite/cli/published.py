@@ -53,14 +53,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _chosen(names: Sequence[str]) -> Tables:
     """The tables of these reports, in the reports' order; all without a name.  ConfigurationError for a wrong name."""
-    every = [(report, table) for report in shipped() for table in report.tables]
-    known = {report.report for report, _ in every} | {f"{report.report}/{table.id}" for report, table in every}
+    ours = [(report, table) for report in shipped() for table in report.tables]
+    known = {report.report for report, _ in ours} | {f"{report.report}/{table.id}" for report, table in ours}
     for name in names:
         if name not in known:
             raise ConfigurationError(_unknown(name, known))
     return [
         (report, table)
-        for report, table in every
+        for report, table in ours
         if not names or report.report in names or f"{report.report}/{table.id}" in names
     ]
 

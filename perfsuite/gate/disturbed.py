@@ -49,8 +49,8 @@ def of_all_samples(asked: Question) -> Finding:
     assert estimate is not None, "it looked slower, so there is a run"
     if level is not None and level.outcome in ("pass", "improved"):
         return asked.shown(level, "pass")
-    found = apparent(asked.work, asked.work.runs)
-    yardsticks = [each.yardstick for each in found if each.yardstick is not None]
+    changes = apparent(asked.work, asked.work.runs)
+    yardsticks = [look.yardstick for look in changes if look.yardstick is not None]
     moved = median(yardsticks) if yardsticks else None
     if yardstick_explains(estimate.effect, moved, math.log1p(asked.tolerance)):
         told = percent(math.expm1(moved or 0.0), signed=True)
@@ -60,8 +60,8 @@ def of_all_samples(asked: Question) -> Finding:
 
 def _both_figures(asked: Question, effect: float) -> str:
     clean = Question(work=asked.work, judged=asked.work.time, view=asked.view)
-    found = clean.level or clean.screened
-    told = f"clean ones {percent(math.expm1(found.effect), signed=True)}" if found else "too few are clean"
+    estimate = clean.level or clean.screened
+    told = f"clean ones {percent(math.expm1(estimate.effect), signed=True)}" if estimate else "too few are clean"
     runs = asked.work.runs
     samples, disturbed = sum(run.samples for run in runs), sum(run.samples - run.clean for run in runs)
     return (
@@ -77,25 +77,25 @@ def unstable(asked: Question, runs: int, further: str) -> Finding:
     why = f"{runs} of {runs} {further}runs unstable: {told}"
     if runs < UNSTABLE_RUNS:
         return replace(blank, name="inconclusive", reasons=(why,))
-    found = apparent(asked.work, asked.work.runs)
-    if not found:
+    changes = apparent(asked.work, asked.work.runs)
+    if not changes:
         return replace(blank, name="unstable-host", reasons=(why,))
-    effect = median([each.change for each in found])
+    effect = median([look.change for look in changes])
     why += f"; all samples {percent(math.expm1(effect), signed=True)}"
-    if len(found) >= UNSTABLE_RUNS and _is_slower(asked, found):
+    if len(changes) >= UNSTABLE_RUNS and _is_slower(asked, changes):
         shown = replace(blank, name="regressed", effect=math.expm1(effect), confirmed=False, reasons=(why,))
         return flagged(shown, "unconfirmed: no clean samples, slower even against its yardstick")
     return replace(blank, name="unstable-host", reasons=(why,))
 
 
-def _is_slower(asked: Question, found: Sequence[Apparent]) -> bool:
+def _is_slower(asked: Question, changes: Sequence[Apparent]) -> bool:
     """Whether every run is slower than its yardstick explains, by more than a pass may hide."""
     stored = [math.log(run.median_s) for run in asked.work.given.stored if run.quantiles_s]
     centre = median(stored)
     scatter = SCATTER * MAD_TO_SIGMA * median([abs(value - centre) for value in stored])
     limit = max(scatter, math.log1p(asked.tolerance + asked.view.settings.blind_margin))
     return all(
-        each.yardstick is not None and each.change - STEEPEST * max(0.0, each.yardstick) > limit for each in found
+        look.yardstick is not None and look.change - STEEPEST * max(0.0, look.yardstick) > limit for look in changes
     )
 
 

@@ -98,8 +98,8 @@ class Judged:
 
     def unrest(self, runs: Sequence[RunSummary]) -> float:
         """How many times as far as usual the samples lie apart inside the stable ones of these runs."""
-        found = [self.quantity.unrest(run) for run in runs if self.quantity.is_stable(run)]
-        return median(found) if found else 1.0
+        unrests = [self.quantity.unrest(run) for run in runs if self.quantity.is_stable(run)]
+        return median(unrests) if unrests else 1.0
 
     def pair_values(self, pairs: Sequence[Pair], yardstick_shift: float = 0.0) -> list[tuple[float, float]]:
         """(base, new) values of the pairs of which both runs are stable."""

@@ -54,7 +54,7 @@ def verdict(work: CaseWork, view: View) -> Verdict:
     if work.learnt is not None:
         return _learning(blank, exact, work, view)
     asked = [Question(work=work, judged=judged, view=view) for judged in work.judged if _is_asked(work, judged, view)]
-    return _worst(blank, [*(finding(each) for each in asked), *exact], work.withdrawn, _unwatched(work, view))
+    return _worst(blank, [*(finding(one) for one in asked), *exact], work.withdrawn, _unwatched(work, view))
 
 
 def _unwatched(work: CaseWork, view: View) -> list[str]:

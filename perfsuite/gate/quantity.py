@@ -194,7 +194,7 @@ def _secondary_quantities(
     if all(run.mean is None and run.clean_mean is None for run in usable):
         return []
     usual = {MEAN: time.tolerance, P95: max(P95_TOLERANCE, time.tolerance)}
-    found = []
+    quantities = []
     for name, tolerance in usual.items():
         read = _OF_SAMPLES[name]
         known = [(run.session, value) for run in usable if (value := read(run, time.clean_only)) is not None]
@@ -216,8 +216,8 @@ def _secondary_quantities(
             usual_spread=time.usual_spread,
             usual_cpu_share=time.usual_cpu_share,
         )
-        found.append(quantity)
-    return found
+        quantities.append(quantity)
+    return quantities
 
 
 def more_disturbed(stored: Sequence[RunSummary], runs: Sequence[RunSummary]) -> bool:

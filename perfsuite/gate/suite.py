@@ -289,5 +289,5 @@ def _control_lines(
     return said
 
 
-def _compared_text(found: Compared) -> str:
-    return f"{percent(math.expm1(found.effect), signed=True)} in {plural(found.cases, 'case')}"
+def _compared_text(compared_with: Compared) -> str:
+    return f"{percent(math.expm1(compared_with.effect), signed=True)} in {plural(compared_with.cases, 'case')}"

@@ -63,9 +63,9 @@ def _read(source: Source, told: Told) -> Imported:
             match = _SIZE.match(line)
             if match is None:
                 raise source.fault(number, "the row is cut or has no unit", "remove it, or copy the log again")
-            found = list(_logged(source, told, number, operation, match))
-            rows += found
-            if not found:
+            logged = list(_logged(source, told, number, operation, match))
+            rows += logged
+            if not logged:
                 refused.append(
                     Refused(line=number, text=line.strip(), why=f"{operation or 'nothing'} is no collective")
                 )

@@ -42,9 +42,9 @@ class Doubt:
 
 def doubts(imported: Imported, device: DeviceModel | None = None) -> tuple[Doubt, ...]:
     """What is wrong with the figures of a file; ``device`` is what is published of the platform that they are of."""
-    found = audit([table]) if (table := _table(imported, device)) else []
+    findings = audit([table]) if (table := _table(imported, device)) else []
     return (
-        *(Doubt(rule=one.rule, severity=one.severity, message=one.message) for one in found),
+        *(Doubt(rule=one.rule, severity=one.severity, message=one.message) for one in findings),
         *_above_peaks(imported.rows, device),
     )
 

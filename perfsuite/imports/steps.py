@@ -50,7 +50,7 @@ def read_steps(
             again += 1
             continue
         seen.add(match[1])
-        said = {name: found[1] for name, pattern in settings if (found := pattern.search(line))}
+        said = {name: hit[1] for name, pattern in settings if (hit := pattern.search(line))}
         rows += _rows(source, told, number, line=line, tool=tool, figures=figures, settings={"step": match[1], **said})
     if not rows:
         raise source.fault(1, "no line of a step", "give the log of a run that reached its first report")
@@ -70,16 +70,16 @@ def _rows(
     settings: dict[str, str],
 ) -> Iterator[ImportedRow]:
     for figure in figures:
-        found = figure.pattern.search(line)
-        if found is None:
+        hit = figure.pattern.search(line)
+        if hit is None:
             continue
         yield ImportedRow(
             name=f"step {settings['step']}",
             metric=figure.metric,
-            value=source.number(number, found[1], figure.metric),
+            value=source.number(number, hit[1], figure.metric),
             unit=figure.unit,
             better=figure.better,
-            printed=found[1],
+            printed=hit[1],
             source=str(source.path),
             line=number,
             tool=tool,

@@ -214,11 +214,11 @@ def router_figures(module: nn.Module) -> Figures | None:
 
     None for a module without experts, or before its first forward.  Nothing waits for the device.
     """
-    found = [layer.figures for layer in moe_layers(module) if layer.figures is not None]
-    if not found:
+    of_layers = [layer.figures for layer in moe_layers(module) if layer.figures is not None]
+    if not of_layers:
         return None
     return Figures(
-        imbalance=torch.stack([figures.imbalance for figures in found]).max(),
-        dropped_share=torch.stack([figures.dropped_share for figures in found]).mean(),
-        balance_loss=torch.stack([figures.balance_loss for figures in found]).mean(),
+        imbalance=torch.stack([figures.imbalance for figures in of_layers]).max(),
+        dropped_share=torch.stack([figures.dropped_share for figures in of_layers]).mean(),
+        balance_loss=torch.stack([figures.balance_loss for figures in of_layers]).mean(),
     )

@@ -71,5 +71,5 @@ def attention_kernels(device: str) -> Mapping[str, AttentionKernel]:
     if device not in family_names():
         return {}
     place = family_class(device).attention
-    found: Mapping[str, AttentionKernel] = import_object(place)() if place else {}
-    return found
+    kernels: Mapping[str, AttentionKernel] = import_object(place)() if place else {}
+    return kernels

@@ -68,15 +68,15 @@ class Catalog:
         Of rows alike a later file's comes before an earlier one's.
         """
         best: tuple[bool, int] | None = None
-        found = None
+        best_model = None
         for model in self.models.values():
             if model.family != family or any(other in reported_name for other in model.exclude):
                 continue
             lengths = [len(name) for name in model.match if name in reported_name]
             rank = (reported_name in model.names, max(lengths, default=0))
             if any(rank) and (best is None or rank >= best):
-                best, found = rank, model
-        return found
+                best, best_model = rank, model
+        return best_model
 
     def generic(self, family: str, title: str) -> DeviceModel:
         """The row for a device of ``family`` that no row matches: named after the family, without peaks."""

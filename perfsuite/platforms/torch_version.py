@@ -25,8 +25,8 @@ def require_torch(family: Family, installed: str) -> None:
 
     A pre-release of the oldest counts as it: a vendor's build of 2.5.0a0 has all that is needed.
     """
-    found = numbers(installed)
-    if found and found[:2] < OLDEST:
+    parts = numbers(installed)
+    if parts and parts[:2] < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise ConfigurationError(
             f"torch {installed} is installed, perfsuite needs {oldest} or newer: {family.newer_torch()}"

@@ -71,7 +71,7 @@ class Progress:
             return usual_s * (self.total - self.done), "so far"
         if not by_source:
             return None
-        foretold = [seconds for each in by_source.values() for seconds in each]
+        foretold = [seconds for times in by_source.values() for seconds in times]
         most = max(by_source, key=lambda source: sum(by_source[source]))
         return sum(foretold) * len(self.pending) / len(foretold), most
 

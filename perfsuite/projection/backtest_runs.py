@@ -161,7 +161,7 @@ def run_memory() -> Backtested:
     """Allocated memory of B200's dense rows; nothing is fitted."""
     errors = []
     for row in published_steps("simumax-b200"):
-        if not row.architecture.experts:
+        if row.memory_kind == "allocated" and not row.architecture.experts:
             total = memory_of(row.architecture, row.layout, software_of("simumax", row)).total
             errors.append(MemoryRow(row, total / GIB))
     return Backtested(

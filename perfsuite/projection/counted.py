@@ -35,30 +35,28 @@ class BlockCounts:
     forward_kernels: float
     """That are no product and no attention."""
     backward_kernels: float
-    kept_width_bytes: float
-    """Kept for the backward, of what tensor parallelism splits."""
     kept_whole_bytes: float
-    """Of what it leaves whole."""
+    """Kept for the backward, of what tensor parallelism leaves whole."""
     kept_hidden_bytes: float
 
 
 _ROWS: tuple[tuple[str, Way, tuple[float, ...]], ...] = (
-    # Forward width, hidden, weights; backward width, hidden, weights; kernels of both; kept split, whole, hidden.
-    ("gpt", "plain", (40, 8, 0, 92, 16, 0, 5, 10, 16, 16, 8)),
-    ("gpt", "autocast", (48, 4, 6, 94, 8, 6, 15, 22, 8, 12, 4)),
-    ("gpt", "narrow", (20, 4, 0, 46, 8, 0, 5, 10, 8, 8, 4)),
-    ("llama", "plain", (152.5, 20, 0, 332.5, 36, 0, 30, 52, 16, 24, 16)),
-    ("llama", "autocast", (202.5, 10, 6, 398.5, 18, 6, 46, 70, 8, 26, 8)),
-    ("llama", "narrow", (188.5, 10, 0, 350.5, 18, 0, 38, 62, 8, 20, 8)),
-    ("llama-grouped", "plain", (137, 20, 0, 307.5, 36, 0, 32, 55, 16, 24, 16)),
-    ("llama-grouped", "autocast", (168.5, 10, 6, 358, 18, 6, 48, 73, 8, 26, 8)),
-    ("llama-grouped", "narrow", (154.5, 10, 0, 310, 18, 0, 40, 65, 8, 20, 8)),
-    ("latte", "plain", (96, 8, 0, 204, 16, 0, 15, 29, 0, 48, 8)),
-    ("latte", "autocast", (94, 4, 6, 180, 8, 6, 27, 47, 0, 32, 4)),
-    ("latte", "narrow", (48, 4, 0, 102, 8, 0, 15, 29, 0, 24, 4)),
-    ("stdit", "plain", (136, 8, 0, 308, 16, 0, 19, 43, 0, 84, 8)),
-    ("stdit", "autocast", (148, 4, 6, 300, 8, 6, 41, 70, 0, 50, 4)),
-    ("stdit", "narrow", (68, 4, 0, 154, 8, 0, 19, 43, 0, 42, 4)),
+    # Forward width, hidden, weights; backward width, hidden, weights; kernels of both; kept whole, hidden.
+    ("gpt", "plain", (40, 8, 0, 92, 16, 0, 5, 10, 16, 8)),
+    ("gpt", "autocast", (48, 4, 6, 94, 8, 6, 15, 22, 12, 4)),
+    ("gpt", "narrow", (20, 4, 0, 46, 8, 0, 5, 10, 8, 4)),
+    ("llama", "plain", (152.5, 20, 0, 332.5, 36, 0, 30, 52, 24, 16)),
+    ("llama", "autocast", (202.5, 10, 6, 398.5, 18, 6, 46, 70, 26, 8)),
+    ("llama", "narrow", (188.5, 10, 0, 350.5, 18, 0, 38, 62, 20, 8)),
+    ("llama-grouped", "plain", (137, 20, 0, 307.5, 36, 0, 32, 55, 24, 16)),
+    ("llama-grouped", "autocast", (168.5, 10, 6, 358, 18, 6, 48, 73, 26, 8)),
+    ("llama-grouped", "narrow", (154.5, 10, 0, 310, 18, 0, 40, 65, 20, 8)),
+    ("latte", "plain", (96, 8, 0, 204, 16, 0, 15, 29, 48, 8)),
+    ("latte", "autocast", (94, 4, 6, 180, 8, 6, 27, 47, 32, 4)),
+    ("latte", "narrow", (48, 4, 0, 102, 8, 0, 15, 29, 24, 4)),
+    ("stdit", "plain", (136, 8, 0, 308, 16, 0, 19, 43, 84, 8)),
+    ("stdit", "autocast", (148, 4, 6, 300, 8, 6, 41, 70, 50, 4)),
+    ("stdit", "narrow", (68, 4, 0, 154, 8, 0, 19, 43, 42, 4)),
 )
 COUNTED: Mapping[tuple[str, Way], BlockCounts] = MappingProxyType(
     {

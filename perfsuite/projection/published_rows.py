@@ -38,6 +38,7 @@ class PublishedStep:
     step_time_s: float
     memory_gib: float | None
     memory_kind: str
+    """What was read: ``allocated``, as a projection counts it, or of the whole card; empty where no memory is told."""
     gradients_in_fp32: bool
     source: str
 

@@ -62,7 +62,7 @@ def curve(job: Job, calibration: Calibration, worlds: list[int], *, weak: bool) 
     for world in worlds:
         try:
             grown, note = _grown(job, calibration, world, weak=weak)
-            found = project(grown, calibration)
+            projected = project(grown, calibration)
         except PerfsuiteError as error:
             missing.append(f"{world}: {error}")
             continue
@@ -72,14 +72,14 @@ def curve(job: Job, calibration: Calibration, worlds: list[int], *, weak: bool) 
         share = 1.0
         if base is not None:
             base_tokens = base.global_batch * grown.architecture.tokens
-            gained = speed_up(tokens, found.step_time_s, base_tokens, base.projection.step_time_s)
+            gained = speed_up(tokens, projected.step_time_s, base_tokens, base.projection.step_time_s)
             share = efficiency(gained, world, base.projection.world_size)
         points.append(
             CurvePoint(
-                projection=found,
+                projection=projected,
                 layout=str(grown.layout),
                 global_batch=batch,
-                tokens_per_s=tokens / found.step_time_s,
+                tokens_per_s=tokens / projected.step_time_s,
                 efficiency=share,
                 note=note,
             )

@@ -26,12 +26,12 @@ _RATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 def elasticities(job: Job, calibration: Calibration) -> dict[str, float]:
     """Percent that the step gets shorter for one percent more of each resource, 0 to 1."""
     base = projector_of(job, calibration).step(job.layout, simulated=False).seconds
-    found = {}
+    moved = {}
     for resource, beginnings in _RATES.items():
         faster = _faster(calibration, resource, beginnings)
         time = projector_of(job, faster).step(job.layout, simulated=False).seconds
-        found[resource] = (base / time - 1) / _FASTER
-    return found
+        moved[resource] = (base / time - 1) / _FASTER
+    return moved
 
 
 def _faster(calibration: Calibration, resource: str, beginnings: tuple[str, ...]) -> Calibration:

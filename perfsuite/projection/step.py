@@ -86,10 +86,10 @@ def project(
     if projector is None:
         projector = projector_of(job, calibration)
     layout = job.layout
-    found = projector.step(layout)
+    step_time = projector.step(layout)
     capacity = USABLE * job.device.memory.value * GIB if job.device.memory else 0.0
     memory = memory_of(job.architecture, layout, job.implementation, capacity)
-    flags, lower_bound = _flags(job, calibration, projector, found, memory)
+    flags, lower_bound = _flags(job, calibration, projector, step_time, memory)
     band = find_band(
         calibration.regime,
         nodes=-(-layout.world_size // job.devices_per_node),
@@ -100,12 +100,12 @@ def project(
         training=job.training,
         platform=job.device.name,
         world_size=layout.world_size,
-        step_time_s=found.seconds,
-        low_s=band.low * found.seconds,
-        high_s=band.high * found.seconds,
-        parts=tuple(Part(name=name, resource=resource, seconds=value) for name, resource, value in found.parts),  # type: ignore[arg-type]
+        step_time_s=step_time.seconds,
+        low_s=band.low * step_time.seconds,
+        high_s=band.high * step_time.seconds,
+        parts=tuple(Part(name=name, resource=resource, seconds=value) for name, resource, value in step_time.parts),  # type: ignore[arg-type]
         memory=memory,
-        bubble_ratio=found.bubble_ratio,
+        bubble_ratio=step_time.bubble_ratio,
         regime=band.regime,
         band_source=band.source,
         flags=flags,
@@ -167,7 +167,7 @@ def _origin(calibration: Calibration) -> str:
 
 
 def _flags(
-    job: Job, calibration: Calibration, projector: Projector, found: StepTime, memory: MemoryBreakdown
+    job: Job, calibration: Calibration, projector: Projector, step_time: StepTime, memory: MemoryBreakdown
 ) -> tuple[tuple[Flag, ...], bool]:
     """What to know of a projection, and whether its time is a lower bound."""
     flags, bound = [], False
@@ -176,7 +176,7 @@ def _flags(
         bound = True
         fits = "does not fit" if share > 1 else "is at the limit: allocators retry, and steps took up to 26 % longer"
         flags.append(Flag(name="memory-limit", text=f"{100 * share:.0f} % of the memory by estimate: {fits}"))
-    host = sum(seconds for name, _, seconds in found.parts if name == "launching kernels")
+    host = sum(seconds for name, _, seconds in step_time.parts if name == "launching kernels")
     if host:
         bound = True
         flags.append(Flag(name="host-bound", text=f"the host cannot start kernels faster: {host:.3g} s of the step"))

@@ -130,11 +130,11 @@ def _collectives(results: Sequence[Result]) -> Iterator[str]:
     series: dict[tuple[str, str], dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     barriers: dict[int, float] = {}
     for result in results:
-        found = _metric(result, "busbw_gb_per_s")
+        busbw = _metric(result, "busbw_gb_per_s")
         work = result.work
-        if work.collective and work.message_bytes and found is not None:
+        if work.collective and work.message_bytes and busbw is not None:
             sizes = series[work.collective, work.dtype][work.message_bytes]
-            sizes[result.world_size] = max(found[1], sizes.get(result.world_size, 0.0))
+            sizes[result.world_size] = max(busbw[1], sizes.get(result.world_size, 0.0))
         elif work.collective:
             barriers[result.world_size] = result.median_s
     fits = {(fit.collective, fit.dtype, fit.world_size): fit.fit for fit in fit_collectives(results)}

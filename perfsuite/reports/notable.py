@@ -69,7 +69,7 @@ def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, .
 
     ``more`` are findings of other rooms, such as change points of a history.
     """
-    every = [
+    notes = [
         *_failed(run),
         *_judged(run),
         *_out_of_memory(run),
@@ -80,7 +80,7 @@ def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, .
         *_bubbles(run.results.values()),
         *more,
     ]
-    return tuple(sorted(every, key=lambda one: (KINDS.index(one.kind), -(one.effect or 0.0))))
+    return tuple(sorted(notes, key=lambda one: (KINDS.index(one.kind), -(one.effect or 0.0))))
 
 
 def spread_of_equal_work(groups: Iterable[tuple[Result, ...]]) -> float | None:

@@ -136,8 +136,8 @@ def pipeline_section(results: Iterable[Result], width: int | None = None) -> lis
     lines = [
         line for test, members in tests.items() for line in ("", *_table(test, members, width), *_binding(members))
     ]
-    every = [pipeline for members in tests.values() for pipeline in members]
-    notes = [*_explanation(every), *_impossible(every), *unreadable]
+    together = [pipeline for members in tests.values() for pipeline in members]
+    notes = [*_explanation(together), *_impossible(together), *unreadable]
     return [*lines, *([] if lines else [""]), *notes] if notes else []
 
 

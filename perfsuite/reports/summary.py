@@ -139,8 +139,8 @@ class _Lines:
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], heading: str = "", end: str = "") -> None:
         """A table between ``heading`` and ``end``; what has no room is counted."""
-        every = list(rows)
-        foot = [f"and {len(every)} more in the journal", "", end]
+        all_rows = list(rows)
+        foot = [f"and {len(all_rows)} more in the journal", "", end]
         reserved = sum(map(len, foot)) + 8
         if self._room < reserved + 200:
             self.lines.append(f"\n{foot[0]}")
@@ -151,11 +151,11 @@ class _Lines:
             self.add(line)
         self.add(f"| {' | '.join(columns)} |")
         self.add(f"|{' --- |' * len(columns)}")
-        kept = self.rows(f"| {' | '.join(row)} |" for row in every)
+        kept = self.rows(f"| {' | '.join(row)} |" for row in all_rows)
         self._room += reserved
-        if kept < len(every):
+        if kept < len(all_rows):
             self.add("")
-            self.add(f"and {len(every) - kept} more in the journal")
+            self.add(f"and {len(all_rows) - kept} more in the journal")
         if end:
             self.add("")
             self.add(end)

@@ -76,8 +76,8 @@ def variable(tree: Path, checkout: Path, folders: Iterable[str | Path] = ()) -> 
 def mirrored(tree: Path, checkout: Path) -> list[str]:
     """Folders of ``tree`` in which code is imported where this process imports it from ``checkout``, in that order."""
     checkout = checkout.resolve()
-    found: list[str | Path] = [*_linked(sys.path), *sys.path, *_mapped(sys.meta_path)]
-    folders = dict.fromkeys(Path(folder).resolve() for folder in found)
+    roots: list[str | Path] = [*_linked(sys.path), *sys.path, *_mapped(sys.meta_path)]
+    folders = dict.fromkeys(Path(folder).resolve() for folder in roots)
     own = (folder for folder in folders if _of_project(folder, checkout) and folder.is_dir())
     return [str(tree / folder.relative_to(checkout)) for folder in own]
 
@@ -178,11 +178,11 @@ def _project_modules(modules: Mapping[str, ModuleType], places: _Places) -> Iter
     """(name, file or folder) of modules that lie in the tree or its checkout, have a name of it, or are copies."""
     named = functools.lru_cache(maxsize=None)(functools.partial(_in_folders, places.folders))
     for name, module in sorted(modules.items()):
-        found = list(_files(module))
-        inside = [path for path in found if _of_project(path, places.tree)]
+        files = list(_files(module))
+        inside = [path for path in files if _of_project(path, places.tree)]
         outside = [
             path
-            for path in found
+            for path in files
             if _of_project(path, places.checkout) or _named(name, named) or places.copies.has(name, path)
         ]
         for path in (inside or outside)[:1]:

@@ -31,8 +31,8 @@ def _actions(kind: Kind, stage: int, micro_batches: Iterable[int]) -> list[Actio
 
 
 def _one_stage(rank: int, num_micro_batches: int, warm_up: int) -> Order:
-    every = range(num_micro_batches)
-    return alternate(_actions("forward", rank, every), _actions("backward", rank, every), warm_up=warm_up)
+    numbers = range(num_micro_batches)
+    return alternate(_actions("forward", rank, numbers), _actions("backward", rank, numbers), warm_up=warm_up)
 
 
 def naive(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:

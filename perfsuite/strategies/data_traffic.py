@@ -28,7 +28,7 @@ def ddp_traffic(plan: Plan, shape: MeshShape, *, bucket_bytes: float, item_bytes
     if shapes is None:
         return None
     tally = Tally()
-    sizes = [math.prod(each) for each in reversed(_all(shapes, plan.model.layers))]
+    sizes = [math.prod(parameter) for parameter in reversed(_all(shapes, plan.model.layers))]
     calls = buckets([_FP32 * size for size in sizes], bucket_bytes)
     tally.add(_joined(shape), "all_reduce", DATA, 1, item_bytes * sum(sizes))
     tally.add(_joined(shape), "all_reduce", DATA, calls - 1, 0)
@@ -39,8 +39,8 @@ def zero_redundancy_traffic(plan: Plan, shape: MeshShape, *, bucket_bytes: float
     """DDP's, and every parameter's new value from the rank that has its state."""
     tally, shapes = ddp_traffic(plan, shape, bucket_bytes=bucket_bytes), find_shapes(plan.model)
     if tally is not None and shapes is not None:
-        for each in _all(shapes, plan.model.layers):
-            tally.add(_joined(shape), "broadcast", DATA, 1, _FP32 * math.prod(each))
+        for parameter in _all(shapes, plan.model.layers):
+            tally.add(_joined(shape), "broadcast", DATA, 1, _FP32 * math.prod(parameter))
     return tally
 
 
@@ -74,7 +74,7 @@ def fsdp_traffic(plan: Plan, shape: MeshShape, *, reshard: bool, mixed_precision
 
 def _all(shapes: ParameterShapes, layers: int) -> Sequence[tuple[int, ...]]:
     """Every parameter of the model once, in the order of a forward."""
-    last = {name: each for name, each in shapes.last.items() if name != shapes.tied}
+    last = {name: parameter for name, parameter in shapes.last.items() if name != shapes.tied}
     return [*shapes.first.values(), *list(shapes.layer.values()) * layers, *last.values()]
 
 

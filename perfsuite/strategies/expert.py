@@ -120,13 +120,13 @@ def record(rank: Rank, modules: Sequence[nn.Module]) -> None:
     """Record what routing was like in the latest forward of the rank's modules; nothing where there are no experts."""
     from perfsuite.models.moe_module import router_figures
 
-    found = [figures for figures in map(router_figures, modules) if figures is not None]
-    if not found:
+    figures_of_layers = [figures for figures in map(router_figures, modules) if figures is not None]
+    if not figures_of_layers:
         return
     import torch
 
-    for field in dataclasses.fields(found[0]):
-        values = torch.stack([getattr(figures, field.name) for figures in found])
+    for field in dataclasses.fields(figures_of_layers[0]):
+        values = torch.stack([getattr(figures, field.name) for figures in figures_of_layers])
         if field.name == "imbalance":
             rank.record("expert_imbalance", values.max(), reduce="max")
         else:

@@ -96,7 +96,7 @@ class Dispatcher:
                 gathered = counts.new_empty(tp_ranks * len(counts))
                 gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
                 gather(gathered, received, group=self._tp)
-            sums = [each.view(parts, -1).sum(dim=1) for each, parts in ((counts, ranks), (received, ranks))]
+            sums = [counted.view(parts, -1).sum(dim=1) for counted, parts in ((counts, ranks), (received, ranks))]
             # One wait for the device.
             numbers = torch.cat((*sums, gathered.view(tp_ranks, -1).sum(dim=1))).tolist()
         return _Parts(

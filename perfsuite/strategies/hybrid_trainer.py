@@ -202,17 +202,17 @@ class HybridTrainer(Trainer):
 
     def copies(self) -> tuple[Copies, ...]:
         """The first and the last stage's tied embedding, and the parameters that every rank of tp has whole."""
-        found = []
+        copies = []
         if self.pipeline is not None and any(split == "tied" for split in self.model.parallelize.values()):
             sums = [_sum(parameter) for parameter in self._tied()]
-            found.append(Copies(what="the tied embedding", sums=sums, group=self.pipeline.group))
+            copies.append(Copies(what="the tied embedding", sums=sums, group=self.pipeline.group))
         if self.rank.shape.size("tp") > 1:
             same = [parameter for parameter in self.module.parameters() if _is_copy(parameter)]
             if same:
                 total = torch.stack([_sum(parameter) for parameter in same]).sum()
                 what = "the parameters that tensor parallelism does not split"
-                found.append(Copies(what=what, sums=[total], group=self.rank.group("tp")))
-        return tuple(found)
+                copies.append(Copies(what=what, sums=[total], group=self.rank.group("tp")))
+        return tuple(copies)
 
     def close(self) -> None:
         """Let go of everything, so that its memory is free."""

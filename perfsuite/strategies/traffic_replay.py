@@ -39,12 +39,12 @@ class Replay:
         A message that is sent and one that is received go at once: the time is the sent one's, and the received one's
         on a rank that sends none of that size.
         """
-        found: dict[Posted, float] = {}
+        posted_s: dict[Posted, float] = {}
         for axis in sorted({post.axis for post in posted}):
             along = [post for post in posted if post.axis == axis]
-            found.update(self._collectives([post for post in along if post.collective not in MESSAGES]))
-            found.update(self._messages([post for post in along if post.collective in MESSAGES]))
-        return found
+            posted_s.update(self._collectives([post for post in along if post.collective not in MESSAGES]))
+            posted_s.update(self._messages([post for post in along if post.collective in MESSAGES]))
+        return posted_s
 
     def _collectives(self, posted: Sequence[Posted]) -> Mapping[Posted, float]:
         samples: dict[Posted, list[float]] = {}
@@ -97,16 +97,16 @@ class Replay:
 
     def _messages(self, posted: Sequence[Posted]) -> Mapping[Posted, float]:
         """All messages of one size at once, one of each kind: to every rank that it went to and from every other."""
-        found: dict[Posted, float] = {}
+        posted_s: dict[Posted, float] = {}
         sizes = sorted({(post.message_bytes, str(post.dtype)) for post in posted})
         for size in sizes:
             same = list(dict.fromkeys(post for post in posted if (post.message_bytes, str(post.dtype)) == size))
             pairs = list({(post.collective, post.peer): post for post in same}.values())
             time_s = self._time(self._exchange(pairs))
             sent = [post for post in same if post.collective == "send"] or same
-            found.update(dict.fromkeys(same, 0.0))
-            found.update(dict.fromkeys(sent, time_s / len({post.peer for post in sent})))
-        return found
+            posted_s.update(dict.fromkeys(same, 0.0))
+            posted_s.update(dict.fromkeys(sent, time_s / len({post.peer for post in sent})))
+        return posted_s
 
     def _exchange(self, posted: Sequence[Posted]) -> Callable[[], None]:
         group = find_group(posted[0].group)

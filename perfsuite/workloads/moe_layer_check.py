@@ -51,8 +51,8 @@ def check_whole(step: LayerStep) -> None:
     _compare(step, "gradient of the router", router.grad, step.layer.router().grad)
     for name in WEIGHTS:
         expected = [_or_zero(weights[name, step.first + index]) for index in range(step.here)]
-        found = [step.layer.gradient(name, index) for index in range(step.here)]
-        got = [torch.zeros_like(expected[0]) if gradient is None else gradient for gradient in found]
+        gradients = [step.layer.gradient(name, index) for index in range(step.here)]
+        got = [torch.zeros_like(expected[0]) if gradient is None else gradient for gradient in gradients]
         _compare(step, f"gradient of {name}", torch.stack(expected), torch.stack(got))
 
 

@@ -117,13 +117,13 @@ class Pairs(Collective):
             message()
             if rank.rank == pair[1] or self.directions == "both":
                 sender = pair[1 - pair.index(rank.rank)]
-                found = difference(step.end.target, step.pattern.values(rank=sender))
-                wrong += [(sender, found)] if found else []
+                mistake = difference(step.end.target, step.pattern.values(rank=sender))
+                wrong += [(sender, mistake)] if mistake else []
         if wrong:  # only now: the others would wait for this rank
-            sender, found = wrong[0]
+            sender, mistake = wrong[0]
             raise WrongResult(
-                f"{self} on rank {rank.rank}, element {found.index} of the message from rank {sender} "
-                f"({found.wrong} wrong)",
-                expected=found.expected,
-                got=found.got,
+                f"{self} on rank {rank.rank}, element {mistake.index} of the message from rank {sender} "
+                f"({mistake.wrong} wrong)",
+                expected=mistake.expected,
+                got=mistake.got,
             )

@@ -87,20 +87,20 @@ _BAD = ("regressed", "drifted", "environment", "impossible")
 def changes_of_verdicts(verdicts: Iterable[Verdict]) -> Iterator[CaseChange]:
     """What the gate compared: of each case the finding that decided."""
     for verdict in verdicts:
-        found = verdict.decisive
-        if found is None or found.effect is None or not math.isfinite(found.effect):
+        sure = verdict.decisive
+        if sure is None or sure.effect is None or not math.isfinite(sure.effect):
             continue
-        low, high = found.interval if found.interval is not None else (None, None)
-        seconds = found.unit == "s"
+        low, high = sure.interval if sure.interval is not None else (None, None)
+        seconds = sure.unit == "s"
         ends = [
-            "" if value is None else duration(value) if seconds else f"{value:.4g} {found.unit}".strip()
-            for value in (found.before, found.after)
+            "" if value is None else duration(value) if seconds else f"{value:.4g} {sure.unit}".strip()
+            for value in (sure.before, sure.after)
         ]
         tone: Tone = "bad" if verdict.name in _BAD else "good" if verdict.name == "improved" else "plain"
-        of = "" if found.quantity == TIME else f" in {found.quantity}"
+        of = "" if sure.quantity == TIME else f" in {sure.quantity}"
         yield CaseChange(
             node=verdict.case,
-            effect=found.effect,
+            effect=sure.effect,
             low=low,
             high=high,
             before=ends[0],

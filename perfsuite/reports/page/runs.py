@@ -72,15 +72,15 @@ def material_of(runs: Sequence[Run], base: Run | None = None) -> Material:
 
     Without a base the verdicts of the gate are the comparison, where it judged.
     """
-    found = tuple(one for run in runs[-1:] if run.record is not None for one in notable(run.record))
-    alone = Material(runs=tuple(runs), base=base, notable=found)
+    notes = tuple(one for run in runs[-1:] if run.record is not None for one in notable(run.record))
+    alone = Material(runs=tuple(runs), base=base, notable=notes)
     if base is not None:
         changes = tuple(changes_between(base.cases, alone.cases))
         compared = f"{', '.join(run.name for run in runs)} with {base.name}"
     else:
         changes = tuple(changes_of_verdicts(alone.verdicts.values()))
         compared = "the stored runs of the baseline, by the gate" if changes else ""
-    return Material(runs=tuple(runs), base=base, notable=found, changes=changes, compared=compared)
+    return Material(runs=tuple(runs), base=base, notable=notes, changes=changes, compared=compared)
 
 
 def material_of_arms(
@@ -97,16 +97,16 @@ def material_of_arms(
 
 def _arm(runs: Sequence[Sequence[Result]], name: str) -> Run:
     """One arm: the newest run of each case with the times of all."""
-    every = [result for results in runs for result in results]
+    all_results = [result for results in runs for result in results]
     cases: dict[str, PageCase] = {}
-    for result in every:
+    for result in all_results:
         cases[result.case] = joined(cases.get(result.case), case_of_result(result))
-    newest = every[-1] if every else None
+    newest = all_results[-1] if all_results else None
     return Run(
         name=name,
         platform=newest.platform if newest else "",
         fingerprint=newest.fingerprint if newest else "",
         cases=tuple(cases.values()),
         environment=newest.environment if newest else {},
-        simulated=any(result.simulated for result in every),
+        simulated=any(result.simulated for result in all_results),
     )

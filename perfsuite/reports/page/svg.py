@@ -41,6 +41,6 @@ def named(svg: str, name: str, prefix: str) -> str:
     >>> named('<svg class="a"><clipPath id="c0"/><g clip-path="url(#c0)"/></svg>', 'a "b"', "k")
     '<svg role="img" aria-label="a &quot;b&quot;" class="a"><clipPath id="kc0"/><g clip-path="url(#kc0)"/></svg>'
     """
-    apart = _IDS.sub(lambda found: prefix + found[0], _BACKGROUND.sub("", svg, count=1))
+    apart = _IDS.sub(lambda match: prefix + match[0], _BACKGROUND.sub("", svg, count=1))
     whole = _ROLE.sub("", apart).replace(' aria-label="', ' data-told="')
     return whole.replace("<svg ", f'<svg role="img" aria-label="{escape(visible(name))}" ', 1)

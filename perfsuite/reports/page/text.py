@@ -34,7 +34,7 @@ def without_paths(text: str) -> str:
     >>> without_paths("no room in /home/ann/run/out.json for 3/4")
     'no room in .../out.json for 3/4'
     """
-    return _PATH.sub(lambda found: ".../" + re.split(r"[/\\\\]", found[0])[-1], text)
+    return _PATH.sub(lambda match: ".../" + re.split(r"[/\\\\]", match[0])[-1], text)
 
 
 def deep(value: Any) -> Any:

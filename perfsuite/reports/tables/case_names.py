@@ -69,11 +69,11 @@ def name_in(node: str) -> CaseName | None:
     return _read(_IN_ID.search(node))
 
 
-def _read(found: re.Match[str] | None) -> CaseName | None:
-    if found is None:
+def _read(match: re.Match[str] | None) -> CaseName | None:
+    if match is None:
         return None
-    numbers = {name: int(found[name]) for name in ("dp", "tp", "pp", "batch", "width", "layers")}
-    return CaseName(text=found[0], prefix=found["prefix"], **numbers)
+    numbers = {name: int(match[name]) for name in ("dp", "tp", "pp", "batch", "width", "layers")}
+    return CaseName(text=match[0], prefix=match["prefix"], **numbers)
 
 
 @functools.cache

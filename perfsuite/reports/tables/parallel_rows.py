@@ -187,7 +187,7 @@ def step_remarks(rows: Sequence[TableCase]) -> Iterator[str]:
 @functools.cache
 def _published_step() -> str:
     table = _published_table("5d")
-    stated = {each.role: each for each in table.stated}
+    stated = {figure.role: figure for figure in table.stated}
     throughput, mfu = stated["throughput"], stated["mfu"]
     return (
         f"published, lines {throughput.line}, {mfu.line}: {throughput.text.replace(',', '')} samples/s, "

@@ -80,9 +80,9 @@ def published_of(tables: tuple[str, ...]) -> tuple[PublishedLine, ...]:
     figures: dict[tuple[str, int], dict[str, PublishedFigure]] = {}
     for figure in select():
         figures.setdefault((f"{figure.report}/{figure.table}", figure.line), {})[figure.metric] = figure
-    every = ((f"{run.report}/{run.table}", run) for run in rows(shipped()))
+    runs = ((f"{run.report}/{run.table}", run) for run in rows(shipped()))
     return tuple(
         PublishedLine(table=table, run=run, figures=figures.get((table, run.line), {}))
-        for table, run in every
+        for table, run in runs
         if table in tables
     )

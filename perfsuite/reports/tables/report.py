@@ -91,15 +91,20 @@ def _unmeasured_lines(reasons: Mapping[str, str]) -> Iterator[str]:
 
 def _preamble(style: Style, recordings: Sequence[Recording], base: Recording | None) -> Iterator[list[str]]:
     """Machine, software, topology and peaks, where the style begins with them."""
-    every = (*recordings, *([base] if base else []))
+    all_recordings = (*recordings, *([base] if base else []))
     if style.environment:
-        machines = list({recording.hardware: recording.environment for recording in every}.items())
+        machines = list({recording.hardware: recording.environment for recording in all_recordings}.items())
         yield from map(markdown, environment_grids(machines))
         yield topology_lines(machines)
-        yield from (markdown(grid) for recording in every for grid in recording.pairs)
+        yield from (markdown(grid) for recording in all_recordings for grid in recording.pairs)
     if style.peaks:
         yield markdown(
-            peaks_grid({recording.platform: recording.device.tflops if recording.device else {} for recording in every})
+            peaks_grid(
+                {
+                    recording.platform: recording.device.tflops if recording.device else {}
+                    for recording in all_recordings
+                }
+            )
         )
 
 

@@ -142,8 +142,8 @@ class _Ring(torch.autograd.Function):
         whole: Attended | None = None
         for part, keys in ring.steps(torch.stack((key, value))):
             if part:
-                found = block_forward(ring.kernel, _block(part, query, keys))
-                whole = _merge(whole, part.queries, found) if whole else found
+                result = block_forward(ring.kernel, _block(part, query, keys))
+                whole = _merge(whole, part.queries, result) if whole else result
         assert whole is not None  # every query sees itself
         out = whole.out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, whole.log_sum)
@@ -159,15 +159,15 @@ class _Ring(torch.autograd.Function):
             gradient = gradient.contiguous()
         d_query, d_keys = torch.zeros_like(query, dtype=torch.float32), _KeyGradients(pair, ring.group)
         for part, keys in ring.steps(pair):
-            found = None
+            result = None
             if part:
                 at = part.queries
                 whole = Attended(out=out[:, :, at], log_sum=log_sum[:, :, at].contiguous(), rest=ctx.rest)
-                found = block_backward(ring.kernel, gradient[:, :, at], _block(part, query, keys), whole)
-                d_query[:, :, at] += found[0]
+                result = block_backward(ring.kernel, gradient[:, :, at], _block(part, query, keys), whole)
+                d_query[:, :, at] += result[0]
             d_keys.arrive()
-            if part and found:
-                for here, more in zip(d_keys.here, found[1:], strict=True):
+            if part and result:
+                for here, more in zip(d_keys.here, result[1:], strict=True):
                     here[:, :, part.keys] += more
             d_keys.leave()
         d_keys.arrive()

@@ -195,7 +195,7 @@ def _silent(rank: Rank) -> Iterator[Any]:
     backend = f"{rank.device.type}:fake"
     everyone = dist.new_group(backend=backend)
     makes_groups: Any = dist.new_subgroups_by_enumeration
-    alone, _ = makes_groups([[each] for each in range(rank.world_size)], backend=backend)
+    alone, _ = makes_groups([[member] for member in range(rank.world_size)], backend=backend)
     assert isinstance(everyone, dist.ProcessGroup)
     # What is gathered is this rank's own part over and over (torch's FakeProcessGroup.hpp): products are of numbers
     # as in the real step, never of zeros, which run faster.  What is reduced and scattered is whatever memory held, and

@@ -64,7 +64,7 @@ class FirstStep:
             self._in_layers = self._in_layers or layer is not None
             place = layer if layer is not None else _AFTER if self._in_layers else _BEFORE
             self._outputs.add((place, name), output)
-            new = [each for each in part.parameters(recurse=False) if id(each) not in self._parameters]
+            new = [parameter for parameter in part.parameters(recurse=False) if id(parameter) not in self._parameters]
             self._parameters.update(map(id, new))
             for tensor in (*inputs, *new):
                 if getattr(tensor, "requires_grad", False):

@@ -88,8 +88,8 @@ class LargestBatch(TrainStep):
             largest = dataclasses.replace(observed, batch=max(1, batch), limited=batch == self.most)
             if largest.batch not in tried:
                 look(largest.batch)
-        found = tried[largest.batch].values()
-        return self._at(largest.batch), (*self._records(largest, observed), *found)
+        answers = tried[largest.batch].values()
+        return self._at(largest.batch), (*self._records(largest, observed), *answers)
 
     def _at(self, batch: int) -> LargestBatch:
         return dataclasses.replace(self, micro_batch_size=batch)

@@ -84,7 +84,7 @@ class TrainingStep(Step):
         from perfsuite.strategies.trainer import local
 
         self._parameters_known = True
-        mine = [local(each.detach()).sum(dtype=torch.float32) for each in self.trainer.module.parameters()]
+        mine = [local(parameter.detach()).sum(dtype=torch.float32) for parameter in self.trainer.module.parameters()]
         fine = not mine or bool(torch.stack(mine).isfinite().all())
         broken = [text for text in texts_of_all(self._rank, "" if fine else "broken") if text]
         if broken:

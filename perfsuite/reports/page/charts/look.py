@@ -65,8 +65,8 @@ def round_values(low: float, high: float) -> list[float]:
     """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1.0,), (1.0, 2.0, 5.0)):
-        found = [factor * 10.0**power for power in powers for factor in factors]
-        inside = [value for value in found if low <= value <= high]
+        marks = [factor * 10.0**power for power in powers for factor in factors]
+        inside = [value for value in marks if low <= value <= high]
         if len(inside) > 2:
             break
     return inside[:: -(-len(inside) // 6)] if inside else [low, high]

@@ -51,7 +51,7 @@ def section(material: Material) -> Section | None:
             if details < 0:
                 break
             rows[key] = told
-    ordered = [found for case in material.cases if (found := rows.get(f"{case.fingerprint} {case.node}"))]
+    ordered = [table_row for case in material.cases if (table_row := rows.get(f"{case.fingerprint} {case.node}"))]
     left = len(material.cases) - len(ordered)
     more = f"{plural(left, 'more case')} than fit here: perfsuite show has them. " if left else ""
     if len(material.cases) > _LOOKED_INTO:

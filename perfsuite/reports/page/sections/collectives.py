@@ -116,11 +116,11 @@ def _points(members: Sequence[PageCase], title: str) -> Grid:
 
 def _fits(fits: Sequence[CollectiveFit]) -> Grid:
     rows = []
-    for found in fits:
-        fit, limit = found.fit, found.busbw_limit_gb_per_s
-        head = (found.collective, found.dtype, str(found.world_size), str(found.sizes))
+    for fitted in fits:
+        fit, limit = fitted.fit, fitted.busbw_limit_gb_per_s
+        head = (fitted.collective, fitted.dtype, str(fitted.world_size), str(fitted.sizes))
         if fit is None or limit is None:
-            rows.append((*head, "", "", "", found.reason))
+            rows.append((*head, "", "", "", fitted.reason))
             continue
         alpha = f"{duration(fit.alpha_us / 1e6)} +- {duration(fit.alpha_error_us / 1e6)}"
         beta = f"{scaled(fit.beta_gb_per_s * 1e9, 'B/s')} +- {scaled(fit.beta_error_gb_per_s * 1e9, 'B/s')}"

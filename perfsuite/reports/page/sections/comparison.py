@@ -17,10 +17,10 @@ MOST_CHARTS = 2
 
 def section(material: Material) -> Section | None:
     """Forests of what moved, then of the rest as far as there is room."""
-    known = sorted((found for found in material.changes if found.effect is not None), key=_order)
+    known = sorted((one for one in material.changes if one.effect is not None), key=_order)
     if not known:
         return None
-    moved = [found for found in known if found.tone != "plain"]
+    moved = [one for one in known if one.tone != "plain"]
     drawn = (moved or known)[: MOST_CHARTS * 2 * MOST_BARS]
     charts = [
         _chart(drawn[at : at + 2 * MOST_BARS], "further" if at else "") for at in range(0, len(drawn), 2 * MOST_BARS)
@@ -28,48 +28,48 @@ def section(material: Material) -> Section | None:
     blocks: list[Block] = [Charts(charts=charts)]
     if moved:
         blocks.append(Table(grid=_grid(moved, "What moved")))
-    if rest := [found for found in known if found.tone == "plain"]:
+    if rest := [one for one in known if one.tone == "plain"]:
         blocks.append(Table(grid=_grid(rest, "Not shown to have moved"), folded=True))
     return Section(key="comparison", title="Comparison", blocks=blocks)
 
 
-def _order(found: CaseChange) -> tuple[bool, float]:
-    return found.tone == "plain", -(found.effect or 0)
+def _order(one: CaseChange) -> tuple[bool, float]:
+    return one.tone == "plain", -(one.effect or 0)
 
 
 def _chart(changes: Sequence[CaseChange], more: str) -> Chart:
-    names = labels([found.node.rpartition("::")[2].removeprefix("test_") for found in changes], 30)
+    names = labels([one.node.rpartition("::")[2].removeprefix("test_") for one in changes], 30)
     values = [
         {
             "row": row,
-            "at": found.effect,
-            "low": found.low,
-            "high": found.high,
-            "tone": found.tone,
-            "told": f"{found.node.rpartition('::')[2]}: {change(found.effect or 0)} {_between(found)} {found.word}",
+            "at": one.effect,
+            "low": one.low,
+            "high": one.high,
+            "tone": one.tone,
+            "told": f"{one.node.rpartition('::')[2]}: {change(one.effect or 0)} {_between(one)} {one.word}",
         }
-        for row, found in zip(names, changes, strict=True)
+        for row, one in zip(names, changes, strict=True)
     ]
     title = f"Change, right is slower{', ' if more else ''}{more}"
     caption = "" if more else "bars are 95 % intervals; a point without one is unsure"
     return Chart(title=title, spec=rows.forest(values, names, "change of the time"), caption=caption)
 
 
-def _between(found: CaseChange) -> str:
-    return "" if found.low is None or found.high is None else interval(found.low, found.high)
+def _between(one: CaseChange) -> str:
+    return "" if one.low is None or one.high is None else interval(one.low, one.high)
 
 
 def _grid(changes: Sequence[CaseChange], title: str) -> Grid:
     told = [
         (
-            found.node.partition("::")[2] or found.node,
-            change(found.effect or 0),
-            _between(found),
-            found.before,
-            found.after,
-            found.word,
-            found.runs,
+            one.node.partition("::")[2] or one.node,
+            change(one.effect or 0),
+            _between(one),
+            one.before,
+            one.after,
+            one.word,
+            one.runs,
         )
-        for found in changes
+        for one in changes
     ]
     return grid(("case", "change", "95 % interval, %", "before", "after", "verdict", "rests on"), told, (), title)

@@ -45,8 +45,8 @@ def share(case: PageCase, name: str) -> str:
         return ""
     if metric.is_above_measured_peak:
         return ABOVE_MEASURED_PEAK
-    found = metric.share_of_peak
-    return "" if found is None else f"{found:.0%} of {metric.peak.kind}"
+    figure = metric.share_of_peak
+    return "" if figure is None else f"{figure:.0%} of {metric.peak.kind}"
 
 
 def _roofline(products: Sequence[PageCase], streams: Sequence[PageCase], material: Material) -> Chart | None:
@@ -71,7 +71,7 @@ def _roofline(products: Sequence[PageCase], streams: Sequence[PageCase], materia
                 scaled(case.values["tflops"] * 1e12, _unit(str(case.parameters.get("dtype")))),
                 share(case, "tflops"),
                 duration(case.median_s or 0),
-                f"{found:.3g}" if (found := _intensity(case)) else "",
+                f"{figure:.3g}" if (figure := _intensity(case)) else "",
             )
             for case in products[:MOST_ROWS]
         ],
@@ -180,7 +180,7 @@ def _bandwidth(streams: Sequence[PageCase]) -> Chart | None:
 
 def _every_device(material: Material) -> list[Block]:
     """One kernel on all devices at once: each device over the median one."""
-    found = [
+    spread = [
         case
         for case in material.measured
         if case.ranks > 1
@@ -189,12 +189,12 @@ def _every_device(material: Material) -> list[Block]:
         and case.measurement.aligned
         and devices_used(case.measurement) == case.ranks
     ][:MOST_BARS]
-    if not found:
+    if not spread:
         return []
     values: list[dict[str, Any]] = []
     table: list[tuple[str, ...]] = []
-    names = labels([case.words.removeprefix(f"{case.platform}-") for case in found], 20)
-    for row, case in zip(names, found, strict=True):
+    names = labels([case.words.removeprefix(f"{case.platform}-") for case in spread], 20)
+    for row, case in zip(names, spread, strict=True):
         ranks = case.measurement.ranks if case.measurement else ()
         middle_s = median([rank.median_s for rank in ranks])
         offs = [(rank.device.rpartition(":")[2], rank.median_s / middle_s - 1) for rank in ranks]

@@ -18,9 +18,9 @@ def section(material: Material) -> Section | None:
     """Hardware, software, remarks, reasons."""
     machines = list({run.hardware: run.environment for run in material.runs}.items())
     blocks: list[Block] = []
-    for found in environment_grids(machines):
-        cells = [tuple(without_paths(cell) for cell in row) for row in found.rows]
-        blocks.append(Table(grid=grid(found.columns, cells, (), found.title)))
+    for machine_grid in environment_grids(machines):
+        cells = [tuple(without_paths(cell) for cell in row) for row in machine_grid.rows]
+        blocks.append(Table(grid=grid(machine_grid.columns, cells, (), machine_grid.title)))
     notes = dict.fromkeys(str(note) for run in material.runs for note in run.environment.get("notes") or ())
     blocks += [Words(text=without_paths(note)) for note in notes]
     if material.missing:

@@ -103,9 +103,9 @@ def _effects(cases: Sequence[PageCase]) -> Iterator[_Effect]:
             continue
         for case in members:
             if case is not base and _differs(case, base):
-                found = ratio(_per_sample(base), _per_sample(case))
-                if found is not None:
-                    yield _Effect(case=case, base=base, effect=found[0], low=found[1], high=found[2])
+                quotient = ratio(_per_sample(base), _per_sample(case))
+                if quotient is not None:
+                    yield _Effect(case=case, base=base, effect=quotient[0], low=quotient[1], high=quotient[2])
 
 
 def _tokens(case: PageCase) -> list[str]:

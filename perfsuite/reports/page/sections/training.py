@@ -210,11 +210,11 @@ def _of_palm(case: PageCase) -> str:
 def _published(material: Material) -> list[Grid]:
     """Tables of the published reports that have rows of both: measured, and published with label and reason."""
     told = gathered(recordings(material), None)
-    found = []
+    lines = []
     for style in STYLES.values():
         tables = tuple(spec for spec in style.tables if spec.published)
         for table in grids_of(dataclasses.replace(style, tables=tables), told):
             if any("published:" in cell for row in table.rows for cell in row):
                 title = f"{table.title}, published rows of report {style.report} beside"
-                found.append(grid(table.columns, table.rows, table.notes, title))
-    return found
+                lines.append(grid(table.columns, table.rows, table.notes, title))
+    return lines

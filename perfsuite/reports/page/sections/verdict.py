@@ -32,12 +32,12 @@ def section(material: Material) -> Section:
     if material.notable:
         items = [
             Item(
-                text=f"{without_paths(found.sentence)} ({found.sure})",
-                tone=_tone(found),
-                case=material.anchors.get(found.case, ""),
-                case_name=found.case.partition("::")[2] or found.case,
+                text=f"{without_paths(item.sentence)} ({item.sure})",
+                tone=_tone(item),
+                case=material.anchors.get(item.case, ""),
+                case_name=item.case.partition("::")[2] or item.case,
             )
-            for found in material.notable[:_MOST_NOTABLE]
+            for item in material.notable[:_MOST_NOTABLE]
         ]
         left = len(material.notable) - len(items)
         blocks.append(Items(items=items, more=f"and {left} more" if left > 0 else ""))
@@ -49,10 +49,10 @@ def section(material: Material) -> Section:
     return Section(key="verdict", title="What was found", blocks=blocks)
 
 
-def _tone(found: Notable) -> Tone:
-    if found.kind == "improved":
+def _tone(item: Notable) -> Tone:
+    if item.kind == "improved":
         return "good"
-    return "bad" if found.kind in _GRAVE else "warn"
+    return "bad" if item.kind in _GRAVE else "warn"
 
 
 def sentence(material: Material) -> tuple[str, bool]:
@@ -65,8 +65,8 @@ def sentence(material: Material) -> tuple[str, bool]:
     told += [f"{smoke} built, checked and run once, not measured"] if smoke else []
     told += [f"{counts[word]} {word}" for word in ("failed", "interrupted", "skipped") if counts[word]]
     summary = ", ".join(told)
-    bad = [found for found in material.changes if found.tone == "bad"]
-    good = sum(found.tone == "good" for found in material.changes)
+    bad = [item for item in material.changes if item.tone == "bad"]
+    good = sum(item.tone == "good" for item in material.changes)
     is_bad = bool(bad) or bool(counts["failed"])
     if not material.changes:
         return f"Nothing was compared: there is no baseline here. {summary}.", is_bad
@@ -75,14 +75,14 @@ def sentence(material: Material) -> tuple[str, bool]:
 
 def _decided(changes: Sequence[CaseChange], bad: Sequence[CaseChange], good: int) -> str:
     """What the comparison says; one run against one decides nothing, and must not read as if all were well."""
-    unsure = [found for found in changes if found.tone == "plain" and found.low is None]
+    unsure = [item for item in changes if item.tone == "plain" and item.low is None]
     if len(unsure) == len(changes):
-        most = max(unsure, key=lambda found: abs(found.effect or 0))
+        most = max(unsure, key=lambda item: abs(item.effect or 0))
         told = f"one run each of {plural(len(changes), 'case')} decides nothing"
         return f"Unsure: {told}, at most {change(most.effect or 0)} in {named([most.node])}"
     decided = f"{len(bad)} of {plural(len(changes), 'case')} slower" if bad else "No case is shown to be slower"
     if bad:
-        worst = max(bad, key=lambda found: found.effect or 0)
+        worst = max(bad, key=lambda item: item.effect or 0)
         decided += f", worst {named([worst.node])} {change(worst.effect or 0)}{between(worst)}"
     rest = len(changes) - len(bad) - good - len(unsure)
     counts = (
@@ -93,22 +93,24 @@ def _decided(changes: Sequence[CaseChange], bad: Sequence[CaseChange], good: int
     return "; ".join([decided, *filter(None, counts)])
 
 
-def between(found: CaseChange) -> str:
+def between(item: CaseChange) -> str:
     """The interval of a change with a blank before it; empty without one."""
-    return "" if found.low is None or found.high is None else f" {interval(found.low, found.high)}"
+    return "" if item.low is None or item.high is None else f" {interval(item.low, item.high)}"
 
 
 def _facts(material: Material) -> Grid:
     """What ran where, a column per run."""
-    every = (*material.runs, *((material.base,) if material.base else ()))
-    labels = dict.fromkeys(label for run in every for label in run.facts)
+    all_runs = (*material.runs, *((material.base,) if material.base else ()))
+    labels = dict.fromkeys(label for run in all_runs for label in run.facts)
     rows = [
-        ("hardware", *(run.hardware for run in every)),
-        ("torch", *(str(run.versions.get("torch", "")) for run in every)),
-        *((label, *(without_paths(run.facts.get(label, "")) for run in every)) for label in labels),
+        ("hardware", *(run.hardware for run in all_runs)),
+        ("torch", *(str(run.versions.get("torch", "")) for run in all_runs)),
+        *((label, *(without_paths(run.facts.get(label, "")) for run in all_runs)) for label in labels),
     ]
-    if any(run.simulated for run in every):
-        rows.append(("devices", *("SIMULATED: no time is a measurement" if run.simulated else "real" for run in every)))
+    if any(run.simulated for run in all_runs):
+        rows.append(
+            ("devices", *("SIMULATED: no time is a measurement" if run.simulated else "real" for run in all_runs))
+        )
     names = [*(run.name for run in material.runs), *([f"base: {material.base.name}"] if material.base else [])]
     notes = (f"compared: {material.compared}",) if material.compared else ()
     return grid(("run", *names), [row for row in rows if any(row[1:])], notes)
@@ -116,8 +118,8 @@ def _facts(material: Material) -> Grid:
 
 def _differences(material: Material) -> Grid | None:
     """Keys of the environments that are not the same in all runs."""
-    every: Sequence[Run] = (*material.runs, *((material.base,) if material.base else ()))
-    flat = [dict(_flat(run.environment)) for run in every if run.environment]
+    all_runs: Sequence[Run] = (*material.runs, *((material.base,) if material.base else ()))
+    flat = [dict(_flat(run.environment)) for run in all_runs if run.environment]
     if len(flat) < 2:
         return None
     keys = dict.fromkeys(key for facts in flat for key in facts)
@@ -126,7 +128,7 @@ def _differences(material: Material) -> Grid | None:
         for key in keys
         if len({facts.get(key) for facts in flat}) > 1
     ]
-    names = [run.name for run in every if run.environment]
+    names = [run.name for run in all_runs if run.environment]
     return grid(("differs", *names), rows, title="Environments: what differs") if rows else None
 
 
