@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from perfsuite.step_records import Component, Timeline, Traffic
+from perfsuite.step_records import Arrival, Component, SpanTotal, Timeline, Traffic
 
 SCHEMA = 1
 """Version of the JSON form; a reader refuses a higher one."""
@@ -191,30 +191,6 @@ class DeviceLook:
     temperature_c: float | None = None
     throttle: tuple[str, ...] | None = None
     """Why the clock was held down; empty when it is known not to be."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arrival:
-    """Which rank comes last to the first communication of an iteration, from iterations that are not timed."""
-
-    late_rank: int
-    lag_s: float
-    """Median over iterations of the last rank's arrival minus the median arrival of the other ranks."""
-    iterations: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpanTotal:
-    """Time in the spans of one name, per iteration."""
-
-    name: str
-    time_s: float
-    """Seconds in the median sample on its slowest rank: parts that do not overlap and the ``remainder`` sum to it."""
-    count: float
-    """Spans of this name per iteration on one rank."""
-    slowest_rank: int
-    slowest_s: float = 0.0
-    """The slowest rank's own median over the samples, also where another rank decides how long the step is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,3 +79,27 @@ class Component:
     """Seconds in the part without those of the communication it waits for; of the rank that has most."""
     communication_s: float
     """Seconds of the part's communication when nothing else runs; of the rank that has most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """Which rank comes last to the first communication of an iteration, from iterations that are not timed."""
+
+    late_rank: int
+    lag_s: float
+    """Median over iterations of the last rank's arrival minus the median arrival of the other ranks."""
+    iterations: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanTotal:
+    """Time in the spans of one name, per iteration."""
+
+    name: str
+    time_s: float
+    """Seconds in the median sample on its slowest rank: parts that do not overlap and the ``remainder`` sum to it."""
+    count: float
+    """Spans of this name per iteration on one rank."""
+    slowest_rank: int
+    slowest_s: float = 0.0
+    """The slowest rank's own median over the samples, also where another rank decides how long the step is."""

@@ -12,7 +12,7 @@ from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.pairs import message_times_s, name_of, slow_pairs
 from perfsuite.platforms.links import links
-from perfsuite.records import Peak, Peaks, Result, SpanTotal, Work
+from perfsuite.records import Peak, Peaks, Result, Work
 from perfsuite.reports.notable import notable, of_kind
 from perfsuite.reports.page.sections.pairs import pair_blocks
 from perfsuite.reports.pairs import pair_grids, pair_matrices, pair_tables
@@ -22,6 +22,7 @@ from perfsuite.reports.tables.report import report
 from perfsuite.reports.tables.styles import STYLES
 from perfsuite.run_record import RunRecord
 from perfsuite.session import Case
+from perfsuite.step_records import SpanTotal
 from perfsuite.workloads.pairs import Pairs
 from simmusa.costs import Costs
 from test_correctness.helpers.machines import matrix

@@ -10,20 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perfsuite.gate.physics import bubble_bound, examine, speed_up_violation, violations
-from perfsuite.records import (
-    ClockFacts,
-    Measurement,
-    Metric,
-    Peak,
-    Peaks,
-    RankFacts,
-    Record,
-    Result,
-    Sample,
-    SpanTotal,
-    Work,
-)
-from perfsuite.step_records import Timeline, TimelineEvent
+from perfsuite.records import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Record, Result, Sample, Work
+from perfsuite.step_records import SpanTotal, Timeline, TimelineEvent
 
 
 def measured(times_s=(0.1, 0.11, 0.12, 0.1, 0.13), ranks=1, hosts=1, spans=(), aligned=True):

@@ -10,10 +10,11 @@ import pytest
 
 from perfsuite.metrics import derive
 from perfsuite.plugin.progress import LOG_EVERY_S, Progress
-from perfsuite.records import Arrival, Metric, Peak, Peaks, Result, Work
+from perfsuite.records import Metric, Peak, Peaks, Result, Work
 from perfsuite.reports.alpha_beta import fit_collectives
 from perfsuite.reports.terminal import CaseRow, alpha_beta_table, metric_tables, outcome_line, peak_lines
 from perfsuite.runtime.driver import Job
+from perfsuite.step_records import Arrival
 from perfsuite.units import format_bytes
 from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers.scripted_driver import measurement, repository
