@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-_ALL_REDUCE, _PART, _WHOLE = "2(n-1)/n", "(n-1)/n", "1"
+from perfsuite.collectives import busbw_factor
 
-KINDS: Mapping[str, str] = MappingProxyType(
-    {
-        "all_reduce": _ALL_REDUCE,
-        "all_gather": _PART,
-        "reduce_scatter": _PART,
-        "all_to_all": _PART,
-        "gather": _PART,
-        "scatter": _PART,
-        "broadcast": _WHOLE,
-        "reduce": _WHOLE,
-        "sendrecv": _WHOLE,
-    }
+KINDS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "broadcast",
+    "reduce",
+    "sendrecv",
 )
-"""Source: nccl-tests, doc/PERFORMANCE.md."""
+_WHOLE = frozenset({"broadcast", "reduce", "sendrecv"})
+"""Their factor is 1, of a single rank as well.  Source: nccl-tests, doc/PERFORMANCE.md."""
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 """Collectives that a log prints an operation for."""
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -54,8 +53,7 @@ def factor(collective: str, ranks: int) -> float:
     >>> factor("all_reduce", 8), factor("broadcast", 8)
     (1.75, 1.0)
     """
-    share = (ranks - 1) / ranks
-    return {_ALL_REDUCE: 2 * share, _PART: share, _WHOLE: 1.0}[KINDS[collective]]
+    return 1.0 if collective in _WHOLE else busbw_factor(collective, ranks)
 
 
 def fitting(ratio: float, ranks: int, *, reduces: bool, root: int | None) -> tuple[str, ...]:

@@ -24,6 +24,11 @@ NARROW_TOLERANCE = 2e-2
 """Relative error where products or gradients keep 8 to 11 bits."""
 
 
+def parity_tolerance(dtype: str) -> float:
+    """Relative error that is allowed against one process that computes in the same dtype."""
+    return EXACT_TOLERANCE if dtype == "fp32" else NARROW_TOLERANCE
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What is trained, and how much of it at a time: the same for every strategy."""
@@ -103,7 +108,7 @@ class Strategy(ABC):
 
     def tolerance(self, plan: Plan) -> float:
         """Relative error of loss and gradients that is allowed against one process in the same dtype."""
-        return EXACT_TOLERANCE if plan.dtype == "fp32" else NARROW_TOLERANCE
+        return parity_tolerance(plan.dtype)
 
     def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
         """What ``rank`` posts in one step, by closed form; None where there is none, as by default."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from perfsuite.errors import WrongResult
-from perfsuite.strategies.base import EXACT_TOLERANCE, NARROW_TOLERANCE
+from perfsuite.strategies.base import parity_tolerance
 from perfsuite.workloads.moe_layer_ranks import WEIGHTS, LayerStep
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _record(step: LayerStep, experts: torch.Tensor, kept: torch.Tensor) -> None:
 
 def _compare(step: LayerStep, what: str, expected: torch.Tensor | None, got: torch.Tensor | None) -> None:
     assert expected is not None, "the loop gives every gradient"
-    tolerance = EXACT_TOLERANCE if step.case.dtype == "fp32" else NARROW_TOLERANCE
+    tolerance = parity_tolerance(step.case.dtype)
     error = float("nan") if got is None else float((got.float() - expected.float()).norm())
     error /= max(float(expected.float().norm()), 1e-30)
     if not error <= tolerance:
