@@ -85,11 +85,16 @@ def materialize(module: nn.Module, device: torch.device, *, seed: int, prefix: s
         if not parameter.is_meta:
             continue
         path, _, leaf = name.rpartition(".")
-        owner = module.get_submodule(path)
         full = torch.empty_like(parameter, device=device)
-        with torch.no_grad():
-            getattr(owner, "fill", fill)(full, prefix + name, seed)
-        setattr(owner, leaf, nn.Parameter(full, requires_grad=parameter.requires_grad))
+        fill_parameter(module, name, full, seed, prefix=prefix)
+        setattr(module.get_submodule(path), leaf, nn.Parameter(full, requires_grad=parameter.requires_grad))
+
+
+@torch.no_grad()
+def fill_parameter(module: nn.Module, name: str, values: torch.Tensor, seed: int, *, prefix: str = "") -> None:
+    """The initial value of the module's parameter ``name``, written into ``values`` by whoever knows it."""
+    owner = module.get_submodule(name.rpartition(".")[0])
+    getattr(owner, "fill", fill)(values, prefix + name, seed)
 
 
 def fill(values: torch.Tensor, name: str, seed: int) -> None:

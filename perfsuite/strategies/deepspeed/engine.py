@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad  # type: ignore[import-untyped] # as above
 
-from perfsuite.models.layers import TrainingModule, fill
+from perfsuite.models.layers import TrainingModule, fill_parameter
 from perfsuite.strategies.base import Plan
 from perfsuite.strategies.deepspeed import ds_config
 from perfsuite.strategies.deepspeed.accelerator import use_device
@@ -62,9 +62,9 @@ def _spread_module(rank: Rank, plan: Plan, settings: dict[str, Any]) -> Training
     with deepspeed.zero.Init(config_dict_or_path=settings, remote_device=None):
         module = plan.model.build(plan.checkpointing, plan.attention)
     for name, parameter in module.named_parameters():
-        with deepspeed.zero.GatheredParameters(parameter, modifier_rank=0), torch.no_grad():
+        with deepspeed.zero.GatheredParameters(parameter, modifier_rank=0):
             if rank.rank == 0:
-                fill(parameter, name, plan.seed)
+                fill_parameter(module, name, parameter, plan.seed)
     use_reentrant_checkpoints(module)
     return module
 
