@@ -3,7 +3,8 @@
     python benchmarks/plain_program.py [--cases all] [--pairs 24] [--starts 3] [--threads 1] [--steps 40]
 
 Cases: tp (a LLaMA on mesh tp2), ddp and fsdp (a GPT-2), all-reduces of 1 KiB to 16 MiB.  The plain programs are in
-benchmarks/plain.  Prints for each case the ratio of the times with its 95 % interval.  A pair is a turn of each,
+benchmarks/plain.  Prints for each case the ratio of the median times with its 95 % interval, and of the first deciles,
+which have hardly anything of what else runs on the machine.  A pair is a turn of each,
 moments apart, so that both feel the same load, with as many iterations in a sample; the processes of both wait while
 the other has its turn, and are started --starts times.
 """
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -68,8 +69,8 @@ CASES: Mapping[str, Compared] = {
 
 
 @contextmanager
-def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[int], float]]:
-    """The plain program, started: seconds of a turn by how many iterations its samples have, 0 for its own choice."""
+def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[int], tuple[float, float]]]:
+    """The plain program, started: median and first decile of a turn, by how many iterations its samples have."""
     program, *arguments = case.program
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--standalone"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
@@ -79,10 +80,11 @@ def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[int
     assert started.stdout
     said, asked = started.stdout, started.stdin
 
-    def turn(iterations: int) -> float:
+    def turn(iterations: int) -> tuple[float, float]:
         asked.write(f"{iterations}\n")
         asked.flush()
-        return float(said.readline())
+        middle, low = said.readline().split()
+        return float(middle), float(low)
 
     try:
         said.readline()  # its warm-up
@@ -92,32 +94,34 @@ def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[int
         started.wait()
 
 
-def suite(driver: Driver, case: Compared, steps: int, *, fresh: bool) -> tuple[float, int]:
-    """Seconds of the suite's case, in processes of its own, and the iterations of a sample."""
+def suite(driver: Driver, case: Compared, steps: int, *, fresh: bool) -> tuple[float, float, int]:
+    """Median and first decile of the suite's case, in processes of its own, and the iterations of a sample."""
     budget = Budget(min_rounds=steps, max_rounds=steps, max_time_s=0.0, warmup_min_iterations=5)
     if isinstance(case.workload, AllReduce):  # several in a sample
         budget = Budget(min_rounds=steps, max_rounds=steps)
     shape = MeshShape.parse(case.workload.layout()) if case.workload.layout() else None
     job = Job(workload=case.workload, world_size=RANKS, shape=shape, budget=budget, fresh=fresh)
     measured = driver.run(job)
-    return measured.median_s, measured.iterations
+    return measured.median_s, quantiles([each.time_s for each in measured.samples], n=10)[0], measured.iterations
 
 
 def compare(driver: Driver, name: str, options: argparse.Namespace) -> None:
     """Print the pairs of one case and the interval of their ratio."""
-    case, ratios = CASES[name], []
+    case, ratios, low_ratios = CASES[name], [], []
     for start in range(options.starts):
         with plain(case, options) as turn:
             suite(driver, case, options.steps, fresh=True)  # its warm-up, like the program's
             for _ in range(start, options.pairs, options.starts):
-                mine, iterations = suite(driver, case, options.steps, fresh=False)
-                other = turn(iterations)  # a longer sample has more of what else runs here
+                mine, my_low, iterations = suite(driver, case, options.steps, fresh=False)
+                other, other_low = turn(iterations)  # a longer sample has more of what else runs here
                 ratios.append(mine / other)
+                low_ratios.append(my_low / other_low)
                 told = f"suite {format_seconds(mine, 3)}, plain program {format_seconds(other, 3)}"
                 print(f"{name}, pair {len(ratios)}: {told}, {iterations} iterations in a sample", flush=True)
-    mean, low, high = ratio_interval(ratios)
-    found = f"{mean:.3f}, 95 % interval {low:.3f} to {high:.3f}, {len(ratios)} pairs, median {median(ratios):.3f}"
-    print(f"{name}: suite over plain program {found}; load {os.getloadavg()[0]:.0f}", flush=True)
+    for what, some in (("medians", ratios), ("first deciles", low_ratios)):
+        mean, low, high = ratio_interval(some)
+        found = f"{mean:.3f}, 95 % interval {low:.3f} to {high:.3f}, {len(some)} pairs"
+        print(f"{name}: suite over plain program, {what}: {found}; load {os.getloadavg()[0]:.0f}", flush=True)
 
 
 def main() -> None:

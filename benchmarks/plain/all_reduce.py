@@ -2,17 +2,16 @@
 
     torchrun --nproc-per-node=2 benchmarks/plain/all_reduce.py --bytes 1024 --steps 40
 
-A step is a barrier and as many all-reduces as 20 ms take, at most 100, or as the turn says (turns.py).  Prints the
-median over the steps of the slowest rank's time of one all-reduce, in seconds.
+A step is a barrier and as many all-reduces as 20 ms take, at most 100, or as the turn says (turns.py).  Prints what
+the slowest rank's time of one all-reduce is over the steps.
 """
 
 import argparse
-import statistics
 import time
 
 import torch
 import torch.distributed as dist
-from turns import turns
+from turns import report, turns
 
 
 def main():
@@ -37,7 +36,7 @@ def main():
         count = asked or max(1, min(100, int(0.02 / usual)))
         times = [seconds(count) for _ in range(given.steps)]
         if dist.get_rank() == 0:
-            print(statistics.median(times), flush=True)
+            report(times)
     dist.destroy_process_group()
 
 

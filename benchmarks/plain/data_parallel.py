@@ -2,11 +2,10 @@
 
     torchrun --nproc-per-node=2 benchmarks/plain/data_parallel.py --strategy ddp --steps 40
 
-Prints the median over the steps of the slowest rank's time, in seconds, once for each turn (turns.py).
+Prints what the slowest rank's time is over the steps, once for each turn (turns.py).
 """
 
 import argparse
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from turns import turns
+from turns import report, turns
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -59,7 +58,7 @@ def main():
     for _ in turns():
         times = [step(number) for number in range(5 + given.steps)]
         if rank == 0:
-            print(statistics.median(times[5:]), flush=True)
+            report(times[5:])
     dist.destroy_process_group()
 
 

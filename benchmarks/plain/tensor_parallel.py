@@ -2,11 +2,10 @@
 
     torchrun --nproc-per-node=2 benchmarks/plain/tensor_parallel.py --steps 30
 
-Prints the median over the steps of the slowest rank's time, in seconds, once for each turn (turns.py).
+Prints what the slowest rank's time is over the steps, once for each turn (turns.py).
 """
 
 import argparse
-import statistics
 import time
 
 import torch
@@ -23,7 +22,7 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
-from turns import turns
+from turns import report, turns
 
 LAYERS, WIDTH, HEADS, KEY_HEADS, HIDDEN, WORDS, TOKENS, BATCH = 2, 128, 4, 2, 344, 512, 64, 4
 
@@ -144,7 +143,7 @@ def main():
     for _ in turns():
         times = [seconds() for _ in range(5 + steps)]
         if dist.get_rank() == 0:
-            print(statistics.median(times[5:]), flush=True)
+            report(times[5:])
     dist.destroy_process_group()
 
 

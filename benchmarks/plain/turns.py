@@ -3,6 +3,7 @@
 A line may be a number, how many iterations a sample has; 0 leaves that to the program.
 """
 
+import statistics
 import sys
 
 import torch
@@ -18,3 +19,8 @@ def turns():
             line = sys.stdin.readline()
             said.fill_(int(line.strip() or 0) if line else -1)
         dist.broadcast(said, 0)
+
+
+def report(times_s):
+    """Print median and first decile, in seconds: the decile has hardly anything of what else runs on the machine."""
+    print(statistics.median(times_s), statistics.quantiles(times_s, n=10)[0], flush=True)
