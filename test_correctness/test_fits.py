@@ -56,6 +56,13 @@ def test_where_more_ranks_would_not_help_none_are_named():
     assert why_not_fit(step, 64, "an A100", 80.0).endswith("it takes devices of 2607 GiB")
 
 
+def test_ranks_on_a_cpu_share_the_memory_of_their_host():
+    step = TrainStep(**find("002-llama2_7b-bf16-1x8").parameters)
+    told = why_not_fit(step, 8, "CPU", 23.5, shared=True)
+    assert told.endswith("and CPU has 23.5 GiB for all of them; it takes a host of 125 GiB")
+    assert not why_not_fit(step, 8, "CPU", 256.0, shared=True)
+
+
 def test_runs_that_the_reports_measured_are_not_refused():
     """Report 000 to 002's cards held what they ran."""
     models = load_catalog(()).models

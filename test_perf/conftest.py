@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.plugin import launch
 from perfsuite.plugin.collect import scale_of
 from perfsuite.plugin.state import suite_of
 from perfsuite.published.recipes import find
+from perfsuite.units import GIB
 
 
 def pytest_addoption(parser):
@@ -50,14 +52,22 @@ def as_published(data_for):
 
 
 @pytest.fixture
-def require_fit(platform):
-    """Skip a training step that cannot fit on the devices of this case, whatever is spread over its ranks."""
+def require_fit(request, platform):
+    """Skip a training step that cannot fit on the devices of this case, whatever is spread over its ranks.
+
+    Ranks on a CPU share the memory of their host; how many hosts a launcher has is not known here.
+    """
 
     def require(step, world_size):
         from perfsuite.workloads.training.fits import why_not_fit
 
         memory_gib = platform.memory.value if platform.memory else None
-        why_not = why_not_fit(step, world_size, platform.title, memory_gib)
+        machine = suite_of(request.config).machine
+        alone = request.config.stash.get(launch.transport_key, None) is None
+        shared = memory_gib is None and machine.family.shareable and platform.name == machine.name and alone
+        if shared and machine.devices[0].memory_bytes:
+            memory_gib = machine.devices[0].memory_bytes / GIB
+        why_not = why_not_fit(step, world_size, platform.title, memory_gib, shared=shared)
         if why_not:
             pytest.skip(why_not)
 

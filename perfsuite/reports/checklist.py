@@ -170,7 +170,10 @@ def _batch(facts: Facts) -> Said | None:
         alike = [other for other in facts.training if largest and _same_memory(case, other)]
         if largest and alike:
             used = max(float(other.settings.get("local_batch_size", 0)) for other in alike)
-            shares.append((used / largest, f"{case_token(case)}: {used:g} of {largest:g} samples that fit"))
+            told = f"{used:g} of {largest:g} samples that fit"
+            if used > largest:  # it was looked for within a budget, --perf-memory-budget
+                told = f"{used:g} samples, and {largest:g} fit the budget that it was looked for in"
+            shares.append((used / largest, f"{case_token(case)}: {told}"))
     if not shares:
         return None
     share, told = max(shares)

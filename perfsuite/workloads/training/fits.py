@@ -77,8 +77,12 @@ def _state(step: TrainStep) -> tuple[int, int]:
     return spread, STATE_BYTES - spread + gathered
 
 
-def why_not_fit(step: TrainStep, world_size: int, device: str, memory_gib: float | None) -> str:
+def why_not_fit(
+    step: TrainStep, world_size: int, device: str, memory_gib: float | None, *, shared: bool = False
+) -> str:
     """Why a step cannot fit on devices of so much memory, with the figures and the rule; empty where it may.
+
+    ``shared``: the memory is the host's, of which each of the ranks has its share.
 
     >>> step = TrainStep(model="gpt3-175b", strategy="fsdp", checkpointing="full", micro_batch_size=1)
     >>> text = why_not_fit(step, 8, "A100", 80.0)
@@ -86,17 +90,19 @@ def why_not_fit(step: TrainStep, world_size: int, device: str, memory_gib: float
     ('gpt3-175b under fsdp on 8 ranks needs at least 330 GiB on each', 'it takes devices of 330 GiB, or 64 ranks')
     """
     least = least_memory(step, world_size)
-    if memory_gib is None or least.total_gib <= memory_gib:
+    sharing = world_size if shared else 1
+    if memory_gib is None or least.total_gib * sharing <= memory_gib:
         return ""
     state, inputs = least.state_bytes / GIB, least.inputs_bytes / GIB
-    advice = f"it takes devices of {math.ceil(least.total_gib)} GiB"
-    if world_size > 1 and _state(step)[1] == 0 and inputs < memory_gib:
+    advice = f"it takes {'a host' if shared else 'devices'} of {math.ceil(least.total_gib * sharing)} GiB"
+    if not shared and world_size > 1 and _state(step)[1] == 0 and inputs < memory_gib:
         ranks = world_size
         while state * world_size / ranks + inputs > memory_gib:
             ranks *= 2
         advice += f", or {ranks} ranks"
     return (
         f"{step.model} under {step.strategy} on {world_size} ranks needs at least {least.total_gib:.0f} GiB on each "
-        f"({state:.0f} of state: {least.rule}, {inputs:.0f} of blocks' inputs), and {device} has {memory_gib:g} GiB; "
+        f"({state:.0f} of state: {least.rule}, {inputs:.0f} of blocks' inputs), and {device} has {memory_gib:.4g} GiB"
+        f"{' for all of them' if sharing > 1 else ''}; "
         f"{advice}"
     )
