@@ -101,6 +101,13 @@ def test_the_batch_is_compared_with_the_largest_of_the_same_set_up(largest, verd
     assert verdicts(search, gpt("test_fsdp", 1, 1.0, micro_batch_size=6, strategy="fsdp"))["batch"] == "not measured"
 
 
+def test_a_batch_above_the_budget_of_the_search_is_said_to_be_that():
+    found = dataclasses.replace(gpt("test_largest", 1, 1.0), workload="perfsuite.workloads.x:LargestBatch")
+    search = with_metric(found, "largest_local_batch_samples", 4.0)
+    evidence = told(search, gpt("test_ddp", 1, 1.0, micro_batch_size=6))["batch"].evidence
+    assert "6 samples, and 4 fit the budget that it was looked for in" in evidence
+
+
 def test_overlap_is_judged_beside_the_case_without_it():
     def case(overlap, time_s):
         return gpt(f"test_overlap[a100-{overlap}]", 2, time_s, options={"overlap": overlap})

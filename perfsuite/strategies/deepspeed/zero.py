@@ -28,7 +28,7 @@ class Zero(Strategy):
     """Optimizer state lives in host memory and steps there (stages 1 to 3)."""
     cpu_adam: bool = False
     """Offloaded state steps by DeepSpeed's CPU Adam on a CPU too, where torch's does otherwise.  The first case that
-    wants it compiles it, once for an installation."""
+    wants it compiles it, once for an installation: two files, 132 s on two cores."""
     offload_parameters: bool = False
     """Parameters live in host memory (stage 3)."""
     config: str = ""
