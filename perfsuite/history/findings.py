@@ -121,14 +121,14 @@ def findings_of(
     environment = tuple(_environment(ordered))
     first = _first_after(ordered, since_commits) if since else 0
     changes = [
-        _found(ordered, name, change, table.rows_of(table.cases.index(name)), environment)
+        _change_of(ordered, name, change, table.rows_of(table.cases.index(name)), environment)
         for name in names
         for change in ramps(levels[name])
     ]
     if not case:
         rows = [row for row, knows in enumerate(table.knows_shift) if knows]
         suite = find_changes([table.shifts[row] for row in rows])
-        changes += [_found(ordered, SUITE, change, rows, environment) for change in ramps(suite)]
+        changes += [_change_of(ordered, SUITE, change, rows, environment) for change in ramps(suite)]
     look_back, index = _looked_back(ordered, since, first)
     return Findings(
         ordered=ordered,
@@ -170,7 +170,7 @@ def _levels(table: SeriesTable) -> dict[str, Levels]:
     return {case: find_changes(table.values_of(column)) for column, case in enumerate(table.cases)}
 
 
-def _found(
+def _change_of(
     ordered: OrderedSessions, case: str, ramp: Ramp, rows: Sequence[int], environment: Sequence[EnvironmentChange]
 ) -> HistoryChange:
     (before, after), at_most = ((rows[first - 1], rows[last]) for first, last in (ramp.between, ramp.at_most))
