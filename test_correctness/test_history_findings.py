@@ -17,7 +17,7 @@ from benchmarks import history_drift
 from perfsuite.cli import main as cli
 from perfsuite.errors import ConfigurationError
 from perfsuite.history.describe import commits_told, steps_told
-from perfsuite.history.file import History
+from perfsuite.history.file import HistoryFile
 from perfsuite.history.findings import SUITE, findings_of
 from perfsuite.history.order import in_order
 from perfsuite.history.series import table_of
@@ -238,7 +238,7 @@ def test_the_page_draws_every_case_that_changed_with_its_commit_levels_and_envir
         dataclasses.replace(one, environment={"packages": {"torch": "2.13" if index >= 30 else "2.12"}})
         for index, one in enumerate(drawn(40, CASES, slower))
     ]
-    over_time = OverTime(history=History(path=Path("h.jsonl"), sessions=tuple(sessions)), findings=found(sessions))
+    over_time = OverTime(history=HistoryFile(path=Path("h.jsonl"), sessions=tuple(sessions)), findings=found(sessions))
     charts = next(block for block in history_section(over_time, 24).blocks if isinstance(block, Charts))
     (chart,) = charts.charts
     layers = {json.dumps(layer["mark"]): layer["data"]["values"] for layer in chart.spec["layer"]}
@@ -261,7 +261,7 @@ def test_no_more_cases_are_drawn_than_have_room_and_the_sentence_says_so():
         return 0.05 if case in CASES[:4] and number >= 20 else 0.0
 
     sessions = drawn(40, CASES, level)
-    over_time = OverTime(history=History(path=Path("h.jsonl"), sessions=tuple(sessions)), findings=found(sessions))
+    over_time = OverTime(history=HistoryFile(path=Path("h.jsonl"), sessions=tuple(sessions)), findings=found(sessions))
     said, charts, table, *_ = history_section(over_time, 3).blocks
     assert "4 cases changed: 4 slower, 0 faster; 3 are drawn, the newest first" == said.text
     assert (3, 4) == (len(charts.charts), len(table.grid.rows))

@@ -12,7 +12,7 @@ from perfsuite.metrics import derive
 from perfsuite.plugin.progress import LOG_EVERY_S, Progress
 from perfsuite.records import Metric, Peak, Peaks, Result, Work
 from perfsuite.reports.alpha_beta import fit_collectives
-from perfsuite.reports.terminal import CaseRow, alpha_beta_table, metric_tables, outcome_line, peak_lines
+from perfsuite.reports.terminal import TerminalRow, alpha_beta_table, metric_tables, outcome_line, peak_lines
 from perfsuite.runtime.driver import Job
 from perfsuite.step_records import Arrival
 from perfsuite.units import format_bytes
@@ -48,7 +48,7 @@ def swept(**changes):
 
 
 def test_a_table_shows_time_metrics_share_and_ranks_in_120_columns():
-    lines = metric_tables([CaseRow(result=result, verdict="pass") for result in swept()])
+    lines = metric_tables([TerminalRow(result=result, verdict="pass") for result in swept()])
     assert lines[:2] == ["", "test_perf/test_collectives.py"]
     assert lines[2] == ("  in every row: ranks 4, spread slowest 3.0% r3, last by r2 3 us, samples 5 x 7, verdict pass")
     assert lines[3].split() == ["case", "median", "algbw", "busbw", "of"]
@@ -73,7 +73,7 @@ def test_what_no_case_has_is_no_column():
         )
         for result in swept()
     ]
-    lines = metric_tables([CaseRow(result=result) for result in plain])
+    lines = metric_tables([TerminalRow(result=result) for result in plain])
     assert lines[2:4] == ["  in every row: ranks 1, samples 5 x 7", lines[3]]
     assert lines[3].split() == ["case", "median"]
 
@@ -83,7 +83,7 @@ def test_missing_shares_have_their_reason_once():
         dataclasses.replace(result, metrics=(dataclasses.replace(result.metrics[2], peak=None, note="unknown device"),))
         for result in swept()
     ]
-    lines = metric_tables([CaseRow(result=result) for result in results])
+    lines = metric_tables([TerminalRow(result=result) for result in results])
     assert [line for line in lines if "unknown device" in line] == ["  busbw_gb_per_s: unknown device"]
     assert "of peak" not in lines[2]
 
@@ -92,10 +92,10 @@ def test_out_of_memory_stands_among_the_measured_cases():
     gone = dataclasses.replace(
         swept()[0], outcome="out_of_memory", detail="OOM at 44 GiB of 48 GiB", metrics=(), measurement=None
     )
-    lines = metric_tables([CaseRow(result=swept()[1]), CaseRow(result=gone)])
+    lines = metric_tables([TerminalRow(result=swept()[1]), TerminalRow(result=gone)])
     assert len([line for line in lines if line.startswith("case")]) == 1
     assert any("OOM at 44 GiB of 48 GiB" in line for line in lines)
-    assert outcome_line([CaseRow(result=swept()[1]), CaseRow(result=gone)]) == "1 measured, 1 out of memory"
+    assert outcome_line([TerminalRow(result=swept()[1]), TerminalRow(result=gone)]) == "1 measured, 1 out of memory"
 
 
 def test_a_peak_is_named_with_its_source():

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from perfsuite.records import Metric, RankFacts, Work
-from perfsuite.reports.terminal import CaseRow, metric_tables
+from perfsuite.reports.terminal import TerminalRow, metric_tables
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from test_correctness.helpers.pipelines import staged
 from test_correctness.helpers.report_runs import gpt, kernel, llama, pipeline, run, style, table
@@ -57,7 +57,7 @@ def test_published_sizes_stand_in_the_unit_of_their_column():
 def test_the_terminal_shows_sizes_in_the_unit_they_read_best_in():
     metric = Metric(name="peak_gib", value=0.0109, unit="GiB", better="lower")
     result = dataclasses.replace(llama(8, 1.0), metrics=(metric,))
-    heading, units, row = metric_tables([CaseRow(result=result)])[2:5]
+    heading, units, row = metric_tables([TerminalRow(result=result)])[2:5]
     assert (heading.split()[3], units.split()[0], row.split()[4]) == ("peak", "MiB", "11.16")
 
 

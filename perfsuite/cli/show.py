@@ -20,7 +20,7 @@ from perfsuite.reports.plain import encodable
 from perfsuite.reports.screen import screen, title
 from perfsuite.reports.sections import tables
 from perfsuite.reports.stored import record_of_baseline
-from perfsuite.reports.terminal import CaseRow, clock_lines, peak_lines
+from perfsuite.reports.terminal import TerminalRow, clock_lines, peak_lines
 from perfsuite.run_record import GateRecord, RunRecord
 
 
@@ -72,7 +72,7 @@ def lines(record: RunRecord, show: str, width: int) -> Iterator[str]:
     results = record.results.values()
     if show == "tables":
         rows = [
-            CaseRow(result=result, verdict=word(verdicts[result.case]) if result.case in verdicts else "")
+            TerminalRow(result=result, verdict=word(verdicts[result.case]) if result.case in verdicts else "")
             for result in results
         ]
         yield from tables(rows, width)

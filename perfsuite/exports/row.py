@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.baselines.baseline import Baseline, flattened
-from perfsuite.history.file import History
+from perfsuite.history.file import HistoryFile
 from perfsuite.metrics import REGISTRY
 from perfsuite.records import Better
 from perfsuite.run_record import Revision, RunRecord
@@ -121,7 +121,7 @@ def rows_of_baseline(baseline: Baseline) -> Iterator[ExportRow]:
                 )
 
 
-def rows_of_history(history: History) -> Iterator[ExportRow]:
+def rows_of_history(history: HistoryFile) -> Iterator[ExportRow]:
     """Every case of every session of a history."""
     for session in history.sessions:
         shared: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfsuite.history.file import History
+from perfsuite.history.file import HistoryFile
 from perfsuite.history.findings import SUITE, Findings, HistoryChange
 from perfsuite.history.git import short
 from perfsuite.history.order import OrderedSessions
@@ -19,7 +19,7 @@ SHOWN_COMMITS = 10
 SHOWN_APART = 5
 
 
-def list_lines(history: History) -> Iterator[str]:
+def list_lines(history: HistoryFile) -> Iterator[str]:
     """A line per session, oldest first."""
     yield f"{history.path}: {history.hardware or 'empty'}, {plural(len(history.sessions), 'session')}"
     for session in history.sessions:
@@ -35,7 +35,7 @@ def session_line(session: HistorySession) -> str:
     return f"{_minute(session)}  {where}  {plural(len(session.cases), 'case')}  {escaped(revision.subject)}".rstrip()
 
 
-def show_lines(history: History, findings: Findings) -> Iterator[str]:
+def show_lines(history: HistoryFile, findings: Findings) -> Iterator[str]:
     """All that a history shows."""
     yield from head_lines(history, findings)
     yield ""
@@ -45,7 +45,7 @@ def show_lines(history: History, findings: Findings) -> Iterator[str]:
     yield from _apart_lines(findings.ordered)
 
 
-def head_lines(history: History, findings: Findings) -> Iterator[str]:
+def head_lines(history: HistoryFile, findings: Findings) -> Iterator[str]:
     """What was looked at, and what a reader must know of it."""
     ordered = findings.ordered
     where = f"on {escaped(ordered.branch)} " if ordered.branch else ""

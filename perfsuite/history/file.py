@@ -25,7 +25,7 @@ _NOTHING_CHANGED = "the file is left as it is"
 
 
 @dataclass(frozen=True, kw_only=True)
-class History:
+class HistoryFile:
     """A history as its file has it."""
 
     path: Path
@@ -41,7 +41,7 @@ class History:
         return f"{platform} ({fingerprint}{', simulated' if simulated else ''})"
 
 
-def read(path: Path) -> History:
+def read(path: Path) -> HistoryFile:
     """The history at ``path``.  Raises HistoryError naming line, reason and what to do."""
     try:
         data = path.read_bytes()
@@ -70,7 +70,7 @@ def read(path: Path) -> History:
             )
         sessions[session.session] = one
         places.setdefault(session.session, number)
-    return History(path=path, sessions=in_time(sessions.values()))
+    return HistoryFile(path=path, sessions=in_time(sessions.values()))
 
 
 def in_time(sessions: Iterable[HistorySession]) -> tuple[HistorySession, ...]:
@@ -154,10 +154,10 @@ def _write(path: Path, data: bytes) -> None:
         raise HistoryError(f"{path}: cannot be written: {error.strerror}; {_NOTHING_CHANGED}") from None
 
 
-def merge(path: Path, others: Sequence[Path]) -> tuple[History, int]:
+def merge(path: Path, others: Sequence[Path]) -> tuple[HistoryFile, int]:
     """Make a file the union of itself and the others; the history and how many sessions are new in it."""
     with locked(path):
-        mine = read(path) if path.exists() else History(path=path, sessions=())
+        mine = read(path) if path.exists() else HistoryFile(path=path, sessions=())
         sessions = {session.session: session for session in mine.sessions}
         for other in others:
             for session in read(other).sessions:
@@ -174,7 +174,7 @@ def merge(path: Path, others: Sequence[Path]) -> tuple[History, int]:
                         "after it was measured: drop it with perfsuite history prune --session"
                     )
                 sessions[session.session] = one
-        merged = History(path=path, sessions=in_time(sessions.values()))
+        merged = HistoryFile(path=path, sessions=in_time(sessions.values()))
         _rewrite(merged)
     return merged, len(merged.sessions) - len(mine.sessions)
 
@@ -212,7 +212,7 @@ def prune(path: Path, drop: Drop, *, dry_run: bool) -> tuple[str, ...]:
             if cases or not session.cases:
                 kept.append(replace(session, cases=cases))
         if said and not dry_run:
-            _rewrite(History(path=path, sessions=tuple(kept)))
+            _rewrite(HistoryFile(path=path, sessions=tuple(kept)))
     return tuple(said)
 
 
@@ -220,5 +220,5 @@ def _is_named(case: str, pattern: str) -> bool:
     return bool(pattern) and (case == pattern or fnmatch.fnmatchcase(case, pattern))
 
 
-def _rewrite(history: History) -> None:
+def _rewrite(history: HistoryFile) -> None:
     put(history.path, "".join(f"{line_of(session)}\n" for session in history.sessions))

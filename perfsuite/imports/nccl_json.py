@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfsuite.imports.factors import collective_named
-from perfsuite.imports.nccl_text import Log, Point
+from perfsuite.imports.nccl_text import Log, LogPoint
 from perfsuite.imports.row import Source
 from perfsuite.platforms.environment import secret_free
 
@@ -47,7 +47,7 @@ def read_json(source: Source) -> Log:
     return Log(points=points, ranks=ranks, named=collective_named("".join(names)), settings=settings)
 
 
-def _points(source: Source, results: Sequence[Mapping[str, Any]]) -> Iterator[Point]:
+def _points(source: Source, results: Sequence[Mapping[str, Any]]) -> Iterator[LogPoint]:
     for index, result in enumerate(results):
         line = source.line_of('"size"', index)
         for side in ("out_of_place", "in_place"):
@@ -57,7 +57,7 @@ def _points(source: Source, results: Sequence[Mapping[str, Any]]) -> Iterator[Po
             time = values["time"] if "time" in values else values["cpu_time"]
             figures = (("time", time), ("alg_bw", values["alg_bw"]), ("bus_bw", values["bus_bw"]))
             numbers = [source.number(line, value, what) for what, value in figures]
-            yield Point(
+            yield LogPoint(
                 line=line,
                 size=source.whole(line, result["size"], "size"),
                 dtype=str(result["type"]),

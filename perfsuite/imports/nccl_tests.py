@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from perfsuite.imports.factors import KINDS, collective_named, factor, fitting
 from perfsuite.imports.nccl_json import is_json, read_json
-from perfsuite.imports.nccl_text import Log, Point, is_text, read_text
+from perfsuite.imports.nccl_text import Log, LogPoint, is_text, read_text
 from perfsuite.imports.row import Format, Imported, ImportedRow, Refused, Source, Told
 from perfsuite.units import gb_per_s, plural
 
@@ -50,7 +50,7 @@ def _read(source: Source, told: Told) -> Imported:
     )
 
 
-def _collective(source: Source, told: Told, points: Sequence[Point], ranks: int, named: str) -> str:
+def _collective(source: Source, told: Told, points: Sequence[LogPoint], ranks: int, named: str) -> str:
     """As the log names it, else as told, else the only one that fits the ratio of busbw to algbw."""
     asked = collective_named(told.collective)
     if told.collective and not asked:
@@ -77,7 +77,7 @@ def _collective(source: Source, told: Told, points: Sequence[Point], ranks: int,
     )
 
 
-def _why_refused(point: Point, collective: str, ranks: int) -> str:
+def _why_refused(point: LogPoint, collective: str, ranks: int) -> str:
     if point.wrong not in ("N/A", "0", "0.0") and not re.fullmatch(r"0e\+0+", point.wrong):
         return f"{point.wrong} values were wrong: what did not compute the right thing is no measurement"
     if point.time_us <= 0:
@@ -92,7 +92,7 @@ def _why_refused(point: Point, collective: str, ranks: int) -> str:
     return ""
 
 
-def _rows(source: Source, told: Told, point: Point, *, collective: str, log: Log) -> Iterator[ImportedRow]:
+def _rows(source: Source, told: Told, point: LogPoint, *, collective: str, log: Log) -> Iterator[ImportedRow]:
     algbw = gb_per_s(point.size, point.time_us / 1e6)
     dtype = _DTYPES.get(point.dtype, point.dtype)
     place = "in place" if point.in_place else "out of place"

@@ -22,7 +22,7 @@ _STAMP = re.compile(r"^\s*\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\S*\s")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class LogPoint:
     """One size, one side."""
 
     line: int
@@ -41,7 +41,7 @@ class Point:
 class Log:
     """What a run of nccl-tests printed."""
 
-    points: tuple[Point, ...]
+    points: tuple[LogPoint, ...]
     ranks: int
     named: str
     """The collective, where the log names one; else empty."""
@@ -93,7 +93,7 @@ def _sides(source: Source, lines: Sequence[str]) -> int:
     raise source.fault(1, "no line with the names of the columns (size count type)", "keep the whole header")
 
 
-def _points(source: Source, lines: Sequence[str], side: int) -> Iterator[Point]:
+def _points(source: Source, lines: Sequence[str], side: int) -> Iterator[LogPoint]:
     columns = 0
     for number, line in enumerate(lines, start=1):
         row = _STAMP.sub("", line)
@@ -115,7 +115,7 @@ def _points(source: Source, lines: Sequence[str], side: int) -> Iterator[Point]:
                 continue
             for what, text in (("time", time), ("algbw", algbw), ("busbw", busbw)):
                 source.number(number, text, what)
-            yield Point(
+            yield LogPoint(
                 line=number,
                 size=size,
                 dtype=left[2],

@@ -27,7 +27,7 @@ from perfsuite.reports.notable import notable
 from perfsuite.reports.scaling import scalings
 from perfsuite.reports.screen import screen, title
 from perfsuite.reports.sections import tables
-from perfsuite.reports.terminal import CaseRow, clock_lines, outcome_line, peak_lines
+from perfsuite.reports.terminal import TerminalRow, clock_lines, outcome_line, peak_lines
 from perfsuite.session import PerfSession
 from perfsuite.units import format_seconds, plural
 
@@ -102,7 +102,7 @@ def _show_tables(out: Out, suite: Suite, session: PerfSession) -> None:
     """Tables of metrics, fits, peaks, clocks, and what to beware of."""
     results = list(session.results.values())
     rows = [
-        CaseRow(result=result, verdict=suite.verdicts.get(case, ""), reused=case in session.reused)
+        TerminalRow(result=result, verdict=suite.verdicts.get(case, ""), reused=case in session.reused)
         for case, result in session.results.items()
     ]
     out.section(f"perfsuite: {suite.machine}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from perfsuite.history.describe import commits_told, head_lines, steps_told, where
-from perfsuite.history.file import History
+from perfsuite.history.file import HistoryFile
 from perfsuite.history.findings import Findings
 from perfsuite.history.git import short
 from perfsuite.reports.tables.markdown import Grid
@@ -20,7 +20,7 @@ NAMED = 4
 class OverTime:
     """A history and what it shows."""
 
-    history: History
+    history: HistoryFile
     findings: Findings
 
 
@@ -31,7 +31,7 @@ def history_grids(over_time: OverTime) -> list[Grid]:
     return [_changes(history, findings), *grids]
 
 
-def _changes(history: History, findings: Findings) -> Grid:
+def _changes(history: HistoryFile, findings: Findings) -> Grid:
     rows = []
     for change in findings.changes:
         commits = commits_told(findings.ordered, change, NAMED)

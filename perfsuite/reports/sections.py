@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from perfsuite.reports.pairs import pair_tables
 from perfsuite.reports.pipeline import pipeline_section
 from perfsuite.reports.scaling import scaling_table
-from perfsuite.reports.terminal import CaseRow, alpha_beta_table, metric_tables
+from perfsuite.reports.terminal import TerminalRow, alpha_beta_table, metric_tables
 
 
-def tables(rows: Sequence[CaseRow], width: int) -> list[str]:
+def tables(rows: Sequence[TerminalRow], width: int) -> list[str]:
     """Metrics by file, fits of collectives, scaling, pipelines; wide tables in blocks of ``width`` columns."""
     results = [row.result for row in rows]
     return [

@@ -19,7 +19,7 @@ SAME_AS_MEDIAN = "latency_us"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaseRow:
+class TerminalRow:
     """One case of the report."""
 
     result: Result
@@ -39,12 +39,12 @@ class CaseRow:
         return self.result.case.partition("::")[2] or self.result.case
 
 
-def metric_tables(rows: Sequence[CaseRow], width: int | None = None) -> list[str]:
+def metric_tables(rows: Sequence[TerminalRow], width: int | None = None) -> list[str]:
     """A table per test file and family of metrics: the cases, their times, metrics and ranks.
 
     What is equal in all rows of a table is told above it.
     """
-    families: dict[tuple[str, tuple[str, ...]], list[CaseRow]] = {}
+    families: dict[tuple[str, tuple[str, ...]], list[TerminalRow]] = {}
     for row in rows:
         names = tuple(metric.name for metric in row.result.metrics if find(metric.name).headline)
         if row.result.outcome == "out_of_memory":  # no metrics of its own: beside the cases that have some
@@ -62,10 +62,10 @@ def metric_tables(rows: Sequence[CaseRow], width: int | None = None) -> list[str
 
 _SETTINGS = ("ranks", "spread\nslowest", "last\nby", "samples", "verdict")
 """Columns that are told once where they are equal in all rows; what was measured stands in every row."""
-Cell = Callable[[CaseRow], str]
+Cell = Callable[[TerminalRow], str]
 
 
-def _table(rows: Sequence[CaseRow], names: Sequence[str], width: int | None) -> list[str]:
+def _table(rows: Sequence[TerminalRow], names: Sequence[str], width: int | None) -> list[str]:
     columns: list[tuple[str, Cell]] = [("ranks", lambda row: str(row.result.world_size)), ("median", _median)]
     # A training step's share of the peak is its MFU: one column under the name that people look for.
     share = "MFU" if any(_find(row, "mfu_percent") for row in rows) else "of\npeak"
@@ -92,7 +92,7 @@ def _table(rows: Sequence[CaseRow], names: Sequence[str], width: int | None) -> 
     return [*above, *lay_out(headings, [list(row) for row in zip(*cells, strict=True)], width)]
 
 
-def _unit(name: str, rows: Sequence[CaseRow]) -> tuple[str, float]:
+def _unit(name: str, rows: Sequence[TerminalRow]) -> tuple[str, float]:
     """The unit in which a column reads best, and how many of it are one of the metric's."""
     metrics = [metric for row in rows if (metric := _find(row, name))]
     unit = next((metric.unit for metric in metrics), "")
@@ -108,18 +108,18 @@ def _heading(name: str, unit: str) -> str:
     return f"{quantity}\n{unit}" if quantity else unit
 
 
-def _find(row: CaseRow, name: str) -> Metric | None:
+def _find(row: TerminalRow, name: str) -> Metric | None:
     return next((metric for metric in row.result.metrics if metric.name == name), None)
 
 
-def _value(row: CaseRow, *, name: str, scale: float = 1.0) -> str:
+def _value(row: TerminalRow, *, name: str, scale: float = 1.0) -> str:
     metric = _find(row, name)
     if metric is None:
         return ""
     return "-" if metric.value is None else significant(metric.value * scale, _digits(row.result))
 
 
-def _share(row: CaseRow, *, name: str) -> str:
+def _share(row: TerminalRow, *, name: str) -> str:
     metric = _find(row, name)
     if metric is not None and metric.is_above_measured_peak:
         return ABOVE_MEASURED_PEAK
@@ -127,7 +127,7 @@ def _share(row: CaseRow, *, name: str) -> str:
     return "" if share is None else f"{share:.1%}"
 
 
-def _median(row: CaseRow) -> str:
+def _median(row: TerminalRow) -> str:
     result = row.result
     return result.detail if result.outcome == "out_of_memory" else format_seconds(result.median_s, _digits(result))
 
@@ -139,7 +139,7 @@ def _digits(result: Result) -> int:
     return 4 if not middle or middle[-1] - middle[0] <= _STEADY * middle[0] else 3
 
 
-def _of(row: CaseRow, cell: Callable[[Measurement], str]) -> str:
+def _of(row: TerminalRow, cell: Callable[[Measurement], str]) -> str:
     return "" if row.result.measurement is None else cell(row.result.measurement)
 
 
@@ -157,7 +157,7 @@ def _samples(measurement: Measurement) -> str:
     return f"{len(measurement.samples)} x {measurement.iterations}{unsteady}"
 
 
-def _notes(rows: Sequence[CaseRow]) -> list[str]:
+def _notes(rows: Sequence[TerminalRow]) -> list[str]:
     """Why values or shares are missing, each reason once."""
     cases: dict[str, list[str]] = {}
     for row in rows:
@@ -247,7 +247,7 @@ def clock_lines(results: Iterable[Result]) -> list[str]:
     ]
 
 
-def outcome_line(rows: Sequence[CaseRow]) -> str:
+def outcome_line(rows: Sequence[TerminalRow]) -> str:
     """How many cases were measured, ran out of memory, were smoke runs or come from a journal."""
     counts: Mapping[str, int] = {
         "measured": sum(row.result.outcome == "measured" and not row.reused for row in rows),
