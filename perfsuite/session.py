@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
@@ -41,6 +40,7 @@ from perfsuite.runtime.driver import Job
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.reference import describe
 from perfsuite.runtime.values import recorded
+from perfsuite.untimed import UntimedBuilds
 from perfsuite.workload import Budget, Purpose, Workload
 
 _Limits = Callable[[Work, Purpose], float]
@@ -84,28 +84,6 @@ class Case:
     """Rank processes of its own."""
     test_module: str = ""
     """Module of the test, where a decorated function may be held."""
-
-
-@dataclass(kw_only=True)
-class _Builds:
-    """What the builds of a case gave that are never timed: memory, FLOPs, losses, traffic, ..."""
-
-    settled: tuple[Record, ...]
-    done: list[Measurement] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-
-    def added_to(self, timed: Measurement) -> Measurement:
-        """The timed measurement with it."""
-        records = {record.name: record for record in timed.records}
-        for record in itertools.chain(() if timed.smoke else self.settled, *(build.records for build in self.done)):
-            records.setdefault(record.name, record)
-        return dataclasses.replace(
-            timed,
-            records=tuple(records.values()),
-            traffic=tuple(entry for build in self.done for entry in build.traffic),
-            components=tuple(component for build in self.done for component in build.components),
-            failed_builds=self.failed,
-        )
 
 
 class PerfSession:
@@ -313,7 +291,7 @@ class PerfSession:
         if records:
             result = dataclasses.replace(result, work=job.workload.work(shape))
         result = dataclasses.replace(result, environment=self._environment_now())
-        builds = _Builds(settled=records)
+        builds = UntimedBuilds(settled=records)
         try:
             self._build_untimed(builds, job, result.work, limits)
         except BaseException:
@@ -351,7 +329,7 @@ class PerfSession:
         budget = dataclasses.replace(job.budget, smoke=True)
         return self.driver.run(_limited(dataclasses.replace(job, purpose=purpose, budget=budget), limit_s))
 
-    def _build_untimed(self, builds: _Builds, job: Job, work: Work, limits: _Limits) -> None:
+    def _build_untimed(self, builds: UntimedBuilds, job: Job, work: Work, limits: _Limits) -> None:
         """Run the builds that are never timed.  One that cannot be had is noted; one that fails is raised."""
         for purpose in () if job.budget.smoke else job.workload.untimed():
             try:
