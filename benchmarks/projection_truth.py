@@ -2,8 +2,9 @@
 
     python benchmarks/projection_truth.py [--model gpt2-tiny] [--dtype fp32]
 
-Calibrates by products, copies, attention, all-reduces and steps of 1, 2 and 4 layers, then projects other depths,
-batches, widths and layouts and runs them.  Prints each error and the parts of the projected step; gates nothing.
+Calibrates by products, copies, attention, all-reduces and steps of 1, 2 and 4 layers at two batches, then projects
+other depths, batches, widths and layouts and runs them.  Prints the errors of time and memory and the parts of the
+projected step; gates nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfsuite.platforms import load_catalog
+from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import calibrate
 from perfsuite.projection.job import Job
 from perfsuite.projection.observation import Observation
-from perfsuite.projection.step import project
+from perfsuite.projection.step import Projection, project
 from perfsuite.session import Case, PerfSession
+from perfsuite.units import GIB
 from perfsuite.workload import Workload
 from perfsuite.workloads.attention import Attention
 from perfsuite.workloads.collective import AllGather, AllReduce, ReduceScatter
@@ -54,19 +57,19 @@ def observed(session: PerfSession, workload: Workload, ranks: int = 1) -> Observ
 
 def kernels(dtype: str) -> Iterator[tuple[Workload, int]]:
     """(workload, ranks) of what a calibration rests on."""
-    for side in (64, 128, 256, 512):
+    for side in (64, 128, 256, 384, 512):
         yield Matmul(m=side, k=side, n=side, dtype=dtype), 1
     for size in (1 << 16, 1 << 20, 1 << 23):
         yield MemoryCopy(buffer_bytes=size), 1
-    for tokens in (64, 128):
+    for batch, features in ((2, 32), (8, 32), (2, 64)):
         for direction in ("forward", "backward"):
             yield (
                 Attention(
-                    batch_size=2,
-                    sequence_length=tokens,
+                    batch_size=batch,
+                    sequence_length=64,
                     heads=4,
                     kv_heads=4,
-                    head_width=16,
+                    head_width=features,
                     direction=direction,
                     dtype=dtype,
                 ),
@@ -86,6 +89,56 @@ def projected_cases() -> Iterator[tuple[str, int, dict[str, Any]]]:
     yield "fsdp on 2", 2, {"strategy": "fsdp", "mesh": "dp2"}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One step that was projected and run."""
+
+    name: str
+    truth: Observation
+    found: Projection
+
+    @property
+    def time_error(self) -> float:
+        """Projected over measured step time, less 1."""
+        return self.found.step_time_s / self.truth.time_s - 1
+
+    @property
+    def memory_errors(self) -> dict[str, float]:
+        """The same of allocated memory by component, of those that were measured."""
+        found, measured = self.found.memory, self.truth.values
+        projected = {
+            "weights_gib": found.parameters,
+            "gradients_gib": found.gradients,
+            "optimizer_gib": found.optimizer,
+            "activations_gib": found.activations + found.logits,
+            "peak_gib": found.total,
+        }
+        return {name: size / (measured[name] * GIB) - 1 for name, size in projected.items() if measured.get(name)}
+
+
+def compared(model: str = "gpt2-tiny", dtype: str = "fp32") -> tuple[Calibration, list[Compared]]:
+    """What simulated devices give for a calibration, and every case that is projected by it."""
+    catalog = load_catalog()
+
+    def step(**changes: Any) -> TrainStep:
+        plain = {"model": model, "dtype": dtype, "micro_batch_size": 2, "overrides": {"layers": 2}}
+        return TrainStep(builds=("memory",), **{**plain, **changes})
+
+    with tempfile.TemporaryDirectory() as logs, opened(SLOW, Path(logs), TRAINING) as session:
+        depths = [
+            step(overrides={"layers": layers}, micro_batch_size=batch) for batch in (2, 4) for layers in (1, 2, 4)
+        ]
+        seen = [observed(session, workload, ranks) for workload, ranks in kernels(dtype)]
+        (made,) = calibrate([*seen, *(observed(session, depth) for depth in depths)], catalog)
+        found = []
+        for name, ranks, changes in projected_cases():
+            truth = observed(session, step(**changes), ranks)
+            assert truth.training is not None, "a training step says what it trains"
+            job = Job.of(truth.training, catalog.find("s4000"))
+            found.append(Compared(name=name, truth=truth, found=project(job, made.calibration, simulated=True)))
+    return made.calibration, found
+
+
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -93,27 +146,16 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp32")
     given = parser.parse_args()
     require_built()
-    catalog = load_catalog()
-
-    def step(**changes: Any) -> TrainStep:
-        plain = {"model": given.model, "dtype": given.dtype, "micro_batch_size": 2, "overrides": {"layers": 2}}
-        return TrainStep(**{**plain, **changes})
-
-    with tempfile.TemporaryDirectory() as logs, opened(SLOW, Path(logs), TRAINING) as session:
-        depths = [step(overrides={"layers": layers}) for layers in (1, 2, 4)]
-        seen = [observed(session, workload, ranks) for workload, ranks in kernels(given.dtype)]
-        (made,) = calibrate([*seen, *(observed(session, depth) for depth in depths)], catalog)
-        calibration = made.calibration
-        print("constants:", ", ".join(f"{name} {one.value:.4g}" for name, one in calibration.traits.items()))
-        for name, ranks, changes in projected_cases():
-            truth = observed(session, step(**changes), ranks)
-            assert truth.training is not None, "a training step says what it trains"
-            job = Job.of(truth.training, catalog.find("s4000"))
-            found = project(job, calibration, simulated=True)
-            error = 100 * (found.step_time_s / truth.time_s - 1)
-            parts = ", ".join(f"{one.name} {one.resource} {one.seconds * 1e3:.2f}" for one in found.parts)
-            times = f"{truth.time_s * 1e3:8.2f} ms, projected {found.step_time_s * 1e3:8.2f} ms {error:+6.1f} %"
-            print(f"{name:18} {times}: {parts}")
+    calibration, cases = compared(given.model, given.dtype)
+    for name, one in {**calibration.constants, **calibration.traits}.items():
+        print(f"{name:32} {one.value:.4g} {one.unit}")
+    for case in cases:
+        parts = ", ".join(f"{one.name} {one.resource} {one.seconds * 1e3:.2f}" for one in case.found.parts)
+        print(
+            f"{case.name:18} {case.truth.time_s * 1e3:8.2f} ms, projected {case.found.step_time_s * 1e3:8.2f} ms "
+            f"{100 * case.time_error:+6.1f} %: {parts}; memory "
+            + ", ".join(f"{name} {100 * error:+.1f} %" for name, error in case.memory_errors.items())
+        )
 
 
 if __name__ == "__main__":

@@ -136,6 +136,25 @@ def test_block_in_steady_state_and_the_rest_of_a_step():
     assert "test_depth[l4]" in traits["in_situ_ratio"].source
 
 
+def test_another_batch_tells_the_optimizer_from_the_block():
+    without = calibrated(kernels()).calibration
+    assert not {"optimizer_ratio"} & set(calibrated([*kernels(), *steps(without)]).calibration.traits)
+    both = [step for batch in (1, 4) for step in steps(without, ratio=1.2, optimizer=0.65, host_s=0.01, batch=batch)]
+    traits = calibrated([*kernels(), *both]).calibration.traits
+    assert pytest.approx(0.65, rel=1e-6) == traits["optimizer_ratio"].value
+    assert pytest.approx(1.2, rel=1e-6) == traits["in_situ_ratio"].value
+    assert pytest.approx(0.01, rel=1e-3) == traits["host_step_s"].value
+
+
+def test_products_that_wait_for_memory_tell_nothing_of_idle_units():
+    small = [
+        dataclasses.replace(product(side), time_s=2.2 * 3 * 2 * side**2 / (GB_PER_S * 1e9)) for side in (256, 320, 384)
+    ]
+    assert "wave_outputs" not in constants_of([*kernels()[3:6], *small], kernel_points(small))
+    wide = [*kernels(), *small]
+    assert pytest.approx(TFLOPS, rel=1e-3) == calibrated(wide).calibration.constants["matmul_bf16_tflops"].value
+
+
 def test_simulated_steps_calibrate_a_simulated_device():
     without = calibrated(kernels(simulated=True)).calibration
     made = calibrated([*kernels(simulated=True), *steps(without, ratio=1.1, simulated=True)]).calibration

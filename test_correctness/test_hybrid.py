@@ -183,11 +183,11 @@ def test_many_meshes_are_the_same_training(driver, case):
     [
         (
             {"mesh": "tp5", "model": "llama2-7b"},
-            "tp5 does not divide heads=32 of model llama2-7b; choose tp from 1, 2, 4, 8",
+            "tp5 does not divide heads=32 of model llama2-7b; choose tp from 4, 2, 8, 1",
         ),
         (
             {"mesh": "tp16", "model": "llama2-70b"},
-            "tp16 does not divide key heads=8 of model llama2-70b; choose tp from 1, 2",
+            "tp16 does not divide key heads=8 of model llama2-70b; choose tp from 8, 4, 2, 1",
         ),
         (
             {"mesh": "tp3", "model": "llama2-7b", "overrides": {"heads": 16, "kv_heads": 16}},

@@ -119,7 +119,7 @@ def test_legal_layouts_are_read_as_they_are_written(tp, pp, dp, micro, count):
     ("text", "options", "message"),
     [
         ("dp6", {"global_batch": 512}, "choose 510 or 516"),
-        ("tp3", {"global_batch": 4}, "choose tp from 1, 2, 4, 8, 16, 32"),
+        ("tp3", {"global_batch": 4}, "choose tp from 2, 4, 1, 8, 16, 32"),
         ("pp64", {"global_batch": 4}, "choose 32, 16"),
         ("ep2", {"global_batch": 4}, "no experts|missing experts"),
     ],

@@ -10,13 +10,15 @@ from perfsuite.metrics.pipeline import peak_activations, step_bounds_s
 from perfsuite.models import MODELS, find
 from perfsuite.projection import memory, operations, stages
 from perfsuite.projection.architecture import Architecture
-from perfsuite.projection.calibration import Calibration, Constant
-from perfsuite.projection.engine import Projector
+from perfsuite.projection.calibration import Calibration, Constant, KernelPoint
+from perfsuite.projection.engine import Projector, rank_parameters
+from perfsuite.projection.kernels import KernelTimes
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.memory import memory_of
 from perfsuite.projection.operations import Attention, Collective, Matmul, Share, Traffic
 from perfsuite.projection.pipeline import PricedPipeline
-from perfsuite.projection.traffic import Implementation
+from perfsuite.projection.traffic import Implementation, implementation_of
+from perfsuite.records import Training
 from perfsuite.schedules import SCHEDULES, StageTimes, make_schedule, simulate
 
 
@@ -211,6 +213,47 @@ def test_the_slowest_of_many_takes_longer_by_the_spread():
     found = parts(Layout.parse("dp2048", global_batch=2048), code, spread)
     rest = sum(seconds for resource, seconds in found.items() if resource != "straggler")
     assert 0.01 * (3.42 - 1.42) == pytest.approx(found["straggler"] / rest, rel=0.02)
+
+
+def test_between_measured_products_their_ratio_to_the_rates_is_carried_over():
+    """One that waits for memory is not taken for its neighbour that waits for its operations."""
+    rates = plain_rates()
+    alone = KernelTimes(calibration=rates, dtype="bf16")
+    sides = (512, 4096)
+    points = tuple(
+        KernelPoint(
+            kind="matmul",
+            dtype="bf16",
+            shape=(1, side, side, side),
+            time_s=1.1 * alone.matmul(Matmul(m=side, n=side, k=side)),
+        )
+        for side in sides
+    )
+    times = KernelTimes(calibration=dataclasses.replace(rates, kernels=points), dtype="bf16")
+    for m, n, k in ((512, 512, 512), (400, 512, 640), (16, 4096, 4096), (4096, 4096, 2048), (3000, 4096, 4096)):
+        product = Matmul(m=m, n=n, k=k)
+        ratio = 1.0 if m == 16 else 1.1
+        assert times.matmul(product) == pytest.approx(ratio * alone.matmul(product))
+    assert (1, 3, 1) == (times.found["measured"], times.found["between"], times.found["rate"])
+
+
+def test_the_last_bucket_of_gradients_has_nothing_left_to_hide_behind():
+    code = dataclasses.replace(CODE, data_overlap=1.0)
+    layout = Layout.parse("dp2", global_batch=16, micro_batch_size=8)
+    hidden = parts(layout, code).get("link", 0.0)
+    whole = code.gradient_bytes * rank_parameters(SMALL, layout)[0]
+    exposed = [
+        parts(layout, dataclasses.replace(code, bucket_bytes=share * whole))["link"] for share in (2.0, 1.0, 0.25)
+    ]
+    assert exposed[0] == exposed[1] == pytest.approx(4 * exposed[2])
+    assert exposed[2] > hidden
+
+
+def test_gradients_of_the_only_micro_batch_are_added_to_nothing():
+    model = find("gpt2")
+    one, two = (implementation_of(model, Training(model="gpt2", num_micro_batches=count)) for count in (1, 2))
+    assert two.accumulation_bytes - one.accumulation_bytes == 8.0
+    assert dataclasses.replace(two, accumulation_bytes=one.accumulation_bytes) == one
 
 
 def test_a_projector_keeps_what_it_priced():

@@ -34,6 +34,16 @@ def test_depth(perf, model, layers):
 
 
 @EXTENDED
+@sizes(param="model", full=["llama2-7b", "gpt3-13b"], small=["gpt2-tiny"])
+@pytest.mark.parametrize("layers", [1, 2], ids="l{}".format)
+def test_depth_of_larger_batches(perf, model, layers):
+    """The same at four times the batch: what does not grow with it is the optimizer's."""
+    case = BLOCKS[model]
+    overrides = {**case.get("overrides", {}), "layers": layers}
+    perf(workloads.TrainStep(model=model, micro_batch_size=4, **{**case, "overrides": overrides}))
+
+
+@EXTENDED
 @sizes(param="side", full=[8192], small=[256])
 @pytest.mark.parametrize("part", ["both", "products", "message"])
 def test_contention(perf, side, part):

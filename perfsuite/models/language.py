@@ -58,12 +58,13 @@ class LanguageModel(Model):
         return {}
 
     def check_tensor_parallel(self, tp: int) -> None:
-        """Raise InvalidParameter unless ``tp`` ranks can share heads, features and words alike."""
+        """Raise InvalidParameter, the nearest choice first, unless ``tp`` ranks can share heads, features and words."""
         sizes = {"heads": self.heads, "key heads": self.key_heads, **self.split_widths}
         for what, size in sizes.items():
             if size % tp:
                 all_divide = math.gcd(*sizes.values())
-                legal = ", ".join(str(count) for count in range(1, all_divide + 1) if all_divide % count == 0)
+                divisors = [count for count in range(1, all_divide + 1) if all_divide % count == 0]
+                legal = ", ".join(str(count) for count in sorted(divisors, key=lambda count: abs(count - tp)))
                 others = ", ".join(f"{name}={other}" for name, other in sizes.items() if other != size)
                 raise InvalidParameter(
                     f"tp{tp} does not divide {what}={size} of model {self.name}; choose tp from {legal}"

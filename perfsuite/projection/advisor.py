@@ -152,13 +152,13 @@ def advise(training: Training, *, base: Job, calibration: Calibration, world_siz
 
 
 class _Pricing:
-    """Projectors by what a layout changes of model and code: padded words, spread parameters."""
+    """Projectors by what a layout changes of model and code: padded words, spread parameters, gradients added up."""
 
     def __init__(self, base: Job, calibration: Calibration) -> None:
         self._base, self._calibration = base, calibration
-        self._jobs: dict[tuple[int, bool], Job] = {}
-        self._memories: dict[tuple[int, bool], Memories] = {}
-        self._projectors: dict[tuple[int, bool], Projector] = {}
+        self._jobs: dict[tuple[int, bool, bool], Job] = {}
+        self._memories: dict[tuple[int, bool, bool], Memories] = {}
+        self._projectors: dict[tuple[int, bool, bool], Projector] = {}
         self._capacity = base.device.memory.value * GIB if base.device.memory else 0.0
 
     def memory(self, layout: Layout) -> MemoryBreakdown:
@@ -183,8 +183,8 @@ class _Pricing:
         return self._jobs[key]
 
 
-def _code_key(layout: Layout) -> tuple[int, bool]:
-    return layout.shape.size("tp"), layout.sharding == "parameters"
+def _code_key(layout: Layout) -> tuple[int, bool, bool]:
+    return layout.shape.size("tp"), layout.sharding == "parameters", layout.num_micro_batches > 1
 
 
 def job_of(base: Job, layout: Layout) -> Job:

@@ -24,6 +24,9 @@ from perfsuite.platforms import DeviceModel
 SCHEMA = 1
 KIND = "perfsuite calibration"
 
+ELEMENT_BYTES: Mapping[str, float] = MappingProxyType({"fp32": 4.0, "tf32": 4.0, "fp64": 8.0})
+"""Of an element in memory; of all other dtypes 2: fp8 is written wide."""
+
 Regime = Literal["in situ", "kernels only", "platform row only"]
 """in situ: a block's step was measured on this device; kernels only: kernels were; platform row only: a data sheet."""
 
@@ -162,6 +165,7 @@ DEVICE_CONSTANTS: Mapping[str, str] = MappingProxyType(
 SOFTWARE_TRAITS: Mapping[str, str] = MappingProxyType(
     {
         "in_situ_ratio": "a block's time in steady state over the sum of its kernels",
+        "optimizer_ratio": "the optimizer's time over what its bytes take",
         "host_step_s": "seconds of a step that no device works: data, launch of the first kernels, loss read back",
         "launch_us": "host time to start one kernel; steps below it are bound by the host",
         "overlap_ratio": "share of messages that could hide behind work and does",

@@ -34,6 +34,7 @@ _TESTS: Mapping[str, str] = MappingProxyType(
         "network": "test_perf/test_collectives.py",
         "launch": "test_perf/test_kernels.py::test_kernel_launch",
         "in_situ": "test_perf/test_calibration.py::test_depth",
+        "optimizer": "test_perf/test_calibration.py",  # test_depth and test_depth_of_larger_batches
         "host": "test_perf/test_calibration.py::test_depth",
         "overlap": "test_perf/test_calibration.py::test_contention",
         "rank": "test_perf/test_every_device.py::test_matmul_everywhere",

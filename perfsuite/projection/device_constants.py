@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from perfsuite.projection.calibration import Constant, KernelPoint
+from perfsuite.projection.calibration import ELEMENT_BYTES, Constant, KernelPoint
 from perfsuite.projection.observation import Observation
 
 ONE_CASE = 0.05
@@ -66,7 +66,8 @@ def constants_of(observations: Sequence[Observation], points: Sequence[KernelPoi
     constants = {**_memory(observations), **_kernel(observations)}
     kernel = constants.get("kernel_us")
     kernel_s = kernel.value * 1e-6 if kernel else 0.0
-    wave = _wave([point for point in points if point.kind == "matmul"], kernel_s)
+    memory = constants.get("memory_gb_per_s")
+    wave = _wave([point for point in points if point.kind == "matmul" and not _is_moving(point, memory)], kernel_s)
     if wave is not None:
         constants["wave_outputs"] = wave
     for prefix, kind in (
@@ -115,6 +116,15 @@ def _wave(points: Sequence[KernelPoint], kernel_s: float) -> Constant | None:
     if level <= 0:
         return None
     return Constant(value=max(0.0, slope / level), unit="outputs", source=named(most), relative_error=0.5)
+
+
+def _is_moving(point: KernelPoint, memory: Constant | None) -> bool:
+    """Whether a product waits for its matrices rather than for its operations, so that it tells nothing of units."""
+    if memory is None:
+        return False
+    groups, m, n, k = point.shape
+    moved = ELEMENT_BYTES.get(point.dtype, 2.0) * groups * (m * k + k * n + m * n)
+    return moved / (memory.value * 1e9) > 0.5 * point.time_s
 
 
 def _outputs(point: KernelPoint) -> float:

@@ -57,6 +57,7 @@ class Projector:
         )
         trait = self.calibration.value
         self._spread = trait("rank_spread_ratio")
+        self._optimizer = trait("optimizer_ratio", 1.0)
         self._host_s, self._launch_s = trait("host_step_s"), trait("launch_us") * 1e-6
 
     def step(self, layout: Layout, *, simulated: bool = True) -> StepTime:
@@ -121,7 +122,7 @@ class Projector:
                 continue
             gradients = count * self.code.gradient_bytes
             if layout.sharding == "none":
-                parts += self._waits("gradients", seconds("all_reduce", gradients, group), backward_s, layout)
+                parts += self._reduced(count, seconds("all_reduce", gradients, group), backward_s, layout)
             else:
                 parts += self._waits("gradients", seconds("reduce_scatter", gradients, group), backward_s, layout)
                 gather = seconds("all_gather", count * self.code.compute_bytes, group)
@@ -138,8 +139,21 @@ class Projector:
             parts += self._waits("tied embedding", seconds("all_reduce", words, pair), 0.0, layout)
         own = dense / (1 if layout.sharding == "none" else groups["data"].ranks)
         own += expert / (1 if layout.sharding == "none" or "dp" not in groups else groups["dp"].ranks)
-        parts.append(("optimizer", "memory", own * self.code.optimizer_bytes * self._stages.second_per_byte))
+        optimizer_s = own * self.code.optimizer_bytes * self._stages.second_per_byte
+        parts.append(("optimizer", "memory", self._optimizer * optimizer_s))
         return parts
+
+    def _reduced(self, count: float, message: Message, behind_s: float, layout: Layout) -> list[tuple[str, str, float]]:
+        """Gradients in buckets: the last is full when nothing is left to hide it, and all are copied into them."""
+        code = self.code
+        last = _last_bucket(count * code.gradient_bytes, code.bucket_bytes) * message.seconds
+        waits_s = max(last, self._stages.exposed(message, behind_s, layout))
+        exposed = NONE.waiting(message, waits_s)
+        copied_s = count * code.bucket_copied_bytes * self._stages.second_per_byte
+        return [
+            *(("gradients", "link", exposed.link), ("gradients", "network", exposed.network)),
+            ("gradients into buckets", "memory", copied_s),
+        ]
 
     def _waits(self, name: str, message: Message, behind_s: float, layout: Layout) -> list[tuple[str, str, float]]:
         exposed = NONE.waiting(message, self._stages.exposed(message, behind_s, layout))
@@ -150,6 +164,19 @@ class Projector:
         if ranks <= _SPREAD_OF or not self._spread:
             return 0.0
         return self._spread * (expected_maximum(ranks) - expected_maximum(_SPREAD_OF))
+
+
+def _last_bucket(gradient_bytes: float, bucket_bytes: float) -> float:
+    """Share of the gradients that the last bucket has, the others being full.
+
+    Source: torch's DistributedDataParallel, whose first bucket is smaller only where no ``bucket_cap_mb`` is given.
+
+    >>> _last_bucket(20.0, 25.0), _last_bucket(60.0, 25.0), _last_bucket(50.0, 25.0)
+    (1.0, 0.16666666666666666, 0.5)
+    """
+    if not bucket_bytes or not gradient_bytes:
+        return 0.0
+    return ((gradient_bytes % bucket_bytes) or bucket_bytes) / gradient_bytes
 
 
 def expected_maximum(count: int) -> float:

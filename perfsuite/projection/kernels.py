@@ -1,4 +1,8 @@
-"""Seconds of a kernel on one device: a measured point, else between measured points, else by the device's rate."""
+"""Seconds of a kernel on one device: as measured, between neighbours that were, or by the device's rates.
+
+Between measured kernels what is carried over is the ratio of their times to those by the rates alone, so that a
+product that waits for memory and one that waits for its operations are not taken for each other.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from perfsuite.projection.calibration import Calibration, KernelPoint
+from perfsuite.projection.calibration import ELEMENT_BYTES, Calibration, KernelPoint
 from perfsuite.projection.operations import Attention, Matmul, Traffic
 
 _NEIGHBOURS = 4
@@ -37,41 +41,53 @@ class KernelTimes:
         self._wave = value("wave_outputs")
         self._points: dict[tuple[str, str], list[tuple[tuple[float, ...], float]]] = {}
         for point in self.calibration.kernels:
+            placed = self._place(point)
+            if placed is None:
+                continue
             for stage in (point.stage,) if point.stage else ("", "forward", "backward_input", "backward_weight"):
-                self._points.setdefault((_key(point), stage), []).append(_place(point))
+                self._points.setdefault((_key(point), stage), []).append(placed)
 
     def matmul(self, product: Matmul, *, wide: bool = False) -> float:
         """Seconds of a product, or of a group of them; ``wide``: in 16 bit whatever the dtype of the layers."""
         dtype = _wide(self.dtype) if wide else self.dtype
-        flops = 2.0 * product.groups * product.m * product.n * product.k
         kind = "grouped_matmul" if product.groups > 1 else "matmul"
+        size = (product.groups, product.m, product.n, product.k)
+        by_rate = self._product_s(size, dtype)
         points = self._points.get((f"{kind} {dtype}", product.stage))
         if points:
-            rate = self._between(points, (product.groups, product.m, product.n, product.k))
-            if rate is not None:
-                return flops / rate
+            ratio = self._between(points, size)
+            if ratio is not None:
+                return ratio * by_rate
         self.found["rate"] += 1
+        return by_rate
+
+    def _product_s(self, size: Sequence[float], dtype: str) -> float:
+        """By the device's rates alone: the longer of operations and traffic."""
+        groups, m, n, k = size
         rate = self._rate[dtype]
         if not rate:
             return 0.0
-        moved = 2.0 * product.groups * (product.m * product.k + product.k * product.n + product.m * product.n)
+        moved = ELEMENT_BYTES.get(dtype, 2.0) * groups * (m * k + k * n + m * n)
         # Half a wave of the device's units is idle on average, whatever the product's size.
-        flops *= 1 + self._wave / (product.groups * product.m * product.n)
-        return max(flops / (rate * _aligned(product)), moved / self._memory if self._memory else 0.0) + self._kernel_s
+        flops = 2.0 * groups * m * n * k * (1 + self._wave / (groups * m * n))
+        return max(flops / (rate * _aligned(n, k)), moved / self._memory if self._memory else 0.0) + self._kernel_s
 
     def attention(self, attention: Attention) -> float:
         """Seconds of one attention."""
         kind = "attention_backward" if attention.backward else "attention_forward"
         points = self._points.get((f"{kind} {_wide(self.dtype)}", ""))
+        by_rate = self._attention_s(attention.flops, attention.features, backward=attention.backward)
         if points and attention.causal:
-            size = (attention.batch, attention.queries, attention.heads, attention.features)
-            rate = self._between(points, size)
-            if rate is not None:
-                return attention.flops / rate
+            ratio = self._between(points, (attention.batch, attention.queries, attention.heads, attention.features))
+            if ratio is not None:
+                return ratio * by_rate
         self.found["rate"] += 1
-        rate = self._backward_rate if attention.backward else self._attention_rate
-        unit = 1.0 if attention.features % _UNIT == 0 else _UNALIGNED
-        return attention.flops / (rate * unit) + self._kernel_s if rate else 0.0
+        return by_rate
+
+    def _attention_s(self, flops: float, features: float, *, backward: bool) -> float:
+        rate = self._backward_rate if backward else self._attention_rate
+        unit = 1.0 if features % _UNIT == 0 else _UNALIGNED
+        return flops / (rate * unit) + self._kernel_s if rate else 0.0
 
     def traffic(self, traffic: Traffic, ratio: float = 1.0) -> float:
         """Seconds of kernels that only read and write, ``ratio`` times the bytes that were counted."""
@@ -79,9 +95,12 @@ class KernelTimes:
         return moving + traffic.kernels * self._kernel_s
 
     def _between(self, points: Sequence[tuple[tuple[float, ...], float]], size: Sequence[float]) -> float | None:
-        """Rate at ``size``, from the nearest points weighted by distance; None outside of what was measured."""
+        """How many times as long as by the rates alone: what the nearest points took, weighted by distance.
+
+        None outside of what was measured.
+        """
         place = tuple(math.log(max(value, 1e-9)) for value in size)
-        near = sorted((math.dist(place, other), rate) for other, rate in points)[:_NEIGHBOURS]
+        near = sorted((math.dist(place, other), ratio) for other, ratio in points)[:_NEIGHBOURS]
         if near[0][0] < 1e-9:
             self.found["measured"] += 1
             return near[0][1]
@@ -89,12 +108,25 @@ class KernelTimes:
             return None
         self.found["between"] += 1
         weights = [1 / distance**2 for distance, _ in near]
-        return sum(weight * rate for weight, (_, rate) in zip(weights, near, strict=True)) / sum(weights)
+        return sum(weights) / sum(weight / ratio for weight, (_, ratio) in zip(weights, near, strict=True))
+
+    def _place(self, point: KernelPoint) -> tuple[tuple[float, ...], float] | None:
+        """(logarithms of its sizes, its time over that by the rates alone); None where no rate is known."""
+        if point.kind in ("matmul", "grouped_matmul"):
+            sizes: tuple[int, ...] = point.shape
+            by_rate = self._product_s(sizes, point.dtype) if point.dtype in self._rate else 0.0
+        else:
+            batch, tokens, heads, _, features = point.shape
+            backward = point.kind == "attention_backward"
+            half = 0.5 if point.causal else 1.0
+            flops = 4.0 * batch * heads * tokens**2 * features * half * (2.5 if backward else 1.0)
+            sizes, by_rate = (batch, tokens, heads, features), self._attention_s(flops, features, backward=backward)
+        return (tuple(math.log(size) for size in sizes), point.time_s / by_rate) if by_rate else None
 
 
-def _aligned(product: Matmul) -> float:
+def _aligned(n: float, k: float) -> float:
     """Share of the rate that a product of unaligned sizes reaches."""
-    return 1.0 if product.n % _UNIT == 0 and product.k % _UNIT == 0 else _UNALIGNED
+    return 1.0 if n % _UNIT == 0 and k % _UNIT == 0 else _UNALIGNED
 
 
 def _wide(dtype: str) -> str:
@@ -103,16 +135,3 @@ def _wide(dtype: str) -> str:
 
 def _key(point: KernelPoint) -> str:
     return f"{point.kind} {point.dtype}"
-
-
-def _place(point: KernelPoint) -> tuple[tuple[float, ...], float]:
-    """(logarithms of its sizes, operations per second)."""
-    if point.kind in ("matmul", "grouped_matmul"):
-        flops, sizes = 2.0 * math.prod(point.shape), point.shape
-    else:
-        batch, tokens, heads, _, features = point.shape
-        half = 0.5 if point.causal else 1.0
-        backward = 2.5 if point.kind == "attention_backward" else 1.0
-        flops = 4.0 * batch * heads * tokens**2 * features * half * backward
-        sizes = (batch, tokens, heads, features)
-    return tuple(math.log(size) for size in sizes), flops / point.time_s

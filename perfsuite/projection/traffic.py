@@ -14,6 +14,7 @@ from perfsuite.models import Model
 from perfsuite.projection.counted import COUNTED_OF, OPTIMIZER_BYTES, kind_of
 from perfsuite.projection.counted import counted as block_counts
 from perfsuite.records import Training
+from perfsuite.units import MIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ class Implementation:
     kept_whole_bytes: float = 8.0
     """Bytes that a block keeps for its backward beside queries, keys, values and attention's output, per token and
     width; tensor parallelism splits them under sequence parallelism only."""
+    kept_head_bytes: float = 2.0
+    """Of a feature of a query, key, value or attention's output."""
     kept_hidden_bytes: float = 4.0
     """Per token and hidden feature."""
     kept_score_bytes: float = 0.0
@@ -73,6 +76,10 @@ class Implementation:
     """Share of tensor parallelism's messages that hides behind products."""
     data_overlap: float = 1.0
     """Share of the messages of data parallelism that hides where there is work to hide behind."""
+    bucket_bytes: float = 0.0
+    """Most gradients that travel together; 0: how they are sent is not known."""
+    bucket_copied_bytes: float = 0.0
+    """Per parameter whose gradient is copied into a bucket."""
     prefetches_backward: bool = True
     """Whether sharded parameters are gathered again for a block's backward while the block behind it computes."""
     overlaps_beside_tensor: bool = True
@@ -125,9 +132,15 @@ def implementation_of(model: Model, training: Training) -> Implementation:
         backward_hidden_bytes=counts.backward_hidden_bytes,
         forward_kernels=round(counts.forward_kernels),
         backward_kernels=round(counts.backward_kernels),
+        kept_whole_bytes=counts.kept_whole_bytes,
+        kept_hidden_bytes=counts.kept_hidden_bytes,
         accumulation_bytes=row.accumulation_bytes + counts.forward_weight_bytes + counts.backward_weight_bytes,
         optimizer_bytes=OPTIMIZER_BYTES,
     )
+
+
+_BUCKET_BYTES = 25.0 * MIB
+"""That DistributedDataParallel fills unless told otherwise."""
 
 
 def _read_from_code(model: Model, training: Training) -> Implementation:
@@ -146,7 +159,12 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
         backward_width_bytes=double * own.backward_width_bytes,
         backward_hidden_bytes=double * own.backward_hidden_bytes,
         compute_bytes=4.0 if plain else 2.0,
+        kept_head_bytes=4.0 if plain else 2.0,
         gradient_bytes=4.0 if training.gradient_dtype == "fp32" else 2.0,
         data_overlap=1.0 if training.overlap else 0.0,
+        # The first micro-batch's gradients are kept as they come, not added to anything.
+        accumulation_bytes=own.accumulation_bytes if training.num_micro_batches > 1 else 0.0,
+        bucket_bytes=_BUCKET_BYTES if training.strategy == "ddp" else 0.0,
+        bucket_copied_bytes=8.0 if training.strategy == "ddp" else 0.0,
         score_bytes=(16.0, 24.0) if training.attention == "math" else (0.0, 0.0),
     )

@@ -18,6 +18,8 @@ from perfsuite.records import Training
 
 _NO_SLOPE = 0.01
 """Of what its kernels take: a block that took less was not measured."""
+_ALIKE = 0.02
+"""1 - the square of the cosine between what kernels and the optimizer take: below it no batch tells them apart."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,49 +118,97 @@ def _in_situ(
     known = dataclasses.replace(
         kernels, traits={name: value for name, value in traits.items() if name != "host_step_s"}
     )
-    ratios: list[float] = []
-    misfits: list[float] = []
-    sources: list[Observation] = []
+    blocks: list[_Block] = []
     notes: list[str] = []
     for depths in series:
         dtype = next(seen.training.dtype for seen in depths.steps.values() if seen.training)
+        names = named(depths.steps.values())
         if not known.value(f"matmul_{dtype}_tflops"):
-            notes.append(f"{named(depths.steps.values())}: no product in {dtype} was measured to hold them against")
+            notes.append(f"{names}: no product in {dtype} was measured to hold them against")
             continue
-        once, twice = (_foreseen(depths, device, known, ratio) for ratio in (1.0, 2.0))
-        if any(_is_host_bound(projection) for _, projection in once):
-            notes.append(
-                f"{named(depths.steps.values())}: bound by the host, so they tell nothing of the device's block"
-            )
+        if any(_is_host_bound(projection) for _, projection in _foreseen(depths, device, known)):
+            notes.append(f"{names}: bound by the host, so they tell nothing of the device's block")
             continue
-        # What does not grow with the ratio, such as the optimizer, is no part of what it is of.
-        block_s, grows_s = _block_s(once), _block_s(twice) - _block_s(once)
-        if depths.block_s <= _NO_SLOPE * block_s or grows_s <= 0:
-            notes.append(f"{named(depths.steps.values())}: a step of more layers took no longer; measure it again")
+        block = _block(depths, device, known)
+        if depths.block_s <= _NO_SLOPE * block.foreseen_s or block.kernels_s <= 0:
+            notes.append(f"{names}: a step of more layers took no longer; measure it again")
             continue
-        ratios.append(max(_NO_SLOPE, 1 + (depths.block_s - block_s) / grows_s))
-        misfits.append(depths.misfit)
-        sources += depths.steps.values()
-    if not ratios:
+        blocks.append(block)
+    if not blocks:
         return {}, tuple(notes)
+    sources = [seen for block in blocks for seen in block.depths.steps.values()]
+    told = _optimizer_ratio(blocks)
+    ratios = [block.ratio(1.0 if told is None else told) for block in blocks]
     ratio = statistics.median(ratios)
-    error = max((max(ratios) - min(ratios)) / 2 / ratio, *misfits)
-    in_situ = Constant(value=ratio, unit="ratio", source=named(sources), relative_error=round(error, 4))
-    known = dataclasses.replace(known, traits={**known.traits, "in_situ_ratio": in_situ})
+    error = max((max(ratios) - min(ratios)) / 2 / ratio, *(block.depths.misfit for block in blocks))
+    in_situ = {
+        "in_situ_ratio": Constant(value=ratio, unit="ratio", source=named(sources), relative_error=round(error, 4))
+    }
+    if told is not None:
+        in_situ["optimizer_ratio"] = Constant(
+            value=told, unit="ratio", source=named(sources), relative_error=round(error, 4)
+        )
+    known = dataclasses.replace(known, traits={**known.traits, **in_situ})
     rests = [seen.time_s - _project(seen, device, known).step_time_s for seen in sources]
     host = Constant(value=max(0.0, statistics.median(rests)), unit="s", source=named(sources), relative_error=0.5)
-    return {"in_situ_ratio": in_situ, "host_step_s": host}, tuple(notes)
+    return {**in_situ, "host_step_s": host}, tuple(notes)
 
 
-def _foreseen(depths: Depths, device: DeviceModel, known: Calibration, ratio: float) -> list[tuple[int, Projection]]:
-    """(layers, projection) of every depth where a block takes so many times its kernels."""
-    given = {"in_situ_ratio": Constant(value=ratio, unit="ratio", source="tried")}
-    tried = dataclasses.replace(known, traits={**known.traits, **given})
-    return [(layers, _project(seen, device, tried)) for layers, seen in depths.steps.items()]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Block:
+    """One more layer of a series of depths: what it took, and what of it is foreseen to grow with what."""
+
+    depths: Depths
+    foreseen_s: float
+    """Where kernels and the optimizer take what is counted."""
+    kernels_s: float
+    optimizer_s: float
+
+    @property
+    def rest_s(self) -> float:
+        """Neither kernels nor the optimizer."""
+        return self.foreseen_s - self.kernels_s - self.optimizer_s
+
+    def ratio(self, optimizer: float) -> float:
+        """Of its kernels, where the optimizer takes so many times what its bytes take."""
+        return max(_NO_SLOPE, (self.depths.block_s - self.rest_s - optimizer * self.optimizer_s) / self.kernels_s)
 
 
-def _block_s(foreseen: Sequence[tuple[int, Projection]]) -> float:
-    return _slope([(layers, projection.step_time_s) for layers, projection in foreseen])
+def _block(depths: Depths, device: DeviceModel, known: Calibration) -> _Block:
+    once, kernels, optimizer = (
+        _slope([(layers, projection.step_time_s) for layers, projection in _foreseen(depths, device, known, **tried)])
+        for tried in ({}, {"in_situ_ratio": 2.0}, {"optimizer_ratio": 2.0})
+    )
+    return _Block(depths=depths, foreseen_s=once, kernels_s=kernels - once, optimizer_s=optimizer - once)
+
+
+def _optimizer_ratio(blocks: Sequence[_Block]) -> float | None:
+    """What tells the optimizer from kernels: series at several batches, of which it is not the same share.
+
+    By least squares of relative errors over ratio of the kernels and of the optimizer; None where shares are alike.
+    """
+    rows = [
+        (
+            block.kernels_s / block.depths.block_s,
+            block.optimizer_s / block.depths.block_s,
+            1 - block.rest_s / block.depths.block_s,
+        )
+        for block in blocks
+    ]
+    kernels, both, optimizer = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
+    determinant = kernels * optimizer - both**2
+    if determinant <= _ALIKE * kernels * optimizer:
+        return None
+    right, own = (sum(row[i] * row[2] for row in rows) for i in (0, 1))
+    ratio, told = (right * optimizer - own * both) / determinant, (own * kernels - right * both) / determinant
+    return told if ratio > _NO_SLOPE and told > _NO_SLOPE else None
+
+
+def _foreseen(depths: Depths, device: DeviceModel, known: Calibration, **tried: float) -> list[tuple[int, Projection]]:
+    """(layers, projection) of every depth under these traits."""
+    given = {name: Constant(value=value, unit="ratio", source="tried") for name, value in tried.items()}
+    changed = dataclasses.replace(known, traits={**known.traits, **given})
+    return [(layers, _project(seen, device, changed)) for layers, seen in depths.steps.items()]
 
 
 def _project(seen: Observation, device: DeviceModel, calibration: Calibration) -> Projection:

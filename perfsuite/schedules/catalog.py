@@ -9,7 +9,7 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Protocol
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.errors import InvalidParameter, nearest
 from perfsuite.schedules import alternating, v_shaped
 from perfsuite.schedules.action import Order
 from perfsuite.schedules.schedule import Placement, Schedule
@@ -154,9 +154,11 @@ SCHEDULES: Mapping[str, ScheduleSpec] = MappingProxyType({spec.name: spec for sp
 
 
 def find_schedule(name: str) -> ScheduleSpec:
-    """The row of this name; InvalidParameter names all of them."""
+    """The row of this name; InvalidParameter names all of them, and what a mistyped one may have meant."""
     if name not in SCHEDULES:
-        raise InvalidParameter(f"schedule={name!r} is unknown; choose {_either(list(SCHEDULES))}")
+        near = nearest(name, SCHEDULES, most=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise InvalidParameter(f"schedule={name!r} is unknown; choose {_either(list(SCHEDULES))}{meant}")
     return SCHEDULES[name]
 
 

@@ -59,15 +59,18 @@ def kernels(**changes):
     ]
 
 
-def steps(calibration, *, ratio=1.0, host_s=0.0, layers=(1, 2, 4), **changes):
-    """Steps of a device with these constants, whose blocks take ``ratio`` times their kernels."""
-    known = {"in_situ_ratio": Constant(value=ratio, unit="ratio", source="chosen")}
+def steps(calibration, *, ratio=1.0, optimizer=1.0, host_s=0.0, layers=(1, 2, 4), batch=2, **changes):
+    """Steps of a device with these constants, whose blocks take ``ratio`` times their kernels, and their optimizer."""
+    known = {
+        "in_situ_ratio": Constant(value=ratio, unit="ratio", source="chosen"),
+        "optimizer_ratio": Constant(value=optimizer, unit="ratio", source="chosen"),
+    }
     changed = dataclasses.replace(calibration, traits={**calibration.traits, **known})
     device = load_catalog().find("s4000")
     made = []
     for count in layers:
         training = Training(
-            model="llama2-7b", overrides={"layers": count}, micro_batch_size=2, dtype="bf16", strategy="single"
+            model="llama2-7b", overrides={"layers": count}, micro_batch_size=batch, dtype="bf16", strategy="single"
         )
         took = project(Job.of(training, device), changed, simulated=changed.simulated).step_time_s + host_s
         made.append(seen("TrainStep", took, f"test_depth[l{count}]", training=training, **changes))

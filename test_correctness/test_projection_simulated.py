@@ -1,0 +1,27 @@
+"""Where what things cost is known: steps of simulated devices, projected from kernels and from other steps there."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.projection_truth import compared
+from test_correctness.helpers.simmusa_ranks import require_built
+
+SECONDS = {"6 layers": 0.02, "micro-batch of 8": 0.02, "width 256": 0.02, "ddp on 2": 0.02, "fsdp on 2": 0.06}
+"""Most that the step time may be off, relative: the clock is virtual, so that it is the same on every machine."""
+EXACT = ("weights_gib", "gradients_gib", "optimizer_gib")
+MEMORY = {"activations_gib": 0.11, "peak_gib": 0.13}
+
+
+@pytest.mark.slow
+def test_steps_of_simulated_devices_are_projected():
+    require_built()
+    calibration, cases = compared()
+    assert ("in situ", True) == (calibration.regime, calibration.simulated)
+    assert set(SECONDS) == {case.name for case in cases}
+    for case in cases:
+        assert abs(case.time_error) <= SECONDS[case.name], case.name
+        errors = case.memory_errors
+        assert {*EXACT, *MEMORY} == set(errors)
+        for name, error in errors.items():
+            assert abs(error) <= MEMORY.get(name, 1e-3), (case.name, name)
