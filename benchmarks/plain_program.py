@@ -1,6 +1,7 @@
 """The suite's figure over a plain program's: other processes, started by torchrun as a user would, alternating.
 
     python benchmarks/plain_program.py [--cases all] [--pairs 24] [--starts 3] [--threads 1] [--steps 40]
+                                       [--single]
 
 Cases: tp (a LLaMA on mesh tp2), ddp and fsdp (a GPT-2), all-reduces of 1 KiB to 16 MiB.  The plain programs are in
 benchmarks/plain.  Prints for each case the ratio of the median times with its 95 % interval, and of the first deciles,
@@ -94,10 +95,11 @@ def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[int
         started.wait()
 
 
-def suite(driver: Driver, case: Compared, steps: int, *, fresh: bool) -> tuple[float, float, int]:
+def suite(driver: Driver, case: Compared, options: argparse.Namespace, *, fresh: bool) -> tuple[float, float, int]:
     """Median and first decile of the suite's case, in processes of its own, and the iterations of a sample."""
+    steps = options.steps
     budget = Budget(min_rounds=steps, max_rounds=steps, max_time_s=0.0, warmup_min_iterations=5)
-    if isinstance(case.workload, AllReduce):  # several in a sample
+    if isinstance(case.workload, AllReduce) and not options.single:  # several in a sample
         budget = Budget(min_rounds=steps, max_rounds=steps)
     shape = MeshShape.parse(case.workload.layout()) if case.workload.layout() else None
     job = Job(workload=case.workload, world_size=RANKS, shape=shape, budget=budget, fresh=fresh)
@@ -110,9 +112,9 @@ def compare(driver: Driver, name: str, options: argparse.Namespace) -> None:
     case, ratios, low_ratios = CASES[name], [], []
     for start in range(options.starts):
         with plain(case, options) as turn:
-            suite(driver, case, options.steps, fresh=True)  # its warm-up, like the program's
+            suite(driver, case, options, fresh=True)  # its warm-up, like the program's
             for _ in range(start, options.pairs, options.starts):
-                mine, my_low, iterations = suite(driver, case, options.steps, fresh=False)
+                mine, my_low, iterations = suite(driver, case, options, fresh=False)
                 other, other_low = turn(iterations)  # a longer sample has more of what else runs here
                 ratios.append(mine / other)
                 low_ratios.append(my_low / other_low)
@@ -132,6 +134,9 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument(
+        "--single", action="store_true", help="one all-reduce in a sample: shorter than what a busy machine interrupts"
+    )
     options = parser.parse_args()
     names = list(CASES) if options.cases == "all" else options.cases.split(",")
     if unknown := [name for name in names if name not in CASES]:
