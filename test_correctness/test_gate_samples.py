@@ -7,9 +7,10 @@ import math
 
 import pytest
 
-from perfsuite.gate.describe import describe
+from perfsuite.gate.describe import describe, headline
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.verdict import GateSettings
+from perfsuite.reports.verdicts import undecided_lines
 from test_correctness.helpers.gate_runs import (
     METRICS,
     MIDDLE_S,
@@ -73,6 +74,17 @@ def test_mean_and_tail_that_did_not_move_are_not_mentioned_and_ask_for_nothing()
     verdict, done = asked(sampled)
     assert (verdict.name, done, verdict.flags) == ("pass", [], ())
     assert [finding.quantity for finding in verdict.findings] == ["time"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "iterations", "named"), [(5, 1, True), (9, 1, True), (5, 2, False), (40, 1, False)]
+)
+def test_a_green_case_whose_runs_are_too_short_for_every_tenth_iteration_is_named(samples, iterations, named):
+    short = {"samples": samples, "clean": samples, "iterations": iterations}
+    verdict, _ = asked(lambda change: sampled(change, **short), given=gated(stored=sampled_runs(**short)))
+    assert verdict.name == "pass"
+    lines = list(undecided_lines([verdict], gate=True))
+    assert [verdict.case in line and "one slow in 10" in line for line in lines] == [True] * named
 
 
 def test_a_better_mean_is_no_improvement_and_no_question():
@@ -199,6 +211,7 @@ def test_a_case_without_clean_samples_is_held_against_its_yardstick(settings):
     verdict, _ = asked(spoilt(0.05), given=gated(stored=stored_runs(**YARD)), settings=settings)
     assert (verdict.name, verdict.fails, verdict.decisive.confirmed) == ("regressed", True, False)
     assert verdict.decisive.effect == pytest.approx(1.0, abs=0.01)
+    assert headline(verdict) == "REGRESSED +100 % (10.01 ms -> 20.02 ms)"
     assert "unconfirmed: no clean samples, slower even against its yardstick" in verdict.flags
 
 

@@ -6,6 +6,7 @@ A scripted driver runs the cases, so that their times are known; test_gating_pro
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shutil
 import subprocess
 import sys
@@ -95,6 +96,29 @@ def test_settled_in_place_where_a_report_cannot_wait(stored, machine, option):
     done = stored.run("--perf-gate", option)
     done.assert_outcomes(failed=1, passed=0 if option == "-x" else 2)
     done.stdout.fnmatch_lines(["*REGRESSED*"])
+
+
+def test_a_case_without_clean_samples_fails_in_place_or_is_named(stored, machine):
+    def switched_out(job, **changes):
+        measured = machine(job)
+        samples = (dataclasses.replace(sample, involuntary_switches=1, **changes) for sample in measured.samples)
+        return dataclasses.replace(measured, samples=tuple(samples))
+
+    machine.factors[0] = 2.0
+    stored.driver.script = switched_out
+    done = stored.run("--perf-gate", "-x")
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(
+        ["REGRESSED +* % (* ms -> 2* ms)", "*unconfirmed: no clean samples, slower even against its yardstick*"]
+    )
+    stored.driver.script = functools.partial(switched_out, yardstick_s=None)
+    told = stored.run("--perf-gate", "-x", "-k", "cpu-0")
+    told.assert_outcomes(passed=1)
+    told.stdout.fnmatch_lines(
+        ["not decided: 1 of 1 case; any slowdown *cpu-0*", "*: unstable-host; *all samples +* %*"]
+    )
+    named = stored.run("--perf-gate", "-x", "-k", "cpu-0", "--perf-fail-on=default,unstable-host")
+    named.assert_outcomes(failed=1)
 
 
 def test_xfail_covers_a_regression(pytester, monkeypatch, machine, kept):

@@ -83,7 +83,9 @@ def unstable(asked: Question, runs: int, further: str) -> Finding:
     effect = median([look.change for look in changes])
     why += f"; all samples {percent(math.expm1(effect), signed=True)}"
     if len(changes) >= UNSTABLE_RUNS and _is_slower(asked, changes):
+        after = median([run.median_s for run in asked.work.runs if run.quantiles_s and not is_disturbed(run)])
         shown = replace(blank, name="regressed", effect=math.expm1(effect), confirmed=False, reasons=(why,))
+        shown = replace(shown, before=after / math.exp(effect), after=after, unit="s")
         return flagged(shown, "unconfirmed: no clean samples, slower even against its yardstick")
     return replace(blank, name="unstable-host", reasons=(why,))
 

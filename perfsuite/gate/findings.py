@@ -39,6 +39,7 @@ def verdict(work: CaseWork, view: View) -> Verdict:
         case=work.node,
         name="inconclusive",
         runs=len(work.runs),
+        iterations=min((run.samples * run.iterations for run in work.runs if run.samples), default=None),
         pairs=len(work.pairs),
         stored_runs=len(given.stored),
         stored_sessions=len({run.session for run in given.stored}),

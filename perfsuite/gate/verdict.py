@@ -14,6 +14,9 @@ FAILING: frozenset[VerdictName] = frozenset({"regressed", "drifted", "environmen
 TIME = "time"
 """The quantity that gates every case: the time of one iteration."""
 
+RHYTHM = 10
+"""What is slow once in so many iterations is in every run that times as many; a shorter run may miss it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GateSettings:
@@ -147,6 +150,8 @@ class Verdict:
     """One per quantity, the one that decided first."""
     runs: int = 0
     """Fresh runs of this session that were looked at, unstable ones included."""
+    iterations: int | None = None
+    """Iterations timed in the shortest of these runs; None where none was timed."""
     pairs: int = 0
     """Pairs of an A/B that were looked at."""
     stored_runs: int = 0
@@ -177,6 +182,11 @@ class Verdict:
     def fails(self) -> bool:
         """Whether ``--perf-gate`` fails the test, unless ``--perf-fail-on`` says otherwise."""
         return self.name in FAILING
+
+    @property
+    def misses_rhythms(self) -> bool:
+        """Whether it is green though a run of it may hold none of the iterations that are slow once in RHYTHM."""
+        return self.name in ("pass", "improved") and self.iterations is not None and self.iterations < RHYTHM
 
     @property
     def hidden(self) -> float | None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from perfsuite.gate.aa import AaReport
 from perfsuite.gate.describe import describe
 from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.gate.verdict import Verdict, percent
+from perfsuite.gate.verdict import RHYTHM, Verdict, percent
 from perfsuite.units import plural
 
 SUITE_FAILS = "SUITE "
@@ -70,17 +70,29 @@ def suite_lines(suite: SuiteVerdict | None, fail_on: Collection[str]) -> Iterato
 
 
 def undecided_lines(verdicts: Collection[Verdict], gate: bool) -> Iterator[str]:
-    """How many cases were not decided, which, and what change could have hidden there; the largest first."""
+    """How many cases were not decided, which, and what change could have hidden there; the largest first.
+
+    Then the green cases whose runs are too short to hold what is slow now and then.
+    """
     undecided = [verdict for verdict in verdicts if verdict.name in _UNDECIDED]
-    if not undecided:
-        return
-    undecided.sort(key=lambda verdict: math.inf if verdict.hidden is None else verdict.hidden, reverse=True)
-    most = undecided[0].hidden
-    told = "any slowdown" if most is None else f"slowdowns of up to {percent(most)}"
-    which = ", ".join(verdict.case for verdict in undecided[:_NAMED])
-    which += f" and {len(undecided) - _NAMED} more" if len(undecided) > _NAMED else ""
-    line = f"not decided: {len(undecided)} of {plural(len(verdicts), 'case')}; {told} could have hidden there: {which}"
-    yield f"{line} (--perf-fail-on=default,{','.join(_UNDECIDED)} makes that fail)" if gate else line
+    cases = plural(len(verdicts), "case")
+    if undecided:
+        undecided.sort(key=lambda verdict: math.inf if verdict.hidden is None else verdict.hidden, reverse=True)
+        most = undecided[0].hidden
+        told = "any slowdown" if most is None else f"slowdowns of up to {percent(most)}"
+        line = f"not decided: {len(undecided)} of {cases}; {told} could have hidden there: {_named(undecided)}"
+        yield f"{line} (--perf-fail-on=default,{','.join(_UNDECIDED)} makes that fail)" if gate else line
+    short = [verdict for verdict in verdicts if verdict.misses_rhythms]
+    if short:
+        yield (
+            f"not seen: {len(short)} of {cases} timed fewer than {RHYTHM} iterations in a run, so that one slow in "
+            f"{RHYTHM} may be in none: {_named(short)} (--benchmark-min-rounds={RHYTHM} would show it)"
+        )
+
+
+def _named(verdicts: Sequence[Verdict]) -> str:
+    more = f" and {len(verdicts) - _NAMED} more" if len(verdicts) > _NAMED else ""
+    return ", ".join(verdict.case for verdict in verdicts[:_NAMED]) + more
 
 
 def aa_lines(report: AaReport) -> Iterator[str]:
