@@ -127,17 +127,23 @@ def read_journal(path: Path) -> Journal:
     for anything but a last line without its end: a foreign or hand-broken file, a newer schema; for damage inside a
     measurement when it is asked for.
     """
+    truncated = False
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:  # line by line: the measurements alone are kept, and they are most of it
+            first = file.readline()
+            if not first.endswith(b"\n"):
+                raise JournalError(
+                    f"journal {path}, line 1: no complete line; the run that wrote it did not get far enough"
+                )
+            read = _Lines(path, header=_read_header(path, first))
+            for number, line in enumerate(file, start=2):
+                if line.endswith(b"\n"):
+                    read.take(number, line)
+                else:
+                    truncated = True
     except OSError as error:
         raise JournalError(f"journal {path} cannot be read: {error.strerror}") from None
-    *lines, rest = data.split(b"\n")
-    if not lines:
-        raise JournalError(f"journal {path}, line 1: no complete line; the run that wrote it did not get far enough")
-    read = _Lines(path, header=_read_header(path, lines[0]))
-    for number, line in enumerate(lines[1:], start=2):
-        read.take(number, line)
-    return read.journal(truncated=bool(rest))
+    return read.journal(truncated=truncated)
 
 
 class _Lines:

@@ -13,7 +13,7 @@ from typing import Any
 from perfsuite.decoding import from_json
 from perfsuite.errors import JournalError
 from perfsuite.metrics import rederived
-from perfsuite.records import Lateness, Measurement, Metric, Peaks, Result
+from perfsuite.records import ABOVE_MEASURED_PEAK, Lateness, Measurement, Metric, Peaks, Result
 
 _START = b',"measurement":{"samples":['
 _END = b'},"fingerprint":"'
@@ -65,6 +65,27 @@ class JournaledResult(Result):
             if value is not None:
                 values[plain["name"]] = value
         return values
+
+    @property
+    def above_peak(self) -> tuple[Metric, ...]:
+        """Metrics are decoded only where one, as it was written, may be above its peak."""
+        if "metrics" not in vars(self) and not any(map(self._may_exceed, self._plain_metrics)):
+            return ()
+        return super().above_peak
+
+    def _may_exceed(self, plain: Mapping[str, Any]) -> bool:
+        """Whether a metric is above the measured peak that it was written with or the last one of its kind."""
+        peak, value = plain.get("peak"), plain.get("value")
+        if not peak or peak.get("kind") != "measured":
+            return False
+        if value is None:
+            return plain.get("note") == ABOVE_MEASURED_PEAK
+        last = None
+        if self._peaks is not None:
+            of_memory = peak.get("unit") == "GB/s"
+            last = self._peaks.memory_bandwidth if of_memory else self._peaks.tflops.get(self.work.dtype)
+        rate = value / 100 * peak["value"] if plain.get("unit") == "percent" else value
+        return bool(rate > min(peak["value"], last.value if last is not None else peak["value"]))
 
     @functools.cached_property
     def measurement(self) -> Measurement | None:

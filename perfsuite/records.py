@@ -302,6 +302,11 @@ class Metric:
         return self.value is not None and self.peak is not None and self.share_of_peak is None
 
     @property
+    def exceeds_measured_peak(self) -> bool:
+        """Whether it shows that a measured peak was none: by its value, or as a utilisation that has none for that."""
+        return self.is_above_measured_peak or (self.peak is not None and self.note == ABOVE_MEASURED_PEAK)
+
+    @property
     def moves_with_peak(self) -> bool:
         """Whether the value itself changes when a later probe finds a higher peak: not to be stored, never judged."""
         return self.unit == "percent" and self.peak is not None and self.peak.kind == "measured"
@@ -370,6 +375,11 @@ class Result:
             ),
             arrival=(arrival.late_rank, arrival.lag_s) if arrival is not None else None,
         )
+
+    @property
+    def above_peak(self) -> tuple[Metric, ...]:
+        """Metrics above a measured peak, which was none."""
+        return tuple(metric for metric in self.metrics if metric.exceeds_measured_peak)
 
     @functools.cached_property
     def values(self) -> Mapping[str, float]:

@@ -14,7 +14,8 @@ from perfsuite.gate.verdict import Effect, Finding, Verdict
 from perfsuite.journal import Header, durations_s, read_journal
 from perfsuite.journal_writer import JournalWriter
 from perfsuite.metrics import derive
-from perfsuite.records import Peaks, Result, Work
+from perfsuite.records import Metric, Peak, Peaks, Result, Work
+from perfsuite.reports.notable import notable
 from perfsuite.run_record import GateRecord, Revision, RunEnd
 from perfsuite.runtime.driver import Job
 from perfsuite.workload import Budget, FunctionWorkload
@@ -247,6 +248,32 @@ def test_a_measurement_is_decoded_when_it_is_asked_for(path, monkeypatch):
     assert read == whole
     assert whole == read
     assert dataclasses.replace(read, case="b") == dataclasses.replace(whole, case="b")
+
+
+@pytest.mark.parametrize(("tflops", "exceeded"), [(0.5, 0), (1.5, 1)])
+def test_nothing_of_a_quiet_journal_is_decoded_to_find_what_is_notable(path, monkeypatch, tflops, exceeded):
+    peak = Peak(value=1.0, unit="TFLOPS", source="measured here", kind="measured")
+    metric = Metric(name="tflops", value=tflops, unit="TFLOPS", better="higher", peak=peak)
+    plain = dataclasses.replace(result("a"), metrics=(metric,), work=Work(flops={"exact": 1.0}, dtype="fp32"))
+    read = read_journal(written(path, plain))
+    assert len(read.results["a"].above_peak) == exceeded == len(plain.above_peak)
+    record = read_journal(path).record
+    if not exceeded:
+        monkeypatch.setattr("perfsuite.journal_result.from_json", lambda *given: pytest.fail("decoded"))
+    assert [one.kind for one in notable(record)] == ["above-peak"] * exceeded
+
+
+@pytest.mark.parametrize(("last", "exceeded"), [(1.0, 1), (2.0, 0)])
+def test_a_metric_is_above_the_peak_that_its_journal_ends_with(path, last, exceeded):
+    peak = Peak(value=1.0, unit="TFLOPS", source="measured here", kind="measured")
+    metric = Metric(name="tflops", value=1.5, unit="TFLOPS", better="higher", peak=peak)
+    work = Work(flops={"exact": 1.5e12 * result("a").median_s}, dtype="fp32")
+    plain = dataclasses.replace(result("a"), metrics=(metric,), work=work)
+    writer = JournalWriter(path, HEADER)
+    writer.result(plain)
+    writer.peaks(Peaks(tflops={"fp32": dataclasses.replace(peak, value=last)}))
+    writer.close()
+    assert len(read_journal(path).results["a"].above_peak) == exceeded
 
 
 @pytest.mark.parametrize(

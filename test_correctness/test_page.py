@@ -13,6 +13,7 @@ from perfsuite.gate.verdict import Finding, Verdict
 from perfsuite.reports.page import page
 from perfsuite.reports.page.charts import look
 from perfsuite.reports.page.effects import ratio
+from perfsuite.reports.page.runs import material_of, run_of_record
 from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.cases import section as all_cases
 from perfsuite.reports.page.sections.verdict import sentence
@@ -134,6 +135,27 @@ def test_paths_and_names_of_users_stay_out(monkeypatch):
     assert "somebody" not in text
     assert "run.json" in text
     assert "host0" not in text
+
+
+def test_names_of_hosts_stay_only_where_they_are_asked_for(monkeypatch):
+    first, *others = everything()
+    here = dataclasses.replace(first, environment={"hostname": "node17"})
+    run = record(here, *others, failures={"t.py::b": "rank 3 on node17 died"})
+    monkeypatch.setattr(page, "renderer", lambda: None)
+    told = [
+        page.render(material_of([run_of_record(run, None)], show_hosts=shown)).count("node17")
+        for shown in (False, True)
+    ]
+    assert told[0] == 0 < told[1]
+
+
+def test_a_chart_has_numbers_for_hosts_as_its_table_has(monkeypatch):
+    drawn = []
+    first, *others = (dataclasses.replace(one, environment={"hostname": "gpt2-xl"}) for one in everything())
+    rendered(monkeypatch, first, *others, draw=lambda spec, *names: drawn.append((spec, *names)) or "")
+    assert drawn
+    assert not re.search(r"(?<![\w-])gpt2-xl(?![\w-])", str(drawn))
+    assert "host 1" in str(drawn)
 
 
 @pytest.mark.parametrize(

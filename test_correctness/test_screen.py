@@ -114,6 +114,19 @@ def test_the_screen_of_a_run():
     assert texts(run, quiet=True) == ["4 measured, 2 skipped; 5 min 50 s", " . skipped 2: no DeepSpeed 2"]
 
 
+def test_products_of_several_sizes_are_a_series():
+    def square(side: int, tflops: float) -> Result:
+        sides = dict.fromkeys(("m", "k", "n"), side)
+        return dataclasses.replace(product(f"t.py::test_{side}", tflops), parameters=sides)
+
+    flat = dataclasses.replace(product("t.py::test_flat", 0.1), parameters={"m": 1, "k": 512, "n": 512})
+    compute = [line for line in texts(record(square(1024, 0.694), square(512, 0.25), flat)) if "GFLOPS" in line]
+    assert compute == [
+        "compute     bf16 694 GFLOPS 90 % of measured 772   bf16 512/1024 square: 250 694 GFLOPS",
+    ]
+    assert "square" not in "".join(texts(record(square(1024, 0.694), flat)))
+
+
 def large_run(count: int) -> RunRecord:
     long = "very-long-" * 9
     results = [product(f"t.py::test_{long}{number}", 0.5 + number % 7, f"d{number % 9}") for number in range(count)]

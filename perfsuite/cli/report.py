@@ -51,6 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="figures of other tools beside these: what perfsuite import --out wrote, or a file of theirs; repeatable",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with charts there, docs/page.md")
+    parser.add_argument("--show-hosts", action="store_true", help="with --html: keep names of hosts on the page")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="with --html: stored runs to compare with")
     platform_file_argument(parser)
 
@@ -118,7 +119,7 @@ def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
         raise ConfigurationError("--base and --baseline both say what is compared with; give one of them")
     runs = [_page_run(path, catalog) for path in options.results]
     base = options.base or options.baseline
-    material = material_of(runs, _page_run(base, catalog) if base else None)
+    material = material_of(runs, _page_run(base, catalog) if base else None, show_hosts=options.show_hosts)
     beside = _imported(options, [read_run(path, catalog) for path in options.results]) if options.imported else []
     material = dataclasses.replace(material, over_time=_over_time(options), beside=tuple(beside))
     write_page(material, options.html)

@@ -84,7 +84,8 @@ def write(config: pytest.Config) -> None:
 
     suite = config.stash[suite_key]
     try:
-        write_page(material_of([run_of_record(record, suite.machine.model)]), path)
+        run = run_of_record(record, suite.machine.model)
+        write_page(material_of([run], show_hosts=config.getoption("perf_show_hosts")), path)
     except PerfsuiteError as error:
         journal = suite.session.journal if suite.session else None
         later = f"; perfsuite report {journal.path} --html FILE writes it" if journal else ""

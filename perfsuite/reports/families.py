@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from perfsuite.metrics.spec import significant
 from perfsuite.records import ABOVE_MEASURED_PEAK, Metric, Result
@@ -54,16 +55,12 @@ def short_name(case: str) -> str:
 
 def share_of_peak(metric: Metric) -> str:
     """``90 % of measured 772``; of what is above a measured peak, which was none, never a figure."""
-    if _is_exceeded(metric):
+    if metric.exceeds_measured_peak:
         return "(peak exceeded)"
     share = metric.share_of_peak
     if share is None or metric.peak is None:
         return ""
     return f"{100 * share:.0f} % of {metric.peak.kind} {_rate(metric.peak.value, metric.peak.unit)}"
-
-
-def _is_exceeded(metric: Metric) -> bool:
-    return metric.is_above_measured_peak or metric.note == ABOVE_MEASURED_PEAK
 
 
 def _rate(value: float, unit: str) -> str:
@@ -95,7 +92,7 @@ def _best(pairs: Iterable[tuple[str, tuple[Metric, float] | None]]) -> Iterator[
     for name, pair in pairs:
         if pair is not None and (name not in best or _better(pair, best[name])):
             best[name] = pair
-    for name, (metric, value) in sorted(best.items(), key=lambda item: (_is_exceeded(item[1][0]), -item[1][1])):
+    for name, (metric, value) in sorted(best.items(), key=lambda item: (item[1][0].exceeds_measured_peak, -item[1][1])):
         yield f"{name} {_figure(metric, value)}"
 
 
@@ -109,7 +106,35 @@ def _is_step(result: Result) -> bool:
 
 def _compute(results: Sequence[Result]) -> Iterator[str]:
     kernels = (one for one in results if one.work.flops and not _is_step(one) and not one.work.collective)
-    yield from _best((one.work.dtype, _metric(one, *_RATES)) for one in kernels)
+    told = [(one, _metric(one, *_RATES)) for one in kernels]
+    yield from _best((one.work.dtype, rate) for one, rate in told)
+    series: dict[str, dict[int, tuple[Metric, float]]] = defaultdict(dict)
+    for one, rate in told:
+        size = _square(one.parameters)
+        if (
+            rate is not None
+            and size
+            and (size not in series[one.work.dtype] or rate[1] > series[one.work.dtype][size][1])
+        ):
+            series[one.work.dtype][size] = rate
+    for dtype, by_size in series.items():
+        if len(by_size) > 1:
+            yield f"{dtype} {_over_sizes(by_size)}"
+
+
+def _square(parameters: Mapping[str, Any]) -> int:
+    """Side of a square product; 0 of what is none."""
+    sides = {parameters.get(name) for name in ("m", "k", "n")}
+    side = sides.pop()
+    return side if not sides and isinstance(side, int) else 0
+
+
+def _over_sizes(by_size: Mapping[int, tuple[Metric, float]]) -> str:
+    """``512/1024 square: 14.7 20 GFLOPS``."""
+    sizes = sorted(by_size)
+    unit, times = readable_rate([by_size[size][1] for size in sizes], by_size[sizes[0]][0].unit)
+    figures = " ".join(significant(by_size[size][1] * times, 3) for size in sizes)
+    return f"{_counts(sizes)} square: {figures} {unit}"
 
 
 def _memory(results: Sequence[Result]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from perfsuite.errors import first_line
 from perfsuite.gate.verdict import FAILING, TIME, GateSettings, Verdict, percent
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
 from perfsuite.metrics.spec import significant
-from perfsuite.records import ABOVE_MEASURED_PEAK, Result
+from perfsuite.records import Result
 from perfsuite.reports.pairs import pair_matrices
 from perfsuite.reports.slowest import slowest_everywhere
 from perfsuite.run_record import RunRecord
@@ -172,8 +172,8 @@ def _above_peak(results: Iterable[Result]) -> Iterator[Notable]:
     """One finding for each peak that was exceeded."""
     above: dict[str, dict[str, float]] = defaultdict(dict)
     for result in results:
-        for metric in result.metrics:
-            if metric.peak is not None and (metric.is_above_measured_peak or metric.note == ABOVE_MEASURED_PEAK):
+        for metric in result.above_peak:
+            if metric.peak is not None:
                 name = f"{result.work.dtype} {metric.peak.unit}" if result.work.flops else metric.peak.unit
                 excess = (metric.value or 0.0) / metric.peak.value if metric.peak.value else math.inf
                 above[name][result.case] = max(excess, above[name].get(result.case, 0.0))

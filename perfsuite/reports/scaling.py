@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.metrics.scaling import Kind, efficiency, kind_of, speed_up
-from perfsuite.metrics.spec import devices_used
 from perfsuite.records import Result
 from perfsuite.reports.layout import lay_out
 
@@ -93,16 +92,15 @@ def series_of(case: str, workload: str, parameters: Mapping[str, Any], *hardware
 def point_of(result: Result) -> Point | None:
     """What scaling needs of a result; None where nothing was measured or the work is not counted."""
     work = result.work.samples or result.work.tokens
-    measurement = result.measurement
-    if result.outcome != "measured" or measurement is None or not work or measurement.median_s <= 0:
+    if result.outcome != "measured" or not work or (late := result.lateness) is None or result.median_s <= 0:
         return None
     return Point(
         case=result.case,
         series=series_of(result.case, result.workload, result.parameters, result.platform, result.fingerprint),
         ranks=result.world_size,
         work=work,
-        time_s=measurement.median_s,
-        devices=devices_used(measurement),
+        time_s=result.median_s,
+        devices=len({(host, device) for host, device, _ in late.ranks}),
     )
 
 

@@ -15,6 +15,7 @@ from perfsuite.metrics import REGISTRY
 from perfsuite.metrics.spec import significant
 from perfsuite.records import Result
 from perfsuite.reports.families import share_of_peak
+from perfsuite.reports.hosts import hosts_of
 from perfsuite.reports.notable import Notable, change_in_words
 from perfsuite.reports.plain import without_hosts, without_paths
 from perfsuite.reports.screen import outcome_counts, skip_reasons
@@ -78,7 +79,7 @@ def _extreme(verdicts: Sequence[Verdict], direction: str, superlative: str) -> l
 def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts: bool = False) -> str:
     """The whole summary, at most LIMIT_BYTES; the rest is in the journal."""
     lines = _Lines(LIMIT_BYTES - _FOOT_BYTES)
-    hosts = () if show_hosts else _hosts(run.results.values())
+    hosts = () if show_hosts else hosts_of(run.results.values())
 
     def said(text: str) -> str:
         return _text(without_hosts(text, hosts))
@@ -210,18 +211,6 @@ def best_figure(result: Result) -> str:
             name, times = readable_rate([metric.value], metric.unit)
             return f"{metric.value * times:.3g} {name} {share_of_peak(metric)}".strip()
     return ""
-
-
-def _hosts(results: Iterable[Result]) -> tuple[str, ...]:
-    """Names of hosts that texts may hold."""
-    names: set[str] = set()
-    told: set[int] = set()
-    for result in results:
-        names.add(str(result.environment.get("hostname", "")))
-        if result.world_size not in told and result.measurement is not None:  # as many ranks run on the same hosts
-            told.add(result.world_size)
-            names |= {rank.host for rank in result.measurement.ranks}
-    return tuple(sorted(names - {""}, key=len, reverse=True))
 
 
 def _text(text: str) -> str:

@@ -183,6 +183,8 @@ class Material:
     """A history beside the runs."""
     beside: tuple[Grid, ...] = ()
     """Tables of other tools' figures."""
+    hidden_hosts: tuple[str, ...] = ()
+    """Names of hosts that the page has numbers for."""
 
     @functools.cached_property
     def cases(self) -> tuple[PageCase, ...]:

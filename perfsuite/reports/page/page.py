@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 from perfsuite.errors import ConfigurationError
 from perfsuite.files import write_file
+from perfsuite.reports.hosts import numbered
 from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.page.blocks import Chart, Charts, Section
 from perfsuite.reports.page.charts.look import stamped
@@ -23,7 +24,7 @@ from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.history import history_section
 from perfsuite.reports.page.svg import NO_RENDERER, Draw, renderer
-from perfsuite.reports.page.text import visible
+from perfsuite.reports.page.text import deep, visible
 from perfsuite.reports.tables.markdown import Grid
 
 MOST_CHARTS = 24
@@ -47,10 +48,19 @@ def write_history(over_time: OverTime, path: Path) -> None:
 def render(material: Material) -> str:
     """The page as text.  Raises ConfigurationError where jinja2, which comes with torch, is not installed."""
     sections = [section for make in SECTIONS if (section := make(material)) is not None]
-    return _render(_title(material), sections, _anchors(material, sections), simulated=material.simulated)
+    told = numbered(material.hidden_hosts)
+    return _render(_title(material), sections, _anchors(material, sections), told, simulated=material.simulated)
 
 
-def _render(title: str, sections: Sequence[Section], anchors: Mapping[str, str], *, simulated: bool) -> str:
+def _render(
+    title: str,
+    sections: Sequence[Section],
+    anchors: Mapping[str, str],
+    told: Callable[[str], str] = str,
+    *,
+    simulated: bool,
+) -> str:
+    """``told``: what every text goes through."""
     try:
         import jinja2
         from markupsafe import Markup
@@ -62,7 +72,7 @@ def _render(title: str, sections: Sequence[Section], anchors: Mapping[str, str],
     style, script = (_shipped(name) for name in ("style.css", "script.js"))
     environment = jinja2.Environment(
         autoescape=True,
-        finalize=lambda value: visible(value) if type(value) is str else value,
+        finalize=lambda value: visible(told(value)) if type(value) is str else value,
         loader=jinja2.FunctionLoader(lambda name: (_shipped(name), name, lambda: True)),
         trim_blocks=True,
         lstrip_blocks=True,
@@ -74,7 +84,7 @@ def _render(title: str, sections: Sequence[Section], anchors: Mapping[str, str],
     text: str = environment.get_template("page.html").render(
         title=title,
         sections=sections,
-        pictures=_pictures(sections, draw, simulated=simulated, markup=Markup),
+        pictures=_pictures(sections, draw, told, simulated=simulated, markup=Markup),
         svg=Markup,
         style=Markup(style),
         script=Markup(script),
@@ -116,7 +126,9 @@ class Picture:
     why_not: str = ""
 
 
-def _pictures(sections: Sequence[Section], draw: Draw | None, *, simulated: bool, markup: Any) -> Mapping[int, Picture]:
+def _pictures(
+    sections: Sequence[Section], draw: Draw | None, told: Callable[[str], str], *, simulated: bool, markup: Any
+) -> Mapping[int, Picture]:
     """Pictures by the identity of their chart, at most MOST_CHARTS."""
     pictures: dict[int, Picture] = {}
     for number, chart in enumerate(_charts(sections)):
@@ -125,7 +137,7 @@ def _pictures(sections: Sequence[Section], draw: Draw | None, *, simulated: bool
             pictures[id(chart)] = Picture(svg="", why_not=why)
             continue
         spec = stamped(chart.spec, SIMULATED) if simulated else chart.spec
-        pictures[id(chart)] = Picture(svg=markup(draw(spec, chart.title, f"k{number}-")))
+        pictures[id(chart)] = Picture(svg=markup(draw(deep(spec, told), told(chart.title), f"k{number}-")))
     return pictures
 
 

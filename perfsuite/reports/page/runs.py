@@ -8,6 +8,7 @@ from pathlib import PurePath
 from perfsuite.baselines.baseline import Baseline
 from perfsuite.platforms import DeviceModel
 from perfsuite.records import Result
+from perfsuite.reports.hosts import hosts_of
 from perfsuite.reports.notable import notable
 from perfsuite.reports.page.effects import changes_between, changes_of_verdicts
 from perfsuite.reports.page.material import CaseChange, Material, PageCase, Run, case_of_result, joined
@@ -67,10 +68,10 @@ def run_of_baseline(baseline: Baseline, name: str, device: DeviceModel | None) -
     )
 
 
-def material_of(runs: Sequence[Run], base: Run | None = None) -> Material:
+def material_of(runs: Sequence[Run], base: Run | None = None, *, show_hosts: bool = False) -> Material:
     """All that a page shows of these runs, beside ``base`` where one is given.
 
-    Without a base the verdicts of the gate are the comparison, where it judged.
+    Without a base the verdicts of the gate are the comparison, where it judged.  ``show_hosts``: keep names of hosts.
     """
     notes = tuple(one for run in runs[-1:] if run.record is not None for one in notable(run.record))
     alone = Material(runs=tuple(runs), base=base, notable=notes)
@@ -80,7 +81,12 @@ def material_of(runs: Sequence[Run], base: Run | None = None) -> Material:
     else:
         changes = tuple(changes_of_verdicts(alone.verdicts.values()))
         compared = "the stored runs of the baseline, by the gate" if changes else ""
-    return Material(runs=tuple(runs), base=base, notable=notes, changes=changes, compared=compared)
+    hidden = () if show_hosts else hosts_of(_results((*runs, *((base,) if base else ()))))
+    return Material(runs=tuple(runs), base=base, notable=notes, changes=changes, compared=compared, hidden_hosts=hidden)
+
+
+def _results(runs: Sequence[Run]) -> Iterator[Result]:
+    return (case.result for run in runs for case in run.cases if case.result is not None)
 
 
 def material_of_arms(
@@ -92,7 +98,8 @@ def material_of_arms(
 ) -> Material:
     """The page of an A/B: every run of both arms, arm b beside arm a."""
     arms = [_arm(results, name) for results, name in zip((a, b), names, strict=True)]
-    return Material(runs=(arms[1],), base=arms[0], changes=tuple(changes), compared=compared)
+    hidden = hosts_of(_results(arms))
+    return Material(runs=(arms[1],), base=arms[0], changes=tuple(changes), compared=compared, hidden_hosts=hidden)
 
 
 def _arm(runs: Sequence[Sequence[Result]], name: str) -> Run:

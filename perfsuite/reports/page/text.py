@@ -7,6 +7,7 @@ against: control characters, bidirectional marks, halves of surrogate pairs, tex
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from perfsuite.text import printable
@@ -37,10 +38,10 @@ def without_paths(text: str) -> str:
     return _PATH.sub(lambda match: ".../" + re.split(r"[/\\\\]", match[0])[-1], text)
 
 
-def deep(value: Any) -> Any:
-    """A chart's specification with every text in it made :func:`visible`."""
+def deep(value: Any, told: Callable[[str], str] = str) -> Any:
+    """A chart's specification with every text in it put through ``told`` and made :func:`visible`."""
     if isinstance(value, str):
-        return visible(value)
+        return visible(told(value))
     if isinstance(value, dict):
-        return {name: deep(entry) for name, entry in value.items()}
-    return [deep(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+        return {name: deep(entry, told) for name, entry in value.items()}
+    return [deep(entry, told) for entry in value] if isinstance(value, (list, tuple)) else value

@@ -75,12 +75,17 @@ class PublishedLine:
 
 
 @functools.cache
+def _every_run() -> tuple[PublishedRun, ...]:
+    return tuple(rows(shipped()))
+
+
+@functools.cache
 def published_of(tables: tuple[str, ...]) -> tuple[PublishedLine, ...]:
     """The rows of these tables, in the reports' order, also those without figures; a table is ``report/id``."""
     figures: dict[tuple[str, int], dict[str, PublishedFigure]] = {}
     for figure in select():
         figures.setdefault((f"{figure.report}/{figure.table}", figure.line), {})[figure.metric] = figure
-    runs = ((f"{run.report}/{run.table}", run) for run in rows(shipped()))
+    runs = ((f"{run.report}/{run.table}", run) for run in _every_run())
     return tuple(
         PublishedLine(table=table, run=run, figures=figures.get((table, run.line), {}))
         for table, run in runs
