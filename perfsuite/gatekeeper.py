@@ -176,18 +176,20 @@ class Gatekeeper:
         runs = {node: taken.runs for node, taken in self._taken.items()}
         return a_a([taken.identity for taken in self._taken.values()], runs, self.settings)
 
-    def offered(self) -> list[NewRuns]:
+    def offered(self, *, accepted: bool = False) -> list[NewRuns]:
         """Every fresh run of this session, for :func:`perfsuite.baselines.store.update`.
 
-        Of a case that was measured again only the later runs: the first were suspected because they stood out.
+        Of a case that was measured again only the later runs: the first were suspected because they stood out.  Where
+        the change is ``accepted`` nothing stands out, and fewer runs would be too few to compare the next session with.
         """
-        return [self._offer(node, taken) for node, taken in self._taken.items() if taken.runs or taken.broken]
+        measured = [(node, taken) for node, taken in self._taken.items() if taken.runs or taken.broken]
+        return [self._offer(node, taken, accepted) for node, taken in measured]
 
-    def _offer(self, node: str, taken: _Taken) -> NewRuns:
+    def _offer(self, node: str, taken: _Taken, accepted: bool) -> NewRuns:
         verdict = self.verdicts.get(node)
         new = NewRuns(
             case=taken.identity,
-            runs=tuple(taken.again or taken.runs),
+            runs=tuple(taken.runs if accepted else taken.again or taken.runs),
             verdict="impossible" if taken.broken else None,
             seen=f"impossible: {taken.broken[0]}" if taken.broken else "",
             tolerance=taken.tolerances.time or self.settings.tolerance,
@@ -201,7 +203,7 @@ class Gatekeeper:
         return store.update(
             self.folder,
             self.hardware,
-            self.offered(),
+            self.offered(accepted=mode in ("accept", "environment")),
             mode=mode,
             reason=reason,
             session_runs=session_runs,

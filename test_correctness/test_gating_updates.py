@@ -50,6 +50,16 @@ def test_an_update_measures_a_suspect_again_and_refuses_a_slower_case(stored, ma
     )
 
 
+def test_a_slower_case_that_is_accepted_is_gated_from_the_next_session_on(stored, machine):
+    machine.factors[1] = 2.04
+    accepted = stored.run("--perf-update=accept", "--perf-reason=wider blocks", "-k", "cpu-1")
+    accepted.stdout.fnmatch_lines(["*cpu-1*: its older runs were replaced"])
+    assert accepted.ret == 0
+    done = stored.run("--perf-gate", "-k", "cpu-1")
+    assert done.ret == 0
+    done.stdout.fnmatch_lines(["gated 1 of 1 cases: 1 *"])
+
+
 def test_an_impossible_result_is_refused_by_name(repo):
     equal = (Sample(time_s=0.01),) * 8
     repo.driver.script = lambda job: dataclasses.replace(measurement(job), samples=equal)
