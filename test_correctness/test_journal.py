@@ -16,6 +16,7 @@ from perfsuite.journal_writer import JournalWriter
 from perfsuite.metrics import derive
 from perfsuite.records import Metric, Peak, Peaks, Result, Work
 from perfsuite.reports.notable import notable
+from perfsuite.reports.scaling import point_of
 from perfsuite.run_record import GateRecord, Revision, RunEnd
 from perfsuite.runtime.driver import Job
 from perfsuite.workload import Budget, FunctionWorkload
@@ -248,6 +249,13 @@ def test_a_measurement_is_decoded_when_it_is_asked_for(path, monkeypatch):
     assert read == whole
     assert whole == read
     assert dataclasses.replace(read, case="b") == dataclasses.replace(whole, case="b")
+
+
+def test_scaling_decodes_no_measurement(path, monkeypatch):
+    step = dataclasses.replace(result("a"), work=Work(tokens=8))
+    read = read_journal(written(path, step)).results["a"]
+    monkeypatch.setattr("perfsuite.journal_result.from_json", lambda *given: pytest.fail("decoded"))
+    assert point_of(read) == point_of(step)
 
 
 @pytest.mark.parametrize(("tflops", "exceeded"), [(0.5, 0), (1.5, 1)])
