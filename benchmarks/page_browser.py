@@ -1,7 +1,7 @@
 """What a page of many cases costs in Chromium: opening it, a filter, a sorting; beside what the clock says, what the
 page's own thread computed, which other programs do not lengthen.
 
-    python benchmarks/page_browser.py PAGE.html      # a page of 10,000 rows: benchmarks/page_size.py --keep DIR
+    python benchmarks/page_browser.py --page PAGE.html  # a page of 10,000 rows: benchmarks/page_size.py --keep DIR
 
 Needs selenium, Chromium and its driver (Debian: chromium, chromium-driver).
 """
@@ -54,7 +54,7 @@ def computed_s(driver: Any) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("page", type=Path)
+    parser.add_argument("--page", required=True, type=Path)
     options = parser.parse_args()
     driver = browser()
     try:
