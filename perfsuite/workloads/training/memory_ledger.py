@@ -211,7 +211,7 @@ def running_sums(changes: Iterable[MemoryChange], marks: Mapping[str, int]) -> d
 
     >>> history = [(1, 0xA, 8), (2, 0xB, 4), (3, 0xB, -4), (4, 0xC, -9), (5, 0xA, 6)]
     >>> running_sums(
-    ...     [Change(at_ns=at, address=address, size_bytes=size) for at, address, size in history],
+    ...     [MemoryChange(at_ns=at, address=address, size_bytes=size) for at, address, size in history],
     ...     {"start": 1, "final": 6},
     ... )
     {'start': 8, 'final': 6, 'peak': 12}
@@ -241,7 +241,7 @@ def within_collectives(changes: Iterable[MemoryChange], collectives: Iterable[tu
     never seen: a thread of the backend's may be the last to hold it.
 
     >>> history = [(1, 0xA, 8), (2, 0xB, 4), (5, 0xA, -8), (6, 0xB, 2)]
-    >>> seen = [Change(at_ns=at, address=address, size_bytes=size) for at, address, size in history]
+    >>> seen = [MemoryChange(at_ns=at, address=address, size_bytes=size) for at, address, size in history]
     >>> running_sums(within_collectives(seen, [(2, 4)]), {"start": 3, "final": 6, "later": 4})
     {'start': 12, 'final': 2, 'later': 8, 'peak': 12}
     """
