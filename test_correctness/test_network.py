@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import socket
+import subprocess
 import types
 from pathlib import Path
 
@@ -31,6 +32,17 @@ def test_a_store_listens_on_its_address_alone(host):
     assert listening_on(os.getpid())[served.port] == host
     served.set("a", "b")
     assert rendezvous.TCPStore(host, served.port).get("a") == b"b"
+
+
+@pytest.mark.parametrize("waited_for", [True, False])
+def test_a_process_that_has_ended_listens_on_nothing(waited_for):
+    """One of those that are looked at may end meanwhile."""
+    ended = subprocess.Popen(["true"], stdout=subprocess.PIPE)
+    ended.stdout.read()
+    if waited_for:
+        ended.wait()
+    assert listening_on(ended.pid) == {}
+    ended.communicate()
 
 
 def test_a_torch_whose_newer_server_takes_no_socket_gets_the_older_one(monkeypatch):

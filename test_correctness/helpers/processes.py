@@ -46,14 +46,20 @@ def processes_with(*variables: str) -> list[int]:
 
 
 def listening_on(pid: int) -> dict[int, str]:
-    """The ports that a process listens on, each with its address: ``0.0.0.0`` and ``::`` are all interfaces."""
-    links = []
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            links.append(os.readlink(fd))
+    """The ports that a process listens on, each with its address: ``0.0.0.0`` and ``::`` are all interfaces.
+
+    None of one that has ended, also while it is looked at.
+    """
+    links: list[str] = []
+    tables: list[str] = []
+    with contextlib.suppress(OSError):
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                links.append(os.readlink(fd))
+        tables = [Path(f"/proc/{pid}/net/{table}").read_text() for table in ("tcp", "tcp6")]
     found = {}
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+    for table in tables:
+        for line in table.splitlines()[1:]:
             _, local, _, state, *_, inode = line.split()[:10]
             if state == "0A" and f"socket:[{inode}]" in links:
                 address, port = local.split(":")
