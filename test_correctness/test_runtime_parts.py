@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from perfsuite.errors import CaseError, InvalidParameter
 from perfsuite.platforms.base import Clock
-from perfsuite.records import ClockFacts, Work
+from perfsuite.records import ClockFacts, Sample, Work
 from perfsuite.runtime import protocol
 from perfsuite.runtime.assembly import assemble
 from perfsuite.runtime.lateness import judge_arrivals
+from perfsuite.runtime.ranks.arrival import iterations_within
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.reference import describe, refer, resolve
 from perfsuite.runtime.transports.forkserver import describe_status
@@ -132,6 +133,12 @@ def test_the_rank_that_is_late_is_named_with_its_lag(case, delay_s):
     assert judged.late_rank == late
     assert abs(judged.lag_s - delay_s) <= 0.0100001
     assert judged.iterations == 5
+
+
+@pytest.mark.parametrize(("step_s", "watched"), [(1e-3, 5), (0.2, 5), (0.25, 4), (0.5, 3), (20.0, 3), (0.0, 5)])
+def test_of_slow_steps_fewer_are_watched_and_of_none_less_than_a_median_needs(step_s, watched):
+    samples = [Sample(time_s=step_s)] * 4 + [Sample(time_s=99.0)]
+    assert iterations_within(1.0, samples) == watched
 
 
 def test_without_communication_nobody_is_late():

@@ -7,12 +7,17 @@ functional collectives, so a dispatch mode sees them without touching the worklo
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perfsuite.records import Sample
+
+_FEWEST, _MOST = 3, 5
+"""Iterations that are watched: a median needs three, and more than five tell no more."""
 _NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional")
 
 
@@ -35,6 +40,12 @@ class _FirstCommunication(TorchDispatchMode):
         if self.entered_s is None and func.namespace in _NAMESPACES:
             self.entered_s = self._now_s()
         return func(*args, **(kwargs or {}))
+
+
+def iterations_within(time_s: float, samples: Sequence[Sample]) -> int:
+    """How many iterations to watch: as many as end within ``time_s``, 3 to 5; the same on all ranks, as samples are."""
+    median_s = statistics.median(sample.time_s for sample in samples)
+    return int(min(_MOST, max(_FEWEST, time_s / median_s))) if median_s > 0 else _MOST
 
 
 def arrival_times(

@@ -24,7 +24,7 @@ from perfsuite.records import ClockFacts, Sample
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.protocol import TIMING
 from perfsuite.runtime.ranks import placement
-from perfsuite.runtime.ranks.arrival import arrival_times
+from perfsuite.runtime.ranks.arrival import arrival_times, iterations_within
 from perfsuite.runtime.ranks.clock_offset import offset_to_rank0_s
 from perfsuite.runtime.ranks.host_cores import read_cores
 from perfsuite.runtime.ranks.meshes import Meshes
@@ -42,8 +42,6 @@ from perfsuite.runtime.ranks.timer import Samples, Timer
 from perfsuite.runtime.reference import resolve
 from perfsuite.runtime.transports.base import WRAPPER, Message
 from perfsuite.workload import Budget, Step, Workload, as_step
-
-_ARRIVAL_ITERATIONS = 5
 
 
 class Worker:
@@ -247,7 +245,8 @@ class Worker:
         arrivals: list[float] = []
         if member.world_size > 1 and workload.arrivals:
             self._enter("watching arrivals")
-            arrivals = arrival_times(step.run, timer.align, _ARRIVAL_ITERATIONS, member.code.clock.now_s)
+            watched = iterations_within(budget.max_time_s, samples.samples)
+            arrivals = arrival_times(step.run, timer.align, watched, member.code.clock.now_s)
             timer.align()
         return {**self._report(rank, samples, spans, arrivals, records), "steps": steps}
 
