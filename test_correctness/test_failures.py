@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import textwrap
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from perfsuite.errors import CaseError, ExpectedFailure, InvalidParameter, OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.runtime.cut import cut
 from perfsuite.runtime.failures import RankFailure, compose, exception_of
-from perfsuite.runtime.stacks import is_whole, judge, judge_stack
+from perfsuite.runtime.stacks import is_whole, judge, judge_stack, state_of
 
 STACK = textwrap.dedent(
     """\
@@ -61,6 +63,27 @@ def test_a_rank_in_its_own_code_is_the_cause():
 def test_an_empty_dump_says_so():
     look = judge_stack("")
     assert (look.state, look.where) == ("stuck", "an unknown place, no Python stack could be taken")
+
+
+@pytest.mark.parametrize(
+    ("state", "judged"),
+    [
+        ("is stopped by a signal; kill -CONT lets it go on (state T)", "hung"),
+        ("waits in the kernel and takes no signal meanwhile, as for a driver or a file system (state D)", "stuck"),
+    ],
+)
+def test_without_a_stack_the_state_of_the_process_is_told(state, judged):
+    """One that is stopped waits for nobody; one in the kernel may, as do all where a device waits for the others."""
+    look = judge(*[f"Process: {state}\n"] * 2)
+    unknown = "an unknown place, no Python stack could be taken"
+    assert (look.state, look.where, look.stack) == (judged, f"{unknown}: its process {state}", "")
+
+
+def test_a_process_that_has_ended_has_no_state():
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert state_of(ended.pid) == ""
+    assert state_of(os.getpid()).endswith(" (state R)\n")
 
 
 def failure(rank, state, what="", detail=""):

@@ -314,6 +314,18 @@ def test_a_hang_is_named_with_its_stack_within_the_limit(driver):
     assert driver.run(job(steps.add_up, 3)).world_size == 3
 
 
+def test_a_stopped_rank_is_named_with_what_the_kernel_says_of_it(driver):
+    budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=1.5)
+    with pytest.raises(RanksFailed) as failure:
+        driver.run(job(steps.stopped, 2, budget=budget, culprit=1))
+    first = str(failure.value).splitlines()[0]
+    assert "rank 1 on " in first
+    assert (
+        "no Python stack could be taken: its process is stopped by a signal; kill -CONT lets it go on (state T)"
+        in first
+    )
+
+
 def test_children_of_a_hung_rank_end_with_it(driver, tmp_path):
     budget = Budget(min_rounds=3, max_time_s=0.05, timeout_s=1.5)
     with pytest.raises(RanksFailed):

@@ -6,9 +6,13 @@ in a wait for the device, where no stack could be taken) the rank is *stuck*: na
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE)
@@ -21,6 +25,18 @@ _WAITS_HERE = re.compile(r"\.wait\(")
 _WAITS_FOR_DEVICE = re.compile(r"\.(synchronize|item|tolist)\(")
 _WORKER = "perfsuite/runtime/ranks/worker.py"
 _MAIN = "in become_worker"
+_STATE = "Process: "
+"""Begins the line that takes the place of a stack."""
+_STATES: Mapping[str, str] = MappingProxyType(
+    {
+        "D": "waits in the kernel and takes no signal meanwhile, as for a driver or a file system",
+        "R": "is running code that lets no Python run",
+        "S": "sleeps in code that lets no Python run",
+        "T": "is stopped by a signal; kill -CONT lets it go on",
+        "t": "is stopped by a debugger",
+    }
+)
+"""What a process in each state of proc(5) does that gives no stack."""
 _STACK_FRAMES = 25
 _CUT_BY_FAULTHANDLER = "\n  ..."
 """faulthandler writes the innermost 100 frames of a thread."""
@@ -41,6 +57,25 @@ def is_whole(dump: str) -> bool:
     return whole or dump.endswith(_CUT_BY_FAULTHANDLER + "\n")
 
 
+def state_of(pid: int) -> str:
+    """What takes the place of a stack that could not be taken: what the kernel says of the process.
+
+    Empty where it says nothing, as of a process that has ended.
+    """
+    process = Path(f"/proc/{pid}")
+    try:
+        letter = (process / "stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (OSError, IndexError):
+        return ""
+    if letter not in _STATES:
+        return ""
+    at = ""
+    with contextlib.suppress(OSError):  # of other users' processes it is not told
+        at = (process / "wchan").read_text().strip() if letter == "D" else ""
+    place = f", at {at}" if at not in ("", "0") else ""
+    return f"{_STATE}{_STATES[letter]} (state {letter}{place})\n"
+
+
 def judge(earlier: str, later: str) -> Look:
     """What a rank was doing, from two dumps of its process taken one after the other.
 
@@ -56,7 +91,7 @@ def judge_stack(dump: str) -> Look:
     """What the main thread was doing, from one faulthandler dump of all threads of a worker."""
     frames = _frames(dump)
     if not frames:
-        return Look(state="stuck", where="an unknown place, no Python stack could be taken", stack=dump)
+        return _without_stack(dump)
     waits, operation = False, frames[0][2]
     for file, _, name in frames:
         if not _COMMUNICATION.search(file):
@@ -75,6 +110,16 @@ def judge_stack(dump: str) -> Look:
     if _MAY_WAIT.search(frames[0][0]) or _WAITS_FOR_DEVICE.search(innermost):
         return Look(state="stuck", where=place, stack=stack)
     return Look(state="hung", where=place, stack=stack)
+
+
+def _without_stack(dump: str) -> Look:
+    """Who is stopped waits for nobody."""
+    where = "an unknown place, no Python stack could be taken"
+    if not dump.startswith(_STATE):
+        return Look(state="stuck", where=where, stack=dump)
+    state = dump.removeprefix(_STATE).strip()
+    stopped = state.startswith((_STATES["T"], _STATES["t"]))
+    return Look(state="hung" if stopped else "stuck", where=f"{where}: its process {state}", stack="")
 
 
 def _frames(dump: str) -> list[tuple[str, str, str]]:

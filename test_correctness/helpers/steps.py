@@ -101,6 +101,21 @@ def raising(rank, culprit=1, everywhere=False):
     return run
 
 
+def stopped(rank, culprit=1):
+    """One rank is stopped by a signal before it comes to the collective."""
+    import torch
+    import torch.distributed as dist
+
+    buffer = torch.ones(16)
+
+    def run():
+        if rank.rank == culprit:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.all_reduce(buffer)
+
+    return run
+
+
 def hanging(rank, culprit=1):
     """One rank never comes to the collective."""
     import torch

@@ -85,7 +85,10 @@ class Transport(ABC):
 
     @abstractmethod
     def dump(self, slots: Iterable[int], deadline_s: float) -> dict[int, str]:
-        """Python stacks of all threads of these workers, taken while they are stuck; works inside C++ waits."""
+        """Python stacks of all threads of these workers, taken while they are stuck; works inside C++ waits.
+
+        Where none can be taken, what the kernel says of the process.
+        """
 
     @abstractmethod
     def kill(self, slots: Iterable[int]) -> None:

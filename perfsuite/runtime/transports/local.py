@@ -22,7 +22,7 @@ from perfsuite.errors import RanksFailed
 from perfsuite.runtime import protocol
 from perfsuite.runtime.cut import LOG_BYTES
 from perfsuite.runtime.ranks.placement import allowed_cores
-from perfsuite.runtime.stacks import is_whole
+from perfsuite.runtime.stacks import is_whole, state_of
 from perfsuite.runtime.transports.base import WRAPPER, Event, Message, Place, Transport
 from perfsuite.runtime.transports.forkserver import boot_command
 from perfsuite.runtime.transports.launchers import launcher_variables
@@ -191,7 +191,7 @@ class LocalTransport(Transport):
         while not all(map(is_whole, dumps.values())) and time.monotonic() < until:
             time.sleep(_STACK_POLL_S)
             dumps = {slot: _read_from(child.stacks, before[slot]) for slot, child in children.items()}
-        return dumps
+        return {slot: dump or state_of(children[slot].pid) for slot, dump in dumps.items()}
 
     def kill(self, slots: Iterable[int]) -> None:
         """See :meth:`Transport.kill`."""
