@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 from perfsuite.platforms import detect_machine, load_catalog, quiet
 from perfsuite.platforms.base import DetectedDevice
 from perfsuite.platforms.cpu_telemetry import CpuTelemetry
+from perfsuite.platforms.host import Host
 from perfsuite.platforms.mtml import MtmlTelemetry
 from perfsuite.platforms.nvml import NvmlTelemetry
 from perfsuite.platforms.telemetry import Reading, Unread, disturbance
@@ -206,6 +210,38 @@ def test_the_warning_names_steal_and_pressure(tmp_path: Path) -> None:
     assert "the hypervisor took 4.0% of the core time" in line
     nothing = quiet.read_host_load(machines.host(tmp_path / "none", {}))
     assert "" == quiet.warning([("test_a", "")], before=nothing, after=nothing)
+
+
+@pytest.mark.parametrize(("own_ticks", "told"), [(700, "30% of the core time"), (960, "")])
+def test_the_warning_names_what_others_took_of_the_cores(tmp_path: Path, own_ticks: int, told: str) -> None:
+    """1,000 ticks of each core, all of them busy: what is not the run's own was somebody else's."""
+    host, cores = machines.host(tmp_path, {}), sorted(Host().granted())
+    a_second = os.sysconf("SC_CLK_TCK")
+
+    def reading(ticks: int, own: int) -> quiet.HostLoad:
+        stat = "".join(f"cpu{core} {ticks} 0 0 0 0 0 0 0 0 0\n" for core in cores)
+        fields = " ".join(["0"] * 10 + [str(own * len(cores)), "0", "0", "0"])
+        machines.write(tmp_path, {"proc/stat": stat, f"proc/{os.getpid()}/stat": f"1 (a) b) S {fields}\n"})
+        return quiet.read_host_load(host)
+
+    before, after = reading(1000, 0), reading(2000, own_ticks)
+    assert after.core_time == quiet.CoreTime(
+        granted_s=2000 * len(cores) / a_second,
+        busy_s=2000 * len(cores) / a_second,
+        own_s=own_ticks * len(cores) / a_second,
+    )
+    line = quiet.warning([("test_a", "")], before=before, after=after)
+    assert line == (f"the machine is not quiet: other programs took {told}" if told else "")
+
+
+def test_what_a_child_took_is_the_runs_own_also_once_it_has_ended() -> None:
+    before = quiet.read_host_load(Host()).core_time
+    busy = "import time\nwhile time.process_time() < 0.5: pass"
+    subprocess.run([sys.executable, "-c", busy], check=True)
+    after = quiet.read_host_load(Host()).core_time
+    if before is None or after is None:
+        pytest.skip("no /proc/stat here")
+    assert after.own_s - before.own_s >= 0.4
 
 
 @pytest.mark.parametrize(("counts", "own"), [(False, ()), (True, (7, 8))])

@@ -105,14 +105,16 @@ class Host:
         What this process happens to be bound to does not count: mpirun binds a rank to one core, the ranks of a case
         are placed anew.
         """
-        if self._cores is not None:
-            return self._cores
+        return self._cores if self._cores is not None else len(self.granted())
+
+    def granted(self) -> frozenset[int]:
+        """Numbers of those cores."""
         if not hasattr(os, "sched_setaffinity"):
-            return os.cpu_count() or 1
+            return frozenset(range(os.cpu_count() or 1))
         bound_to = os.sched_getaffinity(0)
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
-        granted = len(os.sched_getaffinity(0))
+        granted = os.sched_getaffinity(0)
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, bound_to)
-        return granted
+        return frozenset(granted)

@@ -6,11 +6,13 @@ The load average flags nothing and is not used.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from perfsuite.platforms.host import Host
+from perfsuite.platforms.telemetry import family_of_processes
 from perfsuite.records import Measurement
 
 CPU_SHARE_FLOOR = 0.98
@@ -19,6 +21,19 @@ SWITCHED_SHARE = 0.25
 """More samples than this with an involuntary context switch leave too few clean ones."""
 STEAL_SHARE = 0.01
 PRESSURE_PERCENT = 5.0
+OTHERS_SHARE = 0.05
+"""Of the core time, taken by others than the run: a tenth of a core of two.  Idle systems take 0.01 to 0.02."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreTime:
+    """Core seconds of the cores that this run may use, since boot."""
+
+    granted_s: float
+    busy_s: float
+    """In which something ran there; interrupts are nobody's."""
+    own_s: float
+    """Of this run's processes, those that have ended included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +45,8 @@ class HostLoad:
     all_ticks: int | None
     pressure_percent: float | None
     """Share of the last 10 s in which some task waited for a core (/proc/pressure/cpu); None in older kernels."""
+    core_time: CoreTime | None = None
+    """None where /proc/stat does not tell."""
 
 
 def read_host_load(host: Host) -> HostLoad:
@@ -41,7 +58,46 @@ def read_host_load(host: Host) -> HostLoad:
         stolen_ticks=ticks[7] if len(ticks) > 7 else None,
         all_ticks=sum(ticks[:8]) if len(ticks) > 7 else None,
         pressure_percent=float(pressure[1]) if pressure else None,
+        core_time=_core_time(host),
     )
+
+
+def _core_time(host: Host) -> CoreTime | None:
+    lines = re.findall(r"^cpu(\d+)((?:\s+\d+){8})", host.read("proc/stat") or "", re.MULTILINE)
+    granted = host.granted()
+    ticks = [[int(count) for count in counts.split()] for core, counts in lines if int(core) in granted]
+    if not ticks:
+        return None
+    user, nice, system = 0, 1, 2
+    busy = sum(core[user] + core[nice] + core[system] for core in ticks)
+    a_second = os.sysconf("SC_CLK_TCK")
+    return CoreTime(granted_s=sum(map(sum, ticks)) / a_second, busy_s=busy / a_second, own_s=_own_time(host))
+
+
+def _own_time(host: Host) -> float:
+    """Core time of this process, its launcher and all that descends from them, with children that have ended."""
+    root = os.getppid() if "LOCAL_RANK" in host.environ else os.getpid()
+    ticks = 0
+    for pid in family_of_processes(root):
+        after_name = (host.read(f"proc/{pid}/stat") or "").rpartition(")")[2].split()
+        ticks += sum(map(int, after_name[11:15]))  # its own and its children's, in user code and in the kernel
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def others_share(before: HostLoad, after: HostLoad) -> float | None:
+    """Share of the granted cores' time between two readings that processes of others took; None when unknown.
+
+    >>> def reading(granted_s, busy_s, own_s):
+    ...     core_time = CoreTime(granted_s=granted_s, busy_s=busy_s, own_s=own_s)
+    ...     return HostLoad(stolen_ticks=None, all_ticks=None, pressure_percent=None, core_time=core_time)
+    >>> others_share(reading(100.0, 50.0, 10.0), reading(300.0, 190.0, 110.0))
+    0.2
+    """
+    one, other = before.core_time, after.core_time
+    if one is None or other is None or other.granted_s <= one.granted_s:
+        return None
+    others_s = (other.busy_s - one.busy_s) - (other.own_s - one.own_s)
+    return max(0.0, others_s) / (other.granted_s - one.granted_s)
 
 
 def steal_share(before: HostLoad, after: HostLoad) -> float | None:
@@ -93,6 +149,9 @@ def warning(
         signs.append(f"{len(bad)} of {len(cases)} cases disturbed, e.g. {bad[0][0]}: {bad[0][1]}")
     if before and before.pressure_percent is not None and before.pressure_percent > PRESSURE_PERCENT:
         signs.append(f"tasks waited for a core in {before.pressure_percent:g} % of the 10 s before the first case")
+    others = others_share(before, after) if before and after else None
+    if others is not None and others > OTHERS_SHARE:
+        signs.append(f"other programs took {others:.0%} of the core time")
     stolen = steal_share(before, after) if before and after else None
     if stolen is not None and stolen > STEAL_SHARE:
         signs.append(f"the hypervisor took {stolen:.1%} of the core time")
