@@ -33,10 +33,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perfsuite import garbage
 from perfsuite.baselines.renames import names_of_today, result_of_today
 from perfsuite.decoding import from_json
 from perfsuite.errors import JournalError
-from perfsuite.journal_result import late_result, share_of, split_result
+from perfsuite.journal_result import ResultLine, late_result, share_of, split_result
 from perfsuite.projection.record import Projected
 from perfsuite.records import SCHEMA, Peaks, Result
 from perfsuite.run_record import GateRecord, Revision, RunEnd, RunRecord
@@ -120,6 +121,7 @@ _SAID: Mapping[str, str] = {"failure": "message", "interrupted": "signal", "skip
 """Lines on a case without a result, and what they say of it."""
 
 
+@garbage.kept()
 def read_journal(path: Path) -> Journal:
     """The journal at ``path``.
 
@@ -162,10 +164,10 @@ class _Lines:
 
     def take(self, number: int, line: bytes) -> None:
         """One line after the header; JournalError for what is none of a journal."""
-        light, measurement_json = split_result(line)
-        kind, body = _read_line(self._path, number, light)
+        parts = split_result(line)
+        kind, body = _read_line(self._path, number, parts.light)
         if kind == "result":
-            result = _read_result(self._path, number, body, measurement_json, self._environment)
+            result = _read_result(self._path, number, body, parts, self._environment)
             self._results[result.case] = result
             self._failures.pop(result.case, None)
             self._interrupted.pop(result.case, None)
@@ -230,13 +232,13 @@ def _read_header(path: Path, line: bytes) -> Header:
     return header
 
 
-def _read_result(path: Path, number: int, body: Any, measurement_json: bytes, environment: Mapping[str, Any]) -> Result:
+def _read_result(path: Path, number: int, body: Any, line: ResultLine, environment: Mapping[str, Any]) -> Result:
     try:
-        if not measurement_json or not isinstance(body, dict):
+        if not line.measurement_json or not isinstance(body, dict):
             return result_of_today(dataclasses.replace(from_json(Result, body), environment=environment))
         names = names_of_today(body.get("workload", ""), body.get("parameters", {}))
         today = {**body, "workload": names[0], "parameters": names[1]}
-        return late_result(today, measurement_json, environment, functools.partial(_damage, path, number))
+        return late_result(today, line, environment, functools.partial(_damage, path, number))
     except ValueError as error:
         raise _damage(path, number, str(error)) from None
 

@@ -8,18 +8,32 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.decoding import from_json
 from perfsuite.errors import JournalError
 from perfsuite.metrics import rederived
-from perfsuite.records import ABOVE_MEASURED_PEAK, Lateness, Measurement, Metric, Peaks, Result
+from perfsuite.records import ABOVE_MEASURED_PEAK, Lateness, Measurement, Metric, Peak, Peaks, Result
 
+_METRICS = b',"metrics":['
 _START = b',"measurement":{"samples":['
 _END = b'},"fingerprint":"'
-_RANKS, _ARRIVAL = b',"ranks":', ',"arrival":'
-_DECODER = json.JSONDecoder()
+_RANKS, _AFTER_RANKS, _ARRIVAL = b',"ranks":[', b'],"backend":"', b',"arrival":'
+_EACH_RANK = b'{"rank":'
+_RANK = re.compile(rb'\{"rank":(\d+),"host":"([^"\\]*)","device":"([^"\\]*)",[^{}]*?"median_s":([-+.\de]+)[,}]')
 _TIME = re.compile(rb'\{"time_s":([-+.\de]+)[,}]')
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Glance:
+    """What of the metrics is known without decoding them."""
+
+    values: Mapping[str, float]
+    with_peak: tuple[str, ...]
+    """Names of those that are a share of something."""
+    may_exceed: bool
+    """Whether one may be above a measured peak."""
 
 
 class JournaledResult(Result):
@@ -28,7 +42,8 @@ class JournaledResult(Result):
     Where they are damaged, that raises JournalError naming the line.
     """
 
-    _plain_metrics: Any
+    _metrics_json: bytes
+    """Kept as text: as objects the metrics of 10,000 cases take 150 MB."""
     _measurement_json: bytes
     _peaks: Peaks | None
     _damage: Callable[[str], JournalError]
@@ -37,7 +52,7 @@ class JournaledResult(Result):
     def metrics(self) -> tuple[Metric, ...]:  # a field there, made late here
         """As shares of the peaks that the journal ends with."""
         try:
-            metrics = tuple(from_json(Metric, plain) for plain in self._plain_metrics)
+            metrics = tuple(from_json(Metric, plain) for plain in self._plain_metrics())
         except (ValueError, TypeError) as error:
             raise self._damage(str(error)) from None
         peaks = self._peaks
@@ -49,43 +64,69 @@ class JournaledResult(Result):
             return metrics
         return rederived(metrics, work=self.work, measurement=self.measurement, peaks=peaks)
 
+    def _plain_metrics(self) -> list[Any]:
+        """As they were written; ValueError where that is no list of JSON objects."""
+        plain = json.loads(self._metrics_json) if self._metrics_json else []
+        if not all(isinstance(metric, dict) for metric in plain):
+            raise ValueError("metrics hold what is no object")
+        return list(plain)
+
     @functools.cached_property
     def values(self) -> Mapping[str, float]:
         """As they were written; a utilisation of a measured peak as one of the peak that the journal ends with."""
         if "metrics" in vars(self):
             return {metric.name: metric.value for metric in self.metrics if metric.value is not None}
-        values: dict[str, float] = {}
-        for plain in self._plain_metrics:
-            value, peak = plain.get("value"), plain.get("peak")
-            if value is not None and peak and plain.get("unit") == "percent" and peak.get("kind") == "measured":
-                last = self._peaks.tflops.get(self.work.dtype) if self._peaks is not None else None
-                value *= peak["value"] / last.value if last is not None else 1.0
-                if value > 100:
-                    continue  # what is above a measured peak is no share of it
-            if value is not None:
-                values[plain["name"]] = value
-        return values
+        return self._glance.values
 
     @property
     def above_peak(self) -> tuple[Metric, ...]:
         """Metrics are decoded only where one, as it was written, may be above its peak."""
-        if "metrics" not in vars(self) and not any(map(self._may_exceed, self._plain_metrics)):
-            return ()
-        return super().above_peak
+        return super().above_peak if "metrics" in vars(self) or self._glance.may_exceed else ()
+
+    def peak(self, name: str) -> Peak | None:
+        """Metrics are decoded only where this one was written with a peak."""
+        return super().peak(name) if "metrics" in vars(self) or name in self._glance.with_peak else None
+
+    @functools.cached_property
+    def _glance(self) -> _Glance:
+        """One look at the metrics as they were written."""
+        values: dict[str, float] = {}
+        with_peak: list[str] = []
+        may_exceed = False
+        try:
+            for plain in self._plain_metrics():
+                name, value, peak = plain["name"], plain.get("value"), plain.get("peak")
+                if value is not None and type(value) not in (float, int):
+                    raise TypeError
+                if peak:
+                    with_peak.append(name)
+                if peak and peak.get("kind") == "measured":
+                    may_exceed = may_exceed or self._may_exceed(plain)
+                    if value is not None and plain["unit"] == "percent":
+                        last = self._last_peak("TFLOPS")
+                        value *= peak["value"] / last.value if last is not None else 1.0
+                        if value > 100:
+                            continue  # what is above a measured peak is no share of it
+                if value is not None:
+                    values[name] = value
+        except (ValueError, TypeError, KeyError):
+            values = dict(super().values)  # decoded to say what is damaged
+        return _Glance(values=values, with_peak=tuple(with_peak), may_exceed=may_exceed)
 
     def _may_exceed(self, plain: Mapping[str, Any]) -> bool:
         """Whether a metric is above the measured peak that it was written with or the last one of its kind."""
-        peak, value = plain.get("peak"), plain.get("value")
-        if not peak or peak.get("kind") != "measured":
-            return False
+        peak, value = plain["peak"], plain.get("value")
         if value is None:
             return plain.get("note") == ABOVE_MEASURED_PEAK
-        last = None
-        if self._peaks is not None:
-            of_memory = peak.get("unit") == "GB/s"
-            last = self._peaks.memory_bandwidth if of_memory else self._peaks.tflops.get(self.work.dtype)
-        rate = value / 100 * peak["value"] if plain.get("unit") == "percent" else value
+        last = self._last_peak(peak["unit"])
+        rate = value / 100 * peak["value"] if plain["unit"] == "percent" else value
         return bool(rate > min(peak["value"], last.value if last is not None else peak["value"]))
+
+    def _last_peak(self, unit: str) -> Peak | None:
+        """What the journal ends with for a peak in this unit; None where it ends with none."""
+        if self._peaks is None:
+            return None
+        return self._peaks.memory_bandwidth if unit == "GB/s" else self._peaks.tflops.get(self.work.dtype)
 
     @functools.cached_property
     def measurement(self) -> Measurement | None:
@@ -121,46 +162,66 @@ class JournaledResult(Result):
 def _lateness(measurement_json: bytes) -> Lateness | None:
     """None where it is not written as perfsuite writes it."""
     start = measurement_json.find(_RANKS, measurement_json.find(b"]"))
-    if start < 0:
+    end = measurement_json.find(_AFTER_RANKS, start)
+    told = _RANK.findall(measurement_json, start, end) if 0 <= start < end else []
+    if not told or len(told) != measurement_json.count(_EACH_RANK, start, end):
         return None
+    at = measurement_json.find(_ARRIVAL, end)
     try:
-        text = measurement_json[start + len(_RANKS) :].decode()
-        ranks, end = _DECODER.raw_decode(text)
-        at = text.find(_ARRIVAL, end)
-        arrival = _DECODER.raw_decode(text, at + len(_ARRIVAL))[0] if at >= 0 else None
-        told = sorted((rank["rank"], rank["host"], rank["device"], float(rank["median_s"])) for rank in ranks)
+        ranks = sorted((int(rank), host.decode(), device.decode(), float(time)) for rank, host, device, time in told)
+        arrival = (
+            json.loads(measurement_json[at + len(_ARRIVAL) : measurement_json.find(b"}", at) + 1]) if at > 0 else None
+        )
         late = (int(arrival["late_rank"]), float(arrival["lag_s"])) if arrival is not None else None
     except (ValueError, KeyError, TypeError):
         return None
-    return Lateness(ranks=tuple(rank[1:] for rank in told), arrival=late)
+    return Lateness(ranks=tuple(rank[1:] for rank in ranks), arrival=late)
 
 
-def split_result(line: bytes) -> tuple[bytes, bytes]:
-    """A result's line without its measurement, and the measurement; the whole line and nothing where it has none.
+@dataclass(frozen=True, kw_only=True)
+class ResultLine:
+    """A result's line in the parts in which it is decoded."""
 
-    Keys of a case's parameters may be called anything: they stand before the measurement, nothing so called after it.
+    light: bytes
+    """The line without what follows."""
+    metrics_json: bytes = b""
+    """A list; empty where there is none, and where the line has no measurement."""
+    measurement_json: bytes = b""
+    """An object; empty where there is none."""
+
+
+def split_result(line: bytes) -> ResultLine:
+    """The parts of a line; what is no result as perfsuite writes it is light as a whole.
+
+    Keys of a case's parameters may be called anything: they stand before the work of the case, the metrics and the
+    measurement, and nothing so called after it.
     """
     start, end = line.rfind(_START), line.rfind(_END)
     if start < 0 or end < start:
-        return line, b""
-    return line[:start] + line[end + 1 :], line[start + len(b',"measurement":') : end + 1]
+        return ResultLine(light=line)
+    metrics = line.rfind(_METRICS, 0, start) if line[start - 1 : start] == b"]" else -1
+    before = metrics if metrics >= 0 else start
+    return ResultLine(
+        light=line[:before] + line[end + 1 :],
+        metrics_json=line[before + len(_METRICS) - 1 : start] if metrics >= 0 else b"",
+        measurement_json=line[start + len(b',"measurement":') : end + 1],
+    )
 
 
 def late_result(
     plain: Mapping[str, Any],
-    measurement_json: bytes,
+    line: ResultLine,
     environment: Mapping[str, Any],
     damage: Callable[[str], Exception],
 ) -> JournaledResult:
-    """The result that ``plain`` stands for but for its measurement; ValueError where it is damaged."""
-    early = {name: value for name, value in plain.items() if name != "metrics"}
-    result = from_json(JournaledResult, early)
+    """The result of a line whose light part is ``plain``; ValueError where that is damaged."""
+    result = from_json(JournaledResult, plain)
     fields = vars(result)  # what is absent there is made by the properties above
     del fields["metrics"], fields["measurement"]
     fields.update(
         environment=environment,
-        _plain_metrics=plain.get("metrics", ()),
-        _measurement_json=measurement_json,
+        _metrics_json=line.metrics_json,
+        _measurement_json=line.measurement_json,
         _peaks=None,
         _damage=damage,
     )

@@ -381,6 +381,10 @@ class Result:
         """Metrics above a measured peak, which was none."""
         return tuple(metric for metric in self.metrics if metric.exceeds_measured_peak)
 
+    def peak(self, name: str) -> Peak | None:
+        """What the share of this metric is taken of; None without the metric or a peak."""
+        return next((metric.peak for metric in self.metrics if metric.name == name), None)
+
     @functools.cached_property
     def values(self) -> Mapping[str, float]:
         """Metrics that have a value, by name."""

@@ -289,11 +289,41 @@ def test_a_metric_is_above_the_peak_that_its_journal_ends_with(path, last, excee
     [
         {"measurement": {"samples": [1, [2]], "x": '},"fingerprint":"'}},
         {"text": ',"measurement":{"samples":[', "fingerprint": "f"},
+        {"x": 1, "metrics": [{"name": "mine", "value": 1.0}]},
     ],
 )
-def test_parameters_may_be_called_like_parts_of_a_result(path, parameters):
-    whole = dataclasses.replace(result("a"), parameters=parameters)
-    assert read_journal(written(path, whole)).results["a"] == whole
+@pytest.mark.parametrize("metrics", [(), result("a").metrics])
+def test_parameters_may_be_called_like_parts_of_a_result(path, parameters, metrics):
+    whole = dataclasses.replace(result("a"), parameters=parameters, metrics=metrics)
+    read = read_journal(written(path, whole)).results["a"]
+    assert read.values == whole.values
+    assert read == whole
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"value":500000.0', '"value":"fast"', "Metric.value is 'fast', not a float"),
+        ('{"name":"latency_us",', "{", "missing 1 required keyword-only argument: 'name'"),
+        ('"metrics":[', '"metrics":[1,', "metrics hold what is no object"),
+        ('"metrics":[', '"metrics":[,', "Expecting value"),
+    ],
+)
+def test_damage_inside_metrics_is_named_by_line_when_they_are_asked_for(path, old, new, message):
+    text = written(path, result("a")).read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    for ask in ("values", "metrics", "above_peak"):
+        read = read_journal(path).results["a"]
+        with pytest.raises(JournalError, match=f"line 3: .*{message}"):
+            getattr(read, ask)
+
+
+def test_a_host_of_any_name_is_told(path):
+    whole = result("a")
+    ranks = tuple(dataclasses.replace(rank, host='a"b\\c],"backend":"') for rank in whole.measurement.ranks)
+    odd = dataclasses.replace(whole, measurement=dataclasses.replace(whole.measurement, ranks=ranks))
+    assert read_journal(written(path, odd)).results["a"].lateness == odd.lateness
 
 
 def test_damage_inside_a_measurement_is_named_by_line_when_it_is_asked_for(path):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfsuite import garbage
 from perfsuite.cli.command import EXIT_OK, Command, platform_file_argument
 from perfsuite.cli.results import read_results, read_run
 from perfsuite.errors import ConfigurationError
@@ -56,6 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     platform_file_argument(parser)
 
 
+@garbage.kept()
 def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite report``."""
     catalog = load_catalog(options.platform_file)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from perfsuite import garbage
 from perfsuite.cli.command import EXIT_OK, Command
 from perfsuite.cli.results import read_results
 from perfsuite.errors import ConfigurationError
@@ -33,6 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@garbage.kept()
 def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite show``."""
     results = read_results(options.results)

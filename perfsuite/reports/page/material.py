@@ -66,6 +66,11 @@ class PageCase:
         return self.result.measurement
 
     @property
+    def has_measurement(self) -> bool:
+        """Whether there is one, told without decoding it."""
+        return self.result.lateness is not None
+
+    @property
     def detail(self) -> str:
         """Why nothing was measured."""
         return self.result.detail if self.outcome == "out_of_memory" else ""
@@ -97,7 +102,7 @@ class PageCase:
 
     def peak(self, name: str) -> Peak | None:
         """What a metric's share is taken of."""
-        return next((metric.peak for metric in self.metrics if metric.name == name), None)
+        return self.result.peak(name)
 
 
 def case_of_result(result: Result) -> PageCase:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from perfsuite.metrics.spec import devices_used
 from perfsuite.records import ABOVE_MEASURED_PEAK, Peak
 from perfsuite.reports.page.blocks import Block, Chart, Charts, Printed, Section, Table, Words
 from perfsuite.reports.page.charts import curves, rows
@@ -185,9 +184,9 @@ def _every_device(material: Material) -> list[Block]:
         for case in material.measured
         if case.ranks > 1
         and not (case.work.collective or case.work.tokens or case.work.samples)
+        and _has_its_own_devices(case)
         and case.measurement is not None
         and case.measurement.aligned
-        and devices_used(case.measurement) == case.ranks
     ][:MOST_BARS]
     if not spread:
         return []
@@ -209,6 +208,12 @@ def _every_device(material: Material) -> list[Block]:
     few = len(columns) <= _MOST_DEVICES
     note = [] if few else [Words(text=f"{_MOST_DEVICES} devices are drawn")]
     return [Charts(charts=[chart]) if few else Table(grid=shown), *note]
+
+
+def _has_its_own_devices(case: PageCase) -> bool:
+    """Whether no two ranks share a device, told without decoding the measurement."""
+    late = case.result.lateness
+    return late is not None and len({(host, device) for host, device, _ in late.ranks}) == case.ranks
 
 
 def _extremes(offs: Sequence[tuple[str, float]]) -> tuple[str, str]:

@@ -89,7 +89,7 @@ def _doubt(case: PageCase) -> str:
 
 def _timelines(cases: Sequence[PageCase]) -> tuple[list[Drawing], int]:
     """Pictures as far as they fit, and how many are left out."""
-    there = [case for case in cases if case.measurement is not None]
+    there = [case for case in cases if case.has_measurement]
     drawings: list[Drawing] = []
     room = MOST_BYTES
     for case in there[:MOST_TIMELINES]:
