@@ -145,7 +145,7 @@ class JournaledResult(Result):
         times = [float(time) for time in _TIME.findall(samples)]
         return statistics.median(times) if len(times) == samples.count(b"{") - 1 > 0 else super().median_s
 
-    @property
+    @functools.cached_property
     def lateness(self) -> Lateness | None:
         """Read off what the ranks said of themselves; samples and timelines stay as they are."""
         known = "measurement" not in vars(self) and _lateness(self._measurement_json)

@@ -362,7 +362,7 @@ class Result:
             raise ValueError(f"{self.case} has no samples: {self.outcome} {self.detail}".strip())
         return self.measurement.median_s
 
-    @property
+    @functools.cached_property
     def lateness(self) -> Lateness | None:
         """Of its ranks; None when nothing was measured."""
         if self.measurement is None:
@@ -379,7 +379,7 @@ class Result:
     @property
     def above_peak(self) -> tuple[Metric, ...]:
         """Metrics above a measured peak, which was none."""
-        return tuple(metric for metric in self.metrics if metric.exceeds_measured_peak)
+        return tuple(metric for metric in self.metrics if metric.peak and metric.exceeds_measured_peak)
 
     def peak(self, name: str) -> Peak | None:
         """What the share of this metric is taken of; None without the metric or a peak."""

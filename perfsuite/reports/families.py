@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from perfsuite.text import printable
 from perfsuite.units import format_bytes, format_seconds, readable_rate
 
 _RATES = ("tflops_per_device", "tflops")
+_PROCESSED = ("tokens_per_s_per_device", "samples_per_s_per_device", "samples_per_s")
+MOST_PARTS = 60
+"""Parts of a line that are written out: more than a screen of any width takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,22 +28,57 @@ class FamilyLine:
     family: str
     """compute, memory, collectives, training, scaling or pipelines."""
     parts: tuple[str, ...]
-    """Each whole by itself; a screen puts as many on a line as fit."""
+    """Each whole by itself, at most MOST_PARTS; a screen puts as many on a line as fit."""
+    more: int = 0
+    """How many there are beyond them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Figure:
+    """A metric with a value; what else is known of it is decoded only where it is shown."""
+
+    result: Result
+    name: str
+    value: float
+
+    @property
+    def metric(self) -> Metric:
+        """All of it."""
+        return self.result.metric(self.name)
+
+    @property
+    def told(self) -> str:
+        """``694 GFLOPS 90 % of measured 772``."""
+        figure = _rate(self.value, self.metric.unit)
+        return f"{figure} {share_of_peak(self.metric).removesuffix(figure.partition(' ')[2])}".strip()
+
+
+_Parts = tuple[Iterable[str], int]
+"""Texts, which may be made one by one as they are asked for, and how many there are."""
 
 
 def family_lines(results: Iterable[Result]) -> list[FamilyLine]:
     """A line for every family that has a measured case."""
     measured = [result for result in results if result.outcome == "measured"]
-    lines = (
-        ("compute", _compute(measured)),
-        ("memory", _memory(measured)),
-        ("collectives", _collectives(measured)),
-        ("training", _training(measured)),
-        ("scaling", _scaling(measured)),
-        ("pipelines", _pipelines(measured)),
-    )
-    told = [FamilyLine(family=family, parts=tuple(parts)) for family, parts in lines]
-    return [line for line in told if line.parts]
+    families: dict[str, _Parts] = {
+        "compute": _written(_compute(measured)),
+        "memory": _written(_memory(measured)),
+        "collectives": _written(_collectives(measured)),
+        "training": _training(measured),
+        "scaling": _scaling(measured),
+        "pipelines": _pipelines(measured),
+    }
+    lines = []
+    for family, (parts, count) in families.items():
+        told = tuple(itertools.islice(parts, MOST_PARTS))
+        lines += [FamilyLine(family=family, parts=told, more=count - len(told))] if told else []
+    return lines
+
+
+def _written(parts: Iterable[str]) -> _Parts:
+    """Of families that have a few parts at any number of cases."""
+    texts = tuple(parts)
+    return texts, len(texts)
 
 
 def short_name(case: str) -> str:
@@ -68,36 +107,30 @@ def _rate(value: float, unit: str) -> str:
     return f"{significant(value * times, 3)} {name}"
 
 
-def _figure(metric: Metric, value: float) -> str:
-    figure = _rate(value, metric.unit)
-    return f"{figure} {share_of_peak(metric).removesuffix(figure.partition(' ')[2])}".strip()
-
-
-def _metric(result: Result, *names: str) -> tuple[Metric, float] | None:
+def _found(result: Result, *names: str) -> _Figure | None:
     """The first of these metrics that has a value."""
-    metrics = {metric.name: metric for metric in result.metrics}
+    values = result.values
     for name in names:
-        metric = metrics.get(name)
-        if metric is not None and metric.value is not None:
-            return metric, metric.value
+        if name in values:
+            return _Figure(result=result, name=name, value=values[name])
     return None
 
 
-def _best(pairs: Iterable[tuple[str, tuple[Metric, float] | None]]) -> Iterator[str]:
+def _best(pairs: Iterable[tuple[str, _Figure | None]]) -> Iterator[str]:
     """The best figure under each name, the largest first, those above what was taken for their peak last.
 
     One without a peak, as of a cache, only where no other is.
     """
-    best: dict[str, tuple[Metric, float]] = {}
-    for name, pair in pairs:
-        if pair is not None and (name not in best or _better(pair, best[name])):
-            best[name] = pair
-    for name, (metric, value) in sorted(best.items(), key=lambda item: (item[1][0].exceeds_measured_peak, -item[1][1])):
-        yield f"{name} {_figure(metric, value)}"
-
-
-def _better(one: tuple[Metric, float], other: tuple[Metric, float]) -> bool:
-    return (one[0].peak is not None, one[1]) > (other[0].peak is not None, other[1])
+    named: dict[str, list[_Figure]] = defaultdict(list)
+    for name, figure in pairs:
+        if figure is not None:
+            named[name].append(figure)
+    best: dict[str, _Figure] = {}
+    for name, figures in named.items():
+        figures.sort(key=lambda figure: -figure.value)
+        best[name] = next((one for one in figures if one.result.peak(one.name) is not None), figures[0])
+    for name, one in sorted(best.items(), key=lambda item: (item[1].metric.exceeds_measured_peak, -item[1].value)):
+        yield f"{name} {one.told}"
 
 
 def _is_step(result: Result) -> bool:
@@ -106,17 +139,12 @@ def _is_step(result: Result) -> bool:
 
 def _compute(results: Sequence[Result]) -> Iterator[str]:
     kernels = (one for one in results if one.work.flops and not _is_step(one) and not one.work.collective)
-    told = [(one, _metric(one, *_RATES)) for one in kernels]
-    yield from _best((one.work.dtype, rate) for one, rate in told)
-    series: dict[str, dict[int, tuple[Metric, float]]] = defaultdict(dict)
-    for one, rate in told:
-        size = _square(one.parameters)
-        if (
-            rate is not None
-            and size
-            and (size not in series[one.work.dtype] or rate[1] > series[one.work.dtype][size][1])
-        ):
-            series[one.work.dtype][size] = rate
+    told = [(one.work.dtype, _square(one.parameters), _found(one, *_RATES)) for one in kernels]
+    yield from _best((dtype, rate) for dtype, _, rate in told)
+    series: dict[str, dict[int, _Figure]] = defaultdict(dict)
+    for dtype, size, rate in told:
+        if rate is not None and size and (size not in series[dtype] or rate.value > series[dtype][size].value):
+            series[dtype][size] = rate
     for dtype, by_size in series.items():
         if len(by_size) > 1:
             yield f"{dtype} {_over_sizes(by_size)}"
@@ -129,19 +157,19 @@ def _square(parameters: Mapping[str, Any]) -> int:
     return side if not sides and isinstance(side, int) else 0
 
 
-def _over_sizes(by_size: Mapping[int, tuple[Metric, float]]) -> str:
+def _over_sizes(by_size: Mapping[int, _Figure]) -> str:
     """``512/1024 square: 14.7 20 GFLOPS``."""
     sizes = sorted(by_size)
-    unit, times = readable_rate([by_size[size][1] for size in sizes], by_size[sizes[0]][0].unit)
-    figures = " ".join(significant(by_size[size][1] * times, 3) for size in sizes)
+    unit, times = readable_rate([by_size[size].value for size in sizes], by_size[sizes[0]].metric.unit)
+    figures = " ".join(significant(by_size[size].value * times, 3) for size in sizes)
     return f"{_counts(sizes)} square: {figures} {unit}"
 
 
 def _memory(results: Sequence[Result]) -> Iterator[str]:
     moved = [one for one in results if one.work.memory_path]
-    yield from _best((_of_memory(one), _metric(one, "gb_per_s")) for one in moved)
+    yield from _best((_of_memory(one), _found(one, "gb_per_s")) for one in moved)
     held = (one for one in results if not one.work.memory_path)
-    yield from _best(("capacity", _metric(one, "capacity_gib")) for one in held)
+    yield from _best(("capacity", _found(one, "capacity_gib")) for one in held)
 
 
 def _of_memory(result: Result) -> str:
@@ -155,11 +183,11 @@ def _collectives(results: Sequence[Result]) -> Iterator[str]:
     series: dict[tuple[str, str], dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     barriers: dict[int, float] = {}
     for result in results:
-        busbw = _metric(result, "busbw_gb_per_s")
         work = result.work
+        busbw = result.values.get("busbw_gb_per_s") if work.collective else None
         if work.collective and work.message_bytes and busbw is not None:
             sizes = series[work.collective, work.dtype][work.message_bytes]
-            sizes[result.world_size] = max(busbw[1], sizes.get(result.world_size, 0.0))
+            sizes[result.world_size] = max(busbw, sizes.get(result.world_size, 0.0))
         elif work.collective:
             barriers[result.world_size] = result.median_s
     fits = {(fit.collective, fit.dtype, fit.world_size): fit.fit for fit in fit_collectives(results)}
@@ -183,20 +211,21 @@ def _counts(ranks: Sequence[int]) -> str:
     return "/".join(map(str, ranks))
 
 
-def _training(results: Sequence[Result]) -> Iterator[str]:
-    steps = [one for one in results if _is_step(one)]
-    told: list[tuple[Result, Metric, float]] = []
-    for one in steps:
-        rate = _metric(one, "tokens_per_s_per_device", "samples_per_s_per_device", "samples_per_s")
-        if rate is not None:
-            told.append((one, *rate))
-    told.sort(key=lambda entry: (entry[1].unit != "tokens/s", -entry[2]))
+def _training(results: Sequence[Result]) -> _Parts:
+    """The best step of each model, then the others; tokens before samples."""
+    told = [found for one in results if _is_step(one) and (found := _found(one, *_PROCESSED)) is not None]
+    told.sort(key=lambda rate: (rate.name != _PROCESSED[0], -rate.value))
     best: dict[str, str] = {}
-    for one, _, _ in told:
-        best.setdefault(str(one.parameters.get("model")), one.case)
-    for one, metric, value in sorted(told, key=lambda entry: entry[0].case not in best.values()):
-        utilisation = next((metric for metric in one.metrics if metric.name == "mfu_percent"), None)
-        yield f"{short_name(one.case)} {_per_device(metric, value)}{_mfu(utilisation)}"
+    for rate in told:
+        best.setdefault(str(rate.result.parameters.get("model")), rate.result.case)
+    first = set(best.values())
+    told.sort(key=lambda rate: rate.result.case not in first)
+    return map(_step, told), len(told)
+
+
+def _step(rate: _Figure) -> str:
+    utilisation = next((metric for metric in rate.result.metrics if metric.name == "mfu_percent"), None)
+    return f"{short_name(rate.result.case)} {_per_device(rate.metric, rate.value)}{_mfu(utilisation)}"
 
 
 def _per_device(metric: Metric, value: float) -> str:
@@ -213,23 +242,30 @@ def _mfu(metric: Metric | None) -> str:
     return "" if metric.value is None else f", MFU {significant(metric.value, 2)} %{kind}"
 
 
-def _scaling(results: Sequence[Result]) -> Iterator[str]:
+def _scaling(results: Sequence[Result]) -> _Parts:
+    """A part for each series, the longest first."""
     series: dict[tuple[str, ...], list[Scaling]] = defaultdict(list)
     for scaling in scalings(results).values():
         series[scaling.point.series].append(scaling)
-    for members in sorted(series.values(), key=lambda members: -len(members)):
-        ranks = _counts([one.point.ranks for one in members])
-        shares = " ".join(f"{100 * one.efficiency:.0f}" for one in members)
-        shared = " (ranks share devices)" if any(one.shared for one in members[1:]) else ""
-        yield f"{short_name(members[0].point.series[0])} {ranks} ranks: {shares} %{shared}"
+    ordered = sorted(series.values(), key=lambda members: -len(members))
+    return map(_series, ordered), len(ordered)
 
 
-def _pipelines(results: Sequence[Result]) -> Iterator[str]:
-    bubbles = []
-    for one in results:
-        measured, simulated = _metric(one, "bubble_ratio"), _metric(one, "simulated_bubble_ratio")
-        if measured is not None:
-            own = f" (own durations {100 * simulated[1]:.0f} %)" if simulated else ""
-            bubbles.append((measured[1], short_name(one.case), own))
-    for bubble, name, own in sorted(bubbles):
-        yield f"{name} {100 * bubble:.0f} % bubble{own}"
+def _series(members: Sequence[Scaling]) -> str:
+    ranks = _counts([one.point.ranks for one in members])
+    shares = " ".join(f"{100 * one.efficiency:.0f}" for one in members)
+    shared = " (ranks share devices)" if any(one.shared for one in members[1:]) else ""
+    return f"{short_name(members[0].point.series[0])} {ranks} ranks: {shares} %{shared}"
+
+
+def _pipelines(results: Sequence[Result]) -> _Parts:
+    """The least idle first."""
+    bubbles = [one for one in results if "bubble_ratio" in one.values]
+    bubbles.sort(key=lambda one: (one.values["bubble_ratio"], short_name(one.case)))
+    return map(_bubble, bubbles), len(bubbles)
+
+
+def _bubble(result: Result) -> str:
+    simulated = result.values.get("simulated_bubble_ratio")
+    own = f" (own durations {100 * simulated:.0f} %)" if simulated is not None else ""
+    return f"{short_name(result.case)} {100 * result.values['bubble_ratio']:.0f} % bubble{own}"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsuite.reports.families import family_lines
+from perfsuite.reports.families import FamilyLine, family_lines
 from perfsuite.reports.notable import Notable, spread_of_equal_work
 from perfsuite.reports.plain import folded
 from perfsuite.reports.verdicts import undecided_lines, verdict_counts
@@ -123,14 +123,14 @@ def _trust(run: RunRecord, width: int) -> Iterator[ScreenLine]:
 
 def _families(run: RunRecord, width: int) -> Iterator[ScreenLine]:
     for line in family_lines(run.results.values()):
-        yield from (ScreenLine(text=text) for text in _packed(line.family, line.parts, width))
+        yield from (ScreenLine(text=text) for text in _packed(line, width))
 
 
-def _packed(label: str, parts: Sequence[str], width: int) -> list[str]:
+def _packed(family: FamilyLine, width: int) -> list[str]:
     """As many parts as fit on _FAMILY_LINES lines, and how many do not."""
-    lines: list[str] = [label.ljust(_LABEL)]
-    left = len(parts)
-    for part in parts:
+    lines: list[str] = [family.family.ljust(_LABEL)]
+    count = left = len(family.parts) + family.more
+    for part in family.parts:
         more = f"   + {left - 1} more" if left > 1 else ""
         last = len(lines) == _FAMILY_LINES
         room = width - len(lines[-1]) - (len(more) if last else 0)
@@ -140,7 +140,7 @@ def _packed(label: str, parts: Sequence[str], width: int) -> list[str]:
                 break
             lines.append(" " * _LABEL)
             gap, room = "", width - _LABEL - len(more)
-        if len(part) > room and left < len(parts) and len(lines) > 1:
+        if len(part) > room and left < count and len(lines) > 1:
             lines = lines[:-1] if lines[-1].isspace() else lines
             break
         lines[-1] += gap + part
