@@ -11,6 +11,7 @@ import pytest
 from perfsuite.errors import ConfigurationError
 from perfsuite.gate.verdict import Finding, Verdict
 from perfsuite.reports.page import page
+from perfsuite.reports.page.blocks import Chart, Charts, Section
 from perfsuite.reports.page.charts import look
 from perfsuite.reports.page.effects import ratio
 from perfsuite.reports.page.runs import material_of, run_of_record
@@ -18,6 +19,7 @@ from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.cases import section as all_cases
 from perfsuite.reports.page.sections.verdict import sentence
 from perfsuite.reports.page.svg import renderer
+from perfsuite.reports.tables.markdown import Grid
 from perfsuite.run_record import GateRecord
 from test_correctness.helpers.pages import Read, everything, gpt, material, product, record, rendered
 
@@ -31,6 +33,18 @@ def test_every_section_has_something_to_show(monkeypatch):
     assert read.ids() == list(dict.fromkeys(read.ids()))  # no anchor twice
     figures = [tag for tag, _ in read.tags if tag == "figure"]
     assert 8 < len(figures) <= page.MOST_CHARTS
+
+
+def test_no_section_takes_the_charts_of_the_others():
+    grid = Grid(title="", columns=("a",), rows=(), notes=())
+    first, second, third = ([Chart(title="c", spec={"mark": "bar"}, grid=grid) for _ in range(n)] for n in (30, 1, 4))
+    undrawn = Chart(title="without points", spec={}, grid=grid)
+    sections = [
+        Section(key=str(at), title="", blocks=[Charts(charts=charts)])
+        for at, charts in enumerate((first, [undrawn, *second], third))
+    ]
+    expected = [*first[: page.MOST_CHARTS - 5], *second, *third]
+    assert page.drawn_charts(sections) == {id(chart) for chart in expected}
 
 
 def test_equal_runs_give_equal_bytes_without_a_request(monkeypatch):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -131,8 +132,9 @@ def _pictures(
 ) -> Mapping[int, Picture]:
     """Pictures by the identity of their chart, at most MOST_CHARTS."""
     pictures: dict[int, Picture] = {}
-    for number, chart in enumerate(_charts(sections)):
-        if draw is None or number >= MOST_CHARTS or not chart.spec:
+    drawn = drawn_charts(sections)
+    for number, chart in enumerate(chart for section in sections for chart in _charts(section)):
+        if draw is None or id(chart) not in drawn:
             why = "" if draw is None or not chart.spec else f"more than {MOST_CHARTS} charts: the table has it"
             pictures[id(chart)] = Picture(svg="", why_not=why)
             continue
@@ -141,11 +143,17 @@ def _pictures(
     return pictures
 
 
-def _charts(sections: Sequence[Section]) -> Iterator[Chart]:
-    for section in sections:
-        for block in section.blocks:
-            if isinstance(block, Charts):
-                yield from block.charts
+def drawn_charts(sections: Sequence[Section]) -> set[int]:
+    """Identities of the charts that are drawn, at most MOST_CHARTS: each section's first, each one's second, ..."""
+    by_section = [[chart for chart in _charts(section) if chart.spec] for section in sections]
+    rounds = itertools.zip_longest(*by_section)
+    return {id(chart) for chart in [one for row in rounds for one in row if one is not None][:MOST_CHARTS]}
+
+
+def _charts(section: Section) -> Iterator[Chart]:
+    for block in section.blocks:
+        if isinstance(block, Charts):
+            yield from block.charts
 
 
 # -- cells -------------------------------------------------------------------------------------------------------
