@@ -21,7 +21,7 @@ from perfsuite.reports.page.sections.verdict import sentence
 from perfsuite.reports.page.svg import renderer
 from perfsuite.reports.tables.markdown import Grid
 from perfsuite.run_record import GateRecord
-from test_correctness.helpers.pages import Read, everything, gpt, material, product, record, rendered
+from test_correctness.helpers.pages import Read, everything, gpt, many, material, product, record, rendered
 
 HOSTILE = "<script>alert(1)</script>\"'>]]>javascript:x \x1b[31m \u202eevil\ud800 &amp; {{ 7 * 7 }}"
 
@@ -270,3 +270,20 @@ def test_a_page_that_cannot_be_written_says_so(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="cannot be written: Not a directory"):
         page.write_page(material(), tmp_path / "file" / "page.html")
+
+
+def test_many_cases_are_folded_and_those_that_need_a_reader_come_first():
+    (table,) = all_cases(material(*many(700))).blocks
+    names = [row.name for row in table.open_rows]
+    assert (300, "test_matmul[a100-99]", "test_matmul[a100-0]") == (len(names), names[0], names[7])
+    titles = [fold.title for fold in table.folds]
+    assert titles[1] == "601 to 700: test_matmul[a100-598] to test_matmul[a100-698]"
+    read = Read(page.render(material(*many(700))))
+    assert 700 == sum(tag == "tr" and found.get("id", "").startswith("c-") for tag, found in read.tags)
+    assert 2 == sum(tag == "details" and found.get("class") == "fold" for tag, found in read.tags)
+
+
+def test_few_cases_stand_in_their_order_unfolded():
+    (table,) = all_cases(material(*many(300))).blocks
+    assert [] == list(table.folds)
+    assert [f"test_matmul[a100-{place}]" for place in range(300)] == [row.name for row in table.rows]

@@ -16,7 +16,7 @@ import pytest
 
 from perfsuite.reports.page.page import write_page
 from perfsuite.reports.page.svg import renderer
-from test_correctness.helpers.pages import everything, material
+from test_correctness.helpers.pages import everything, many, material
 
 pytestmark = pytest.mark.slow
 JENKINS = "default-src 'none'; style-src 'self'"
@@ -62,6 +62,13 @@ def browser():
 def shown(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "page.html"
     write_page(material(*everything(), skips={"t.py::test_no": "no native fp8"}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "large.html"
+    write_page(material(*many(1000)), path)
     return path
 
 
@@ -147,6 +154,41 @@ def test_columns_sort_by_their_numbers_with_the_keyboard(browser, shown):
     assert found == sorted(found)
     head.send_keys("\n")
     assert browser.execute_script(numbers) == sorted(found, reverse=True)
+
+
+ROWS = "return [...document.querySelectorAll('#cases tbody tr')].map(row => row.querySelector('code').textContent)"
+FOLDED = "return document.getElementById('folds').hidden"
+
+
+def test_of_many_cases_as_many_are_listed_as_a_browser_lays_out_at_once(browser, large):
+    look(browser, large)
+    assert (300, False) == (len(browser.execute_script(ROWS)), browser.execute_script(FOLDED))
+    field, more = browser.find_element("id", "filter"), browser.find_element("id", "more")
+    assert not more.is_displayed()
+    field.send_keys("a100-77")
+    fitting = {"test_matmul[a100-77]", *(f"test_matmul[a100-77{digit}]" for digit in range(10))}
+    assert fitting == set(browser.execute_script(ROWS))
+    assert (True, "11 of 1000") == (browser.execute_script(FOLDED), browser.find_element("id", "count").text)
+    field.send_keys("\b" * 7)
+    assert 300 == len(browser.execute_script(ROWS))
+    assert ("show 300 more of 700", "1000 of 1000, 300 here") == (more.text, browser.find_element("id", "count").text)
+    for left in (600, 900, 1000):
+        more.send_keys("\n")
+        assert left == len(set(browser.execute_script(ROWS)))
+    assert not more.is_displayed()
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_link_leads_to_a_case_wherever_it_is(browser, large, filtered):
+    look(browser, large)
+    anchor = browser.execute_script("return document.querySelector('.fold:last-child tbody tr:last-child').id")
+    if filtered:
+        browser.find_element("id", "filter").send_keys("nothing of the kind")
+        assert [] == browser.execute_script(ROWS)
+    browser.execute_script(f"location.hash = '#{anchor}'")
+    top = f"return document.getElementById('{anchor}').getBoundingClientRect().top"
+    assert 0 <= browser.execute_script(top) < 900
+    assert browser.execute_script(FOLDED) == filtered
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -6,7 +6,7 @@ holds markup, so no section can forget to escape.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -129,6 +129,18 @@ class CaseRow:
     strip_told: str = ""
 
 
+OPEN_ROWS = 300
+"""Cases of a table that are laid out as the page opens, and of each fold below it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold:
+    """Rows that are there when they are unfolded."""
+
+    title: str
+    rows: Sequence[CaseRow]
+
+
 @dataclass(frozen=True, kw_only=True)
 class CaseTable:
     """Every case, to be filtered and sorted."""
@@ -137,6 +149,19 @@ class CaseTable:
     rows: Sequence[CaseRow]
     more: str = ""
     kind: str = "cases"
+
+    @property
+    def open_rows(self) -> Sequence[CaseRow]:
+        """What stands in the table that is there at once."""
+        return self.rows[:OPEN_ROWS]
+
+    @property
+    def folds(self) -> Iterator[Fold]:
+        """The others, so many at a time: a browser lays out nothing of a fold that is closed."""
+        for start in range(OPEN_ROWS, len(self.rows), OPEN_ROWS):
+            rows = self.rows[start : start + OPEN_ROWS]
+            title = f"{start + 1} to {start + len(rows)}: {rows[0].name} to {rows[-1].name}"
+            yield Fold(title=title, rows=rows)
 
 
 Block = Words | Items | Tiles | Table | Charts | Drawing | Printed | CaseTable

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from perfsuite.gate.describe import describe, word
 from perfsuite.metrics import find
 from perfsuite.records import Measurement, Metric
-from perfsuite.reports.page.blocks import CaseRow, CaseTable, Section
+from perfsuite.reports.page.blocks import OPEN_ROWS, CaseRow, CaseTable, Section
 from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.numbers import duration, scaled
 from perfsuite.reports.page.text import without_paths
@@ -51,7 +51,9 @@ def section(material: Material) -> Section | None:
             if details < 0:
                 break
             rows[key] = told
-    ordered = [table_row for case in material.cases if (table_row := rows.get(f"{case.fingerprint} {case.node}"))]
+    ordered = list(rows.values())
+    if len(ordered) <= OPEN_ROWS:  # else those that need a reader stay first: the others are folded
+        ordered = [row for case in material.cases if (row := rows.get(f"{case.fingerprint} {case.node}"))]
     left = len(material.cases) - len(ordered)
     more = f"{plural(left, 'more case')} than fit here: perfsuite show has them. " if left else ""
     if len(material.cases) > _LOOKED_INTO:

@@ -3,20 +3,36 @@
   const byId = (id) => document.getElementById(id);
   const table = byId("cases");
   if (table) {
-    const body = table.tBodies[0], rows = Array.from(body.rows);
-    const texts = rows.map((row) => row.cells[0].firstElementChild.textContent.slice(0, 4000).toLowerCase());
-    const names = rows.map((row) => row.querySelector("code").textContent.toLowerCase() + " " + row.lastElementChild.textContent.toLowerCase());
-    const field = byId("filter"), count = byId("count");
+    const body = table.tBodies[0], folds = byId("folds"), most = body.rows.length;
+    const field = byId("filter"), count = byId("count"), more = byId("more");
+    const cases = Array.from(document.querySelectorAll("table.cases > tbody > tr"), (row) => ({ row }));
+    let ordered = cases, fitting = cases, shown = most;
     byId("filterbar").hidden = false;
+    // As many rows as the table began with: laying out ten thousand takes seconds.  The others are kept, and come on demand.
+    const list = (wanted) => {
+      shown = Math.min(wanted, fitting.length);
+      body.replaceChildren(...fitting.slice(0, shown).map((one) => one.row));
+      folds.hidden = true;
+      const left = fitting.length - shown;
+      more.hidden = !left;
+      more.textContent = "show " + Math.min(most, left) + " more of " + left;
+      count.textContent = field.value.trim() || left
+        ? fitting.length + " of " + cases.length + (left ? ", " + shown + " here" : "") : "";
+    };
+    more.addEventListener("click", () => list(shown + most));
+    const read = (one) => {
+      if (one.name === undefined) {
+        const cells = one.row.cells;
+        one.text = cells[0].firstElementChild.textContent.slice(0, 4000).toLowerCase();
+        one.name = (one.row.querySelector("code").textContent + " " + one.row.lastElementChild.textContent).toLowerCase();
+      }
+      return one;
+    };
     const apply = () => {
       const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
-      let shown = 0;
-      rows.forEach((row, at) => {
-        const fits = words.every((word) => names[at].includes(word) || (word.length > 3 && texts[at].includes(word)));
-        if (row.hidden === fits) row.hidden = !fits;
-        shown += fits;
-      });
-      count.textContent = words.length ? shown + " of " + rows.length : "";
+      const fits = (one) => words.every((word) => one.name.includes(word) || (word.length > 3 && one.text.includes(word)));
+      fitting = words.length ? ordered.filter((one) => fits(read(one))) : ordered;
+      list(most);
     };
     field.addEventListener("input", () => {
       apply();
@@ -29,12 +45,18 @@
         apply();
         byId("s-cases").scrollIntoView();
       } else if (hash.startsWith("#c-")) {
-        const row = byId(hash.slice(1));
-        if (!row) return;
-        if (row.hidden) { field.value = ""; apply(); }
-        const more = row.querySelector("details");
-        if (more) more.open = true;
-        row.scrollIntoView();
+        const one = cases.find((one) => one.row.id === hash.slice(1));
+        if (!one) return;
+        const fold = one.row.closest("details.fold");
+        if (fold && !folds.hidden) fold.open = true;
+        else if (!body.contains(one.row)) {
+          field.value = "";
+          fitting = [one, ...ordered.filter((other) => other !== one)];
+          list(most);
+        }
+        const details = one.row.querySelector("details");
+        if (details) details.open = true;
+        one.row.scrollIntoView();
       }
     };
     window.addEventListener("hashchange", follow);
@@ -52,9 +74,10 @@
         const down = head.getAttribute("aria-sort") === "ascending";
         for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
         head.setAttribute("aria-sort", down ? "descending" : "ascending");
-        const keyed = Array.from(body.rows, (row) => [value(row, at), row]);
+        const keyed = ordered.map((one) => [value(one.row, at), one]);
         keyed.sort((x, y) => (down ? order(y[0], x[0]) : order(x[0], y[0])));
-        body.append(...keyed.map((pair) => pair[1]));
+        ordered = keyed.map((pair) => pair[1]);
+        apply();
       });
     });
     follow();
