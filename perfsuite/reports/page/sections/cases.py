@@ -53,7 +53,7 @@ def section(material: Material) -> Section | None:
             rows[key] = told
     ordered = list(rows.values())
     if len(ordered) <= OPEN_ROWS:  # else those that need a reader stay first: the others are folded
-        ordered = [row for case in material.cases if (row := rows.get(f"{case.fingerprint} {case.node}"))]
+        ordered = [found for case in material.cases if (found := rows.get(f"{case.fingerprint} {case.node}"))]
     left = len(material.cases) - len(ordered)
     more = f"{plural(left, 'more case')} than fit here: perfsuite show has them. " if left else ""
     if len(material.cases) > _LOOKED_INTO:
