@@ -13,6 +13,7 @@ from perfsuite.gate.verdict import Finding, Verdict
 from perfsuite.reports.page import page
 from perfsuite.reports.page.blocks import Chart, Charts, Section
 from perfsuite.reports.page.charts import look
+from perfsuite.reports.page.charts import rows as charts
 from perfsuite.reports.page.effects import ratio
 from perfsuite.reports.page.runs import material_of, run_of_record
 from perfsuite.reports.page.sections import SECTIONS
@@ -287,3 +288,30 @@ def test_few_cases_stand_in_their_order_unfolded():
     (table,) = all_cases(material(*many(300))).blocks
     assert [] == list(table.folds)
     assert [f"test_matmul[a100-{place}]" for place in range(300)] == [row.name for row in table.rows]
+
+
+@pytest.mark.parametrize(("name", "angle"), [("rank 0", -90), ("0", 0)])
+def test_figures_and_names_of_a_matrix_have_room(name, angle):
+    values = [{"first": "a", "second": name, "value": value, "text": "0.99", "told": ""} for value in (1.0, 3.0)]
+    spec = charts.matrix(values, ["a"], [name], ("", ""))
+    assert spec["width"]["step"] >= 6 * len("0.99")
+    assert spec["encoding"]["x"]["axis"]["labelAngle"] == angle
+    assert "datum.value>2.475" in str(spec), "white letters on the darkest quarter alone"
+
+
+@pytest.mark.parametrize(("longest", "columns"), [(8, None), (20, 2), (26, 1)])
+def test_a_legend_is_no_wider_than_its_chart(longest, columns):
+    assert look.coloured("series", ["a", "b" * longest])["legend"].get("columns") == columns
+
+
+def test_a_column_that_says_the_same_of_every_case_is_one_sentence():
+    several = [gpt("test_ddp", ranks, 1.0) for ranks in (1, 2)]
+
+    def table_of(*names):
+        verdicts = tuple(Verdict(case=one.case, name=name) for one, name in zip(several, names, strict=True))
+        (table,) = all_cases(material(*several, gate=GateRecord(gate=False, verdicts=verdicts))).blocks
+        return table
+
+    same, other = table_of("no-baseline", "no-baseline"), table_of("no-baseline", "pass")
+    assert ("verdict" in same.columns, "Verdict of each: no-baseline." in same.more) == (False, True)
+    assert ("verdict" in other.columns, "Verdict" in other.more) == (True, False)

@@ -20,6 +20,8 @@ LABEL = 26
 """Characters of a label; of a longer one the middle goes, because ids differ at their ends."""
 _WIDEST = 190
 """Pixels of a label whose letters may be twice as wide as others; LABEL characters of ASCII fit as they are."""
+_ONE_OF_THREE, _ONE_OF_TWO = 14, 24
+"""Characters of the longest name in a legend of three columns, and of two."""
 
 _CONFIG: Spec = {
     "background": None,
@@ -140,4 +142,7 @@ def dashed(field: str, series: Sequence[str]) -> Spec:
 
 def _told_apart(field: str, series: Sequence[str], values: Sequence[object], legend: Spec | None) -> Spec:
     chosen = [values[index % len(values)] for index in range(len(series))]
+    longest = max(map(len, series), default=0)
+    if legend is not None and longest > _ONE_OF_THREE:  # a legend wider than its chart makes the chart's letters small
+        legend = {**legend, "columns": 2 if longest <= _ONE_OF_TWO else 1}
     return {"field": field, "type": "nominal", "legend": legend, "scale": {"domain": list(series), "range": chosen}}

@@ -22,6 +22,8 @@ from perfsuite.reports.page.charts.look import (
 Rows = Sequence[Mapping[str, Any]]
 WIDTH = 205
 """Pixels of the axis; with the labels a chart is at most 360 wide and needs no smaller letters at 400."""
+_LETTER_PX = 6.2
+"""Of a figure in letters of 11 pixels."""
 
 
 def stack(values: Rows, order: Sequence[str], parts: Sequence[str], unit: str) -> Spec:
@@ -132,23 +134,26 @@ def several(values: Rows, order: Sequence[str], what: Sequence[str], title: str,
 
 def matrix(values: Rows, first: Sequence[str], second: Sequence[str], titles: tuple[str, str]) -> Spec:
     """A square per pair, its figure in it; ``values`` have ``first``, ``second``, ``value``, ``text`` and ``told``."""
-    numbers = sorted(row["value"] for row in values)
-    middle = numbers[len(numbers) // 2]
+    low, high = (pick(row["value"] for row in values) for pick in (min, max))
+    low -= 0.1 * abs(low)
+    wide = _LETTER_PX * max(len(row["text"]) for row in values) + 6
+    upright = _LETTER_PX * max(map(len, second)) > wide
     places: Mapping[str, Spec] = {
         name: {
             "field": name,
             "type": "nominal",
             "sort": list(order),
-            "axis": {"title": title, "labelAngle": 0, "domain": False, "ticks": False},
+            "axis": {"title": title, "labelAngle": angle, "domain": False, "ticks": False},
         }
-        for name, order, title in (("first", first, titles[0]), ("second", second, titles[1]))
+        for name, order, title, angle in (("first", first, titles[0], 0), ("second", second, titles[1], -90 * upright))
     }
-    shade = {"range": ["#eef2fb", PALETTE[0]], "domain": [numbers[0] * 0.9, numbers[-1]]}
+    shade = {"range": ["#eef2fb", PALETTE[0]], "domain": [low, high]}
     colour = {"field": "value", "type": "quantitative", "legend": None, "scale": shade}
-    words = {"condition": {"test": f"datum.value>{middle}", "value": "#fdfdfe"}, "value": "#101214"}
+    dark = f"datum.value>{low + 0.75 * (high - low)}"  # where white letters stand out more than black ones
+    words = {"condition": {"test": dark, "value": "#fdfdfe"}, "value": "#101214"}
     return frame(
         {
-            "width": {"step": 24},
+            "width": {"step": max(24, wide)},
             "height": {"step": 24},
             "data": {"values": list(values)},
             "encoding": {"y": places["first"], "x": places["second"]},

@@ -29,6 +29,10 @@ _KEY = (
 """The figure of a row: the first that the case has."""
 COLUMNS = ("case", "ranks", "median", "figure", "rank spread", "disturbed", "verdict")
 
+_DISTURBED = (
+    "Disturbed: samples in which a rank was switched out; ranks that fill every core of a host do that to each other."
+)
+
 
 def section(material: Material) -> Section | None:
     """Rows as far as the page's size allows, those that need a reader first where they do not all fit."""
@@ -55,13 +59,20 @@ def section(material: Material) -> Section | None:
     if len(ordered) <= OPEN_ROWS:  # else those that need a reader stay first: the others are folded
         ordered = [found for case in material.cases if (found := rows.get(f"{case.fingerprint} {case.node}"))]
     left = len(material.cases) - len(ordered)
-    more = f"{plural(left, 'more case')} than fit here: perfsuite show has them. " if left else ""
+    more = [f"{plural(left, 'more case')} than fit here: perfsuite show has them."] if left else []
     if len(material.cases) > _LOOKED_INTO:
-        more += "Of so many cases only those with details have their rank spread and disturbed samples here."
+        more.append("Of so many cases only those with details have their rank spread and disturbed samples here.")
+    verdicts = {row.cells[-1][0] for row in ordered}
+    if len(verdicts) == 1 < len(ordered) and verdicts != {""}:
+        more.append(f"Verdict of each: {''.join(verdicts)}.")
+        ordered = [dataclasses.replace(row, cells=(*row.cells[:-1], ("", None))) for row in ordered]
     kept = [place for place in range(len(COLUMNS)) if not place or any(row.cells[place - 1][0] for row in ordered)]
     columns = tuple(COLUMNS[place] for place in kept)
+    if "disturbed" in columns:
+        more.append(_DISTURBED)
     shown = [dataclasses.replace(row, cells=tuple(row.cells[place - 1] for place in kept if place)) for row in ordered]
-    return Section(key="cases", title="All cases", blocks=[CaseTable(columns=columns, rows=shown, more=more)])
+    table = CaseTable(columns=columns, rows=shown, more=" ".join(more))
+    return Section(key="cases", title="All cases", blocks=[table])
 
 
 def _needs_reader(case: PageCase, material: Material) -> bool:

@@ -65,7 +65,8 @@ def section(material: Material) -> Section | None:
     ]
     exposed = _exposed(training)
     blocks: list[Block] = [Charts(charts=[*charts, *([exposed] if exposed else [])])] if charts or exposed else []
-    blocks.append(Table(grid=_throughput(training)))
+    if (throughput := _throughput(training)).rows:
+        blocks.append(Table(grid=throughput))
     blocks += [Table(grid=beside, folded=True) for beside in _published(material)]
     return Section(key="training", title="Training", blocks=blocks)
 
@@ -164,7 +165,11 @@ def _between(case: PageCase) -> str:
     return "" if low is None or high is None else f"[{100 * low:.1f}, {100 * high:.1f}] %"
 
 
+_PROCESSED = frozenset({"tokens_per_s_per_device", "samples_per_s"})
+
+
 def _throughput(cases: Sequence[PageCase]) -> Grid:
+    cases = [case for case in cases if not _PROCESSED.isdisjoint(case.values)]
     conventions = dict.fromkeys(
         metric.convention for case in cases[:MOST_ROWS] for metric in case.metrics if metric.name == "mfu_percent"
     )
