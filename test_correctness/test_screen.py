@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.cli.main import main
+from perfsuite.errors import RanksFailed
 from perfsuite.gate.verdict import Effect, Finding, Verdict
 from perfsuite.journal import Header, read_journal
 from perfsuite.journal_writer import JournalWriter
@@ -426,3 +427,20 @@ def test_parts_beyond_any_screen_are_counted_and_not_written():
     assert (len(line.parts), line.more) == (60, 40)
     (told,) = (line for line in texts(record(*steps)) if "more" in line and "tokens/s" in line)
     assert told.endswith(f"+ {100 - ' '.join(texts(record(*steps))).count('tokens/s')} more")
+
+
+def test_what_a_rank_raises_is_text_to_the_terminal_too(pytester, monkeypatch):
+    def fails(job):
+        raise RanksFailed("rank 0 raised ValueError: \x1b[31mred \u202e and\nmore")
+
+    done = repository(pytester, monkeypatch, TESTS, script=fails).run("-k", "product", "--color=no")
+    told = done.stdout.str()
+    assert "ValueError: \\x1b[31mred \\u202e and\nmore" in told
+    assert not re.search("[\x1b\u202e]", told)
+
+
+def test_cases_that_ran_out_of_memory_are_not_counted_as_measured():
+    full = result("t.py::full", outcome="out_of_memory", measurement=None, detail="OOM at 2 GiB of 2 GiB")
+    verdicts = tuple(Verdict(case=case, name="no-baseline") for case in ("t.py::full", "t.py::a"))
+    said = verdict_sentence(record(full, result("t.py::a"), gate=GateRecord(gate=False, verdicts=verdicts)))
+    assert said.startswith("1 case out of memory; 1 case measured, none compared")

@@ -56,15 +56,22 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
         if isinstance(error, AgentLost):
             item.session.shouldstop = f"perfsuite: {first_line(error)}"
             suite_of(item.config).hurried = True
-        raise pytest.fail.Exception(str(error), pytrace=False) from None
+        raise _failure(str(error)) from None
     except CaseStopped as stopped:
         causes = (str(stopped), suite_of(item.config).lost_agents())
-        raise pytest.fail.Exception("; ".join(filter(None, causes)), pytrace=False) from None
+        raise _failure("; ".join(filter(None, causes))) from None
     except FixtureAlreadyUsed:
         raise pytest.fail.Exception(ONE_RECORD, pytrace=False) from None
     _require_called(item)
     _judge(item)
     return returned
+
+
+def _failure(message: str) -> Exception:
+    """The message alone; what ranks wrote may hold escape sequences, and a terminal is not theirs to colour."""
+    from perfsuite.text import escaped
+
+    return pytest.fail.Exception("\n".join(map(escaped, message.split("\n"))), pytrace=False)
 
 
 def _require_called(item: pytest.Item) -> None:

@@ -50,7 +50,8 @@ def verdict_sentence(run: RunRecord) -> str:
     parts += [f"{unchanged} unchanged"] if unchanged else []
     apart = sum(verdict.name in ("no-baseline", "learning", "not-comparable") for verdict in verdicts)
     if apart and apart == len(verdicts):
-        parts.append(f"{plural(apart, 'case')} measured, none compared: there is no baseline to compare with")
+        measured = sum(one.outcome == "measured" for one in run.results.values())
+        parts.append(f"{plural(measured, 'case')} measured, none compared: there is no baseline to compare with")
     elif apart:
         parts.append(f"{apart} without a baseline")
     return "; ".join(parts) or f"{outcome_counts(run)}, not judged"
