@@ -173,3 +173,12 @@ def test_an_effect_without_bound_is_no_figure():
     verdict = Verdict(case="t.py::a", name="regressed", findings=(finding,))
     (told,) = notable(run(gate=GateRecord(gate=True, verdicts=(verdict,))))
     assert told.sentence == "more than nothing worse in loss"
+
+
+def test_a_failing_environment_names_what_differs():
+    plain = regressed("t.py::a", 0.08)
+    keys = ('packages.torch "2.13", stored "2.12"', "driver 1, stored 2", "kernel a, stored b", "os c, stored d")
+    verdict = dataclasses.replace(plain, name="environment", soft_differences=keys)
+    (found,) = notable(run(result("a"), gate=GateRecord(gate=True, verdicts=(verdict,))))
+    assert found.sentence.startswith("environment: 8 % slower [6, 10], 1 s -> 1.08 s")
+    assert found.sentence.endswith("; not as stored: packages.torch, driver, kernel and 1 more")

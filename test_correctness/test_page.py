@@ -14,7 +14,7 @@ from perfsuite.reports.page import page
 from perfsuite.reports.page.blocks import Chart, Charts, Section
 from perfsuite.reports.page.charts import look
 from perfsuite.reports.page.charts import rows as charts
-from perfsuite.reports.page.effects import ratio
+from perfsuite.reports.page.effects import changes_between, ratio
 from perfsuite.reports.page.runs import material_of, run_of_record
 from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.cases import section as all_cases
@@ -236,6 +236,46 @@ def test_the_first_sentence_is_the_verdict(monkeypatch):
     assert worst in read.text
     assert read.text.index(worst) < read.text.index("hardware")
     assert "What moved" in read.text
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("pass", "inconclusive"), "No case is shown to be slower; 1 unchanged; 1 undecided. 2 cases measured."),
+        (("inconclusive",) * 2, "No case is shown to be slower, and none of 2 is decided: runs differ too much"),
+    ],
+)
+def test_what_was_not_decided_does_not_read_as_if_all_were_well(names, said):
+    results = [gpt("test_ddp", ranks, 1.0) for ranks in (1, 2)]
+    verdicts = tuple(judged(one.case, name, 0.01, (-0.3, 0.3)) for one, name in zip(results, names, strict=True))
+    assert sentence(material(*results, gate=GateRecord(gate=True, verdicts=verdicts)))[0].startswith(said)
+
+
+def test_runs_that_are_alike_are_no_difference():
+    def runs(*times_s):
+        made = [run_of_record(record(gpt("test_ddp", 1, time_s)), None) for time_s in times_s]
+        return made[0] if len(made) == 1 else made
+
+    before, after = (material_of(runs(*(1 + offset for offset in offsets))) for offsets in [(0.0, 1e-3, 2e-3)] * 2)
+    (found,) = changes_between(before.cases, after.cases)
+    assert (found.word, found.tone) == ("no difference", "plain")
+
+
+def test_an_interval_beyond_measure_leaves_room_for_the_others():
+    values = [{"row": "a", "at": 0.05, "low": -0.9, "high": 5e4, "tone": "plain", "told": ""}]
+    domain = charts.forest(values, ["a"], "")["layer"][2]["encoding"]["x"]["scale"]["domain"]
+    assert domain == pytest.approx([-0.995, 1.095])
+
+
+def test_an_arm_without_a_header_has_the_torch_of_its_environment():
+    plain = dataclasses.replace(gpt("test_ddp", 1, 1.0), environment={"packages": {"torch": "2.13"}})
+    assert material(plain).runs[0].torch == "2.13"
+    assert material(gpt("test_ddp", 1, 1.0)).runs[0].torch == ""
+
+
+def test_sentences_that_begin_with_a_number_stand_to_the_left():
+    rows = (("a", "1.2 GB/s", "1.2 GB/s bus bandwidth (test_broadcast[16MiB-fp32], 2 ranks)"),)
+    assert page.right_columns(Grid(title="", columns=("x", "rate", "why"), rows=rows, notes=())) == [False, True, False]
 
 
 def test_a_base_is_compared_case_by_case_and_one_run_each_is_unsure():

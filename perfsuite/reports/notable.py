@@ -42,6 +42,8 @@ Kind = Literal[
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Sure = Literal["sure", "likely", "unsure"]
 """sure: a fact, or confirmed by runs of both sides; likely: runs against stored ones; unsure: one run of each case."""
+_NAMED = 3
+"""Keys of an environment that a sentence names."""
 TOLERANCE = GateSettings.tolerance
 """Equal work may be this far apart."""
 
@@ -132,6 +134,10 @@ def _sentence(verdict: Verdict) -> str:
     told = change_in_words(finding.effect, finding.interval, finding.quantity)
     if finding.before is not None and finding.after is not None:
         told += f", {_amount(finding.before, finding.unit)} -> {_amount(finding.after, finding.unit)}"
+    if verdict.name == "environment" and verdict.soft_differences:
+        differs = dict.fromkeys(difference.partition(" ")[0] for difference in verdict.soft_differences)
+        more = f" and {len(differs) - _NAMED} more" if len(differs) > _NAMED else ""
+        told += f"; not as stored: {', '.join(list(differs)[:_NAMED])}{more}"
     return told if verdict.name in ("regressed", "improved") else f"{verdict.name}: {told}"
 
 

@@ -25,6 +25,8 @@ _LABEL = 12
 """Columns of a line's label."""
 _FAMILY_LINES = 2
 _WARNINGS = 2
+_LONGEST = 600
+"""Characters of a line before it is folded: it may name three cases."""
 _REASONS = 3
 _REASON = 60
 """Characters of a reason for skipping."""
@@ -199,6 +201,6 @@ def _skips(run: RunRecord, width: int) -> list[ScreenLine]:
 
 
 def _labelled(label: str, text: str, width: int, mark: Mark = "") -> list[ScreenLine]:
-    plain = printable(text, 4 * width)
+    plain = printable(text, max(4 * width, _LONGEST))
     start = label.ljust(_LABEL) if label else ""
     return [ScreenLine(text=line, mark=mark) for line in folded(start + plain, width, " " * _LABEL)]

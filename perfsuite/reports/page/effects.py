@@ -68,6 +68,8 @@ def changes_between(before: Iterable[PageCase], after: Iterable[PageCase]) -> It
         effect, low, high = known
         tone = tone_of(effect, low, high)
         unsure = "unsure: one run each" if low is None else "not shown"
+        if low is not None and high is not None and low >= -TOLERANCE and high <= TOLERANCE:
+            unsure = "no difference"
         yield CaseChange(
             node=case.node,
             effect=effect,

@@ -166,6 +166,11 @@ class Run:
     """None for a baseline file."""
 
     @property
+    def torch(self) -> str:
+        """Its version; empty where neither the header nor the environment has it."""
+        return str(self.versions.get("torch") or (self.environment.get("packages") or {}).get("torch") or "")
+
+    @property
     def hardware(self) -> str:
         """``cpu (cpu-amd-epyc-2c)``."""
         return f"{self.platform} ({self.fingerprint})" if self.fingerprint else self.platform

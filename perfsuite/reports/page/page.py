@@ -32,6 +32,7 @@ MOST_CHARTS = 24
 SIMULATED = "SIMULATED DEVICES: no time here is a measurement"
 _FIGURE = re.compile(r"[-+]?\d|x \d|\[[-+]?\d|< ?\d")
 """How a cell of a column of numbers begins."""
+_LONGEST_FIGURE = 34
 
 
 def write_page(material: Material, path: Path) -> None:
@@ -81,7 +82,7 @@ def _render(
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["identity"] = id
-    environment.globals.update(anchor=anchors.get, right=_right)
+    environment.globals.update(anchor=anchors.get, right=right_columns)
     text: str = environment.get_template("page.html").render(
         title=title,
         sections=sections,
@@ -111,7 +112,7 @@ def _title(material: Material) -> str:
     devices = run.environment.get("devices") if run else None
     name = str(devices[0]).partition(",")[0] if isinstance(devices, Sequence) and devices else ""
     hardware = " x ".join(filter(None, (str(len(devices or ())) if len(devices or ()) > 1 else "", name)))
-    told = (hardware or (run.platform if run else ""), f"torch {run.versions.get('torch', 'unknown')}" if run else "")
+    told = (hardware or (run.platform if run else ""), f"torch {run.torch}" if run and run.torch else "")
     return ", ".join(filter(None, ("perfsuite", *told)))
 
 
@@ -168,8 +169,13 @@ def _anchors(material: Material, sections: Sequence[Section]) -> Mapping[str, st
     return {name: cases[0].anchor for name, cases in by_name.items() if len(cases) == 1 and cases[0].anchor in there}
 
 
-def _right(grid: Grid) -> list[bool]:
+def right_columns(grid: Grid) -> list[bool]:
     """Which columns are of numbers and stand to the right."""
     columns = range(len(grid.columns))
     cells = [[row[index] for row in grid.rows if row[index]] for index in columns]
-    return [index > 0 and bool(column) and all(map(_FIGURE.match, column)) for index, column in enumerate(cells)]
+    return [index > 0 and bool(column) and all(map(_is_figure, column)) for index, column in enumerate(cells)]
+
+
+def _is_figure(cell: str) -> bool:
+    """Whether it is a number with what belongs to it, and no sentence that begins with one."""
+    return len(cell) <= _LONGEST_FIGURE and _FIGURE.match(cell) is not None

@@ -24,6 +24,8 @@ WIDTH = 205
 """Pixels of the axis; with the labels a chart is at most 360 wide and needs no smaller letters at 400."""
 _LETTER_PX = 6.2
 """Of a figure in letters of 11 pixels."""
+_LEAST_REACH = 1.0
+"""Relative change up to which every interval is drawn whole."""
 
 
 def stack(values: Rows, order: Sequence[str], parts: Sequence[str], unit: str) -> Spec:
@@ -58,7 +60,10 @@ def forest(values: Rows, order: Sequence[str], title: str) -> Spec:
     ``values`` have ``row``, ``at``, ``tone`` (bad, good or plain) and ``told``, and ``low`` and ``high`` where known.
     Shapes repeat what colours say: a triangle to the right is slower, one to the left faster.
     """
-    ends = [row[name] for row in values for name in ("at", "low", "high") if row.get(name) is not None] + [0.0]
+    reach = max(_LEAST_REACH, *(2 * abs(row["at"]) for row in values))  # of an interval beyond it the end is cut off
+    ends = [0.0, *(row["at"] for row in values)]
+    for name in ("low", "high"):
+        ends += [min(max(row[name], -reach), reach) for row in values if row.get(name) is not None]
     room = (max(ends) - min(ends)) * 0.05 or 0.01
     domain = [min(ends) - room, max(ends) + room]
     axis = {"title": title, "format": "+~p", "tickCount": 4}

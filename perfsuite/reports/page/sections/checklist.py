@@ -10,8 +10,9 @@ from perfsuite.reports.page.sections.cut import grid
 
 
 def section(material: Material) -> Section | None:
-    """One line each; nothing for results of several machines."""
-    if len({run.hardware for run in material.runs}) != 1 or not material.measured:
+    """One line each; nothing for results of several machines, and where no training was measured."""
+    trained = any("step_time_s" in case.values for case in material.measured)
+    if len({run.hardware for run in material.runs}) != 1 or not trained:
         return None
     told = [
         (answer.line, answer.verdict, answer.evidence, answer.advice)

@@ -19,6 +19,8 @@ from perfsuite.reports.tables.markdown import Grid
 from perfsuite.units import plural
 
 _MOST_NOTABLE = 20
+UNCHANGED = ("pass", "no difference")
+"""Words of a comparison that excluded a change that matters."""
 _GRAVE = ("impossible", "failed", "regressed", "drifted", "environment")
 
 
@@ -75,7 +77,7 @@ def sentence(material: Material) -> tuple[str, bool]:
 
 def _decided(changes: Sequence[CaseChange], bad: Sequence[CaseChange], good: int) -> str:
     """What the comparison says; one run against one decides nothing, and must not read as if all were well."""
-    unsure = [item for item in changes if item.tone == "plain" and item.low is None]
+    unsure = [item for item in changes if item.tone == "plain" and item.low is None and item.word not in UNCHANGED]
     if len(unsure) == len(changes):
         most = max(unsure, key=lambda item: abs(item.effect or 0))
         told = f"one run each of {plural(len(changes), 'case')} decides nothing"
@@ -84,10 +86,16 @@ def _decided(changes: Sequence[CaseChange], bad: Sequence[CaseChange], good: int
     if bad:
         worst = max(bad, key=lambda item: item.effect or 0)
         decided += f", worst {named([worst.node])} {change(worst.effect or 0)}{between(worst)}"
-    rest = len(changes) - len(bad) - good - len(unsure)
+    unchanged = sum(item.word in UNCHANGED for item in changes)
+    undecided = len(changes) - len(bad) - good - len(unsure) - unchanged
+    if undecided == len(changes):
+        return (
+            f"No case is shown to be slower, and none of {undecided} is decided: runs differ too much among themselves"
+        )
     counts = (
         f"{good} faster" if good else "",
-        f"{rest} unchanged or undecided" if rest else "",
+        f"{unchanged} unchanged" if unchanged else "",
+        f"{undecided} undecided" if undecided else "",
         f"{len(unsure)} unsure, with one run each" if unsure else "",
     )
     return "; ".join([decided, *filter(None, counts)])
@@ -104,7 +112,7 @@ def _facts(material: Material) -> Grid:
     labels = dict.fromkeys(label for run in all_runs for label in run.facts)
     rows = [
         ("hardware", *(run.hardware for run in all_runs)),
-        ("torch", *(str(run.versions.get("torch", "")) for run in all_runs)),
+        ("torch", *(run.torch for run in all_runs)),
         *((label, *(without_paths(run.facts.get(label, "")) for run in all_runs)) for label in labels),
     ]
     if any(run.simulated for run in all_runs):
