@@ -67,7 +67,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
     return returned
 
 
-def _failure(message: str) -> Exception:
+def _failure(message: str) -> BaseException:
     """The message alone; what ranks wrote may hold escape sequences, and a terminal is not theirs to colour."""
     from perfsuite.text import escaped
 
