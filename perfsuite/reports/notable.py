@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from perfsuite import garbage
 from perfsuite.errors import first_line
 from perfsuite.gate.verdict import FAILING, TIME, GateSettings, Verdict, percent
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
@@ -66,6 +67,7 @@ class Notable:
     """All cases that it tells of, where they are several."""
 
 
+@garbage.kept()
 def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, ...]:
     """Everything notable of a run, the gravest kind first and in each the largest effect.
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from perfsuite import garbage
 from perfsuite.reports.families import FamilyLine, family_lines
 from perfsuite.reports.notable import Notable, spread_of_equal_work
 from perfsuite.reports.plain import folded
@@ -53,6 +54,7 @@ def title(run: RunRecord) -> str:
     return printable(f"perfsuite: {run.platform}" + (f", torch {torch}" if torch else ""), 160)
 
 
+@garbage.kept()
 def screen(
     run: RunRecord,
     findings: Sequence[Notable],
