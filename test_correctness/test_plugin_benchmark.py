@@ -165,3 +165,25 @@ def test_a_case_that_fails_after_it_was_measured_is_in_no_file(pytester, monkeyp
 def test_without_pytest_benchmark_other_tests_still_run(repo):
     found = repo.run("-p", "no:benchmark", "-k", "no_benchmark")
     found.assert_outcomes(passed=1, deselected=4)
+
+
+BEFORE_MEASURING = {
+    "an assertion": "assert 1 == 2",
+    "a number of ranks": "perf(step, on=0)",
+    "a workload": "perf(42)",
+    "a parameter": "perf(Sum(), side=3)",
+    "no call": "pass",
+}
+
+
+@pytest.mark.parametrize("body", BEFORE_MEASURING.values(), ids=BEFORE_MEASURING)
+def test_a_case_that_fails_before_it_measures_is_no_unused_benchmark(pytester, monkeypatch, body):
+    repo = repository(pytester, monkeypatch, f"def test_bad(perf):\n    {body}\n")
+    assert repo.run().parseoutcomes() == {"failed": 1}
+    assert repo.run("-W", "error").parseoutcomes() == {"failed": 1}
+
+
+def test_nor_is_one_whose_other_fixture_fails(pytester, monkeypatch):
+    broken = "@pytest.fixture\ndef broken():\n    raise OSError('no data')\n"
+    tests = f"import pytest\n\n{broken}\ndef test_bad(perf, broken):\n    perf(step)\n"
+    assert repository(pytester, monkeypatch, tests).run("-W", "error").parseoutcomes() == {"errors": 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -74,7 +74,7 @@ class Perf(Protocol):
 
 
 @pytest.fixture
-def perf(request: pytest.FixtureRequest, platform: DeviceModel, benchmark: Any) -> Perf:
+def perf(request: pytest.FixtureRequest, platform: DeviceModel, benchmark: Any) -> Iterator[Perf]:
     """Time a workload on the ranks of this case: ``perf(what, on=None, **parameters) -> Result``.
 
     ``what`` is a :class:`perfsuite.Workload`, a class of them that ``parameters`` are the fields of, or a function at
@@ -109,17 +109,16 @@ def perf(request: pytest.FixtureRequest, platform: DeviceModel, benchmark: Any) 
         try:
             state.result = _run(suite, case, platform)
         except BaseException as error:
-            feed_nothing(benchmark)
             if isinstance(error, PerfsuiteError) and suite.session:
                 state.log_tails = suite.session.log_tails()
             raise
-        if state.result.measurement is None:
-            feed_nothing(benchmark)
-        else:
+        if state.result.measurement is not None:
             feed(benchmark, item.config.stash[clock_key], state.result)
         return state.result
 
-    return run
+    yield run
+    if not getattr(benchmark, "_mode", None):  # it was not measured, or failed before that
+        feed_nothing(benchmark)
 
 
 def make_workload(what: Any, parameters: Mapping[str, Any]) -> Workload:

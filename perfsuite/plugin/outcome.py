@@ -11,7 +11,7 @@ import pytest
 from pytest_benchmark.fixture import FixtureAlreadyUsed
 
 from perfsuite.errors import AgentLost, CaseStopped, ExpectedFailure, PerfsuiteError, UnsupportedCase, first_line
-from perfsuite.plugin.benchmark import ONE_RECORD, feed_nothing
+from perfsuite.plugin.benchmark import ONE_RECORD
 from perfsuite.plugin.collect import cases_of, is_case
 from perfsuite.plugin.fixtures import NEVER_CALLED, CaseState, state_key
 from perfsuite.plugin.state import suite_key, suite_of
@@ -80,9 +80,7 @@ def _require_called(item: pytest.Item) -> None:
     if state is None or state.called:
         return
     benchmark = getattr(item, "funcargs", {})["benchmark"]
-    used = bool(getattr(benchmark, "_mode", None))
-    if not used:
-        feed_nothing(benchmark)
+    used = getattr(benchmark, "_mode", None)
     raise pytest.fail.Exception(ONE_RECORD if used else NEVER_CALLED, pytrace=False)
 
 
