@@ -3,15 +3,17 @@
     python benchmarks/gate_history.py [--step 0.02] [--merges 6]
 
 A repository with its package under ``src/`` is made in a temporary directory and a baseline of five commits is stored.
-Then: nothing changes, a setting of torch changes for both arms, and merge after merge is a little slower, each judged
-with the merge before as its base.  Sessions, arms, work trees and ranks are real processes; the clock that they read is
-moved by the measured step, so that no load of the machine decides.
+Then: nothing changes; a setting of torch changes for both arms; merge after merge is a little slower, each judged with
+the merge before as its base; the setting is accepted; the base cannot run; no sample is clean.  Sessions, arms, work
+trees and ranks are real processes; the clock that they read is moved by the measured step, so that no load of the
+machine decides.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.scripted_clock import VARIABLES
+from benchmarks.scripted_clock import SWITCHED_OUT, VARIABLES
 
 ROOT = Path(__file__).parent.parent
 FILES = {
@@ -54,6 +56,7 @@ def train(rank):
 """
 SETTING = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 STEP_S = 0.02
+BASE = "--perf-base=HEAD~1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +73,29 @@ class Page:
 class Repository:
     """The repository, and what is done to it."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root / "repository"
-        (self.root / "src" / "trainer").mkdir(parents=True)
+    def __init__(self, root: Path, platform: str = "scripted") -> None:
+        self.root, self.platform = root, platform
+
+    @classmethod
+    def stored(cls, root: Path, platform: str = "scripted") -> Repository:
+        """A repository of five commits, each in the baseline."""
+        (root / "src" / "trainer").mkdir(parents=True)
         for name, text in FILES.items():
-            (self.root / name).write_text(text)
-        self.git("init", "-q")
+            (root / name).write_text(text)
+        repository = cls(root, platform)
+        repository.git("init", "-q")
+        for number in range(5):
+            repository.commit(STEP_S, f"commit {number}")
+            code, printed = repository.pytest("--perf-update=append")
+            if code:
+                raise SystemExit(printed)
+        repository.commit(STEP_S, "the baseline")
+        return repository
+
+    def copied(self, root: Path) -> Repository:
+        """The same repository, baseline and all, elsewhere."""
+        shutil.copytree(self.root, root)
+        return Repository(root, self.platform)
 
     def git(self, *arguments: str) -> None:
         """A git command by somebody."""
@@ -84,13 +104,17 @@ class Repository:
 
     def commit(self, step_s: float, message: str) -> None:
         """A commit whose step takes this long."""
-        (self.root / "src" / "trainer" / "__init__.py").write_text(TRAINER.format(step_s=step_s))
+        self.commit_code(TRAINER.format(step_s=step_s), message)
+
+    def commit_code(self, text: str, message: str) -> None:
+        """A commit whose package is this module."""
+        (self.root / "src" / "trainer" / "__init__.py").write_text(text)
         self.git("add", "-A")
         self.git("commit", "-q", "--allow-empty", "-m", message)
 
     def pytest(self, *arguments: str, **variables: str) -> tuple[int, str]:
         """Exit code and what was printed."""
-        command = [sys.executable, "-m", "pytest", "-q", "--perf-platform=scripted", "--benchmark-max-time=0.3"]
+        command = [sys.executable, "-m", "pytest", "-q", f"--perf-platform={self.platform}", "--benchmark-max-time=0.3"]
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -108,26 +132,19 @@ class Repository:
         )
         return done.returncode, done.stdout + done.stderr
 
-    def gate(self, title: str, **variables: str) -> Page:
-        """One gated run with the commit before as its base."""
-        code, printed = self.pytest("--perf-gate", "--perf-base=HEAD~1", **variables)
-        said = [
-            line for line in printed.splitlines() if not line.startswith(("perfsuite: ", ".", "clock ", "journal "))
-        ]
-        failures = said[: next((i for i, line in enumerate(said) if "perfsuite: scripted" in line), 0)]
-        gated = [line for line in said if line.startswith(("gated ", "SUITE ", "suite ", "not decided"))]
+    def gate(self, title: str, *arguments: str, **variables: str) -> Page:
+        """One gated run with these options, or with the commit before as its base."""
+        code, printed = self.pytest("--perf-gate", *(arguments or (BASE,)), **variables)
+        left_out = ("perfsuite: ", ".", "F", "clock ", "journal ")
+        said = [line for line in printed.splitlines() if not line.startswith(left_out)]
+        failures = said[: next((i for i, line in enumerate(said) if f"perfsuite: {self.platform}" in line), 0)]
+        gated = [line for line in said if line.startswith(("gate ", "SUITE ", "suite "))]
         return Page(title=title, code=code, text="\n".join([*gated, *(failures if code else [])]))
 
 
-def story(root: Path, step: float, merges: int) -> Iterator[Page]:
+def story(repository: Repository, step: float, merges: int) -> Iterator[Page]:
     """Nothing changed, a setting changed, and merges until one is red."""
-    repository, step_s = Repository(root), STEP_S
-    for number in range(5):
-        repository.commit(step_s, f"commit {number}")
-        code, printed = repository.pytest("--perf-update=append")
-        if code:
-            raise SystemExit(printed)
-    repository.commit(step_s, "the baseline")
+    step_s = STEP_S
     yield repository.gate("nothing changed")
     setting = ", ".join(f"{name}={value}" for name, value in SETTING.items())
     yield repository.gate(f"{setting}, 10 % slower, in both arms", **SETTING)
@@ -140,13 +157,43 @@ def story(root: Path, step: float, merges: int) -> Iterator[Page]:
             break
 
 
+def accepted(repository: Repository) -> Iterator[Page]:
+    """What the setting costs is accepted with a reason; from then on it is green with it."""
+    options = ("--perf-accept=environment", "--perf-reason=collectives are checked")
+    yield repository.gate("the setting is accepted", *options, **SETTING)
+    yield repository.gate("the setting from then on", **SETTING)
+
+
+def without_base(repository: Repository) -> Page:
+    """The commit before cannot run the case, and this one is twice as slow."""
+    repository.commit_code("raise ImportError('half of a merge')", "broken")
+    repository.commit(2 * STEP_S, "whole again, and slow")
+    return repository.gate("twice as slow, and the base cannot run")
+
+
+def switched_out(repository: Repository) -> Page:
+    """Twice as slow under ``-x``, and no sample is clean."""
+    repository.commit(2 * STEP_S, "slow")
+    return repository.gate("twice as slow, under -x, no sample is clean", "-x", **{SWITCHED_OUT: "1"})
+
+
+def pages(root: Path, step: float, merges: int) -> Iterator[Page]:
+    """All of it."""
+    repository = Repository.stored(root / "repository")
+    setting, other = (repository.copied(root / name) for name in ("setting", "other"))
+    yield from story(repository, step, merges)
+    yield from accepted(setting)
+    yield without_base(other)
+    yield switched_out(Repository.stored(root / "counted", "counted"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--step", type=float, default=0.02, help="slowdown of every merge")
     parser.add_argument("--merges", type=int, default=6, help="merges at most")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        for page in story(Path(directory), options.step, options.merges):
+        for page in pages(Path(directory), options.step, options.merges):
             print(f"-- {page.title}: exit code {page.code}", page.text, sep="\n", flush=True)
 
 

@@ -163,9 +163,15 @@ def _run(command: Sequence[str], arm: Arm, deadline_s: float) -> tuple[int | Non
 
 
 def _said_error(output: str) -> list[str]:
-    """The line of pytest's output that says why it stopped; nothing where there is none."""
-    errors = [line for line in output.splitlines() if line.startswith(("ERROR: ", "E   "))]
-    return [line.removeprefix("ERROR: ").removeprefix("E   ").strip() for line in errors[-1:]]
+    """The line of pytest's output that says why it stopped; nothing where there is none.
+
+    An exception comes first: that pytest then found no such test follows from it.
+    """
+    for mark in ("E   ", "ERROR: "):
+        said = [line.removeprefix(mark).strip() for line in output.splitlines() if line.startswith(mark)]
+        if said:
+            return said[-1:]
+    return []
 
 
 def _from_foreign(message: str) -> str:

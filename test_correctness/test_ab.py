@@ -140,6 +140,15 @@ def test_an_arm_that_cannot_be_measured_says_why(repository, checkout_on_path):
         run_arm(arm, ["test_sleep.py::nowhere"], 60)
 
 
+def test_an_arm_whose_module_cannot_be_imported_names_the_reason(repository, checkout_on_path):
+    (repository / "suite" / "test_broken.py").write_text("raise ImportError('half of a merge')\n")
+    arm = Arm(name="base", root=repository / "suite")
+    with pytest.raises(
+        ArmFailed, match=r"^base was not measured: its pytest ended with exit code 4; ImportError: half"
+    ):
+        run_arm(arm, ["test_broken.py::test_it"], 60)
+
+
 def test_a_known_slowdown_is_found_between_two_commits(repository, checkout_on_path, monkeypatch, capsys):
     monkeypatch.chdir(repository / "suite")
     assert cli.main(["ab", "--a", "HEAD~1", "--b", "HEAD", "--pairs", "3", "--json", "out.json", "--", "."]) == 1

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from benchmarks.gate_history import story
+from benchmarks.gate_history import Repository, accepted, story, switched_out, without_base
 from benchmarks.scripted_clock import VARIABLES
 
 pytest_plugins = ["pytester"]
@@ -50,12 +50,41 @@ def test_a_real_case_slowed_twofold_is_caught(pytester, pytestconfig, monkeypatc
     slowed.stdout.fnmatch_lines(["REGRESSED *test_lasting[[]scripted-1[]]*"])
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """A repository of five commits, each in the baseline."""
+    return Repository.stored(tmp_path_factory.mktemp("stored") / "repository")
+
+
 @pytest.mark.slow
-def test_small_slow_merges_go_red_and_name_the_drift_and_a_setting_of_both_arms_is_an_environment(tmp_path):
-    quiet, setting, first, second = story(tmp_path, step=0.02, merges=3)
+def test_small_slow_merges_go_red_and_name_the_drift_and_a_setting_of_both_arms_is_an_environment(stored, tmp_path):
+    quiet, setting, first, second = story(stored.copied(tmp_path / "here"), step=0.02, merges=3)
     assert [0, 1, 0, 1] == [page.code for page in (quiet, setting, first, second)]
     assert re.search(r"^ENVIRONMENT \+(9|10)", setting.text, re.MULTILINE)
     assert "different from the stored runs: variables.TORCH_DISTRIBUTED_DEBUG DETAIL, stored absent" in setting.text
     assert re.search(r"^DRIFTED \+[34]", second.text, re.MULTILINE)
     assert "not slower than the base, slower than" in second.text
     assert "next: perfsuite ab --a " in second.text
+
+
+@pytest.mark.slow
+def test_a_setting_that_was_accepted_is_green_from_then_on(stored, tmp_path):
+    once, then = accepted(stored.copied(tmp_path / "here"))
+    assert (0, 0) == (once.code, then.code)
+    assert ["1 environment", "1 pass"] == [page.text.rpartition(": ")[2] for page in (once, then)]
+
+
+@pytest.mark.slow
+def test_a_base_that_cannot_run_hides_nothing_and_is_named(stored, tmp_path):
+    page = without_base(stored.copied(tmp_path / "here"))
+    assert page.code == 1
+    assert re.search(r"^REGRESSED \+(99|100)", page.text, re.MULTILINE)
+    assert "base (HEAD~1) was not measured: its pytest ended with exit code 4; ImportError: half" in page.text
+
+
+@pytest.mark.slow
+def test_a_case_without_clean_samples_fails_where_its_report_cannot_wait(tmp_path):
+    page = switched_out(Repository.stored(tmp_path / "here", "counted"))
+    assert page.code == 1
+    assert re.search(r"^REGRESSED \+(99|100)", page.text, re.MULTILINE)
+    assert "unconfirmed: no clean samples, slower even against its yardstick" in page.text
