@@ -60,6 +60,16 @@ def test_a_slower_case_that_is_accepted_is_gated_from_the_next_session_on(stored
     done.stdout.fnmatch_lines(["gated 1 of 1 cases: 1 *"])
 
 
+def test_runs_stored_merge_after_merge_do_not_move_the_yardstick(stored, machine):
+    codes = []
+    for merge in range(1, 22):
+        machine.factors[1] = 1.002**merge  # the newest twelve runs are never more than 1.5 % behind
+        done = stored.run("--perf-gate", "--perf-update=append", "-k", "cpu-1")
+        codes.append(done.ret)
+    assert codes[:9] == [0] * 9
+    done.stdout.fnmatch_lines(["REGRESSED +4.* % (* ms -> 10.4* ms)", "*not stored, REGRESSED +4*"])
+
+
 def test_an_impossible_result_is_refused_by_name(repo):
     equal = (Sample(time_s=0.01),) * 8
     repo.driver.script = lambda job: dataclasses.replace(measurement(job), samples=equal)
