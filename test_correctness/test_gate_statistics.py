@@ -322,6 +322,12 @@ def test_one_disturbed_pair_does_not_hide_what_the_others_show():
     assert not lone(0.1).arms_tell([0.0, 0.3, -0.3, 0.6])
 
 
+def test_an_a_b_that_nothing_suspected_is_as_sure_as_many_looks_at_it_ask_for():
+    judge = lone(0.05)
+    told = [judge.is_sure(judge.paired([(0.0, mean + away) for away in (-0.02, 0.02) * 6])) for mean in (0.032, 0.04)]
+    assert told == [False, True], "by chance 1 A/B in 8,000 shows the first, and a lone case has two in every session"
+
+
 def test_runs_inside_the_session_tell_how_far_sessions_lie_apart_unless_the_host_drifts_much_more():
     judge, away = lone(0.02), [-0.0126, 0.0126] * 8
     assert judge.is_surely_worse([0.105 + value for value in away], expected=False)

@@ -21,6 +21,10 @@ CONFIRM_ALPHA = 0.005
 SURELY_ALPHA = 0.0005
 """False alarms per case of a level that is worse where the base is not: one question more is asked of the same runs."""
 
+LONE_LOOKS = 8
+"""Looks among which SURELY_ALPHA is split where too few cases tell of the host: there base and stored commit are run in
+nearly every session, and each is looked at after 6, 12 and 24 pairs."""
+
 
 Outcome = Literal["pass", "regressed", "improved", "inconclusive", "suspect", "candidate"]
 
@@ -59,6 +63,11 @@ class Bounds:
     """The same for what is asked of a case whose base is not slower."""
     doubt: float = 1.0
     """Standard errors below which nothing is suspicious."""
+
+    @property
+    def lone_alpha(self) -> float:
+        """The share of ``surely_alpha`` for one look at an A/B where too few cases tell of the host."""
+        return self.surely_alpha / LONE_LOOKS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -281,7 +281,7 @@ class Judge:
 
         Where too few cases tell of the host it is asked although nothing looks slower: it confirms no suspicion then.
         """
-        return self.bounds.confirm_alpha if self.today.known else self.bounds.surely_alpha / 2
+        return self.bounds.confirm_alpha if self.today.known else self.bounds.lone_alpha
 
     @property
     def _least_of_pairs(self) -> float:
@@ -293,8 +293,8 @@ class Judge:
         return pairs.outcome == "regressed" and self._surely(pairs.effect, pairs.error, pairs.dof)
 
     def _surely(self, effect: float, error: float, dof: int) -> bool:
-        """The base and the stored commit are both asked where too few cases tell of the host: two chances to err."""
-        alpha = self.bounds.surely_alpha / (1 if self.today.known else 2)
+        """Base and stored commit are asked all the time where too few cases tell of the host: more chances to err."""
+        alpha = self.bounds.surely_alpha if self.today.known else self.bounds.lone_alpha
         return effect > t_quantile(1 - alpha, dof) * error
 
     def _effect(self, values: Sequence[float]) -> float:
