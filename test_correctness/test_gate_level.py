@@ -50,6 +50,36 @@ def test_pairs_with_the_stored_commit_are_asked_for_until_they_are_as_sure_as_th
     assert gate.verdict(node_of()).name == "drifted"
 
 
+def one_of_a_suite(noisier, away):
+    """Verdict of one case of 24 that is 6 % slower than the stored commit, and its pairs; runs lie ``away`` apart."""
+    names = [f"n{index}" for index in range(24)]
+    wobbles = [[noisier * step for step in WOBBLE[index % 8 :] + WOBBLE[: index % 8]] for index in range(24)]
+    cases = [gated(name, stored=stored_runs(own, commit=STORED)) for name, own in zip(names, wobbles, strict=True)]
+    gate = Gate(cases, WITH_BASE)
+
+    def new(name, number):
+        change = 0.06 + away * (-1) ** number if name == "n7" else noisier * jitter(number)
+        return run_of(change, number=number)
+
+    for number, name in enumerate(names):
+        gate.add(node_of(name), run_of(0.06 if name == "n7" else noisier * jitter(5 * number)))
+    done = settle(gate, new, base=new, anchor=lambda name, number: run_of(0.0, number=number))
+    pairs = [request for request in done if request.case == node_of("n7") and request.kind == "anchor_pair"]
+    return gate.verdict(node_of("n7")), len(pairs)
+
+
+def test_in_a_suite_too_a_drift_is_shown_by_as_many_pairs_as_make_it_sure():
+    verdict, pairs = one_of_a_suite(noisier=4, away=0.04)
+    assert (verdict.name, pairs) == ("drifted", 12)
+    assert "the code drifted" in verdict.reasons[0]
+
+
+def test_a_stored_commit_that_is_not_surely_faster_is_not_called_as_slow():
+    verdict, pairs = one_of_a_suite(noisier=1, away=0.05)
+    assert (verdict.name, pairs) == ("drifted", 24)
+    assert "as slow as the base; aaaaaaaaaa, which the stored runs name, is not surely faster" in verdict.reasons[0]
+
+
 def test_a_stored_commit_that_is_slow_as_well_leaves_the_drift_unattributed():
     verdict, _ = judged(0.10, settings=WITH_BASE, base=0.10, anchor=0.10, given=anchored())
     assert (verdict.name, verdict.fails) == ("drifted", True)
@@ -217,6 +247,17 @@ def test_a_host_that_moves_between_sessions_as_it_always_did_raises_no_alarm():
 def test_slow_code_that_a_host_hides_which_is_faster_today_is_told_by_the_arms(base, anchor, name):
     found = suite(30, 0.02, spread=0.04, settings=WITH_BASE, base=base, anchor=anchor).suite()
     assert (found and found.name) == name
+
+
+def test_yardsticks_are_no_control_of_a_suite_whose_environment_changed():
+    for environment, name in (((), "unstable-host"), (TORCH, "environment")):
+        stored = stored_runs(commit=STORED, yardstick=math.log(0.001))
+        names = [f"n{index}" for index in range(5)]
+        gate = Gate([gated(name, stored=stored, environment_changes=environment) for name in names])
+        for number, node in enumerate(map(node_of, names)):
+            gate.add(node, run_of(0.10 + jitter(5 * number), yardstick=math.log(0.0011)))
+        settle(gate, lambda name, number: run_of(0.10 + jitter(number), number=number, yardstick=math.log(0.0011)))
+        assert gate.suite().name == name
 
 
 def test_half_of_the_cases_are_not_the_suite():

@@ -52,9 +52,10 @@ def test_one_slow_case_in_a_suite_is_found_alone():
 @pytest.mark.parametrize("change", [0.06, 0.5, 4.0])
 def test_one_half_of_a_suite_that_is_slower_is_no_shift_of_all(change):
     slow = set(NAMES[:15])
-    _, names, _ = suite(lambda name: change if name in slow else 0.0)
+    gate, names, _ = suite(lambda name: change if name in slow else 0.0)
     assert {"regressed"} == {names[node_of(name)] for name in slow}
     assert {"pass"} == {names[node_of(name)] for name in NAMES if name not in slow}
+    assert gate.suite() is None
 
 
 def test_suspects_are_measured_in_turn():

@@ -141,6 +141,8 @@ def _controls(asked: Question) -> str:
     """What the base and the stored commit say."""
     if not asked.settings.can_run_base:
         return asked.work.no_base or "no base was run"
+    if asked.since_anchor is not None and asked.since_anchor.effect > math.log1p(asked.tolerance):
+        return f"as slow as the base; {asked.anchor_name}, which the stored runs name, is not surely faster"
     if asked.since_anchor is not None:
         return f"as slow as the base and as {asked.anchor_name}, which the stored runs name"
     return f"as slow as the base; the stored commit was not run: {why_no_anchor(asked.work, asked.view)}"
