@@ -328,6 +328,13 @@ def test_an_a_b_that_nothing_suspected_is_as_sure_as_many_looks_at_it_ask_for():
     assert told == [False, True], "by chance 1 A/B in 8,000 shows the first, and a lone case has two in every session"
 
 
+def test_a_gain_of_a_case_that_may_be_as_slow_as_no_pass_allows_is_none():
+    judge = lone(0.05)
+    judge = dataclasses.replace(judge, bounds=dataclasses.replace(judge.bounds, alpha=0.04, shared_alpha=0.04))
+    told = [judge.remeasured([gain + away for away in (-0.01, 0.01) * 6]).outcome for gain in (-0.15, -0.30)]
+    assert told == ["inconclusive", "improved"]
+
+
 def test_runs_inside_the_session_tell_how_far_sessions_lie_apart_unless_the_host_drifts_much_more():
     judge, away = lone(0.02), [-0.0126, 0.0126] * 8
     assert judge.is_surely_worse([0.105 + value for value in away], expected=False)
