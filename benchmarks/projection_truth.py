@@ -87,6 +87,8 @@ def projected_cases() -> Iterator[tuple[str, int, dict[str, Any]]]:
     yield "width 256", 1, {"overrides": {"layers": 2, "width": 256}}
     yield "ddp on 2", 2, {"strategy": "ddp", "mesh": "dp2"}
     yield "fsdp on 2", 2, {"strategy": "fsdp", "mesh": "dp2"}
+    yield "fsdp on 2, 3 micro-batches", 2, {"strategy": "fsdp", "mesh": "dp2", "accumulation": 3}
+    yield "recomputed", 1, {"checkpointing": "full"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

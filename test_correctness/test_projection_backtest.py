@@ -81,10 +81,6 @@ def test_bands_are_those_of_the_rows_and_hold_most_of_them():
     assert 0.7 <= inside <= 0.9
 
 
-FAR = {"llm-foundry-a100": {"matmul"}}
-"""Constants that tables put three spreads from where they are expected: docs/projection.md says why."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_no_constant_ran_into_a_bound(name):
@@ -92,7 +88,7 @@ def test_no_constant_ran_into_a_bound(name):
     for free in TABLES[name].free:
         if free.share:
             assert 0.05 < found[free.name] < 0.97
-    assert {free.name for free in TABLES[name].free if abs(free.inner(found[free.name])) >= 3} == FAR.get(name, set())
+    assert not {free.name for free in TABLES[name].free if abs(free.inner(found[free.name])) >= 3}
 
 
 # -- a term that is taken out breaks a budget (others break an exact test: docs/projection.md has the table) -----------

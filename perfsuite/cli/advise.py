@@ -82,10 +82,8 @@ def _told(advice: Advice, calibration: Calibration, options: argparse.Namespace)
     yield ""
     yield f"{'':4} {'layout':58} {'step':>10} {'slower':>7}  {'waits most for':16} {'memory':>10}"
     best = advice.ranked[0].step.seconds
-    for number, one in enumerate((*advice.ties, *(rest for rest in advice.ranked if rest not in advice.ties))):
-        if number >= options.top:
-            break
-        tie = "tie" if one in advice.ties else ""
+    for one in (*advice.ties, *advice.others)[: options.top]:
+        tie = "tie" if id(one) in advice.tied else ""
         yield (
             f"{tie:4} {described(one.layout):58} {format_seconds(one.step.seconds):>10} "
             f"{100 * (one.step.seconds / best - 1):6.1f}%  {_share(one):16} {one.memory.total / GIB:6.1f} GiB"
@@ -115,7 +113,7 @@ def _why(advice: Advice, chosen: Candidate, calibration: Calibration) -> Iterato
     several = len(advice.ties)
     if several > 1:
         yield f"it is the simplest of {several} that the error of a difference cannot tell apart"
-    other = next((one for one in advice.ranked if one not in advice.ties), None)
+    other = next(iter(advice.others), None)
     if other is not None:
         yield from _against(advice, chosen, other)
     for flag in projection.flags:
@@ -169,9 +167,13 @@ def _to_measure(advice: Advice, calibration: Calibration) -> Iterator[str]:
     """Cases of the first few, and what narrows the band."""
     yield ""
     yield "measure the first few, each in a test of its own (def test_layout(perf): ...):"
-    cases = (case_of(advice.job.training, one.layout) for one in (*advice.ties, *advice.ranked))
-    for case in list(dict.fromkeys(filter(None, cases)))[:_MEASURED]:
-        yield f"  {case}"
+    told: dict[str, None] = {}
+    for case in (case_of(advice.job.training, one.layout) for one in (*advice.ties, *advice.ranked)):
+        if case:
+            told.setdefault(case)
+        if len(told) == _MEASURED:
+            break
+    yield from (f"  {case}" for case in told)
     missing = calibration.missing() if calibration.regime != "platform row only" else ()
     names = missing or ("matmul", "attention", "memory", "link", "network", "in_situ")
     yield "narrow the band, then perfsuite calibrate:"
@@ -189,7 +191,7 @@ def _plain(advice: Advice, calibration: Calibration, options: argparse.Namespace
             "seconds": one.by_resource,
             "binding": one.binding,
             "memory_bytes": one.memory.total,
-            "tie": one in advice.ties,
+            "tie": id(one) in advice.tied,
             "case": case_of(advice.job.training, one.layout),
         }
 

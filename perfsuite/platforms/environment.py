@@ -11,7 +11,6 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from importlib.metadata import distributions
 from typing import Any
 
 from perfsuite.decoding import to_json
@@ -186,6 +185,8 @@ def _device(name: str, memory: int | None, uuid: str) -> str:
 
 def _packages() -> dict[str, str]:
     """Installed versions by distribution name; what is not installed is not listed."""
+    from importlib.metadata import distributions  # 20 ms, and most commands describe no environment
+
     versions: dict[str, str] = {}
     for distribution in distributions():
         # The two headers alone: parsing all that packages say of themselves takes the time of a small case.

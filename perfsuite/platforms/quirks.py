@@ -10,8 +10,6 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +120,9 @@ def quirks(family: str, *, version: str = "", architecture: int | None = None) -
 
 def package_version(family: str) -> str:
     """Version of the vendor's package for torch that is installed here, read without importing it; empty: none."""
+    from importlib.metadata import PackageNotFoundError, version  # 20 ms, and most commands have no such device
+
     try:
-        return installed_version(_tables()["package"][family])
+        return version(_tables()["package"][family])
     except (KeyError, PackageNotFoundError):
         return ""

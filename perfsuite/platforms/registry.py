@@ -12,12 +12,14 @@ import importlib
 import os
 import re
 from collections.abc import Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfsuite.errors import ConfigurationError
 from perfsuite.platforms.base import DeviceCode, Family
 from perfsuite.platforms.host import Host
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "perfsuite.families"
 VARIABLE = "PERFSUITE_FAMILIES"
@@ -53,6 +55,8 @@ def _names(installed: Iterable[str]) -> tuple[str, ...]:
 
 
 def _entry_points() -> Mapping[str, EntryPoint]:
+    from importlib.metadata import EntryPoint, entry_points  # 20 ms, and most commands ask for no family
+
     named = [entry.strip() for entry in os.environ.get(VARIABLE, "").split(",") if entry.strip()]
     if wrong := [entry for entry in named if not re.fullmatch(r"\w+\s*=\s*[\w.]+:\w+", entry)]:
         raise ConfigurationError(f"{VARIABLE}: {wrong[0]!r} is not name=module:Class; write one, or unset it")

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from perfsuite.errors import ConfigurationError, did_you_mean
 from perfsuite.projection.backtest import Backtested, Error, MemoryRow, fitted, predict, run, steps_of
-from perfsuite.projection.backtest_tables import ATTENTION, KERNEL, OVERLAP, TABLES, TRAFFIC, kept
+from perfsuite.projection.backtest_tables import ATTENTION, AUTOCAST, KERNEL, OVERLAP, TABLES, kept
 from perfsuite.projection.choices import Choice, choices_of, choices_of_bloom
 from perfsuite.projection.fit import Free, fit
 from perfsuite.projection.measured_kernels import measured_kernels
@@ -99,7 +99,7 @@ def run_one_device(home: str = "a100") -> tuple[Backtested, ...]:
         rates[device] = fitted(TABLES[name], published_steps(TABLES[name].file))["matmul"]
     at_home = dataclasses.replace(
         TABLES[f"llm-foundry-{home}"],
-        free=(ATTENTION, TRAFFIC, KERNEL, OVERLAP),
+        free=(ATTENTION, AUTOCAST, KERNEL, OVERLAP),
         fixed={"attention_backward": 0.65, "matmul": rates[home]},
     )
     own = fitted(at_home, kept(at_home))
@@ -112,7 +112,7 @@ def run_one_device(home: str = "a100") -> tuple[Backtested, ...]:
             title=f"llm-foundry on {device}, its traits from {home} alone",
             free=(ATTENTION,),
             fixed={"attention_backward": 0.65, "matmul": rates[device], **traits},
-            budget=(5, 13, 16) if (home, device) == ("h100", "a100") else (4, 12, 15),
+            budget=(4, 12, 15),
         )
         tested.append(run(table))
     return tuple(tested)

@@ -77,6 +77,8 @@ class Projector:
             parts.append(("bubble", "bubble", took - sum([seconds for _, _, seconds in parts])))
             bubble_ratio = 1 - count * stages.work_s / (ranks * took)
         parts += self._end(layout, groups, stages.each[0])
+        scattered = self._stages.scattered_once(layout, groups)
+        parts += [("gradients", resource, value) for resource, value in zip(Seconds._fields, scattered, strict=True)]
         launched = count * busiest.kernels * self._launch_s
         device_s = sum([seconds for _, _, seconds in parts])
         waits_s = max(0.0, launched - device_s)

@@ -12,21 +12,19 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from perfsuite.metrics.pipeline import peak_activations
+from perfsuite.metrics.pipeline import ENDS_HOLDING
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.layout import Layout, Sharding
 from perfsuite.projection.operations import Share
 from perfsuite.projection.pipeline import rank_stages, stage_kinds
 from perfsuite.projection.traffic import Implementation
-from perfsuite.schedules import StageTimes, make_schedule, simulate
+from perfsuite.schedules import Order, make_schedule
 
 MEMORY_LIMIT = 0.92
 """Share of the card from which on steps slow down (allocator retries): a projection is then a lower bound."""
 
 _SHARDED: Mapping[Sharding, int] = MappingProxyType({"none": 3, "optimizer": 2, "gradients": 1, "parameters": 0})
 """The first of weights, gradients and optimizer state that replicas share out; the later ones are as well."""
-_MOST_HELD = 4
-"""Micro-batches per rank of a pipeline beyond which no schedule holds more."""
 USABLE = 0.985
 """Of a data sheet's memory, what the driver leaves: 39.4 of 40 GiB."""
 
@@ -93,7 +91,7 @@ class Memories:
         size, ranks = layout.shape.size, layout.shape.size("pp")
         key = (
             *(ranks, size("ep"), size("cp"), size("tp"), layout.schedule, layout.stages_per_rank),
-            *(layout.micro_batch_size, min(layout.num_micro_batches, _MOST_HELD * ranks), layout.checkpointing),
+            *(layout.micro_batch_size, _telling(layout), layout.checkpointing),
             *(layout.sequence_parallel, layout.sharding == "parameters"),
         )
         if key not in self._loads:
@@ -220,15 +218,44 @@ def _activations(layout: Layout, sizes: Sequence[float], rank: int) -> float:
     ranks = layout.shape.size("pp")
     if ranks == 1:
         return sizes[0]
-    if layout.stages_per_rank == 1 and layout.schedule == "1f1b":
-        return min(layout.num_micro_batches, ranks - rank) * sizes[0]
-    held = _held(layout.schedule, ranks, min(layout.num_micro_batches, _MOST_HELD * ranks), layout.stages_per_rank)
-    return held[rank] * max(sizes)
+    count = _telling(layout)
+    if layout.schedule == "1f1b":
+        return min(count, ranks - rank) * sizes[0]
+    return _held(layout.schedule, ranks, count, layout.stages_per_rank)[rank] * max(sizes)
+
+
+def _telling(layout: Layout) -> int:
+    """Micro-batches that tell what ranks hold: of whole rounds two are as good as more, unless a rank holds them all.
+
+    >>> [_telling(Layout.parse("pp4", global_batch=64, schedule=name)) for name in ("1f1b", "zbv", "gpipe")]
+    [4, 8, 64]
+    """
+    ranks, count = layout.shape.size("pp"), layout.num_micro_batches
+    if ranks == 1 or layout.schedule == "1f1b":
+        return min(count, ranks)
+    if count <= 2 * ranks or count % ranks or _holds_all(layout.schedule, ranks, layout.stages_per_rank):
+        return count
+    return 2 * ranks
 
 
 @functools.lru_cache(maxsize=256)
-def _held(schedule: str, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[float, ...]:
-    """Micro-batches times stages that each rank holds at most, from the schedule's own order."""
+def _holds_all(schedule: str, ranks: int, stages_per_rank: int) -> bool:
+    return max(_held(schedule, ranks, 2 * ranks, stages_per_rank)) == 2 * ranks * stages_per_rank
+
+
+@functools.lru_cache(maxsize=256)
+def _held(schedule: str, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[int, ...]:
+    """Micro-batches times stages that each rank holds at most: from its order, whatever its actions take."""
     made = make_schedule(schedule, ranks=ranks, num_micro_batches=num_micro_batches, stages_per_rank=stages_per_rank)
-    times = StageTimes.in_proportion([1.0] * made.num_stages)
-    return peak_activations(simulate(made, times))
+    return tuple(_most_held(order) for order in made.orders)
+
+
+def _most_held(order: Order) -> int:
+    held = most = 0
+    for action in order:
+        if action.kind == "forward":
+            held += 1
+            most = max(most, held)
+        elif action.kind in ENDS_HOLDING:
+            held -= 1
+    return most

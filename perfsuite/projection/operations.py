@@ -115,7 +115,7 @@ def block(share: Share, *, experts: bool) -> Passes:
     forward = (*products, *scores[0], *_elementwise(share, experts=experts, backward=False), *sent)
     recompute: Operations = ()
     if checkpointing == "full":
-        recompute = (*forward, *again)
+        recompute = tuple(one for one in (*forward, *again) if not (code.stops_early and one is products[-1]))
     elif checkpointing == "selective" and any(code.score_bytes):
         recompute = scores[0]
     elementwise = _elementwise(share, experts=experts, backward=True)
@@ -261,11 +261,16 @@ def _context(share: Share) -> tuple[list[Operation], list[Operation]]:
 
 @functools.lru_cache(maxsize=4096)
 def embedding(share: Share) -> Passes:
-    """Rows of the embedding, read and written; their gradient is added up in a table of its own."""
-    moved = share.outer_tokens * share.model.width
+    """Rows of the embedding, read and written; their gradients are added up in a table of zeros as large as its own.
+
+    A tied table has a second gradient, the head's, which is added to it.
+    """
+    model, element = share.model, share.code.compute_bytes
+    moved = element * share.outer_tokens * model.width
+    table = element * model.embedding_parameters / share.tp * (4.0 if model.tied else 1.0)
     return Passes(
-        forward=(Traffic(moved_bytes=6.0 * moved, kernels=3),),
-        backward_weight=(Traffic(moved_bytes=10.0 * moved, kernels=3),),
+        forward=(Traffic(moved_bytes=3.0 * moved, kernels=3),),
+        backward_weight=(Traffic(moved_bytes=5.0 * moved + table, kernels=3),),
     )
 
 

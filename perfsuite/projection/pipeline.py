@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from perfsuite.schedules import StageTimes, find_schedule, make_schedule, stages_of
 
-MOST_ACTIONS = 20_000
+MOST_ACTIONS = 4_000
 """Simulated at once; of a longer step the rest repeats."""
 _EQUAL = 1e-12
 
@@ -114,17 +114,24 @@ class PricedPipeline:
         return self.num_micro_batches * max(ranks) + fill
 
     def _simulated_s(self) -> float:
-        """Of very many micro-batches the first few, and the rest as the busiest rank works."""
+        """Of very many micro-batches the first few; the rest takes as long for each as the last of those."""
         spec, count = find_schedule(self.schedule), self.num_micro_batches
         per_micro_batch = self.ranks * self.stages_per_rank * (3 if spec.splits_backward else 2)
         fewer = max(4 * self.ranks, MOST_ACTIONS // per_micro_batch)
-        rest = max(0, (count - fewer) // self.ranks * self.ranks)
+        rest = (count - fewer) // self.ranks * self.ranks
+        few = (count - rest, count - rest - self.ranks)
+        if rest <= 0 or not all(spec.legal_count(self.ranks, micro_batches) for micro_batches in few):
+            return self._walked_s(count)
+        few_s, fewer_s = (self._walked_s(micro_batches) for micro_batches in few)
+        return few_s + rest * max((few_s - fewer_s) / self.ranks, *self._rank_sums)
+
+    def _walked_s(self, num_micro_batches: int) -> float:
         schedule = make_schedule(
             self.schedule,
             ranks=self.ranks,
-            num_micro_batches=count - rest,
+            num_micro_batches=num_micro_batches,
             stages_per_rank=self.stages_per_rank,
         )
         times = schedule.walk(self.times).times  # no events of a timeline: nothing but its ends is asked for
         first, last = min(rank[0][0] for rank in times), max(rank[-1][1] for rank in times)
-        return last - first + rest * max(self._rank_sums)
+        return last - first

@@ -84,7 +84,17 @@ def software_of(software: str, row: PublishedStep) -> Implementation:
             # the second gather begins after the gradients of the block behind; torch's own loss.
             return dataclasses.replace(code, gradient_bytes=2.0, prefetches_backward=False)
         # loss_fn of ComposerMPTCausalLM is fused_crossentropy: reads the scores, reads them again, writes gradients.
-        return dataclasses.replace(code, gradient_bytes=4.0, forward_logit_bytes=2.0, backward_logit_bytes=4.0)
+        # Under autocast norms and residuals are in fp32 beside 16-bit copies: 64 and 108 bytes per token and width.
+        # Its checkpoints are not reentrant, and end early since torch 2.1 (inferred: these rows are the newer ones).
+        return dataclasses.replace(
+            code,
+            gradient_bytes=4.0,
+            forward_logit_bytes=2.0,
+            backward_logit_bytes=4.0,
+            forward_width_bytes=48.0,
+            backward_width_bytes=84.0,
+            stops_early=True,
+        )
     if software in ("nemo", "simumax"):
         casts = 16.0 if row.dtype == "fp8" else 0.0
         gated = row.architecture.gated

@@ -5,6 +5,7 @@ Layouts share most of it: blocks by tensor, context and expert parallelism and m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,8 @@ from perfsuite.projection.kernels import KernelTimes
 from perfsuite.projection.layout import Group, Layout
 from perfsuite.projection.operations import Share
 from perfsuite.projection.pipeline import StageKind, rank_kinds, stage_kinds
-from perfsuite.projection.pricing import Priced, Prices
+from perfsuite.projection.pricing import NONE, Priced, Prices, Seconds
+from perfsuite.projection.sharding import Gathered, ShardedPrices
 from perfsuite.projection.traffic import Implementation
 from perfsuite.schedules import StageTimes
 
@@ -105,7 +107,7 @@ class StagePrices:
 
     def _adding_up(self, block: Priced, layout: Layout, *, experts: bool) -> Priced:
         """A block whose gradient is added to that of the micro-batches before."""
-        if layout.sharding == "parameters":
+        if layout.sharding == "parameters" and not self.code.scattered_bytes:
             return block
         here = block_share(self.model, layout, experts=experts)
         moved_s = here * self.code.accumulation_bytes * self.second_per_byte
@@ -142,10 +144,15 @@ class StagePrices:
         if key not in self._kinds:
             dense, expert = self._parts(layout, groups)
             embedding, head = self._ends_of(layout, groups)
+            stage = Priced()
             if layout.sharding == "parameters":
-                dense = self._sharded(dense, layout, groups, experts=False)
-                expert = self._sharded(expert, layout, groups, experts=True) if experts else expert
-            stage = Priced().plus(dense, layers - experts)
+                sharded = self._sharded(layout, groups)
+                nearest = self._gathered(sharded, dense, experts=False)
+                dense = nearest.block
+                expert = self._gathered(sharded, expert, experts=True).block if experts else expert
+                own = end_parameters(self.model, layout, first=first, last=last)
+                stage = sharded.ends(nearest, embedding if first else Priced(), own)
+            stage = stage.plus(dense, layers - experts)
             if experts:
                 stage = stage.plus(expert, experts)
             if first:
@@ -155,28 +162,32 @@ class StagePrices:
             self._kinds[key] = stage
         return self._kinds[key]
 
-    def _sharded(self, block: Priced, layout: Layout, groups: dict[str, Group], *, experts: bool) -> Priced:
-        """A block whose parameters are gathered before each pass and whose gradients are scattered after it."""
-        size = block_share(self.model, layout, experts=experts)
-        group = groups.get("dp_shard") or groups["data"]
-        gather = self.links.seconds("all_gather", size * self.code.compute_bytes, group)
-        scatter = self.links.seconds("reduce_scatter", size * self.code.gradient_bytes, group)
-        forward, backward = block.forward, block.backward_input
-        both = Message(gather.link_s + scatter.link_s, gather.network_s + scatter.network_s)
-        if layout.shape.size("dp_replicate") > 1:
-            rest = self.links.seconds(
-                "all_reduce", size * self.code.gradient_bytes / group.ranks, groups["dp_replicate"]
-            )
-            both = Message(both.link_s + rest.link_s, both.network_s + rest.network_s)
-        backward = backward._replace(memory=backward.memory + size * self.code.sharded_bytes * self.second_per_byte)
-        behind = backward.total + block.backward_weight.total
-        waits = self.exposed(both, behind, layout)
-        if not self.code.prefetches_backward:  # nothing but the scatter is left to hide
-            scattered = both.seconds - gather.seconds
-            waits = gather.seconds + self.exposed(Message(scattered, 0.0), behind, layout)
-        return block._replace(
-            forward=forward.waiting(gather, self.exposed(gather, forward.total, layout)),
-            backward_input=backward.waiting(both, waits),
+    def _gathered(self, sharded: ShardedPrices, block: Priced, *, experts: bool) -> Gathered:
+        return sharded.block(block, block_share(self.model, sharded.layout, experts=experts))
+
+    def _sharded(self, layout: Layout, groups: dict[str, Group]) -> ShardedPrices:
+        return ShardedPrices(
+            code=self.code,
+            links=self.links,
+            layout=layout,
+            groups=groups,
+            second_per_byte=self.second_per_byte,
+            exposed=self.exposed,
+        )
+
+    def scattered_once(self, layout: Layout, groups: dict[str, Group]) -> Seconds:
+        """Gradients of sharded parameters, where no micro-batch but the last of a step sends them."""
+        if layout.sharding != "parameters" or not self.code.scattered_bytes:
+            return NONE
+        dense, expert = self._parts(layout, groups)
+        sharded, experts = self._sharded(layout, groups), bool(self.model.expert_layers)
+        blocks = math.ceil(self.model.layers / layout.stages) * layout.stages_per_rank
+        return sharded.scattered(
+            self._gathered(sharded, expert if experts else dense, experts=experts),
+            self._ends_of(layout, groups)[0],
+            end_parameters(self.model, layout, first=True, last=layout.stages == 1),
+            blocks,
+            block_share(self.model, layout, experts=experts),
         )
 
     def _stage_message(self, layout: Layout, groups: dict[str, Group]) -> Message:
@@ -220,3 +231,12 @@ def block_share(model: Architecture, layout: Layout, *, experts: bool) -> float:
     routed = model.experts * model.matrices * model.width * model.expert_hidden if experts else 0
     rest = model.block_parameters(experts=experts) - routed
     return (rest + routed / layout.shape.size("ep")) / layout.shape.size("tp")
+
+
+def end_parameters(model: Architecture, layout: Layout, *, first: bool, last: bool) -> float:
+    """Parameters on one rank of a stage that are in no block."""
+    count = (model.embedding_parameters + model.more_parameters) * first
+    if last and model.vocabulary:
+        count += model.head_parameters
+        count += model.vocabulary * model.width * (model.tied and layout.stages > 1)
+    return count / layout.shape.size("tp")

@@ -43,7 +43,11 @@ class Implementation:
     accumulation_bytes: float = 8.0
     """Per parameter of a block and micro-batch, that adding its gradient up moves."""
     sharded_bytes: float = 24.0
-    """Per parameter of a block and micro-batch, that gathering it and scattering its gradient moves in memory."""
+    """Per parameter of a block and micro-batch, that gathering it twice moves in memory, and scattering its gradient
+    where every micro-batch does."""
+    scattered_bytes: float = 0.0
+    """Per parameter and step, that scattering its gradient moves in memory where the last micro-batch alone does it; 0:
+    every micro-batch does."""
     permute_bytes: float = 24.0
     """Per token and expert of it and width, that finding the experts and coming back moves, both passes' mean."""
     optimizer_bytes: float = 30.0
@@ -80,6 +84,8 @@ class Implementation:
     """Most gradients that travel together; 0: how they are sent is not known."""
     bucket_copied_bytes: float = 0.0
     """Per parameter whose gradient is copied into a bucket."""
+    stops_early: bool = False
+    """Whether recomputing a block ends with what its backward needs, which its last product is not part of."""
     prefetches_backward: bool = True
     """Whether sharded parameters are gathered again for a block's backward while the block behind it computes."""
     overlaps_beside_tensor: bool = True
@@ -92,7 +98,7 @@ class Implementation:
     """Whether tensor-parallel ranks send a part each."""
 
 
-def counted(*, gated: bool, autocast: bool, compiled: bool, shared: bool) -> Implementation:
+def counted(*, gated: bool, autocast: bool, compiled: bool) -> Implementation:
     """perfsuite's own modules: one kernel for every operation, fewer when compiled.
 
     Bytes of a block's elementwise kernels per token, forward and backward, read from the modules: GPT 20 D + 4 F and
@@ -113,7 +119,6 @@ def counted(*, gated: bool, autocast: bool, compiled: bool, shared: bool) -> Imp
         backward_kernels=14 if compiled else 40,
         kept_hidden_bytes=8.0 if gated else 4.0,
         kept_whole_bytes=12.0 if autocast else 8.0,
-        sharded_bytes=40.0 if shared else 0.0,
     )
 
 
@@ -139,6 +144,7 @@ def implementation_of(model: Model, training: Training) -> Implementation:
     )
 
 
+_REENTRANT = ("zero0", "zero1", "zero2", "zero3")
 _BUCKET_BYTES = 25.0 * MIB
 """That DistributedDataParallel fills unless told otherwise."""
 
@@ -149,16 +155,22 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
         gated=hasattr(model, "kv_heads"),
         autocast=not plain,
         compiled=training.compiled,
-        shared=training.sharding == "parameters",
     )
     double = 2.0 if plain else 1.0
+    gathered, scattered = _sharded_bytes(training)
+    # Others than DeepSpeed send gradients in the last micro-batch of a step (perfsuite.strategies.fsdp.reduce_in_last).
+    once = training.strategy not in _REENTRANT
     return dataclasses.replace(
         own,
         forward_width_bytes=double * own.forward_width_bytes,
         forward_hidden_bytes=double * own.forward_hidden_bytes,
         backward_width_bytes=double * own.backward_width_bytes,
         backward_hidden_bytes=double * own.backward_hidden_bytes,
-        compute_bytes=4.0 if plain else 2.0,
+        compute_bytes=2.0 if training.narrow else 4.0,
+        # Blocks that end with a sum need nothing of what they add; DeepSpeed asks for torch's older checkpoints.
+        stops_early=kind_of(model) in ("gpt", "llama", "llama-grouped") and training.strategy not in _REENTRANT,
+        sharded_bytes=gathered if once else gathered + scattered,
+        scattered_bytes=scattered if once else 0.0,
         kept_head_bytes=4.0 if plain else 2.0,
         gradient_bytes=4.0 if training.gradient_dtype == "fp32" else 2.0,
         data_overlap=1.0 if training.overlap else 0.0,
@@ -168,3 +180,12 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
         bucket_copied_bytes=8.0 if training.strategy == "ddp" else 0.0,
         score_bytes=(16.0, 24.0) if training.attention == "math" else (0.0, 0.0),
     )
+
+
+def _sharded_bytes(training: Training) -> tuple[float, float]:
+    """(two gathers, a scatter) of FSDP2: out of the gathered buffer into each parameter, gradients into one in fp32.
+
+    Source: torch.distributed.fsdp's foreach_all_gather_copy_out and foreach_reduce.
+    """
+    element = 2.0 if training.narrow else 4.0
+    return 2 * (element + element), element + 4.0
