@@ -1,7 +1,8 @@
 """How far projections are off where what things cost is known: on simulated devices, calibrated by kernels and depth.
 
-    python benchmarks/projection_truth.py [--model gpt2-tiny] [--dtype fp32]
+    python benchmarks/projection_truth.py [--model gpt2-tiny] [--dtype fp32] [--here]
 
+``--here`` takes the cores of this machine instead, where costs are not known and errors are those of a busy machine.
 Calibrates by products, copies, attention, all-reduces and steps of 1, 2 and 4 layers at two batches, then projects
 other depths, batches, widths and layouts and runs them.  Prints the errors of time and memory and the parts of the
 projected step; gates nothing.
@@ -14,27 +15,30 @@ import dataclasses
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfsuite.platforms import load_catalog
+from perfsuite.platforms import detect_machine, fingerprint, load_catalog
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import calibrate
 from perfsuite.projection.job import Job
 from perfsuite.projection.observation import Observation
 from perfsuite.projection.step import Projection, project
+from perfsuite.runtime.driver import Driver
+from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.session import Case, PerfSession
 from perfsuite.units import GIB
-from perfsuite.workload import Workload
+from perfsuite.workload import Budget, Workload
 from perfsuite.workloads.attention import Attention
 from perfsuite.workloads.collective import AllGather, AllReduce, ReduceScatter
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import MemoryCopy
 from perfsuite.workloads.training.train_step import TrainStep
 from simmusa.costs import S4000
-from test_correctness.helpers.simmusa_ranks import QUICK, TRAINING, opened, require_built
+from test_correctness.helpers.simmusa_ranks import QUICK, ROOT, TRAINING, opened, require_built
 
 SLOW = dataclasses.replace(
     S4000,
@@ -45,10 +49,38 @@ SLOW = dataclasses.replace(
 """So slow that the kernels of a small model, and not their launches, take the time."""
 
 
+HERE = Budget(min_rounds=10, max_rounds=200, max_time_s=1.0, warmup_time_s=0.2, timeout_s=300.0)
+"""On this machine, whose clock is no virtual one."""
+
+
+@contextmanager
+def opened_here(logs: Path) -> Iterator[PerfSession]:
+    """A session on the cores of this machine."""
+    machine = detect_machine(load_catalog(), "cpu")
+    transport = LocalTransport(start_method="fork", preload=TRAINING, log_directory=logs)
+    driver = Driver(transport=transport, family=machine.family, rootpath=ROOT, device_count=machine.device_count)
+    session = PerfSession(
+        id="here",
+        machine=machine,
+        fingerprint=fingerprint(machine).key,
+        open_driver=lambda: driver,
+        read_environment=lambda worker: {"worker": dict(worker)},
+    )
+    try:
+        yield session
+    finally:
+        session.close()
+
+
 def observed(session: PerfSession, workload: Workload, ranks: int = 1) -> Observation:
     """One case."""
+    platform, budget = ("cpu", HERE) if session.id == "here" else ("s4000", QUICK)
     case = Case(
-        id=f"test_it[s4000-ws{ranks}-{workload}]", workload=workload, world_size=ranks, budget=QUICK, platform="s4000"
+        id=f"test_it[{platform}-ws{ranks}-{workload}]",
+        workload=workload,
+        world_size=ranks,
+        budget=budget,
+        platform=platform,
     )
     found = Observation.of(session.run(case))
     assert found is not None, f"{case.id} has times"
@@ -118,15 +150,18 @@ class Compared:
         return {name: size / (measured[name] * GIB) - 1 for name, size in projected.items() if measured.get(name)}
 
 
-def compared(model: str = "gpt2-tiny", dtype: str = "fp32") -> tuple[Calibration, list[Compared]]:
-    """What simulated devices give for a calibration, and every case that is projected by it."""
+def compared(
+    model: str = "gpt2-tiny", dtype: str = "fp32", *, here: bool = False
+) -> tuple[Calibration, list[Compared]]:
+    """What simulated devices (or this machine) give for a calibration, and every case that is projected by it."""
     catalog = load_catalog()
 
     def step(**changes: Any) -> TrainStep:
-        plain = {"model": model, "dtype": dtype, "micro_batch_size": 2, "overrides": {"layers": 2}}
+        plain = {"model": model, "dtype": dtype, "micro_batch_size": 2, "overrides": {"layers": 2}, "attention": "math"}
         return TrainStep(builds=("memory",), **{**plain, **changes})
 
-    with tempfile.TemporaryDirectory() as logs, opened(SLOW, Path(logs), TRAINING) as session:
+    with tempfile.TemporaryDirectory() as logs, ExitStack() as stack:
+        session = stack.enter_context(opened_here(Path(logs)) if here else opened(SLOW, Path(logs), TRAINING))
         depths = [
             step(overrides={"layers": layers}, micro_batch_size=batch) for batch in (2, 4) for layers in (1, 2, 4)
         ]
@@ -136,8 +171,8 @@ def compared(model: str = "gpt2-tiny", dtype: str = "fp32") -> tuple[Calibration
         for name, ranks, changes in projected_cases():
             truth = observed(session, step(**changes), ranks)
             assert truth.training is not None, "a training step says what it trains"
-            job = Job.of(truth.training, catalog.find("s4000"))
-            found.append(Compared(name=name, truth=truth, found=project(job, made.calibration, simulated=True)))
+            job = Job.of(truth.training, catalog.find("cpu" if here else "s4000"))
+            found.append(Compared(name=name, truth=truth, found=project(job, made.calibration, simulated=not here)))
     return made.calibration, found
 
 
@@ -146,9 +181,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="gpt2-tiny")
     parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--here", action="store_true", help="on this machine's cores")
     given = parser.parse_args()
-    require_built()
-    calibration, cases = compared(given.model, given.dtype)
+    if not given.here:
+        require_built()
+    calibration, cases = compared(given.model, given.dtype, here=given.here)
     for name, one in {**calibration.constants, **calibration.traits}.items():
         print(f"{name:32} {one.value:.4g} {one.unit}")
     for case in cases:

@@ -74,7 +74,16 @@ def test_units_that_idle_are_told_from_the_rate():
     ]
     known = calibrated([*kernels()[3:], *slower]).calibration.constants
     assert pytest.approx(wave, rel=1e-3) == known["wave_outputs"].value
+    smallest = min(slower, key=lambda one: one.parameters["m"])
+    late = [dataclasses.replace(one, time_s=5 * one.time_s) if one is smallest else one for one in slower]
+    noisy = calibrated([*kernels()[3:], *late]).calibration.constants["wave_outputs"]
+    assert "test_matmul" in noisy.source
+    assert wave < noisy.value < 3 * wave
     assert pytest.approx(TFLOPS, rel=1e-3) == known["matmul_bf16_tflops"].value
+
+
+def test_cores_have_no_units_that_idle():
+    assert Calibration.from_platform(CATALOG.find("cpu")).value("wave_outputs") == 0.0
 
 
 def test_what_is_bound_by_the_host_or_in_the_cache_tells_nothing():

@@ -7,10 +7,11 @@ import pytest
 from benchmarks.projection_truth import compared
 from test_correctness.helpers.simmusa_ranks import require_built
 
-SECONDS = 0.0205
-"""Most that a step's time may be off, relative: the clock is virtual, so that it is the same on every machine."""
-EXACT = ("weights_gib", "gradients_gib", "optimizer_gib")
-MEMORY = {"activations_gib": 0.11, "peak_gib": 0.13}
+SECONDS = {"width 256": 0.03}
+"""Most that a step's time may be off, relative, if not 2 %: the clock is virtual and the same on every machine."""
+MEMORY = {"weights_gib": 1e-3, "gradients_gib": 1e-3, "optimizer_gib": 1e-3, "activations_gib": 0.01, "peak_gib": 0.01}
+GATHERED = {"activations_gib": 0.11, "peak_gib": 0.06}
+"""Under fsdp what a forward leaves includes the ends of the model, gathered, and threads decide when a buffer is free."""
 
 
 @pytest.mark.slow
@@ -19,9 +20,10 @@ def test_steps_of_simulated_devices_are_projected():
     calibration, cases = compared()
     assert ("in situ", True) == (calibration.regime, calibration.simulated)
     for case in cases:
-        assert abs(case.time_error) <= SECONDS, case.name
+        assert abs(case.time_error) <= SECONDS.get(case.name, 0.02), case.name
         assert case.found.low_s <= case.truth.time_s <= case.found.high_s, case.name
         errors = case.memory_errors
-        assert {*EXACT, *MEMORY} == set(errors)
+        assert set(MEMORY) == set(errors)
         for name, error in errors.items():
-            assert abs(error) <= MEMORY.get(name, 1e-3), (case.name, name)
+            most = {**MEMORY, **(GATHERED if "fsdp" in case.name else {})}
+            assert abs(error) <= most[name], (case.name, name)

@@ -309,3 +309,23 @@ def test_recomputing_that_stops_early_leaves_out_the_last_product():
     (left_out,) = set(whole) - set(early)
     assert (SMALL.width, SMALL.hidden) == (left_out.n, left_out.k)
     assert len(whole) == len(early) + 1
+
+
+def test_memory_at_most_is_of_the_passes_or_of_the_optimizer():
+    """Gradients that nothing keeps come while activations go; the optimizer's roots come when those are gone."""
+    own = dataclasses.replace(CODE, keeps_gradients=False, updating_bytes=4.0)
+    few, many = (
+        memory_of(SMALL, Layout.parse("1", global_batch=count, micro_batch_size=count), own) for count in (1, 64)
+    )
+    resident = few.parameters + few.optimizer
+    assert resident + few.gradients + 4 * SMALL.parameters == pytest.approx(few.total)
+    assert resident + many.activations + many.logits + many.temporary == pytest.approx(many.total)
+    several = memory_of(SMALL, Layout.parse("1", global_batch=128, micro_batch_size=64), own)
+    assert many.total + several.gradients == pytest.approx(several.total)
+
+
+def test_gradients_that_wait_for_the_last_micro_batch_are_whole_until_then():
+    once = dataclasses.replace(CODE, keeps_gradients=False, scattered_bytes=8.0)
+    one, two = (memory_of(SMALL, Layout.parse("dp8", global_batch=8 * n, sharding="parameters"), once) for n in (1, 2))
+    assert 4 * SMALL.parameters == pytest.approx(two.total - one.total)
+    assert one.gradients == two.gradients == pytest.approx(4 * SMALL.parameters / 8)

@@ -15,7 +15,7 @@ from perfsuite.projection.step import RESOURCES, Projection, used_constants
 from perfsuite.records import Metric
 from perfsuite.units import format_seconds, gib
 
-_COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "logits", "temporary", "communication")
+_COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "logits", "temporary", "updating")
 
 
 SIMULATED = "calibrated on simulated devices: it says nothing of real ones"
@@ -63,8 +63,9 @@ def lines(
 def _memory_lines(memory: MemoryBreakdown) -> Iterator[str]:
     share = f" of {gib(memory.capacity):.1f} GiB, {100 * memory.share:.0f} %" if memory.share else ""
     yield f"memory           {gib(memory.total):.2f} GiB{share}"
-    parts = [(name, getattr(memory, name)) for name in _COMPONENTS]
-    yield "                 " + ", ".join(f"{name} {gib(size):.2f}" for name, size in parts if size)
+    parts = [(name, getattr(memory, name)) for name in (*_COMPONENTS, "communication")]
+    apart = "" if memory.total >= sum(size for _, size in parts) else ", not all at once"
+    yield "                 " + ", ".join(f"{name} {gib(size):.2f}" for name, size in parts if size) + apart
 
 
 def projection_json(found: Projection, metrics: Sequence[Metric], gains: Mapping[str, float]) -> dict[str, Any]:

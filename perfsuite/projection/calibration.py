@@ -144,6 +144,8 @@ class Calibration:
             constants["network_gb_per_s"] = ASSUMED_NETWORK
         for name in ("link_us", "network_us", "kernel_us", "wave_outputs", "rank_spread_ratio"):
             constants[name] = TYPICAL[name]
+        if row.family == "cpu":
+            constants["wave_outputs"] = Constant(value=0.0, unit="outputs", source="cores share a product of any size")
         return cls(device=row.name, constants=constants)
 
 

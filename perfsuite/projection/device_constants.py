@@ -100,7 +100,8 @@ def operations(point: KernelPoint) -> float:
 def _wave(points: Sequence[KernelPoint], kernel_s: float) -> Constant | None:
     """Outputs whose time idle units lose: seconds of an operation are 1 / rate x (1 + wave / outputs).
 
-    By least squares over the products of the dtype that has most; None below three different numbers of outputs.
+    By least squares of relative errors over the products of the dtype that has most; None below three different numbers
+    of outputs.
     """
     by_dtype: dict[str, list[KernelPoint]] = {}
     for point in points:
@@ -110,9 +111,12 @@ def _wave(points: Sequence[KernelPoint], kernel_s: float) -> Constant | None:
     places = [(1 / _outputs(point), (point.time_s - kernel_s) / operations(point)) for point in most]
     if len({place for place, _ in places}) < 3:
         return None
-    middle, height = (statistics.fmean(values) for values in zip(*places, strict=True))
-    slope = sum((x - middle) * (y - height) for x, y in places) / sum((x - middle) ** 2 for x, _ in places)
-    level = height - slope * middle
+    # Relative: on a machine that is not quiet the smallest products are off the most.
+    rows = [(1 / seconds, place / seconds) for place, seconds in places]
+    ones, both, squares = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
+    right, own = (sum(row[i] for row in rows) for i in (0, 1))
+    determinant = ones * squares - both**2
+    level, slope = (right * squares - own * both) / determinant, (own * ones - right * both) / determinant
     if level <= 0:
         return None
     return Constant(value=max(0.0, slope / level), unit="outputs", source=named(most), relative_error=0.5)

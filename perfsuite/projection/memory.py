@@ -15,7 +15,7 @@ from typing import NamedTuple
 from perfsuite.metrics.pipeline import ENDS_HOLDING
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.layout import Layout, Sharding
-from perfsuite.projection.operations import Share
+from perfsuite.projection.operations import Share, end_parameters
 from perfsuite.projection.pipeline import rank_stages, stage_kinds
 from perfsuite.projection.traffic import Implementation
 from perfsuite.schedules import Order, make_schedule
@@ -39,17 +39,21 @@ class MemoryBreakdown:
     activations: float
     logits: float = 0.0
     temporary: float = 0.0
-    """Gathered layers, a layer's weight gradient kept aside, a layer computed again."""
+    """Gathered layers, a layer's weight gradient kept aside, a layer computed again, what the loss makes."""
     communication: float = 0.0
     """Buckets and buffers."""
+    accumulated: float = 0.0
+    """Gradients that are there while activations are: where buffers keep them, or of micro-batches before."""
+    updating: float = 0.0
+    """What the optimizer makes for itself, when activations are gone."""
     capacity: float = 0.0
     """Of the device; 0: unknown."""
 
     @property
     def total(self) -> float:
-        """All components."""
-        parts = (self.parameters, self.gradients, self.optimizer, self.activations)
-        return sum(parts) + self.logits + self.temporary + self.communication
+        """At most at once: activations are gone when the optimizer steps, and gradients may come while they go."""
+        passes = self.accumulated + self.activations + self.logits + self.temporary
+        return self.parameters + self.optimizer + self.communication + max(passes, self.gradients + self.updating)
 
     @property
     def share(self) -> float | None:
@@ -105,6 +109,12 @@ class Memories:
         dense, routed = (sum(values) for values in zip(*kept, strict=True))
         fullest = max(self._loads[key], key=lambda load: dense * load[0] + routed * load[1] + sum(load[2:]))
         parameters, gradients, optimizer = [whole * fullest.dense + own * fullest.routed for whole, own in kept]
+        several = layout.num_micro_batches > 1
+        accumulated = gradients if several or self.code.keeps_gradients else 0.0
+        if several and self.code.scattered_bytes:  # whole until the last micro-batch scatters them
+            accumulated = self.code.gradient_bytes * (fullest.dense + fullest.routed)
+        updated = parameters if layout.sharding in ("none", "parameters") else optimizer
+        per_updated = self.code.weight_bytes if updated is parameters else self.code.optimizer_state_bytes
         return MemoryBreakdown(
             parameters=parameters,
             gradients=gradients,
@@ -113,6 +123,8 @@ class Memories:
             logits=fullest.logits,
             temporary=fullest.temporary,
             communication=self.code.buffer_bytes,
+            accumulated=accumulated,
+            updating=updated / per_updated * self.code.updating_bytes if self.code.updating_bytes else 0.0,
             capacity=self.capacity,
         )
 
@@ -141,6 +153,7 @@ class Memories:
         kinds, order = stage_kinds(self.model.layers, self.model.expert_layers, count)
         kept = [(layers - experts) * plain + experts * routed for layers, experts, _, _ in kinds]
         logits = self.code.logit_bytes * share.tokens * self.model.vocabulary / share.tp
+        ends = self.code.kept_end_bytes * share.outer_tokens * self.model.width if self.model.vocabulary else 0.0
         made = []
         for rank in some:
             stages = own[rank]
@@ -148,25 +161,33 @@ class Memories:
             if place not in self._parameters:
                 self._parameters[place] = _parameters(share, stages)
             words = logits if count - 1 in stages else 0.0
+            end = ends if count - 1 in stages else 0.0
+            loss = self.code.loss_bytes / self.code.logit_bytes * words
             activations = _activations(layout, [kept[order[stage]] for stage in stages], rank)
-            made.append(
-                Load(*self._parameters[place], activations, words, temporary + largest + max(0.0, gradients - words))
-            )
+            beside = temporary + largest + max(loss, gradients - words)
+            made.append(Load(*self._parameters[place], activations + end, words, beside))
         return tuple(made)
 
 
 def _temporary(share: Share) -> float:
-    """Two gathered layers and a layer's whole gradient, or one matrix' gradient kept aside."""
+    """Two gathered layers and a layer's whole gradient, or one matrix' gradient kept aside.
+
+    Where blocks are units of their own beside one of the ends, those are whole for all of a step; the first gradients
+    are the ends', and a block's come while its activations go.
+    """
     code, block = share.code, share.model.block_parameters() / share.tp
     if share.layout.sharding == "parameters":
-        return block * (2 * code.compute_bytes + code.gradient_bytes)
+        if code.keeps_gradients:
+            return block * (2 * code.compute_bytes + code.gradient_bytes)
+        ends = end_parameters(share.model, share.layout, first=True, last=True)
+        return 2 * block * code.compute_bytes + ends * (code.compute_bytes + code.gradient_bytes)
     return block * code.aside_bytes
 
 
 def _gradients_of_block(share: Share) -> float:
     """Of what an MLP keeps, while its backward runs: after the loss, when the logits are gone."""
-    hidden = share.model.matrices * share.model.hidden / share.tp
-    return 2.0 * share.tokens * hidden + 4.0 * share.outer_tokens * share.model.width
+    hidden, element = share.model.matrices * share.model.hidden / share.tp, share.code.kept_head_bytes
+    return element * share.tokens * hidden + 2 * element * share.outer_tokens * share.model.width
 
 
 def _parameters(share: Share, stages: tuple[int, ...]) -> tuple[float, float]:
@@ -208,7 +229,7 @@ def block_bytes(share: Share, *, experts: bool) -> float:
 def _kept(share: Share) -> tuple[float, float, float]:
     """Bytes that (a dense block, one with experts) keep of a micro-batch, and of the block that is computed again."""
     if share.layout.checkpointing == "full":
-        whole = 2.0 * share.outer_tokens * share.model.width
+        whole = share.code.compute_bytes * share.outer_tokens * share.model.width
         return whole, whole, block_bytes(share, experts=bool(share.model.expert_layers))
     return block_bytes(share, experts=False), block_bytes(share, experts=True) if share.model.experts else 0.0, 0.0
 

@@ -293,3 +293,12 @@ def head(share: Share) -> Passes:
         backward_input=(_input_gradient(product), backward, *gather),
         backward_weight=(_weight_gradient(product),),
     )
+
+
+def end_parameters(model: Architecture, layout: Layout, *, first: bool, last: bool) -> float:
+    """Parameters on one rank of a stage that are in no block."""
+    count = (model.embedding_parameters + model.more_parameters) * first
+    if last and model.vocabulary:
+        count += model.head_parameters
+        count += model.vocabulary * model.width * (model.tied and layout.stages > 1)
+    return count / layout.shape.size("tp")

@@ -150,7 +150,7 @@ class StagePrices:
                 nearest = self._gathered(sharded, dense, experts=False)
                 dense = nearest.block
                 expert = self._gathered(sharded, expert, experts=True).block if experts else expert
-                own = end_parameters(self.model, layout, first=first, last=last)
+                own = operations.end_parameters(self.model, layout, first=first, last=last)
                 stage = sharded.ends(nearest, embedding if first else Priced(), own)
             stage = stage.plus(dense, layers - experts)
             if experts:
@@ -185,7 +185,7 @@ class StagePrices:
         return sharded.scattered(
             self._gathered(sharded, expert if experts else dense, experts=experts),
             self._ends_of(layout, groups)[0],
-            end_parameters(self.model, layout, first=True, last=layout.stages == 1),
+            operations.end_parameters(self.model, layout, first=True, last=layout.stages == 1),
             blocks,
             block_share(self.model, layout, experts=experts),
         )
@@ -231,12 +231,3 @@ def block_share(model: Architecture, layout: Layout, *, experts: bool) -> float:
     routed = model.experts * model.matrices * model.width * model.expert_hidden if experts else 0
     rest = model.block_parameters(experts=experts) - routed
     return (rest + routed / layout.shape.size("ep")) / layout.shape.size("tp")
-
-
-def end_parameters(model: Architecture, layout: Layout, *, first: bool, last: bool) -> float:
-    """Parameters on one rank of a stage that are in no block."""
-    count = (model.embedding_parameters + model.more_parameters) * first
-    if last and model.vocabulary:
-        count += model.head_parameters
-        count += model.vocabulary * model.width * (model.tied and layout.stages > 1)
-    return count / layout.shape.size("tp")

@@ -63,8 +63,12 @@ class Implementation:
     """Per head and pair of tokens."""
     kept_expert_bytes: float = 4.0
     """Per token and expert of it and width: rows that were sent, and that came back."""
+    kept_end_bytes: float = 0.0
+    """Per token and width, behind the last block."""
     logit_bytes: float = 10.0
     """Per token and word, at the end of the forward."""
+    loss_bytes: float = 0.0
+    """Per token and word besides, while the backward of the loss runs."""
     weight_bytes: float = 4.0
     """Of a parameter as it is kept."""
     compute_bytes: float = 2.0
@@ -72,6 +76,10 @@ class Implementation:
     gradient_bytes: float = 4.0
     """Of a parameter's gradient as it is added up and sent."""
     optimizer_state_bytes: float = 8.0
+    updating_bytes: float = 0.0
+    """Per parameter that a rank updates, that the optimizer makes for itself and gives back."""
+    keeps_gradients: bool = True
+    """Whether gradients have buffers of their own between steps; otherwise they come as activations go."""
     aside_bytes: float = 0.0
     """Of the weights of a block, for a gradient that is not yet added up."""
     buffer_bytes: float = 0.0
@@ -128,12 +136,13 @@ def implementation_of(model: Model, training: Training) -> Implementation:
     counts = None if training.compiled else block_counts(model, training)
     if counts is None:
         return row
+    forward, backward = _MATH_WIDTH if training.attention == "math" else (0.0, 0.0)
     return dataclasses.replace(
         row,
         source=f"counted by a dry run of {COUNTED_OF[kind_of(model) or '']}",
-        forward_width_bytes=counts.forward_width_bytes,
+        forward_width_bytes=counts.forward_width_bytes + forward * row.kept_head_bytes,
         forward_hidden_bytes=counts.forward_hidden_bytes,
-        backward_width_bytes=counts.backward_width_bytes,
+        backward_width_bytes=counts.backward_width_bytes + backward * row.kept_head_bytes,
         backward_hidden_bytes=counts.backward_hidden_bytes,
         forward_kernels=round(counts.forward_kernels),
         backward_kernels=round(counts.backward_kernels),
@@ -144,6 +153,11 @@ def implementation_of(model: Model, training: Training) -> Implementation:
     )
 
 
+_MATH_SCORES = {True: (22.5, 12.0), False: (16.0, 24.0)}
+"""By whether all is in fp32: what torch's _scaled_dot_product_attention_math moves per head and pair of tokens: the
+mask, a softmax, a search for rows without any token; in the backward the softmax alone."""
+_MATH_WIDTH = (12.0, 6.0)
+"""Elements per token and width: queries and keys scaled, four copies; in the backward two scaled, one copied."""
 _REENTRANT = ("zero0", "zero1", "zero2", "zero3")
 _BUCKET_BYTES = 25.0 * MIB
 """That DistributedDataParallel fills unless told otherwise."""
@@ -178,7 +192,15 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
         accumulation_bytes=own.accumulation_bytes if training.num_micro_batches > 1 else 0.0,
         bucket_bytes=_BUCKET_BYTES if training.strategy == "ddp" else 0.0,
         bucket_copied_bytes=8.0 if training.strategy == "ddp" else 0.0,
-        score_bytes=(16.0, 24.0) if training.attention == "math" else (0.0, 0.0),
+        score_bytes=_MATH_SCORES[plain] if training.attention == "math" else (0.0, 0.0),
+        kept_score_bytes=(4.0 if plain else 2.0) if training.attention == "math" else 0.0,
+        # The last norm's input, and its output as the head multiplies it.
+        kept_end_bytes=4.0 if training.narrow else 8.0 if plain else 6.0,
+        # Logits are made fp32: their logarithms are kept, their gradients come by way of the logarithms'.
+        logit_bytes=4.0,
+        loss_bytes=8.0,
+        updating_bytes=4.0,  # AdamW by foreach: roots of all second moments
+        keeps_gradients=training.strategy not in ("single", "fsdp", "hybrid"),  # DDP has them in its buckets
     )
 
 
