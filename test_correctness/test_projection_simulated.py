@@ -11,7 +11,7 @@ SECONDS = {"width 256": 0.03}
 """Most that a step's time may be off, relative, if not 2 %: the clock is virtual and the same on every machine."""
 MEMORY = {"weights_gib": 1e-3, "gradients_gib": 1e-3, "optimizer_gib": 1e-3, "activations_gib": 0.01, "peak_gib": 0.01}
 GATHERED = {"activations_gib": 0.11, "peak_gib": 0.06}
-"""Under fsdp what a forward leaves includes the ends of the model, gathered, and threads decide when a buffer is free."""
+"""Under fsdp a forward leaves the ends of the model as well, gathered, and threads decide when a buffer is free."""
 
 
 @pytest.mark.slow
