@@ -8,10 +8,12 @@ import pytest
 
 from perfsuite.metrics.pipeline import peak_activations, step_bounds_s
 from perfsuite.models import MODELS, find
+from perfsuite.platforms import load_catalog
 from perfsuite.projection import memory, operations, stages
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.calibration import Calibration, Constant, KernelPoint
 from perfsuite.projection.engine import Projector, rank_parameters
+from perfsuite.projection.job import Job
 from perfsuite.projection.kernels import KernelTimes
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.memory import memory_of
@@ -329,3 +331,11 @@ def test_gradients_that_wait_for_the_last_micro_batch_are_whole_until_then():
     one, two = (memory_of(SMALL, Layout.parse("dp8", global_batch=8 * n, sharding="parameters"), once) for n in (1, 2))
     assert 4 * SMALL.parameters == pytest.approx(two.total - one.total)
     assert one.gradients == two.gradients == pytest.approx(4 * SMALL.parameters / 8)
+
+
+def test_on_cores_the_optimizer_goes_from_tensor_to_tensor():
+    training = Training(model="gpt2-tiny")
+    found = {
+        name: Job.of(training, load_catalog().find(name)).implementation.updating_bytes for name in ("cpu", "s4000")
+    }
+    assert {"cpu": 0.0, "s4000": 4.0} == found

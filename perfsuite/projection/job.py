@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -61,12 +62,16 @@ class Job:
         layout = Layout.of(training)
         layout.check(model)
         node = node or Node.of(device)
+        if implementation is None:
+            implementation = implementation_of(model, training)
+            if device.family == "cpu":  # where AdamW goes from tensor to tensor
+                implementation = dataclasses.replace(implementation, updating_bytes=0.0)
         return cls(
             training=training,
             device=device,
             node=node,
             architecture=Architecture.of(model.padded(layout.shape.size("tp"))),
-            implementation=implementation or implementation_of(model, training),
+            implementation=implementation,
         )
 
     @functools.cached_property
