@@ -444,3 +444,11 @@ def test_cases_that_ran_out_of_memory_are_not_counted_as_measured():
     verdicts = tuple(Verdict(case=case, name="no-baseline") for case in ("t.py::full", "t.py::a"))
     said = verdict_sentence(record(full, result("t.py::a"), gate=GateRecord(gate=False, verdicts=verdicts)))
     assert said.startswith("1 case out of memory; 1 case measured, none compared")
+
+
+def test_the_summary_has_what_fails_before_what_is_undecided():
+    names = ("inconclusive", "improved", "environment", "regressed", "impossible")
+    verdicts = tuple(Verdict(case=f"t.py::{name}", name=name) for name in names)
+    run = record(gate=GateRecord(gate=True, verdicts=verdicts))
+    rows = [line.split("|")[1].strip() for line in markdown_summary(run, ()).splitlines() if line.startswith("| ")]
+    assert rows == ["verdict", "---", "impossible", "regressed", "environment", "improved", "inconclusive"]

@@ -97,7 +97,7 @@ def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts:
             lines.add(f"- and {len(findings) - kept} more in the journal")
     verdicts = run.gate.verdicts if run.gate is not None else ()
     quiet = ("pass", "no-baseline", "learning")
-    changed = [verdict for verdict in verdicts if verdict.name not in quiet]
+    changed = sorted((verdict for verdict in verdicts if verdict.name not in quiet), key=_gravity)
     if changed:
         lines.table(("verdict", "case", "change"), [_changed_row(verdict) for verdict in changed])
     if run.skips:
@@ -112,6 +112,13 @@ def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts:
         rows = (_row(result, judged.get(result.case)) for result in rest)
         lines.table(("case", "ranks", "median", "best figure", "verdict"), rows, heading, "</details>")
     return "\n".join(lines.lines) + "\n"
+
+
+def _gravity(verdict: Verdict) -> tuple[int, float]:
+    """What fails first, what is undecided last, the largest effect first: a table may be cut."""
+    order = ("impossible", *_SLOWER, "improved")
+    effect = verdict.decisive.effect if verdict.decisive is not None else None
+    return order.index(verdict.name) if verdict.name in order else len(order), -abs(effect or 0.0)
 
 
 class _Lines:
