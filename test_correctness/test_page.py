@@ -355,3 +355,9 @@ def test_a_column_that_says_the_same_of_every_case_is_one_sentence():
     same, other = table_of("no-baseline", "no-baseline"), table_of("no-baseline", "pass")
     assert ("verdict" in same.columns, "Verdict of each: no-baseline." in same.more) == (False, True)
     assert ("verdict" in other.columns, "Verdict" in other.more) == (True, False)
+
+
+def test_failures_come_first_in_the_first_sentence():
+    said, is_bad = sentence(material(gpt("test_ddp", 1, 1.0), failures={"t.py::a": "boom", "t.py::b": "boom"}))
+    assert is_bad
+    assert said.startswith("2 cases failed. Nothing was compared")

@@ -39,15 +39,21 @@ def run_of_record(record: RunRecord, device: DeviceModel | None) -> Run:
 
 def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     revision = record.revision
-    dirty = " with uncommitted changes" if revision.dirty else ""
+    commit = f"{revision.commit}-dirty" if revision.dirty else revision.commit
     yield "session", record.session
     yield "started", record.started_at
     yield "took", duration(record.end.took_s) if record.end else ""
     yield "exit status", str(record.end.exit_status) if record.end else ""
-    yield "commit", f"{revision.commit[:12]}{dirty}" if revision.commit else ""
+    yield "commit", _short(commit)
     yield "branch", revision.branch
     yield "subject", revision.subject
     yield "command", " ".join(("pytest", *record.arguments)) if record.arguments else ""
+
+
+def _short(commit: str) -> str:
+    """Enough of a hash, and whether there was more than it has."""
+    full, _, dirty = commit.partition("-")
+    return full[:12] + (" with uncommitted changes" if full and dirty else "")
 
 
 def run_of_baseline(baseline: Baseline, name: str, device: DeviceModel | None) -> Run:
@@ -62,7 +68,7 @@ def run_of_baseline(baseline: Baseline, name: str, device: DeviceModel | None) -
         cases=tuple(case_of_result(stored_result(entry, hardware)) for _, entry in entries),
         environment=newest.environment if newest else {},
         versions=baseline.versions,
-        facts={"newest run": newest.time, "commit": newest.commit} if newest else {},
+        facts={"newest run": newest.time, "commit": _short(newest.commit)} if newest else {},
         device=device,
         simulated=hardware.simulated,
     )

@@ -70,9 +70,10 @@ def sentence(material: Material) -> tuple[str, bool]:
     bad = [item for item in material.changes if item.tone == "bad"]
     good = sum(item.tone == "good" for item in material.changes)
     is_bad = bool(bad) or bool(counts["failed"])
+    failed = f"{plural(counts['failed'], 'case')} failed. " if counts["failed"] else ""
     if not material.changes:
-        return f"Nothing was compared: there is no baseline here. {summary}.", is_bad
-    return f"{_decided(material.changes, bad, good)}. {summary}.", is_bad
+        return f"{failed}Nothing was compared: there is no baseline here. {summary}.", is_bad
+    return f"{failed}{_decided(material.changes, bad, good)}. {summary}.", is_bad
 
 
 def _decided(changes: Sequence[CaseChange], bad: Sequence[CaseChange], good: int) -> str:
