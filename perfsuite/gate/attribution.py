@@ -154,7 +154,7 @@ def _without_base(asked: Question, level: Estimate) -> Finding:
         return _resting_on_shift(asked, asked.shown(level, "pass"), level)
     if level.outcome == "improved":
         return _improved(flagged(asked.shown(level, "improved"), "unconfirmed: no A/B was run"))
-    if level.outcome == "candidate" and asked.judged.is_secondary and asked.view.known(asked.judged)[0].unexplained:
+    if asked.judged.is_secondary and asked.view.known(asked.judged)[0].unexplained:
         why = f"{asked.judged.name} is slower in the whole suite: the host or the code; --perf-base would tell"
         return replace(asked.shown(level, "inconclusive"), reasons=(why,))
     why = "the noise forbids a verdict"
