@@ -171,6 +171,13 @@ def test_simulated_steps_calibrate_a_simulated_device():
     assert pytest.approx(1.1, rel=1e-6) == made.traits["in_situ_ratio"].value
 
 
+@pytest.mark.parametrize(("ratio", "told"), [(1.5, False), (3.0, True), (0.4, True)])
+def test_a_block_far_from_the_sum_of_its_kernels_is_told(ratio, told):
+    without = calibrated(kernels()).calibration
+    made = calibrated([*kernels(), *steps(without, ratio=ratio)])
+    assert told == any("times the sum of its kernels" in note for note in made.notes)
+
+
 def test_more_layers_in_no_more_time_tell_nothing():
     without = calibrated(kernels()).calibration
     flat = [dataclasses.replace(step, time_s=0.1) for step in steps(without)]

@@ -18,6 +18,8 @@ from perfsuite.records import Training
 
 _NO_SLOPE = 0.01
 """Of what its kernels take: a block that took less was not measured."""
+_ODD = 2.0
+"""Times the sum of its kernels, beyond which a block's kernels are others than those that were measured."""
 _ALIKE = 0.02
 """1 - the square of the cosine between what kernels and the optimizer take: below it no batch tells them apart."""
 
@@ -141,6 +143,11 @@ def _in_situ(
     ratios = [block.ratio(1.0 if told is None else told) for block in blocks]
     ratio = statistics.median(ratios)
     error = max((max(ratios) - min(ratios)) / 2 / ratio, *(block.depths.misfit for block in blocks))
+    if not 1 / _ODD <= ratio <= _ODD:
+        notes.append(
+            f"{named(sources)}: a block takes {ratio:.3g} times the sum of its kernels, so they are not alike; measure "
+            "kernels of the sizes that are projected (--perf-scale=full)"
+        )
     in_situ = {
         "in_situ_ratio": Constant(value=ratio, unit="ratio", source=named(sources), relative_error=round(error, 4))
     }
