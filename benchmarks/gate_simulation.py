@@ -115,6 +115,8 @@ HOSTS = {
 
 SAMPLES = 40
 DRAWN_RUNS = 500
+RED = ("regressed", "drifted")
+"""Verdicts that fail a case here: found where it is slower, a false alarm where it is not."""
 PERIODIC = {"third": (3, 2.0), "tenth": (10, 10.0)}
 """Kinds of slowdown beside ``shift``: every how manieth iteration takes how many times as long."""
 
@@ -222,11 +224,11 @@ class Tally:
         return sum(self.outcomes.values())
 
     def __str__(self) -> str:
-        false, improved = self.unchanged["regressed"] / self.suites, self.unchanged["improved"] / self.suites
-        said = f"{false:>11.3f}  {improved:>8.2f}"
+        false = sum(self.unchanged[name] for name in RED) / self.suites
+        said = f"{false:>11.3f}  {self.unchanged['improved'] / self.suites:>8.2f}"
         if not self.slowed:
             return f"{said}       -       -  {self.runs:>9.2f}  (unchanged: {dict(self.unchanged.most_common())})"
-        found, passed = (self.outcomes[name] / self.slowed for name in ("regressed", "pass"))
+        found, passed = sum(self.outcomes[name] for name in RED) / self.slowed, self.outcomes["pass"] / self.slowed
         return f"{said}  {found:>6.1%}  {passed:>6.2%}  {self.runs:>9.2f}  {dict(self.outcomes.most_common())}"
 
 
