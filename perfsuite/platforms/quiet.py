@@ -145,14 +145,14 @@ def warning(
     cases = list(disturbances)
     bad = [(case, phrase) for case, phrase in cases if phrase]
     signs = []
-    if bad:
-        signs.append(f"{len(bad)} of {len(cases)} cases disturbed, e.g. {bad[0][0]}: {bad[0][1]}")
-    if before and before.pressure_percent is not None and before.pressure_percent > PRESSURE_PERCENT:
-        signs.append(f"tasks waited for a core in {before.pressure_percent:g} % of the 10 s before the first case")
     others = others_share(before, after) if before and after else None
     if others is not None and others > OTHERS_SHARE:
         signs.append(f"other programs took {others:.0%} of the core time")
     stolen = steal_share(before, after) if before and after else None
     if stolen is not None and stolen > STEAL_SHARE:
         signs.append(f"the hypervisor took {stolen:.1%} of the core time")
+    if before and before.pressure_percent is not None and before.pressure_percent > PRESSURE_PERCENT:
+        signs.append(f"tasks waited for a core in {before.pressure_percent:g} % of the 10 s before the first case")
+    if bad:  # last: the screen ends before the example
+        signs.append(f"{len(bad)} of {len(cases)} cases disturbed, e.g. {bad[0][0]}: {bad[0][1]}")
     return f"the machine is not quiet: {'; '.join(signs)}" if signs else ""
