@@ -335,6 +335,22 @@ def test_a_gain_of_a_case_that_may_be_as_slow_as_no_pass_allows_is_none():
     assert told == ["inconclusive", "improved"]
 
 
+def test_a_lone_case_is_asked_of_24_pairs_which_have_to_show_all_of_the_tolerance():
+    assert [True, False] == [lone(sigma).arms_tell([0.0]) for sigma in (0.06, 0.08)]
+    nearly = [(0.0, 0.028 + away) for away in (-0.0005, 0.0005) * 6]
+    assert lone(0.002).paired(nearly).outcome != "regressed"
+    assert judge_of(can_run_base=True).paired(nearly).outcome == "regressed"
+
+
+def test_looking_faster_makes_no_pass_and_other_cases_tell_a_lone_one_nothing():
+    judge = lone(0.02)
+    assert [True, False, False] == [
+        judge.excludes(effect, error) for effect, error in ((0, 0.012), (0, 0.017), (-1, 0.017))
+    ]
+    borrowed = dataclasses.replace(judge, level=dataclasses.replace(judge.level, dof=17))
+    assert (borrowed.dof, dataclasses.replace(borrowed, today=Today(known=True)).dof) == (7, 17)
+
+
 def test_runs_inside_the_session_tell_how_far_sessions_lie_apart_unless_the_host_drifts_much_more():
     judge, away = lone(0.02), [-0.0126, 0.0126] * 8
     assert judge.is_surely_worse([0.105 + value for value in away], expected=False)
