@@ -97,6 +97,13 @@ def test_an_environment_that_differs_is_named_and_fails():
     assert unmoved.name == "pass"
 
 
+def test_a_level_is_left_sooner_where_something_that_can_do_it_is_known_to_have_changed():
+    stored = stored_runs([4 * step for step in WOBBLE], commit=STORED)
+    slow = {"settings": WITH_BASE, "base": 0.06, "anchor": 0.06}
+    told = [judged(0.06, **slow, given=gated(stored=stored, environment_changes=changes)) for changes in (TORCH, ())]
+    assert [verdict.name for verdict, _ in told] == ["environment", "inconclusive"]
+
+
 @pytest.mark.parametrize("settings", [WITH_BASE, GateSettings()])
 def test_a_verdict_that_fails_says_nothing_of_what_the_noise_could_hide(settings):
     wobble = tuple(12 * step for step in WOBBLE)

@@ -229,6 +229,7 @@ def test_shift_and_noise_of_a_session_are_seen_in_its_cases():
     assert today.known
     assert today.shift == pytest.approx(0.05, abs=0.005)
     assert today.unexplained == today.shift
+    assert today.shift_variance > (0.3 * today.shift) ** 2, "cases feel a host differently"
     assert found == Shares()
     _, noisy = look(screened(2, sigma=0.03), Shares(), GateSettings(), explained=False)
     assert noisy.usual == pytest.approx(9.0, rel=0.5)
