@@ -116,7 +116,7 @@ class TestAnchor:
                 "DRIFTED +* % (* ms -> 11* ms)",
                 f"  stored at {commit}: 5 runs of 5 sessions",
                 f"  against {commit} +* %*6 pairs)",
-                "  not slower than the base, slower than*: the code drifted",
+                "  not slower than the base by more than the tolerance, slower than*: the code drifted",
                 f"  next: perfsuite ab --a {commit} -- 'test_it.py::test_case?cpu-1?'",
             ]
         )

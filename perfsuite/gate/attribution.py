@@ -80,7 +80,7 @@ def _with_base(asked: Question, level: Estimate, change: Estimate) -> Finding:
 def _drifted(asked: Question, anchor: Estimate) -> Finding:
     """The stored commit, measured now, is faster: the code drifted."""
     shown = asked.shown(anchor, "drifted", asked.anchor_pairs)
-    why = f"not slower than the base, slower than {asked.anchor_name}: the code drifted"
+    why = f"not slower than the base by more than the tolerance, slower than {asked.anchor_name}: the code drifted"
     return replace(shown, confirmed=True, reasons=(why, *growth(asked.work, asked.judged, asked.view)))
 
 
