@@ -100,6 +100,32 @@ def test_an_agent_that_was_told_to_end_is_not_named_for_one_that_was_killed(tmp_
             run.transport.acquire(3, fresh=False, env={}, deadline_s=60)
 
 
+HASTY = AGENT.replace(
+    "sys.exit(",
+    """
+from perfsuite.runtime.transports import agent, wire
+def hasty(before):
+    def told(*arguments, **named):
+        os.kill(os.getpid(), 15)
+        return before(*arguments, **named)
+    return told
+if sys.argv[1] == "welcome":
+    wire.Link.receive = hasty(wire.Link.receive)
+else:
+    agent.OneSlot.__init__ = hasty(agent.OneSlot.__init__)
+sys.exit(""",
+)
+"""Told to end when the driver's welcome is there and not read, or read and nothing is served yet."""
+
+
+@pytest.mark.parametrize("moment", ["welcome", "slot"])
+def test_an_agent_that_is_told_to_end_before_it_serves_says_so(tmp_path, monkeypatch, moment):
+    """The launcher tells all to end when one has died: what it told to is not named in its place."""
+    with launched(2, tmp_path, monkeypatch, agent=(HASTY, moment)) as run:
+        assert "it got SIGTERM" in run.transport.await_loss(30.0)
+        assert run.agents[1].wait(30) == 128 + signal.SIGTERM
+
+
 def test_a_loss_that_a_signal_kept_from_being_told_is_named_all_the_same(tmp_path, monkeypatch):
     with launched(2, tmp_path, monkeypatch) as run:
         receive = run.transport._star.receive

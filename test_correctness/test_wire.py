@@ -54,7 +54,9 @@ def pool():
 
 def knock(pool: ThreadPoolExecutor, launch: Launch, key: bytes = KEY, *, deadline_s: float = 30.0) -> Future:
     hello = star.greeting(launch, "here", 1)
-    return pool.submit(wire.reach_driver, launch, lambda: key, hello, deadline_s=deadline_s, alive=lambda: True)
+    return pool.submit(
+        wire.reach_driver, launch, lambda: key, hello, farewell={}, deadline_s=deadline_s, alive=lambda: True
+    )
 
 
 def connect(port: int) -> socket.socket:
@@ -274,7 +276,7 @@ def test_an_agent_with_the_wrong_key_says_so_at_its_deadline(pool):
 def test_an_agent_without_a_launcher_stops_looking(pool):
     launch = an_agent(a_launch(), 1)
     with pytest.raises(LaunchError, match="nobody listens"):
-        wire.reach_driver(launch, lambda: KEY, {}, deadline_s=3600, alive=lambda: False)
+        wire.reach_driver(launch, lambda: KEY, {}, farewell={}, deadline_s=3600, alive=lambda: False)
 
 
 def test_a_driver_that_does_not_know_the_key_gets_no_agent(pool, monkeypatch):
@@ -370,9 +372,9 @@ def test_agents_of_another_launch_or_with_a_taken_rank_are_refused(pool):
     odd = [{**hello, "run_id": "another"}, {**hello, "protocol": 0}, {**hello, "rank": 3}, {**hello, "pid": None}]
     for each in odd:
         with pytest.raises(LaunchError, match="refused"):
-            wire.reach_driver(an_agent(launch, 1), lambda: KEY, each, deadline_s=0.3, alive=lambda: True)
+            wire.reach_driver(an_agent(launch, 1), lambda: KEY, each, farewell={}, deadline_s=0.3, alive=lambda: True)
     with pytest.raises(LaunchError, match="rank 1 is taken by rank 1 on"):
-        wire.reach_driver(an_agent(launch, 1), lambda: KEY, hello, deadline_s=0.3, alive=lambda: True)
+        wire.reach_driver(an_agent(launch, 1), lambda: KEY, hello, farewell={}, deadline_s=0.3, alive=lambda: True)
     last = knock(pool, an_agent(launch, 2))
     net = gathered.result(30)
     last.result(30)[0].close()

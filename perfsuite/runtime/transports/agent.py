@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,11 @@ def serve_agent(launch: Launch, *, environ: Mapping[str, str] = os.environ, dead
             launch,
             lambda: find_key(launch, environ),
             greeting(launch, socket.gethostname(), os.getpid()),
+            farewell={"leaving": GOT_SIGTERM},
             deadline_s=deadline_s,
             alive=lambda: os.getppid() == parent,
         )
-        with _log_directory(welcome) as logs:
+        with _last_word(link), _log_directory(welcome) as logs:
             return _Agent(launch, link, welcome, logs, parent).serve()
     except LaunchError as problem:
         print(f"perfsuite: {problem}", file=sys.stderr, flush=True)
@@ -66,6 +67,17 @@ def _leave(*_: object) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # launchers send it more than once
     raise SystemExit(128 + signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _last_word(link: Link) -> Iterator[None]:
+    """An agent that is told to end before it serves says so too: the driver may have taken it in."""
+    try:
+        yield
+    except SystemExit:
+        with contextlib.suppress(LinkLost):
+            link.send({"leaving": GOT_SIGTERM})
+        raise
 
 
 @contextlib.contextmanager
@@ -119,7 +131,7 @@ class _Agent:
                     self._tell(_as_frame(event, self._epoch))
         except SystemExit as ended:
             self._tell({"leaving": self._cause or GOT_SIGTERM})
-            raise SystemExit(ENDED_EARLY if self._cause else ended.code) from None
+            return ENDED_EARLY if self._cause else int(ended.code or 0)
         finally:
             self._slot.close()
         return DISMISSED

@@ -179,12 +179,14 @@ def reach_driver(
     find_key: Callable[[], bytes | None],
     hello: Message,
     *,
+    farewell: Message,
     deadline_s: float,
     alive: Callable[[], bool],
 ) -> tuple[Link, Message]:
     """On an agent: a link to the driver and the driver's welcome, which comes once all agents are there.
 
-    ``find_key`` is asked anew for every attempt, because the driver may not have offered its key yet.  Raises
+    ``find_key`` is asked anew for every attempt, because the driver may not have offered its key yet.  ``farewell`` is
+    the last word of an agent that is told to end while it waits for the welcome, which may be on its way.  Raises
     LaunchError when no driver took this agent in within ``deadline_s`` seconds, when the driver gave the launch up, or
     as soon as ``alive`` says that the launcher is gone.
     """
@@ -198,7 +200,7 @@ def reach_driver(
             assert key is not None
             try:
                 link = _knock(host, port, key, hello)
-                return link, _await_welcome(link, alive)
+                return link, _await_welcome(link, farewell, alive)
             except AuthenticationError:
                 last = f"port {port} has another key"
             except ConnectionRefusedError:
@@ -225,7 +227,7 @@ def _knock(host: str, port: int, key: bytes, hello: Message) -> Link:
         return Link(sock.dup(), may_stall=True)
 
 
-def _await_welcome(link: Link, alive: Callable[[], bool]) -> Message:
+def _await_welcome(link: Link, farewell: Message, alive: Callable[[], bool]) -> Message:
     try:
         while not link.readable(1.0):
             if not alive():
@@ -237,6 +239,10 @@ def _await_welcome(link: Link, alive: Callable[[], bool]) -> Message:
             raise LaunchError(f"the driver gave this launch up: {welcome['over']}")
     except (LinkLost, LaunchError):
         link.close()
+        raise
+    except SystemExit:
+        with contextlib.suppress(LinkLost):
+            link.send(farewell)
         raise
     return welcome
 
