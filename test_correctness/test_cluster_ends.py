@@ -54,6 +54,16 @@ def test_agents_that_are_dismissed_end_before_the_driver_and_leave_nothing(tmp_p
     assert list((tmp_path / f"perfsuite-{os.getuid()}").iterdir()) == [], "the key of the launch is removed"
 
 
+def test_agents_beside_the_driver_are_the_runs_own_whatever_launched_them(tmp_path, monkeypatch):
+    """Their core time is nobody else's; mpirun and srun set none of the variables that torchrun does."""
+    with launched(3, tmp_path, monkeypatch) as run:
+        pids = {agent.pid for agent in run.agents.values()}
+        assert run.transport.agents_here() == pids
+        run.agents[2].kill()
+        assert "the agent of rank 2" in run.transport.await_loss(30.0)
+        assert run.transport.agents_here() == pids, "what it took was the run's own"
+
+
 def test_several_hosts_use_the_key_and_keep_their_logs_to_themselves(tmp_path, monkeypatch):
     with launched(2, tmp_path, monkeypatch, hosts=2, preload=PRELOAD) as run:
         measurement = run.driver().run(job(steps.add_up, 2))

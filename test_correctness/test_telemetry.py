@@ -200,15 +200,15 @@ def test_the_warning_names_steal_and_pressure(tmp_path: Path) -> None:
     host = machines.host(tmp_path, {})
     machines.write(tmp_path, {stat: "cpu  100 0 0 890 0 0 0 10 5 0\ncpu0 1 2\n"})
     machines.write(tmp_path, {pressure: "some avg10=12.50 avg60=0.72 avg300=0.29 total=6800466\nfull avg10=0.00\n"})
-    before = quiet.read_host_load(host)
+    before = quiet.read_host_load(host, [os.getpid()])
     assert quiet.HostLoad(stolen_ticks=10, all_ticks=1000, pressure_percent=12.5) == before
     machines.write(tmp_path, {stat: "cpu  600 0 0 1350 0 0 0 50 9 0\n"})
-    after = quiet.read_host_load(host)
+    after = quiet.read_host_load(host, [os.getpid()])
     assert pytest.approx(0.04) == quiet.steal_share(before, after)
     line = quiet.warning([("test_a", "")], before=before, after=after)
     assert "tasks waited for a core in 12.5 % of the 10 s before the first case" in line
     assert "the hypervisor took 4.0% of the core time" in line
-    nothing = quiet.read_host_load(machines.host(tmp_path / "none", {}))
+    nothing = quiet.read_host_load(machines.host(tmp_path / "none", {}), [])
     assert "" == quiet.warning([("test_a", "")], before=nothing, after=nothing)
 
 
@@ -222,7 +222,7 @@ def test_the_warning_names_what_others_took_of_the_cores(tmp_path: Path, own_tic
         stat = "".join(f"cpu{core} {ticks} 0 0 0 0 0 0 0 0 0\n" for core in cores)
         fields = " ".join(["0"] * 10 + [str(own * len(cores)), "0", "0", "0"])
         machines.write(tmp_path, {"proc/stat": stat, f"proc/{os.getpid()}/stat": f"1 (a) b) S {fields}\n"})
-        return quiet.read_host_load(host)
+        return quiet.read_host_load(host, [os.getpid()])
 
     before, after = reading(1000, 0), reading(2000, own_ticks)
     assert after.core_time == quiet.CoreTime(
@@ -235,10 +235,10 @@ def test_the_warning_names_what_others_took_of_the_cores(tmp_path: Path, own_tic
 
 
 def test_what_a_child_took_is_the_runs_own_also_once_it_has_ended() -> None:
-    before = quiet.read_host_load(Host()).core_time
+    before = quiet.read_host_load(Host(), [os.getpid()]).core_time
     busy = "import time\nwhile time.process_time() < 0.5: pass"
     subprocess.run([sys.executable, "-c", busy], check=True)
-    after = quiet.read_host_load(Host()).core_time
+    after = quiet.read_host_load(Host(), [os.getpid()]).core_time
     if before is None or after is None:
         pytest.skip("no /proc/stat here")
     assert after.own_s - before.own_s >= 0.4
@@ -248,9 +248,9 @@ def test_what_a_child_took_is_the_runs_own_also_once_it_has_ended() -> None:
 def test_the_hosts_processes_are_listed_only_for_telemetry_that_counts_them(monkeypatch, counts, own):
     telemetry, told = Unread(count=1), []
     monkeypatch.setattr(type(telemetry), "counts_processes", counts)
-    monkeypatch.setattr(gating, "family_of_processes", lambda root: (7, 8))
+    monkeypatch.setattr(gating, "family_of_processes", lambda roots: (*roots, 8))
     monkeypatch.setattr(telemetry, "read", lambda own: told.append(own) or (Reading(index=0, throttle=()),))
-    assert "" == gating.telemetry_word(telemetry, "cuda")
+    assert "" == gating.telemetry_word(telemetry, "cuda", lambda: (7,))
     assert [own] == told
 
 
@@ -264,7 +264,7 @@ def test_descendants_are_no_strangers():
     code = "import subprocess,sys; c=subprocess.Popen(['sleep','30']); print(c.pid, flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as child:
         grandchild = int(child.stdout.readline())
-        assert {os.getpid(), child.pid, grandchild} <= family_of_processes(os.getpid())
-        assert os.getppid() not in family_of_processes(os.getpid())
+        assert {os.getpid(), child.pid, grandchild} <= family_of_processes([os.getpid()])
+        assert os.getppid() not in family_of_processes([os.getpid()])
         os.kill(grandchild, 9)
         child.kill()

@@ -49,8 +49,11 @@ class HostLoad:
     """None where /proc/stat does not tell."""
 
 
-def read_host_load(host: Host) -> HostLoad:
-    """Now.  Pressure counts everybody's tasks, one's own too: it tells about others only before the ranks start."""
+def read_host_load(host: Host, roots: Iterable[int]) -> HostLoad:
+    """Now; all processes of the run descend from ``roots``.
+
+    Pressure counts everybody's tasks, one's own too: it tells about others only before the ranks start.
+    """
     cpu = re.match(r"cpu((?:\s+\d+)+)", host.read("proc/stat") or "")
     ticks = [int(count) for count in cpu[1].split()] if cpu else []
     pressure = re.search(r"^some avg10=([\d.]+)", host.read("proc/pressure/cpu") or "", re.MULTILINE)
@@ -58,11 +61,11 @@ def read_host_load(host: Host) -> HostLoad:
         stolen_ticks=ticks[7] if len(ticks) > 7 else None,
         all_ticks=sum(ticks[:8]) if len(ticks) > 7 else None,
         pressure_percent=float(pressure[1]) if pressure else None,
-        core_time=_core_time(host),
+        core_time=_core_time(host, roots),
     )
 
 
-def _core_time(host: Host) -> CoreTime | None:
+def _core_time(host: Host, roots: Iterable[int]) -> CoreTime | None:
     lines = re.findall(r"^cpu(\d+)((?:\s+\d+){8})", host.read("proc/stat") or "", re.MULTILINE)
     granted = host.granted()
     ticks = [[int(count) for count in counts.split()] for core, counts in lines if int(core) in granted]
@@ -71,14 +74,13 @@ def _core_time(host: Host) -> CoreTime | None:
     user, nice, system = 0, 1, 2
     busy = sum(core[user] + core[nice] + core[system] for core in ticks)
     a_second = os.sysconf("SC_CLK_TCK")
-    return CoreTime(granted_s=sum(map(sum, ticks)) / a_second, busy_s=busy / a_second, own_s=_own_time(host))
+    return CoreTime(granted_s=sum(map(sum, ticks)) / a_second, busy_s=busy / a_second, own_s=_own_time(host, roots))
 
 
-def _own_time(host: Host) -> float:
-    """Core time of this process, its launcher and all that descends from them, with children that have ended."""
-    root = os.getppid() if "LOCAL_RANK" in host.environ else os.getpid()
+def _own_time(host: Host, roots: Iterable[int]) -> float:
+    """Core time of the run's processes, with children of theirs that have ended."""
     ticks = 0
-    for pid in family_of_processes(root):
+    for pid in family_of_processes(roots):
         after_name = (host.read(f"proc/{pid}/stat") or "").rpartition(")")[2].split()
         ticks += sum(map(int, after_name[11:15]))  # its own and its children's, in user code and in the kernel
     return ticks / os.sysconf("SC_CLK_TCK")

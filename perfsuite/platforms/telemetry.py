@@ -95,8 +95,8 @@ def attempt(read: Callable[[], T]) -> T | None:
     return None
 
 
-def family_of_processes(root: int) -> frozenset[int]:
-    """``root`` and all its descendants on this host: processes that are no strangers on a device."""
+def family_of_processes(roots: Iterable[int]) -> frozenset[int]:
+    """``roots`` and all their descendants on this host: processes that are no strangers on a device."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -105,7 +105,7 @@ def family_of_processes(root: int) -> frozenset[int]:
         except OSError:  # it ended meanwhile
             continue
         children.setdefault(int(after_name[1]), []).append(int(name))
-    tree, waiting = set(), [root]
+    tree, waiting = set(), [*roots]
     while waiting:
         pid = waiting.pop()
         tree.add(pid)

@@ -8,10 +8,9 @@ case is settled in place instead.  Without ``--perf-gate`` the verdicts are only
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -75,7 +74,9 @@ class Gating:
             commit=stamp(suite.revision),
             boot=boot_of(Host()),
             links=options.links,
-            disturbance=functools.partial(telemetry_word, suite.machine.family.telemetry(), suite.machine.family.name),
+            disturbance=functools.partial(
+                telemetry_word, suite.machine.family.telemetry(), suite.machine.family.name, suite.own_processes
+            ),
         )
 
     # -- before the loop -----------------------------------------------------------------------------------------
@@ -321,11 +322,13 @@ def pytest_report_teststatus(report: Any, config: pytest.Config) -> tuple[str, s
     return None
 
 
-def telemetry_word(telemetry: Telemetry, family: str) -> str:
-    """What the devices' telemetry says of the last run; ``unknown`` where an accelerator's cannot be read."""
-    root = os.getppid() if "LOCAL_RANK" in os.environ else os.getpid()
+def telemetry_word(telemetry: Telemetry, family: str, roots: Callable[[], Iterable[int]]) -> str:
+    """What the devices' telemetry says of the last run; ``unknown`` where an accelerator's cannot be read.
+
+    All processes of the run descend from ``roots``.
+    """
     # Hundreds of files after each case, thousands on a large host: only for whom they matter.
-    readings = telemetry.read(family_of_processes(root) if telemetry.counts_processes else ())
+    readings = telemetry.read(family_of_processes(roots()) if telemetry.counts_processes else ())
     said = disturbance(readings)
     unread = family != "cpu" and all(reading.throttle is None for reading in readings)
     return said or (TELEMETRY_UNKNOWN if unread else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import os
 import platform as python_platform
 import re
 import time
@@ -117,6 +118,11 @@ class Suite:
 
         logs, self._remove_logs = make_directory("run")
         return LocalTransport(start_method=self.machine.family.start_method, preload=launch.PRELOAD, log_directory=logs)
+
+    def own_processes(self) -> frozenset[int]:
+        """Processes of this host from which all that the run starts here descends: this one, and agents beside it."""
+        cluster = self.config.stash.get(launch.transport_key, None)
+        return frozenset({os.getpid(), *(cluster.agents_here() if cluster is not None else ())})
 
     @functools.cached_property
     def revision(self) -> Revision:
@@ -268,7 +274,7 @@ class Suite:
         """While ranks work on a case, :attr:`running` is true."""
         if self.first_case_at is None:
             self.first_case_at = time.monotonic()
-            self.load_before = read_host_load(self.machine.family.host)
+            self.load_before = read_host_load(self.machine.family.host, self.own_processes())
         self.running = True
         try:
             yield

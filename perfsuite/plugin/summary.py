@@ -144,7 +144,7 @@ def warnings(suite: Suite, session: PerfSession) -> list[str]:
         for result in session.results.values()
         if result.outcome == "measured" and result.measurement is not None and result.case not in session.reused
     ]
-    after = read_host_load(host) if suite.load_before else None
+    after = read_host_load(host, suite.own_processes()) if suite.load_before else None
     lines = [warning(disturbed, before=suite.load_before, after=after), session.journal_problem]
     return [line for line in (*lines, *throttled_lines(session.results.values()), *oddities(session.results)) if line]
 

@@ -116,6 +116,11 @@ class ClusterTransport(Transport):
             cores=facts.cores,
         )
 
+    def agents_here(self) -> frozenset[int]:
+        """Processes of the agents on this host, also of those that are lost."""
+        here = socket.gethostname()
+        return frozenset(facts.pid for facts in self._star.facts.values() if facts.host == here)
+
     def acquire(self, count: int, *, fresh: bool, env: Mapping[str, str], deadline_s: float) -> bool:
         """See :meth:`Transport.acquire`."""
         assert count <= self._launch.world_size, f"{count} ranks of {self._launch.world_size}"
