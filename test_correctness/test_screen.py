@@ -12,26 +12,23 @@ import pytest
 
 from perfsuite.cli.main import main
 from perfsuite.errors import RanksFailed
-from perfsuite.gate.verdict import Effect, Finding, Verdict
+from perfsuite.gate.verdict import Verdict
 from perfsuite.journal import Header, read_journal
 from perfsuite.journal_writer import JournalWriter
-from perfsuite.metrics import derive
-from perfsuite.plugin.ci import MOST_ANNOTATIONS, error_commands
-from perfsuite.records import Metric, Peak, Peaks, Result, Work
+from perfsuite.plugin.ci import error_commands
+from perfsuite.records import Metric, Peak, Result, Work
 from perfsuite.reports.families import family_lines, share_of_peak
 from perfsuite.reports.layout import lay_out
 from perfsuite.reports.notable import notable
 from perfsuite.reports.screen import MOST_LINES, screen
-from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary, verdict_sentence
+from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary
 from perfsuite.run_record import GateRecord, Revision, RunEnd, RunRecord
-from perfsuite.runtime.driver import Job
 from perfsuite.units import readable_rate
-from perfsuite.workload import Budget, FunctionWorkload
-from test_correctness.helpers.scripted_driver import measurement, repository
+from test_correctness.helpers.runs import PEAK, all_reduce, large_run, product, record, result, verdict
+from test_correctness.helpers.scripted_driver import repository
 
 pytest_plugins = ["pytester"]
 
-PEAK = Peak(value=0.772, unit="TFLOPS", source="measured here", kind="measured")
 HOSTILE = (
     "\x1b[31mred",
     "\u202egnp.exe",
@@ -41,46 +38,6 @@ HOSTILE = (
     "](javascript:alert(1)) | `code` ]]>",
     "x" * 10_000,
 )
-
-
-def result(case: str, median_s: float = 0.5, **changes) -> Result:
-    job = Job(workload=FunctionWorkload(function=result), world_size=changes.get("world_size", 1), budget=Budget())
-    plain = Result(
-        case=case,
-        workload="t:step",
-        parameters={"case": case},
-        platform="cpu",
-        world_size=1,
-        outcome="measured",
-        work=Work(),
-        measurement=measurement(job, (median_s, 1.1 * median_s, median_s)),
-        fingerprint="cpu-x",
-    )
-    return dataclasses.replace(plain, **changes)
-
-
-def product(case: str, tflops: float, dtype: str = "bf16") -> Result:
-    metric = Metric(name="tflops", value=tflops, unit="TFLOPS", better="higher", peak=PEAK)
-    return result(case, work=Work(flops={"exact": 1.0}, dtype=dtype), metrics=(metric,))
-
-
-def all_reduce(size: int, ranks: int, median_s: float) -> Result:
-    work = Work(collective="all_reduce", message_bytes=float(size), dtype="fp32")
-    plain = result(f"t.py::test_all_reduce[cpu-ws{ranks}-{size}]", median_s, world_size=ranks, work=work)
-    metrics = derive(("busbw_gb_per_s",), work=work, measurement=plain.measurement, peaks=Peaks())
-    return dataclasses.replace(plain, metrics=metrics)
-
-
-def record(*results: Result, **fields) -> RunRecord:
-    meaning = {"name": "s", "platform": "cpu (1 x EPYC)", "fingerprint": "cpu-x", "versions": {"torch": "2.13.0"}}
-    return RunRecord(**{**meaning, "results": {one.case: one for one in results}, **fields})
-
-
-def verdict(case: str, name: str = "regressed", effect: float = 0.081) -> Verdict:
-    ends = (effect - 0.019, effect + 0.019)
-    change = Effect(change=effect, interval=ends, count=6)
-    finding = Finding(quantity="time", name=name, tolerance=0.03, effect=effect, interval=ends, change=change)
-    return Verdict(case=case, name=name, findings=(finding,))
 
 
 def texts(run: RunRecord, width: int = 100, **options) -> list[str]:
@@ -126,19 +83,6 @@ def test_products_of_several_sizes_are_a_series():
         "compute     bf16 694 GFLOPS 90 % of measured 772   bf16 512/1024 square: 250 694 GFLOPS",
     ]
     assert "square" not in "".join(texts(record(square(1024, 0.694), flat)))
-
-
-def large_run(count: int) -> RunRecord:
-    long = "very-long-" * 9
-    results = [product(f"t.py::test_{long}{number}", 0.5 + number % 7, f"d{number % 9}") for number in range(count)]
-    return record(
-        *results,
-        *(all_reduce(1 << size, ranks, 1e-3) for size in range(10, 25) for ranks in (2, 4, 8)),
-        failures={f"t.py::failed_{number}": "rank 1 died of " + long for number in range(count)},
-        skips={f"t.py::s{number}": f"reason {number} {long}" for number in range(count)},
-        gate=GateRecord(gate=True, fail_on=("regressed",), verdicts=tuple(verdict(one.case) for one in results)),
-        end=RunEnd(at="", took_s=1.0, exit_status=1, warnings=tuple(f"warning {n} {long}" for n in range(20))),
-    )
 
 
 @pytest.mark.parametrize("width", [79, 119, 199])
@@ -204,69 +148,6 @@ def test_a_wide_table_is_told_in_blocks_that_have_every_cell(width):
     words = " ".join(lines).split()
     assert all(words.count(cell) == 1 for row in rows for cell in row[1:])
     assert all(words.count(row[0]) == words.count("case") for row in rows)
-
-
-def test_the_summary_says_the_verdict_first():
-    changed = [verdict(f"t.py::slow{number}", effect=0.05 + number / 1000) for number in range(12)]
-    same = [Verdict(case=f"t.py::same{number}", name="pass") for number in range(204)]
-    run = record(
-        *(result(one.case) for one in (*changed, *same)),
-        gate=GateRecord(gate=True, fail_on=("regressed",), verdicts=(*changed, *same)),
-    )
-    assert verdict_sentence(run) == "12 cases slower, worst `t.py::slow11` 6.1 % slower [4.2, 8]; 204 unchanged"
-    text = markdown_summary(run, notable(run))
-    assert text.splitlines()[0] == f"**perfsuite**: {verdict_sentence(run)}"
-    table = text.partition("| verdict |")[2].partition("<details>")[0]
-    assert (table.count("t.py::slow"), table.count("t.py::same")) == (12, 0)
-    assert "<details><summary>204 other cases</summary>" in text
-
-
-def test_a_run_with_nothing_to_see_is_three_lines():
-    same = [Verdict(case=f"t.py::same{number}", name="pass") for number in range(9)]
-    run = record(*(result(one.case) for one in same), gate=GateRecord(gate=True, verdicts=tuple(same)))
-    text = markdown_summary(run, notable(run))
-    assert text.splitlines() == ["**perfsuite**: 9 unchanged", "", "cpu-x, torch 2.13.0, 9 measured"]
-
-
-def test_a_summary_is_cut_at_a_row():
-    run = large_run(2000)
-    text = markdown_summary(run, notable(run))
-    assert len(text.encode()) <= LIMIT_BYTES
-    assert "more in the journal" in text
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert all(line.endswith("|") for line in rows)
-    assert text.count("<details>") == text.count("</details>")
-
-
-@pytest.mark.parametrize("outcome", ["smoke", "out_of_memory"])
-def test_a_run_that_nobody_judged_has_a_summary(outcome):
-    gone = result("t.py::a", outcome=outcome, measurement=None, detail="OOM at 44 GiB of 48 GiB")
-    assert markdown_summary(record(gone), notable(record(gone))).startswith("**perfsuite**: 1 ")
-    assert "no cases" in markdown_summary(record(), ())
-    failed = record(failures={"t.py::a": "/home/me/repo/x.py: rank 0 of node17 died"})
-    assert "/home" not in markdown_summary(failed, notable(failed))
-
-
-def test_names_of_hosts_stay_only_where_they_are_asked_for():
-    one = result("t.py::a", environment={"hostname": "node17"})
-    run = record(one, failures={"t.py::b": "rank 3 on node17 died"})
-    assert "node17" not in markdown_summary(run, notable(run))
-    assert "node17" in markdown_summary(run, notable(run), show_hosts=True)
-
-
-def test_annotations_stand_at_the_tests_that_failed(tmp_path):
-    cases = [f"t.py::test_{number}" for number in range(MOST_ANNOTATIONS + 5)]
-    run = record(
-        failures={"t.py::test_x": "50 % gone\nTraceback"},
-        gate=GateRecord(gate=True, fail_on=("regressed",), verdicts=tuple(verdict(case) for case in cases)),
-    )
-    places = dict.fromkeys(("t.py::test_x", *cases), ("suite/t,x.py", 7))
-    lines = list(error_commands(run, places, root=tmp_path / "below", workspace=str(tmp_path)))
-    assert lines[0] == "::error file=below/suite/t%2Cx.py,line=7::t.py::test_x: failed: 50 %25 gone"
-    assert lines[1].startswith("::error file=below/suite/t%2Cx.py,line=7::t.py::test_0: REGRESSED +8.1 %25")
-    assert (len(lines), lines[-1]) == (MOST_ANNOTATIONS + 1, "::error::and 6 more cases fail, see the log")
-    looked = dataclasses.replace(run, failures={}, gate=dataclasses.replace(run.gate, gate=False))
-    assert list(error_commands(looked, places, root=tmp_path)) == []
 
 
 @pytest.fixture
@@ -437,18 +318,3 @@ def test_what_a_rank_raises_is_text_to_the_terminal_too(pytester, monkeypatch):
     told = done.stdout.str()
     assert "ValueError: \\x1b[31mred \\u202e and\nmore" in told
     assert not re.search("[\x1b\u202e]", told)
-
-
-def test_cases_that_ran_out_of_memory_are_not_counted_as_measured():
-    full = result("t.py::full", outcome="out_of_memory", measurement=None, detail="OOM at 2 GiB of 2 GiB")
-    verdicts = tuple(Verdict(case=case, name="no-baseline") for case in ("t.py::full", "t.py::a"))
-    said = verdict_sentence(record(full, result("t.py::a"), gate=GateRecord(gate=False, verdicts=verdicts)))
-    assert said.startswith("1 case out of memory; 1 case measured, none compared")
-
-
-def test_the_summary_has_what_fails_before_what_is_undecided():
-    names = ("inconclusive", "improved", "environment", "regressed", "impossible")
-    verdicts = tuple(Verdict(case=f"t.py::{name}", name=name) for name in names)
-    run = record(gate=GateRecord(gate=True, verdicts=verdicts))
-    rows = [line.split("|")[1].strip() for line in markdown_summary(run, ()).splitlines() if line.startswith("| ")]
-    assert rows == ["verdict", "---", "impossible", "regressed", "environment", "improved", "inconclusive"]

@@ -1,0 +1,68 @@
+"""Runs as a screen, a page or a summary shows them: results, verdicts, and one with more than fits anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from perfsuite.gate.verdict import Effect, Finding, Verdict
+from perfsuite.metrics import derive
+from perfsuite.records import Metric, Peak, Peaks, Result, Work
+from perfsuite.run_record import GateRecord, RunEnd, RunRecord
+from perfsuite.runtime.driver import Job
+from perfsuite.workload import Budget, FunctionWorkload
+from test_correctness.helpers.scripted_driver import measurement
+
+PEAK = Peak(value=0.772, unit="TFLOPS", source="measured here", kind="measured")
+
+
+def result(case: str, median_s: float = 0.5, **changes) -> Result:
+    job = Job(workload=FunctionWorkload(function=result), world_size=changes.get("world_size", 1), budget=Budget())
+    plain = Result(
+        case=case,
+        workload="t:step",
+        parameters={"case": case},
+        platform="cpu",
+        world_size=1,
+        outcome="measured",
+        work=Work(),
+        measurement=measurement(job, (median_s, 1.1 * median_s, median_s)),
+        fingerprint="cpu-x",
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def product(case: str, tflops: float, dtype: str = "bf16") -> Result:
+    metric = Metric(name="tflops", value=tflops, unit="TFLOPS", better="higher", peak=PEAK)
+    return result(case, work=Work(flops={"exact": 1.0}, dtype=dtype), metrics=(metric,))
+
+
+def all_reduce(size: int, ranks: int, median_s: float) -> Result:
+    work = Work(collective="all_reduce", message_bytes=float(size), dtype="fp32")
+    plain = result(f"t.py::test_all_reduce[cpu-ws{ranks}-{size}]", median_s, world_size=ranks, work=work)
+    metrics = derive(("busbw_gb_per_s",), work=work, measurement=plain.measurement, peaks=Peaks())
+    return dataclasses.replace(plain, metrics=metrics)
+
+
+def record(*results: Result, **fields) -> RunRecord:
+    meaning = {"name": "s", "platform": "cpu (1 x EPYC)", "fingerprint": "cpu-x", "versions": {"torch": "2.13.0"}}
+    return RunRecord(**{**meaning, "results": {one.case: one for one in results}, **fields})
+
+
+def verdict(case: str, name: str = "regressed", effect: float = 0.081) -> Verdict:
+    ends = (effect - 0.019, effect + 0.019)
+    change = Effect(change=effect, interval=ends, count=6)
+    finding = Finding(quantity="time", name=name, tolerance=0.03, effect=effect, interval=ends, change=change)
+    return Verdict(case=case, name=name, findings=(finding,))
+
+
+def large_run(count: int) -> RunRecord:
+    long = "very-long-" * 9
+    results = [product(f"t.py::test_{long}{number}", 0.5 + number % 7, f"d{number % 9}") for number in range(count)]
+    return record(
+        *results,
+        *(all_reduce(1 << size, ranks, 1e-3) for size in range(10, 25) for ranks in (2, 4, 8)),
+        failures={f"t.py::failed_{number}": "rank 1 died of " + long for number in range(count)},
+        skips={f"t.py::s{number}": f"reason {number} {long}" for number in range(count)},
+        gate=GateRecord(gate=True, fail_on=("regressed",), verdicts=tuple(verdict(one.case) for one in results)),
+        end=RunEnd(at="", took_s=1.0, exit_status=1, warnings=tuple(f"warning {n} {long}" for n in range(20))),
+    )
