@@ -15,20 +15,18 @@ import dataclasses
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfsuite.platforms import detect_machine, fingerprint, load_catalog
+from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import calibrate
 from perfsuite.projection.job import Job
 from perfsuite.projection.observation import Observation
 from perfsuite.projection.step import Projection, project
-from perfsuite.runtime.driver import Driver
-from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.session import Case, PerfSession
 from perfsuite.units import GIB
 from perfsuite.workload import Budget, Workload
@@ -38,7 +36,7 @@ from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import MemoryCopy
 from perfsuite.workloads.training.train_step import TrainStep
 from simmusa.costs import S4000
-from test_correctness.helpers.simmusa_ranks import QUICK, ROOT, TRAINING, opened, require_built
+from test_correctness.helpers.simmusa_ranks import QUICK, TRAINING, opened, opened_on, require_built
 
 SLOW = dataclasses.replace(
     S4000,
@@ -51,25 +49,6 @@ SLOW = dataclasses.replace(
 
 HERE = Budget(min_rounds=10, max_rounds=200, max_time_s=1.0, warmup_time_s=0.2, timeout_s=300.0)
 """On this machine, whose clock is no virtual one."""
-
-
-@contextmanager
-def opened_here(logs: Path) -> Iterator[PerfSession]:
-    """A session on the cores of this machine."""
-    machine = detect_machine(load_catalog(), "cpu")
-    transport = LocalTransport(start_method="fork", preload=TRAINING, log_directory=logs)
-    driver = Driver(transport=transport, family=machine.family, rootpath=ROOT, device_count=machine.device_count)
-    session = PerfSession(
-        id="here",
-        machine=machine,
-        fingerprint=fingerprint(machine).key,
-        open_driver=lambda: driver,
-        read_environment=lambda worker: {"worker": dict(worker)},
-    )
-    try:
-        yield session
-    finally:
-        session.close()
 
 
 def observed(session: PerfSession, workload: Workload, ranks: int = 1) -> Observation:
@@ -161,7 +140,10 @@ def compared(
         return TrainStep(builds=("memory",), **{**plain, **changes})
 
     with tempfile.TemporaryDirectory() as logs, ExitStack() as stack:
-        session = stack.enter_context(opened_here(Path(logs)) if here else opened(SLOW, Path(logs), TRAINING))
+        machine = detect_machine(catalog, "cpu")
+        session = stack.enter_context(
+            opened_on(machine, "here", Path(logs), TRAINING) if here else opened(SLOW, Path(logs), TRAINING)
+        )
         depths = [
             step(overrides={"layers": layers}, micro_batch_size=batch) for batch in (2, 4) for layers in (1, 2, 4)
         ]

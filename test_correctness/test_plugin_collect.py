@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from perfsuite.platforms import Machine, detect_machine, families, load_catalog
-from perfsuite.plugin import launch, suite
-from test_correctness.helpers.scripted_driver import repository
+from perfsuite.plugin import suite
+from test_correctness.helpers.scripted_driver import Launched, repository
 
 pytest_plugins = ["pytester"]
 
@@ -331,15 +331,8 @@ def test_on_a_cpu_ranks_may_always_share(pytester, monkeypatch):
 
 
 def test_more_ranks_than_the_launcher_gave_are_skipped(pytester, monkeypatch):
-    class Launched:
-        name, capacity = "torchrun", 3
-
-    class Launching:
-        def pytest_configure(self, config):
-            config.stash[launch.transport_key] = Launched()
-
     repo = repository(pytester, monkeypatch, ON_RANKS)
-    found = pytester.inline_run("-rs", "-k", "ranks", plugins=[Launching()])
+    found = pytester.inline_run("-rs", "-k", "ranks", plugins=[Launched(3)])
     passed, skipped, failed = found.listoutcomes()
     assert (len(passed), len(failed)) == (1, 0)
     assert (

@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from perfsuite.errors import AgentLost, ExpectedFailure, OutOfMemory, RanksFailed, UnsupportedCase
-from perfsuite.plugin import launch
-from test_correctness.helpers.scripted_driver import measurement, repository
+from test_correctness.helpers.scripted_driver import Launched, measurement, repository
 
 pytest_plugins = ["pytester"]
 
@@ -239,22 +238,13 @@ def test_a_run_that_a_launcher_is_about_to_kill_writes_its_reports_before_it_wai
 
 
 def test_a_launchers_sigterm_does_not_hide_the_agent_whose_loss_it_follows(pytester, monkeypatch):
-    class Launched:
-        name, capacity = "torchrun", 2
-
-        def await_loss(self, timeout_s):
-            return "the agent of rank 1 on node7 is lost"
-
-    class Launching:
-        def pytest_configure(self, config):
-            config.stash[launch.transport_key] = Launched()
-
     def script(job):
         os.kill(os.getpid(), signal.SIGTERM)
         signal.pause()
 
     repository(pytester, monkeypatch, THREE, script)
-    run = pytester.inline_run("-k", "first", plugins=[Launching()])
+    launched = Launched(2, loss="the agent of rank 1 on node7 is lost")
+    run = pytester.inline_run("-k", "first", plugins=[launched])
     (report,) = run.getfailures()
     message = "stopped by SIGTERM while this case was running; the agent of rank 1 on node7 is lost"
     assert str(report.longrepr) == message

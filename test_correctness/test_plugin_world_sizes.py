@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.plugin import launch
-from test_correctness.helpers.scripted_driver import repository
+from test_correctness.helpers.scripted_driver import Launched, repository
 
 pytest_plugins = ["pytester"]
 
@@ -31,21 +30,14 @@ def test_meshes(perf, mesh):
 def collected(pytester, monkeypatch, *options, capacity=None):
     """Names of the cases of a launch with so many ranks, extended ones too."""
 
-    class Launched:
-        name = "torchrun"
-
     class Watching:
-        def pytest_configure(self, config):
-            if capacity:
-                Launched.capacity = capacity
-                config.stash[launch.transport_key] = Launched()
-
         def pytest_collection_finish(self, session):
             self.names = [item.name for item in session.items]
 
     repository(pytester, monkeypatch, TESTS)
     watching = Watching()
-    pytester.inline_run("--collect-only", *options, plugins=[watching])
+    launches = [Launched(capacity)] if capacity else []
+    pytester.inline_run("--collect-only", *options, plugins=[watching, *launches])
     return watching.names
 
 
@@ -77,15 +69,7 @@ def test_ranks_that_the_size_says_select_a_case(pytester, monkeypatch):
 
 def test_a_world_size_beyond_the_launch_is_skipped_with_both_figures(pytester, monkeypatch):
     repository(pytester, monkeypatch, TESTS)
-
-    class Launched:
-        name, capacity = "torchrun", 2
-
-    class Launching:
-        def pytest_configure(self, config):
-            config.stash[launch.transport_key] = Launched()
-
-    found = pytester.inline_run("--perf-world-sizes=4", "-k", "test_all", plugins=[Launching()])
+    found = pytester.inline_run("--perf-world-sizes=4", "-k", "test_all", plugins=[Launched(2)])
     _, skipped, failed = found.listoutcomes()
     told = "Skipped: 4 ranks, but torchrun gave 2; start at least 4, or name fewer by --perf-world-sizes"
     assert (not failed, [report.longrepr[2] for report in skipped]) == (True, [told])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.plugin import gating
+from perfsuite.plugin import gating, launch
 from perfsuite.plugin.suite import Suite
 from perfsuite.records import ClockFacts, Measurement, RankFacts, Record, Sample
 from perfsuite.runtime.driver import Job
@@ -118,6 +118,28 @@ class ScriptedDriver:
     def timed(self) -> list[Job]:
         """The jobs of cases, without those that measure peaks."""
         return [job for job in self.jobs if not type(job.workload).__module__.startswith("perfsuite")]
+
+
+class Launched:
+    """A launch by torchrun with so many ranks, as the plugin sees its transport; itself a plugin that starts it."""
+
+    name = "torchrun"
+
+    def __init__(self, capacity: int, *, loss: str = "") -> None:
+        self.capacity = capacity
+        self._loss = loss
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """The run is one of this launch."""
+        config.stash[launch.transport_key] = self
+
+    def agents_here(self) -> frozenset[int]:
+        """None: the ranks are scripted."""
+        return frozenset()
+
+    def await_loss(self, timeout_s: float) -> str:
+        """What became of the agents."""
+        return self._loss
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -51,22 +51,28 @@ def opened(costs: Costs, logs: Path, preload: tuple[str, ...]) -> Iterator[PerfS
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PERFSUITE_FAMILIES", FAMILY)
         patch.setenv(VARIABLE, json.dumps(costs.as_dict()))
-        machine = simulated_machine()
-        # Forks of one parent that imported torch and never saw the device: importing it in every rank took most of the
-        # time of these tests.  How the family itself starts its ranks is held by test_simmusa.py.
-        transport = LocalTransport(start_method="fork", preload=preload, log_directory=logs)
-        driver = Driver(transport=transport, family=machine.family, rootpath=ROOT, device_count=machine.device_count)
-        session = PerfSession(
-            id="simulated",
-            machine=machine,
-            fingerprint=fingerprint(machine).key,
-            open_driver=lambda: driver,
-            read_environment=lambda worker: {"worker": dict(worker)},
-        )
-        try:
+        with opened_on(simulated_machine(), "simulated", logs, preload) as session:
             yield session
-        finally:
-            session.close()
+
+
+@contextmanager
+def opened_on(machine: Machine, name: str, logs: Path, preload: tuple[str, ...]) -> Iterator[PerfSession]:
+    """A session of this name on a machine."""
+    # Forks of one parent that imported torch and never saw the device: importing it in every rank took most of the
+    # time of these tests.  How the family itself starts its ranks is held by test_simmusa.py.
+    transport = LocalTransport(start_method="fork", preload=preload, log_directory=logs)
+    driver = Driver(transport=transport, family=machine.family, rootpath=ROOT, device_count=machine.device_count)
+    session = PerfSession(
+        id=name,
+        machine=machine,
+        fingerprint=fingerprint(machine).key,
+        open_driver=lambda: driver,
+        read_environment=lambda worker: {"worker": dict(worker)},
+    )
+    try:
+        yield session
+    finally:
+        session.close()
 
 
 @dataclass(frozen=True, kw_only=True)
