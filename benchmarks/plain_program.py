@@ -6,8 +6,9 @@
 Cases: tp (a LLaMA on mesh tp2), ddp and fsdp (a GPT-2), all-reduces of 1 KiB to 16 MiB.  The plain programs are in
 benchmarks/plain.  Prints for each case the ratio of the median times with its 95 % interval, and of the first deciles,
 which have hardly anything of what else runs on the machine.  A pair is a turn of each,
-moments apart, so that both feel the same load, with as many iterations in a sample; the processes of both wait while
-the other has its turn, and are started --starts times.
+moments apart, so that both feel the same load, with as many samples, as many iterations in one and a warm-up as long:
+the processes of both wait while the other has its turn, and small messages of a loop that waited get faster for half a
+second.  They are started --starts times.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import families
+from perfsuite.records import Measurement
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.statistics.student import ratio_interval
@@ -70,8 +72,8 @@ CASES: Mapping[str, Compared] = {
 
 
 @contextmanager
-def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[int], tuple[float, float]]]:
-    """The plain program, started: median and first decile of a turn, by how many iterations its samples have."""
+def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[Measurement], tuple[float, float]]]:
+    """The plain program, started: median and first decile of a turn like the suite's."""
     program, *arguments = case.program
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--standalone"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
@@ -81,8 +83,8 @@ def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[int
     assert started.stdout
     said, asked = started.stdout, started.stdin
 
-    def turn(iterations: int) -> tuple[float, float]:
-        asked.write(f"{iterations}\n")
+    def turn(like: Measurement) -> tuple[float, float]:
+        asked.write(f"{len(like.samples)} {like.iterations} {like.warmup_s}\n")
         asked.flush()
         middle, low = said.readline().split()
         return float(middle), float(low)
@@ -95,16 +97,15 @@ def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[int
         started.wait()
 
 
-def suite(driver: Driver, case: Compared, options: argparse.Namespace, *, fresh: bool) -> tuple[float, float, int]:
-    """Median and first decile of the suite's case, in processes of its own, and the iterations of a sample."""
+def suite(driver: Driver, case: Compared, options: argparse.Namespace, *, fresh: bool) -> Measurement:
+    """The suite's case, in processes of its own."""
     steps = options.steps
     budget = Budget(min_rounds=steps, max_rounds=steps, max_time_s=0.0, warmup_min_iterations=5)
-    if isinstance(case.workload, AllReduce) and not options.single:  # several in a sample
-        budget = Budget(min_rounds=steps, max_rounds=steps)
+    if isinstance(case.workload, AllReduce) and not options.single:  # several in a sample, for a second
+        budget = Budget(min_rounds=steps)
     shape = MeshShape.parse(case.workload.layout()) if case.workload.layout() else None
     job = Job(workload=case.workload, world_size=RANKS, shape=shape, budget=budget, fresh=fresh)
-    measured = driver.run(job)
-    return measured.median_s, quantiles([each.time_s for each in measured.samples], n=10)[0], measured.iterations
+    return driver.run(job)
 
 
 def compare(driver: Driver, name: str, options: argparse.Namespace) -> None:
@@ -114,12 +115,12 @@ def compare(driver: Driver, name: str, options: argparse.Namespace) -> None:
         with plain(case, options) as turn:
             suite(driver, case, options, fresh=True)  # its warm-up, like the program's
             for _ in range(start, options.pairs, options.starts):
-                mine, my_low, iterations = suite(driver, case, options, fresh=False)
-                other, other_low = turn(iterations)  # a longer sample has more of what else runs here
-                ratios.append(mine / other)
-                low_ratios.append(my_low / other_low)
-                told = f"suite {format_seconds(mine, 3)}, plain program {format_seconds(other, 3)}"
-                print(f"{name}, pair {len(ratios)}: {told}, {iterations} iterations in a sample", flush=True)
+                mine = suite(driver, case, options, fresh=False)
+                other, other_low = turn(mine)  # a longer sample has more of what else runs here
+                ratios.append(mine.median_s / other)
+                low_ratios.append(quantiles([each.time_s for each in mine.samples], n=10)[0] / other_low)
+                told = f"suite {format_seconds(mine.median_s, 3)}, plain program {format_seconds(other, 3)}"
+                print(f"{name}, pair {len(ratios)}: {told}, {mine.iterations} iterations in a sample", flush=True)
     for what, some in (("medians", ratios), ("first deciles", low_ratios)):
         mean, low, high = ratio_interval(some)
         found = f"{mean:.3f}, 95 % interval {low:.3f} to {high:.3f}, {len(some)} pairs"

@@ -3,15 +3,16 @@
     torchrun --nproc-per-node=2 benchmarks/plain/all_reduce.py --bytes 1024 --steps 40
 
 A step is a barrier and as many all-reduces as 20 ms take, at most 100, or as the turn says (turns.py).  Prints what
-the slowest rank's time of one all-reduce is over the steps; five before them warm up.
+the slowest rank's time of one all-reduce is over the steps, once for each turn.
 """
 
 import argparse
+import functools
 import time
 
 import torch
 import torch.distributed as dist
-from turns import report, turns
+from turns import measure, turns
 
 
 def main():
@@ -32,11 +33,9 @@ def main():
         return float(worst)
 
     usual = min(seconds(3) for _ in range(5))
-    for asked in turns():
-        count = asked or max(1, min(100, int(0.02 / usual)))
-        times = [seconds(count) for _ in range(5 + given.steps)]
-        if dist.get_rank() == 0:
-            report(times[5:])
+    for turn in turns():
+        count = turn.iterations or max(1, min(100, int(0.02 / usual)))
+        measure(turn, functools.partial(seconds, count), given.steps, count)
     dist.destroy_process_group()
 
 

@@ -6,6 +6,7 @@ Prints what the slowest rank's time is over the steps, once for each turn (turns
 """
 
 import argparse
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from turns import report, turns
+from turns import measure, turns
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -46,7 +47,10 @@ def main():
     first = [BATCH * (rank + ranks * index) for index in range(4)]
     batches = [synthetic_batch(config, list(range(start, start + BATCH))) for start in first]
 
-    def step(number):
+    numbers = itertools.count()
+
+    def step():
+        number = next(numbers)
         start = time.perf_counter()
         module(**batches[number % 4]).backward()
         optimizer.step()
@@ -55,10 +59,8 @@ def main():
         dist.all_reduce(worst, dist.ReduceOp.MAX)
         return float(worst)
 
-    for _ in turns():
-        times = [step(number) for number in range(5 + given.steps)]
-        if rank == 0:
-            report(times[5:])
+    for turn in turns():
+        measure(turn, step, given.steps)
     dist.destroy_process_group()
 
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
-from turns import report, turns
+from turns import measure, turns
 
 LAYERS, WIDTH, HEADS, KEY_HEADS, HIDDEN, WORDS, TOKENS, BATCH = 2, 128, 4, 2, 344, 512, 64, 4
 
@@ -151,10 +151,8 @@ def main():
         dist.all_reduce(worst, dist.ReduceOp.MAX)
         return float(worst)
 
-    for _ in turns():
-        times = [seconds() for _ in range(5 + steps)]
-        if dist.get_rank() == 0:
-            report(times[5:])
+    for turn in turns():
+        measure(turn, seconds, steps)
     dist.destroy_process_group()
 
 

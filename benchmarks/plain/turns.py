@@ -1,26 +1,50 @@
 """When a plain program measures: once, and again for each line on the standard input of its first rank, until it ends.
 
-A line may be a number, how many iterations a sample has; 0 leaves that to the program.
+A line may have three numbers: how many samples, how many iterations one has, 0 leaves either to the program, and how
+many seconds the samples before the first that counts take at least.  Processes that waited, their threads and the cores
+that slept meanwhile need some tenths of a second until small messages are as fast as they stay.
 """
 
 import statistics
 import sys
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
+WARMUP_STEPS = 5
+
+
+class Turn(NamedTuple):
+    """What a line says."""
+
+    steps: int = 0
+    iterations: int = 0
+    warmup_s: float = 0.0
+
 
 def turns():
-    """What each line says, on every rank; 0 before the first."""
-    said = torch.zeros((), dtype=torch.int64)
-    while said >= 0:
-        yield int(said)
+    """What each line says, on every rank; nothing before the first."""
+    said = torch.zeros(3, dtype=torch.float64)
+    while said[0] >= 0:
+        yield Turn(int(said[0]), int(said[1]), float(said[2]))
         if dist.get_rank() == 0:
             line = sys.stdin.readline()
-            said.fill_(int(line.strip() or 0) if line else -1)
+            numbers = [float(word) for word in line.split()]
+            said.copy_(torch.tensor([*numbers, 0.0, 0.0, 0.0][:3] if line else [-1.0, 0.0, 0.0]))
         dist.broadcast(said, 0)
 
 
-def report(times_s):
-    """Print median and first decile, in seconds: the decile has hardly anything of what else runs on the machine."""
-    print(statistics.median(times_s), statistics.quantiles(times_s, n=10)[0], flush=True)
+def measure(turn, sample, steps, iterations=1):
+    """Warm up, take ``steps`` samples, or what the turn says, and print median and first decile in s an iteration.
+
+    ``sample`` gives the seconds of one iteration on the slowest rank, the same on all ranks, which so agree when the
+    warm-up is over; the decile has hardly anything of what else runs on the machine.
+    """
+    done, warm_s = 0, 0.0
+    while done < WARMUP_STEPS or warm_s < turn.warmup_s:
+        warm_s += iterations * sample()
+        done += 1
+    times_s = [sample() for _ in range(turn.steps or steps)]
+    if dist.get_rank() == 0:
+        print(statistics.median(times_s), statistics.quantiles(times_s, n=10)[0], flush=True)
