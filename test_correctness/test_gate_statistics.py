@@ -363,3 +363,14 @@ def test_stored_runs_that_lie_closer_together_than_runs_of_today_show_no_drift()
     judge, scattered = lone(0.005), [0.02, 0.08, 0.05, 0.01, 0.09, 0.05] * 3
     assert not judge.is_surely_worse(scattered, expected=False)
     assert judge.is_surely_worse([0.05 + 0.05 * (value - 0.05) for value in scattered], expected=False)
+
+
+def test_a_case_of_a_large_suite_may_err_less_often_where_nothing_is_known_to_have_changed():
+    judge, away = lone(0.02), [-0.0126, 0.0126] * 8
+    many = dataclasses.replace(judge, bounds=dataclasses.replace(judge.bounds, shared_alpha=0.05 / 600))
+    values = [0.105 + value for value in away]
+    assert [True, False, True] == [
+        judge.is_surely_worse(values, expected=False),
+        many.is_surely_worse(values, expected=False),
+        many.is_surely_worse(values, expected=True),
+    ]

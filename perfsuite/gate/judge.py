@@ -246,14 +246,16 @@ class Judge:
         Where the host's drifts are not known the session counts as one more run like the stored ones, whose sessions
         scatter by all of the noise: nothing tells its drift from a change.
         ``expected``: something that can make the case slower is known to have changed, which is rare, and asked as
-        surely as an A/B is.
+        surely as an A/B is.  Where nothing is, every case of a large suite is one more chance to err.
         """
         level, bounds = self.level, self.bounds
         error, dof = self.spread(len(values)).error, self.dof
         if not self.today.known:
             sigma, dof = self._of_sessions(values)
             error = max(error, sigma * math.sqrt(1 + 1 / level.sessions))
-        alpha = max(bounds.surely_alpha, min(CONFIRM_ALPHA, bounds.shared_alpha)) if expected else bounds.surely_alpha
+        alpha = min(bounds.surely_alpha, bounds.shared_alpha)
+        if expected:
+            alpha = max(bounds.surely_alpha, min(CONFIRM_ALPHA, bounds.shared_alpha))
         return self._effect(values) > max(bounds.tolerance, t_quantile(1 - alpha, dof) * error)
 
     def _of_sessions(self, values: Sequence[float]) -> tuple[float, int]:
