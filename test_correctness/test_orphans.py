@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.runtime.transports.orphans import MARK, Child
 from perfsuite.workload import Budget, FunctionWorkload
-from test_correctness.helpers import steps
+from test_correctness.helpers import processes, steps
 from test_correctness.helpers.processes import processes_with
 
 pytestmark = pytest.mark.usefixtures("cold")
@@ -121,6 +122,32 @@ def test_closing_does_the_work_of_a_killed_forkserver(tmp_path):
         transport._server.process.kill()
         transport.close()
     assert left(tmp_path) == []
+
+
+KILLED_WHILE_ITS_WORKER_STARTS = """
+import os, signal, socket, time
+from perfsuite.runtime.transports import forkserver
+control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+life, _ = os.pipe()
+server = forkserver._Server(control, life)
+forkserver.adopt_orphans = lambda: time.sleep(1.0)  # of the worker: its forkserver ends in the meantime
+forkserver.become_worker = lambda files: time.sleep(600)
+server._start({"start": 1, "method": "fork", "log": "", "stacks": "", "env": {}}, os.dup(0))
+print(*server.children, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_forkserver_that_is_killed_while_a_worker_starts_takes_it_along():
+    command = [sys.executable, "-c", KILLED_WHILE_ITS_WORKER_STARTS]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        worker = int(process.stdout.readline())
+        assert -signal.SIGKILL == process.wait()
+    try:
+        assert processes.gone([worker])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
 
 
 def test_a_child_that_has_left_its_group_since_is_killed_all_the_same():

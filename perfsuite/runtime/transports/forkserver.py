@@ -130,14 +130,15 @@ class _Server:
 
     def _start(self, request: dict[str, Any], command_fd: int) -> None:
         files = WorkerFiles(command_fd=command_fd, life_fd=self.life_fd, log=request["log"], stacks=request["stacks"])
+        server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._child(request, files)
+            self._child(request, files, server)
         os.close(command_fd)
         self.children.add(pid)
         self.tell({"started": request["start"], "pid": pid})
 
-    def _child(self, request: dict[str, Any], files: WorkerFiles) -> NoReturn:
+    def _child(self, request: dict[str, Any], files: WorkerFiles, server: int) -> NoReturn:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -145,6 +146,8 @@ class _Server:
             os.setsid()  # the worker leads a process group, so that its own children end with it
             adopt_orphans()  # a living worker's daemons are its own business
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != server:  # it ended before that, and says so to nobody now
+                os._exit(70)
             self.control.close()
             os.close(self.wake_r)
             os.close(self.wake_w)
