@@ -26,6 +26,7 @@ from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import calibrate
 from perfsuite.projection.job import Job
 from perfsuite.projection.observation import Observation
+from perfsuite.projection.operations import end_parameters
 from perfsuite.projection.step import Projection, project
 from perfsuite.session import Case, PerfSession
 from perfsuite.units import GIB
@@ -97,8 +98,10 @@ def projected_cases() -> Iterator[tuple[str, int, dict[str, Any]]]:
     yield "micro-batch of 8", 1, {"micro_batch_size": 8}
     yield "width 256", 1, {"overrides": {"layers": 2, "width": 256}}
     yield "ddp on 2", 2, {"strategy": "ddp", "mesh": "dp2"}
+    yield "ddp on 2, 3 micro-batches", 2, {"strategy": "ddp", "mesh": "dp2", "accumulation": 3}
     yield "fsdp on 2", 2, {"strategy": "fsdp", "mesh": "dp2"}
     yield "fsdp on 2, 3 micro-batches", 2, {"strategy": "fsdp", "mesh": "dp2", "accumulation": 3}
+    yield "fsdp on 2, width 256", 2, {"strategy": "fsdp", "mesh": "dp2", "overrides": {"layers": 2, "width": 256}}
     yield "recomputed", 1, {"checkpointing": "full"}
 
 
@@ -109,6 +112,8 @@ class Compared:
     name: str
     truth: Observation
     found: Projection
+    gathered: float
+    """Bytes of the ends of the model, which a forward leaves whole where parameters are sharded."""
 
     @property
     def time_error(self) -> float:
@@ -123,7 +128,7 @@ class Compared:
             "weights_gib": found.parameters,
             "gradients_gib": found.gradients,
             "optimizer_gib": found.optimizer,
-            "activations_gib": found.activations + found.logits,
+            "activations_gib": found.activations + found.logits + self.gathered,
             "peak_gib": found.total,
         }
         return {name: size / (measured[name] * GIB) - 1 for name, size in projected.items() if measured.get(name)}
@@ -154,7 +159,16 @@ def compared(
             truth = observed(session, step(**changes), ranks)
             assert truth.training is not None, "a training step says what it trains"
             job = Job.of(truth.training, catalog.find("cpu" if here else "s4000"))
-            found.append(Compared(name=name, truth=truth, found=project(job, made.calibration, simulated=not here)))
+            ends = end_parameters(job.architecture, job.layout, first=True, last=True)
+            sharded = job.layout.sharding == "parameters"
+            found.append(
+                Compared(
+                    name=name,
+                    truth=truth,
+                    found=project(job, made.calibration, simulated=not here),
+                    gathered=ends * job.implementation.compute_bytes if sharded else 0.0,
+                )
+            )
     return made.calibration, found
 
 

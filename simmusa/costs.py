@@ -23,7 +23,7 @@ class Costs:
     flops_per_s: Mapping[str, float] = field(default_factory=dict)
     """Of matrix products and convolutions, by short dtype name; fp32 becomes tf32 where that is allowed."""
     bytes_per_s: float = 0.0
-    """Of device memory: a kernel reads its arguments and writes its results once."""
+    """Of device memory: a kernel reads its arguments and writes its results, what it changes in place both."""
     host_bytes_per_s: float = 0.0
     """Of the link between host and device."""
     alpha_ns: int = 0

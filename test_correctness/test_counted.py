@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from perfsuite.errors import InvalidParameter
 from perfsuite.models import find
-from perfsuite.projection.counted import COUNTED, COUNTED_OF, OPTIMIZER_BYTES, OPTIMIZER_KERNELS, counted
+from perfsuite.projection.counted import COUNTED, COUNTED_OF, OPTIMIZER_BYTES, OPTIMIZER_KERNELS, TENSORS, counted
 from perfsuite.records import Training
-from tools.count_blocks import count_block, count_optimizer, kind_of
+from tools.count_blocks import count_block, count_optimizer, kind_of, probe
 
 FAST = [("gpt", "autocast")]
 WAYS = {"plain": {}, "autocast": {"autocast": True}, "narrow": {"narrow": True}}
@@ -34,6 +35,15 @@ def test_bytes_of_a_block_counted_by_hand():
     assert (20, 4) == (row.forward_width_bytes, row.forward_hidden_bytes)
     # Casts of a parameter from 4 to 2 bytes and of its gradient back.
     assert (6, 6) == (COUNTED["gpt", "autocast"].forward_weight_bytes, COUNTED["gpt", "autocast"].backward_weight_bytes)
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_tensors_of_a_block_and_of_the_rest(kind):
+    one, two = (probe(find(COUNTED_OF[kind]), layers) for layers in (1, 2))
+    with torch.device("meta"):
+        few, many = (len(list(model.build().parameters())) for model in (one, two))
+    block = (many - few) // (two.layers - one.layers)
+    assert TENSORS[kind] == (block, few - one.layers * block)
 
 
 def test_optimizer_moves_what_the_row_says():

@@ -7,11 +7,9 @@ import pytest
 from benchmarks.projection_truth import compared
 from test_correctness.helpers.simmusa_ranks import require_built
 
-SECONDS = {"width 256": 0.03}
+SECONDS = {"fsdp on 2, width 256": 0.025}
 """Most that a step's time may be off, relative, if not 2 %: the clock is virtual and the same on every machine."""
-MEMORY = {"weights_gib": 1e-3, "gradients_gib": 1e-3, "optimizer_gib": 1e-3, "activations_gib": 0.01, "peak_gib": 0.01}
-GATHERED = {"activations_gib": 0.11, "peak_gib": 0.06}
-"""Under fsdp a forward leaves the ends of the model as well, gathered, and threads decide when a buffer is free."""
+MEMORY = {"weights_gib": 1e-3, "gradients_gib": 1e-3, "optimizer_gib": 1e-3, "activations_gib": 0.01, "peak_gib": 5e-3}
 
 
 @pytest.mark.slow
@@ -25,5 +23,4 @@ def test_steps_of_simulated_devices_are_projected():
         errors = case.memory_errors
         assert set(MEMORY) == set(errors)
         for name, error in errors.items():
-            most = {**MEMORY, **(GATHERED if "fsdp" in case.name else {})}
-            assert abs(error) <= most[name], (case.name, name)
+            assert abs(error) <= MEMORY[name], (case.name, name)

@@ -64,3 +64,48 @@ def test_barriers_are_timed_in_the_warm_up_but_for_the_first(
     assert iterations == timer._choose_iterations(warm)
     assert barriers == len(met)
     assert shared_values == len(shared)  # one with each batch, and one where barriers were added: none for k alone
+
+
+class Queue(Clock):
+    """A host that takes a while to start a kernel, and a device that waits for it."""
+
+    queues = True
+
+    def __init__(self, launch_ns: int, kernel_ns: int) -> None:
+        self.launch_ns, self.kernel_ns = launch_ns, kernel_ns
+        self.host_ns = self.device_ns = 0
+
+    def run(self) -> None:
+        self.host_ns += self.launch_ns
+        self.device_ns = max(self.device_ns, self.host_ns) + self.kernel_ns
+
+    def stamp(self) -> object:
+        self.device_ns = max(self.device_ns, self.host_ns)
+        return self.device_ns
+
+    def wait(self, stamp: object) -> None:
+        self.host_ns = max(self.host_ns, stamp)
+
+    def elapsed_s(self, start: object, end: object) -> float:
+        return (end - start) * 1e-9
+
+    def now_s(self) -> float:
+        return self.host_ns * 1e-9
+
+    def facts(self) -> ClockFacts:
+        return ClockFacts(name="queue", resolution_s=1e-9, cost_s=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("launch_ns", "kernel_ns", "iterations"),
+    [
+        (4_000, 28_000, 15),  # 100 launches of 4 us: the first, for which the device waits, is a hundredth of a sample
+        (4_000, 800_000, 1),
+        (90_000, 100_000, 10),  # many kernels in an iteration: the device waits for the first of them alone
+    ],
+)
+def test_a_sample_is_long_beside_the_launch_that_the_device_waits_for(launch_ns, kernel_ns, iterations):
+    clock = Queue(launch_ns, kernel_ns)
+    member = SimpleNamespace(code=SimpleNamespace(clock=clock, synchronize=lambda: None), world_size=1, rank=0)
+    timer = Timer(member, Budget(), spans=None, aligned=True)  # type: ignore[arg-type]
+    assert iterations == timer._choose_iterations(timer._warm_up(clock.run))

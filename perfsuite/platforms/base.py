@@ -186,6 +186,9 @@ class Family(ABC):
 class Clock(ABC):
     """Reads a device's time.  ``stamp`` is asynchronous on an accelerator; ``elapsed_s`` needs ``wait`` first."""
 
+    queues: ClassVar[bool] = False
+    """Whether stamps and work are queued for the device: then it may wait for the work behind the first stamp."""
+
     @abstractmethod
     def stamp(self) -> object:
         """A point in the device's stream of work, or now on a CPU."""

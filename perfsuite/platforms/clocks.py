@@ -58,6 +58,8 @@ class PerfCounterClock(Clock):
 class EventClock(Clock):
     """Timing events of a device module: recorded in the current stream, read in milliseconds."""
 
+    queues = True
+
     def __init__(self, module: Any, name: str) -> None:
         self._module = module
         self._name = name

@@ -71,6 +71,10 @@ COUNTED_OF: Mapping[str, str] = MappingProxyType(
 """The model whose block was counted; sizes do not matter, but that eight heads of a 70B's queries share a key."""
 OPTIMIZER_BYTES, OPTIMIZER_KERNELS = 80.0, 13
 """Per parameter, and for a list of them: AdamW by foreach in fp32, as strategies make it."""
+TENSORS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {"gpt": (12, 4), "llama": (9, 3), "llama-grouped": (9, 3), "latte": (10, 12), "stdit": (19, 15)}
+)
+"""Parameters that are tensors of their own: (of a block, of the rest of the model), by kind of block."""
 
 
 def kind_of(model: Model) -> str | None:

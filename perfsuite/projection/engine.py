@@ -142,8 +142,17 @@ class Projector:
         own = dense / (1 if layout.sharding == "none" else groups["data"].ranks)
         own += expert / (1 if layout.sharding == "none" or "dp" not in groups else groups["dp"].ranks)
         optimizer_s = own * self.code.optimizer_bytes * self._stages.second_per_byte
-        parts.append(("optimizer", "memory", self._optimizer * optimizer_s))
+        started_s = self.calibration.value("kernel_us") * 1e-6 * self._optimizer_kernels(layout)
+        parts.append(("optimizer", "memory", self._optimizer * optimizer_s + started_s))
         return parts
+
+    def _optimizer_kernels(self, layout: Layout) -> int:
+        """For a list of all parameters, or for each where kernels take no lists."""
+        code, pp = self.code, layout.shape.size("pp")
+        if not code.block_tensors:
+            return code.optimizer_kernels
+        layers = math.ceil(self.model.layers / layout.stages) * layout.stages_per_rank
+        return code.optimizer_kernels * (layers * code.block_tensors + math.ceil(code.end_tensors / pp))
 
     def _reduced(self, count: float, message: Message, behind_s: float, layout: Layout) -> list[tuple[str, str, float]]:
         """Gradients in buckets: the last is full when nothing is left to hide it, and all are copied into them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from perfsuite.models import Model, find
 from perfsuite.platforms import DeviceModel
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.layout import Layout
-from perfsuite.projection.traffic import Implementation, implementation_of
+from perfsuite.projection.traffic import Implementation, implementation_of, on_family
 from perfsuite.records import Training
 
 
@@ -63,9 +62,7 @@ class Job:
         layout.check(model)
         node = node or Node.of(device)
         if implementation is None:
-            implementation = implementation_of(model, training)
-            if device.family == "cpu":  # where AdamW goes from tensor to tensor
-                implementation = dataclasses.replace(implementation, updating_bytes=0.0)
+            implementation = on_family(implementation_of(model, training), model, training, device.family)
         return cls(
             training=training,
             device=device,

@@ -113,6 +113,8 @@ class Memories:
         accumulated = gradients if several or self.code.keeps_gradients else 0.0
         if several and self.code.scattered_bytes:  # whole until the last micro-batch scatters them
             accumulated = self.code.gradient_bytes * (fullest.dense + fullest.routed)
+        if several and self.code.bucket_bytes:  # DistributedDataParallel's buckets wait beside them for the last one
+            accumulated += gradients
         updated = parameters if layout.sharding in ("none", "parameters") else optimizer
         per_updated = self.code.weight_bytes if updated is parameters else self.code.optimizer_state_bytes
         return MemoryBreakdown(
@@ -164,7 +166,10 @@ class Memories:
             end = ends if count - 1 in stages else 0.0
             loss = self.code.loss_bytes / self.code.logit_bytes * words
             activations = _activations(layout, [kept[order[stage]] for stage in stages], rank)
-            beside = temporary + largest + max(loss, gradients - words)
+            if layout.sharding == "parameters" and not self.code.keeps_gradients and size("pp") == 1:
+                beside = _beside_sharded(share, plain, largest, words + end, loss)
+            else:
+                beside = temporary + largest + max(loss, gradients - words)
             made.append(Load(*self._parameters[place], activations + end, words, beside))
         return tuple(made)
 
@@ -182,6 +187,43 @@ def _temporary(share: Share) -> float:
         ends = end_parameters(share.model, share.layout, first=True, last=True)
         return 2 * block * code.compute_bytes + ends * (code.compute_bytes + code.gradient_bytes)
     return block * code.aside_bytes
+
+
+def _beside_sharded(share: Share, kept: float, largest: float, ends_kept: float, loss: float) -> float:
+    """Bytes beside all activations when most is allocated, of one rank that has all blocks, each a unit of its own.
+
+    The ends of the model are gathered for all of a step.  Blocks go backward one after the other: each is copied out of
+    the buffer that it was gathered in while the gradients of the one before are being scattered, gathers the next, and
+    gives back what it ``kept`` as its own gradients come (torch's FSDPParamGroup).  ``ends_kept`` is gone by then.
+    """
+    model, code, layout = share.model, share.code, share.layout
+    block = model.block_parameters() / share.tp
+    gathered, gradients = block * code.compute_bytes, block * code.gradient_bytes
+    scattered = gradients * layout.shape.size("dp_replicate") / (layout.shape.replicas * layout.shape.size("cp"))
+    ends = end_parameters(model, layout, first=True, last=True) * code.compute_bytes
+    words = model.vocabulary * model.width / share.tp
+    head = (words + 2 * model.width) * code.gradient_bytes if words else 0.0
+    flowing = code.kept_head_bytes * share.outer_tokens * model.width
+    hidden, several = model.hidden / share.tp, layout.num_micro_batches > 1
+    products = (model.matrices - 1) * code.kept_head_bytes * share.tokens * hidden
+    products += code.gradient_bytes * hidden * model.width
+    # Those of micro-batches before are there already, and what is scattered is given back; but a matrix that both ends
+    # share adds nothing up before it has both gradients.
+    own, waiting = (0.0, head * model.tied) if several else (gradients, head)
+    each_gone = kept + (gradients if several else 0.0) - scattered
+    moments = [ends + gathered + loss, ends + gathered + head + flowing]
+    count = model.layers
+    for done in {0, min(1, count - 1), max(0, count - 2), count - 1}:
+        base = ends + waiting + flowing - ends_kept - done * each_gone
+        scattering = gradients if done else 0.0
+        ahead = gathered if done < count - 1 else 0.0
+        moments += [
+            base + 2 * gathered + scattering,
+            base + gathered + ahead + scattering + largest + products,
+            base - kept + gathered + ahead + scattering + own,
+            base - kept + ahead + gradients + own,
+        ]
+    return max(moments)
 
 
 def _gradients_of_block(share: Share) -> float:

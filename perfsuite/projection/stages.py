@@ -89,8 +89,16 @@ class StagePrices:
             share = Share(model=self.model, layout=layout, code=self.code)
             blocks = self._prices(groups)
             self._blocks[key] = (
-                self._adding_up(blocks.passes(operations.block(share, experts=False)), layout, experts=False),
-                self._adding_up(blocks.passes(operations.block(share, experts=True)), layout, experts=True)
+                self._adding_up(
+                    blocks.passes(operations.block(share, experts=False)),
+                    block_share(self.model, layout, experts=False),
+                    layout,
+                ),
+                self._adding_up(
+                    blocks.passes(operations.block(share, experts=True)),
+                    block_share(self.model, layout, experts=True),
+                    layout,
+                )
                 if self.model.experts
                 else Priced(),
             )
@@ -105,14 +113,13 @@ class StagePrices:
             self._ends[key] = prices.passes(operations.embedding(share)), prices.passes(operations.head(share))
         return self._ends[key]
 
-    def _adding_up(self, block: Priced, layout: Layout, *, experts: bool) -> Priced:
-        """A block whose gradient is added to that of the micro-batches before."""
+    def _adding_up(self, part: Priced, parameters: float, layout: Layout) -> Priced:
+        """A part of the model whose gradient is added to that of the micro-batches before."""
         if layout.sharding == "parameters" and not self.code.scattered_bytes:
-            return block
-        here = block_share(self.model, layout, experts=experts)
-        moved_s = here * self.code.accumulation_bytes * self.second_per_byte
-        return block._replace(
-            backward_weight=block.backward_weight._replace(memory=block.backward_weight.memory + moved_s)
+            return part
+        moved_s = parameters * self.code.accumulation_bytes * self.second_per_byte
+        return part._replace(
+            backward_weight=part.backward_weight._replace(memory=part.backward_weight.memory + moved_s)
         )
 
     def _made(self, layout: Layout, groups: dict[str, Group], block: object) -> Stages:
@@ -145,12 +152,12 @@ class StagePrices:
             dense, expert = self._parts(layout, groups)
             embedding, head = self._ends_of(layout, groups)
             stage = Priced()
+            own = operations.end_parameters(self.model, layout, first=first, last=last)
             if layout.sharding == "parameters":
                 sharded = self._sharded(layout, groups)
                 nearest = self._gathered(sharded, dense, experts=False)
                 dense = nearest.block
                 expert = self._gathered(sharded, expert, experts=True).block if experts else expert
-                own = operations.end_parameters(self.model, layout, first=first, last=last)
                 stage = sharded.ends(nearest, embedding if first else Priced(), own)
             stage = stage.plus(dense, layers - experts)
             if experts:
@@ -159,6 +166,7 @@ class StagePrices:
                 stage = stage.plus(embedding)
             if last:
                 stage = stage.plus(head)
+            stage = self._adding_up(stage, own, layout)
             self._kinds[key] = stage
         return self._kinds[key]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite.models import Model
-from perfsuite.projection.counted import COUNTED_OF, OPTIMIZER_BYTES, kind_of
+from perfsuite.projection.counted import COUNTED_OF, OPTIMIZER_BYTES, OPTIMIZER_KERNELS, TENSORS, kind_of
 from perfsuite.projection.counted import counted as block_counts
 from perfsuite.records import Training
 from perfsuite.units import MIB
@@ -52,6 +52,12 @@ class Implementation:
     """Per token and expert of it and width, that finding the experts and coming back moves, both passes' mean."""
     optimizer_bytes: float = 30.0
     """Bytes that the optimizer moves per parameter that a rank updates."""
+    optimizer_kernels: int = 0
+    """That it starts for a list of parameters' tensors, or for each where kernels take no lists."""
+    block_tensors: int = 0
+    """Tensors of a block's parameters that kernels are started for one by one; 0: they take lists."""
+    end_tensors: int = 0
+    """The same of the rest of the model."""
     kept_whole_bytes: float = 8.0
     """Bytes that a block keeps for its backward beside queries, keys, values and attention's output, per token and
     width; tensor parallelism splits them under sequence parallelism only."""
@@ -130,6 +136,22 @@ def counted(*, gated: bool, autocast: bool, compiled: bool) -> Implementation:
     )
 
 
+WITHOUT_LISTS = ("musa", "cpu")
+"""Families whose kernels take one tensor: torch_musa registers no foreach kernel, and torch has none for cores."""
+
+
+def on_family(code: Implementation, model: Model, training: Training, family: str) -> Implementation:
+    """The row of perfsuite's own modules as devices of a family run them."""
+    if family == "cpu":  # AdamW goes from tensor to tensor there, lists or no lists
+        code = dataclasses.replace(code, updating_bytes=0.0)
+    kind = kind_of(model)
+    # DeepSpeed's optimizer has one flat tensor.
+    if family not in WITHOUT_LISTS or kind is None or training.strategy in _DEEPSPEED:
+        return code
+    block, ends = TENSORS[kind]
+    return dataclasses.replace(code, block_tensors=block, end_tensors=ends)
+
+
 def implementation_of(model: Model, training: Training) -> Implementation:
     """The row of perfsuite's own modules for a step: counted by a dry run where there is one of the block."""
     row = _read_from_code(model, training)
@@ -150,6 +172,7 @@ def implementation_of(model: Model, training: Training) -> Implementation:
         kept_hidden_bytes=counts.kept_hidden_bytes,
         accumulation_bytes=row.accumulation_bytes + counts.forward_weight_bytes + counts.backward_weight_bytes,
         optimizer_bytes=OPTIMIZER_BYTES,
+        optimizer_kernels=OPTIMIZER_KERNELS,
     )
 
 
@@ -158,7 +181,7 @@ _MATH_SCORES = {True: (22.5, 12.0), False: (16.0, 24.0)}
 mask, a softmax, a search for rows without any token; in the backward the softmax alone."""
 _MATH_WIDTH = (12.0, 6.0)
 """Elements per token and width: queries and keys scaled, four copies; in the backward two scaled, one copied."""
-_REENTRANT = ("zero0", "zero1", "zero2", "zero3")
+_DEEPSPEED = ("zero0", "zero1", "zero2", "zero3")
 _BUCKET_BYTES = 25.0 * MIB
 """That DistributedDataParallel fills unless told otherwise."""
 
@@ -171,9 +194,10 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
         compiled=training.compiled,
     )
     double = 2.0 if plain else 1.0
+    gradient = 4.0 if training.gradient_dtype == "fp32" else 2.0
     gathered, scattered = _sharded_bytes(training)
     # Others than DeepSpeed send gradients in the last micro-batch of a step (perfsuite.strategies.fsdp.reduce_in_last).
-    once = training.strategy not in _REENTRANT
+    once = training.strategy not in _DEEPSPEED
     return dataclasses.replace(
         own,
         forward_width_bytes=double * own.forward_width_bytes,
@@ -182,14 +206,14 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
         backward_hidden_bytes=double * own.backward_hidden_bytes,
         compute_bytes=2.0 if training.narrow else 4.0,
         # Blocks that end with a sum need nothing of what they add; DeepSpeed asks for torch's older checkpoints.
-        stops_early=kind_of(model) in ("gpt", "llama", "llama-grouped") and training.strategy not in _REENTRANT,
+        stops_early=kind_of(model) in ("gpt", "llama", "llama-grouped") and training.strategy not in _DEEPSPEED,
         sharded_bytes=gathered if once else gathered + scattered,
         scattered_bytes=scattered if once else 0.0,
         kept_head_bytes=4.0 if plain else 2.0,
-        gradient_bytes=4.0 if training.gradient_dtype == "fp32" else 2.0,
+        gradient_bytes=gradient,
         data_overlap=1.0 if training.overlap else 0.0,
-        # The first micro-batch's gradients are kept as they come, not added to anything.
-        accumulation_bytes=own.accumulation_bytes if training.num_micro_batches > 1 else 0.0,
+        # The first micro-batch's gradients are kept as they come; both are read and one written for the others.
+        accumulation_bytes=3 * gradient * (1 - 1 / training.num_micro_batches),
         bucket_bytes=_BUCKET_BYTES if training.strategy == "ddp" else 0.0,
         bucket_copied_bytes=8.0 if training.strategy == "ddp" else 0.0,
         score_bytes=_MATH_SCORES[plain] if training.attention == "math" else (0.0, 0.0),

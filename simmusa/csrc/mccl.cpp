@@ -21,6 +21,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -106,7 +107,10 @@ struct Collective {
   std::exception_ptr error;
   Stamp end;
   intrusive_ptr<Future> future;
+  std::atomic<bool> let_go{false};  // the thread that finished it has none of its tensors any more
 };
+
+thread_local int finishing = 0;  // collectives that this thread is about to finish
 
 // Collectives of one group end in the order in which they began, whichever gloo finishes first.
 struct Queue {
@@ -123,7 +127,12 @@ struct Queue {
       auto done = open.front();
       open.pop_front();
       lock.unlock();
+      ++finishing;
       finish(*done);
+      --finishing;
+      done->outputs.clear();
+      done->future.reset();
+      done->let_go = true;
       lock.lock();
     }
     draining = false;
@@ -136,6 +145,10 @@ struct Queue {
     }
     const auto* moment = done.moment.const_data_ptr<int64_t>();
     if (done.last) done.last();
+    // gloo's threads drop what they used when they come to it: memory would be free at one moment or another.
+    done.last = nullptr;
+    for (const auto& each : done.alive) give_back(each);
+    done.alive.clear();
     done.end = {Timeline::get().complete(done.channel, done.name, moment[0], moment[1]), done.came.seen};
     if (!done.outputs.empty()) record_next_as(done.end);
     done.future->markCompleted(IValue(c10::List<Tensor>(done.outputs)));
@@ -145,29 +158,37 @@ struct Queue {
 class CollectiveWork final : public Work {
  public:
   CollectiveWork(std::shared_ptr<Collective> collective, c10d::OpType type, int device, bool blocks)
-      : Work(-1, type), collective_(std::move(collective)), device_(device), blocks_(blocks) {}
+      : Work(-1, type),
+        collective_(std::move(collective)),
+        future_(collective_->future),
+        outputs_(collective_->outputs),
+        device_(device),
+        blocks_(blocks) {}
 
   bool isCompleted() override {
-    auto& future = *collective_->future;
-    return future.completed() && (future.hasError() || Timeline::get().query(collective_->end));
+    return future_->completed() && (future_->hasError() || Timeline::get().query(collective_->end));
   }
-  bool isSuccess() const override { return collective_->future->completed() && !collective_->future->hasError(); }
+  bool isSuccess() const override { return future_->completed() && !future_->hasError(); }
   bool wait(std::chrono::milliseconds) override {
     synchronize();
     return true;
   }
   // The current stream waits; the host goes on, but for a barrier.
   void synchronize() override {
-    collective_->future->waitAndThrow();
+    future_->waitAndThrow();
+    // Else memory would be free at one moment or another, as threads happen to run.
+    while (!finishing && !collective_->let_go) std::this_thread::yield();
     Timeline::get().wait(key_of(current_stream(device_)), collective_->end);
     if (blocks_) Timeline::get().synchronize(collective_->end);
   }
   void abort() override {}
-  Tensors result() override { return collective_->outputs; }
-  intrusive_ptr<Future> getFuture() override { return collective_->future; }
+  Tensors result() override { return outputs_; }
+  intrusive_ptr<Future> getFuture() override { return future_; }
 
  private:
   std::shared_ptr<Collective> collective_;
+  intrusive_ptr<Future> future_;
+  Tensors outputs_;
   int device_;
   bool blocks_;
 };
@@ -215,6 +236,7 @@ struct Lane {
       auto ready_ns = std::max(next->mine.posted_ns, theirs.posted_ns);
       auto lasts_ns = std::max(next->mine.lasts_ns, theirs.lasts_ns);
       next->end = {Timeline::get().complete(channel, next->name, ready_ns, lasts_ns), next->posted.seen};
+      for (const auto& each : next->alive) give_back(each);
       next->ended = true;
     }
   }
@@ -493,12 +515,13 @@ class Mccl final : public c10d::Backend {
     c10d::AllreduceOptions latest;
     latest.reduceOp = c10d::ReduceOp::MAX;
     auto clock = gloo_->allreduce(moment, latest);
+    auto begun_here = c10::make_intrusive<CollectiveWork>(collective, type, device, type == c10d::OpType::BARRIER);
     for (const auto& work : {data, clock})
       work->getFuture()->addCallback([collective, queue = queue_, work](Future& future) {
         if (future.hasError()) collective->error = future.exception_ptr();
         if (--collective->missing == 0) queue->drain();
       });
-    return begun(c10::make_intrusive<CollectiveWork>(collective, type, device, type == c10d::OpType::BARRIER));
+    return begun(begun_here);
   }
 
   static Stamp queue_up(

@@ -68,6 +68,15 @@ bool waits(const c10::FunctionSchema& schema) {
   return false;
 }
 
+// In-place operations that write what they are given without reading it.
+bool overwrites(const c10::FunctionSchema& schema) {
+  static const std::set<std::string> names = {
+      "aten::fill_", "aten::zero_", "aten::copy_", "aten::normal_", "aten::uniform_", "aten::random_", "aten::bernoulli_",
+      "aten::exponential_", "aten::resize_", "aten::resize_as_", "aten::set_", "aten::index_put_", "aten::index_copy_",
+      "aten::index_fill_", "aten::scatter_"};
+  return names.count(schema.name()) > 0;
+}
+
 bool takes_host_tensors(const std::string& name) { return name.find("index") != std::string::npos; }
 
 void require_one_device(const std::string& name, const Tensor& tensor, int& device) {
@@ -139,15 +148,23 @@ double kernel_ns(double flops, const std::string& kind, double bytes) {
       1e9 * std::max(seconds(flops, rate(costs.flops_per_s, kind)), seconds(bytes, costs.bytes_per_s));
 }
 
+void give_back_bytes(void* lent) { delete static_cast<c10::Storage*>(lent); }
+
 Tensor as_cpu(const Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_privateuseone()) return tensor;
-  auto* keep = new c10::Storage(tensor.storage());
+  auto* lent = new c10::Storage(tensor.storage());
   c10::DataPtr data(
-      tensor.storage().mutable_data(), keep, [](void* context) { delete static_cast<c10::Storage*>(context); },
-      c10::Device(c10::DeviceType::CPU));
+      tensor.storage().mutable_data(), lent, &give_back_bytes, c10::Device(c10::DeviceType::CPU));
   c10::Storage storage(
       c10::Storage::use_byte_size_t(), tensor.storage().nbytes(), std::move(data), c10::GetCPUAllocator(), true);
   return with_storage(tensor, std::move(storage), DispatchKey::CPU);
+}
+
+void give_back(const Tensor& cpu) {
+  if (!cpu.defined() || !cpu.has_storage() || cpu.storage().data_ptr().get_deleter() != &give_back_bytes) return;
+  auto* impl = cpu.storage().unsafeGetStorageImpl();
+  impl->set_nbytes(0);
+  impl->set_data_ptr_noswap(c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)));
 }
 
 int64_t bytes_of(const Tensor& tensor) { return tensor.numel() * static_cast<int64_t>(tensor.element_size()); }
@@ -206,8 +223,10 @@ class Call {
     }
   }
 
-  Tensor argument(const Tensor& tensor, bool writes) {
+  Tensor argument(const Tensor& tensor, const c10::Argument& described) {
     if (!tensor.defined()) return tensor;
+    const auto* alias = described.alias_info();
+    bool writes = alias && alias->isWrite();
     arguments_.push_back(tensor);
     if (!tensor.is_privateuseone()) {
       host_tensor_ |= tensor.dim() > 0;
@@ -215,9 +234,14 @@ class Call {
     }
     require_one_device(schema_.name(), tensor, device_);
     if (!view_) add_use(uses_, tensor, writes);
-    for (const auto& pair : pairs_)
-      if (pair.device.is_same(tensor)) return pair.cpu;
-    bytes_ += static_cast<double>(bytes_of(tensor));
+    auto bytes = static_cast<double>(bytes_of(tensor));
+    for (const auto& pair : pairs_) {
+      if (!pair.device.is_same(tensor)) continue;
+      if (writes) bytes_ += bytes;  // out= is one of the arguments, as torch's own in-place operations have it
+      return pair.cpu;
+    }
+    bool reads_too = writes && !described.is_out() && !overwrites(schema_);
+    bytes_ += (reads_too ? 2.0 : 1.0) * bytes;
     pairs_.push_back({tensor, as_cpu(tensor)});
     return pairs_.back().cpu;
   }
@@ -227,18 +251,17 @@ class Call {
     auto base = stack_->size() - count;
     for (size_t index = 0; index < count; ++index) {
       auto& value = (*stack_)[base + index];
-      const auto* alias = schema_.arguments()[index].alias_info();
-      bool writes = alias && alias->isWrite();
+      const auto& described = schema_.arguments()[index];
       if (value.isTensor()) {
-        value = IValue(argument(value.toTensor(), writes));
+        value = IValue(argument(value.toTensor(), described));
       } else if (value.isTensorList()) {
         auto list = value.toTensorVector();
-        for (auto& each : list) each = argument(each, writes);
+        for (auto& each : list) each = argument(each, described);
         value = IValue(c10::List<Tensor>(list));
       } else if (value.isOptionalTensorList()) {
         c10::List<std::optional<Tensor>> list;
         for (std::optional<Tensor> each : value.toOptionalTensorList())
-          list.push_back(each && each->defined() ? std::optional<Tensor>(argument(*each, writes)) : each);
+          list.push_back(each && each->defined() ? std::optional<Tensor>(argument(*each, described)) : each);
         value = IValue(list);
       } else if (value.isDevice() && value.toDevice().is_privateuseone()) {
         auto asked = value.toDevice();

@@ -94,6 +94,9 @@ def times_of_traffic() -> dict[str, float]:
         "triad": elapsed_ms(musa, lambda: torch.add(a, b, alpha=3, out=out)),
         "to_device": elapsed_ms(musa, lambda: a.copy_(host)),
         "view": elapsed_ms(musa, a.view(100, 500)[3:].t),
+        "in_place": elapsed_ms(musa, lambda: a.add_(b)),
+        "of_lists": elapsed_ms(musa, lambda: torch._foreach_mul_([a, b], 2.0)),
+        "filled": elapsed_ms(musa, lambda: a.fill_(1.0)),
     }
 
 

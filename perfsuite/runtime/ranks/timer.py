@@ -30,6 +30,8 @@ from perfsuite.workload import Budget, Yardstick
 
 _CLOCK_MARGIN = 100
 _BARRIER_MARGIN = 20
+_LONGEST_FLOOR_S = 1e-3
+"""Samples need not be longer for the sake of the first launch, which is microseconds however many an iteration has."""
 _STEADY = 0.1
 """Two successive warm-up batches this close count as steady."""
 _SUSTAINED_SAMPLES = 1000
@@ -68,6 +70,8 @@ class _WarmUp:
     """What the clock can resolve, or what reading it costs."""
     barrier_s: float
     """Usual time of a barrier."""
+    launch_s: float = 0.0
+    """What a host took to start an iteration."""
 
 
 class Timer:
@@ -169,6 +173,17 @@ class Timer:
         self._clock.wait(end)
         return self._clock.elapsed_s(start, end)
 
+    def _time_batch(self, run: Callable[[], Any], batch: int) -> tuple[float, float]:
+        """Seconds of an iteration, and what the host took to start one."""
+        began_s = self._clock.now_s()
+        start = self._clock.stamp()
+        for _ in range(batch):
+            run()
+        end = self._clock.stamp()
+        launched_s = self._clock.now_s() - began_s
+        self._clock.wait(end)
+        return self._clock.elapsed_s(start, end) / batch, launched_s / batch
+
     def _maximum(self, values: list[float]) -> list[float]:
         """Element-wise maximum over ranks."""
         if self._member.world_size == 1:
@@ -187,9 +202,9 @@ class Timer:
         started_s = time.perf_counter()
         while True:
             barriers.append(self._time_once(self.align))
-            mine_s = self._time_once(lambda count=batch: [run() for _ in range(count)]) / batch  # type: ignore[misc]
+            mine_s, launch_s = self._time_batch(run, batch)
             done += batch
-            shared = self._maximum([mine_s, self._elapsed(started_s), clock_s, _usual_s(barriers)])
+            shared = self._maximum([mine_s, self._elapsed(started_s), clock_s, _usual_s(barriers), launch_s])
             now_s, elapsed_s = shared[:2]
             steady = abs(now_s - last_s) <= _STEADY * now_s
             long_enough = done >= self._budget.warmup_min_iterations
@@ -200,8 +215,16 @@ class Timer:
                 batch *= 2
         if len(barriers) <= _BARRIERS and self._member.world_size > 1:
             barriers += [self._time_once(self.align) for _ in range(_BARRIERS - len(barriers) + 1)]
-            shared = self._maximum([*shared[:3], _usual_s(barriers)])
-        return _WarmUp(iterations=done, steady=steady, iteration_s=now_s, clock_s=shared[2], barrier_s=shared[3])
+            shared = self._maximum([*shared[:3], _usual_s(barriers), shared[4]])
+        clock_s, barrier_s, launch_s = shared[2:]
+        return _WarmUp(
+            iterations=done,
+            steady=steady,
+            iteration_s=now_s,
+            clock_s=clock_s,
+            barrier_s=barrier_s,
+            launch_s=launch_s,
+        )
 
     def _choose_iterations(self, warm: _WarmUp) -> int:
         """k, the same on all ranks because it follows from shared numbers only; 1 where each finds its cache empty."""
@@ -209,6 +232,8 @@ class Timer:
         if budget.cache_flush:
             return 1
         floor_s = _CLOCK_MARGIN * warm.clock_s
+        if self._clock.queues:  # the device has passed the first stamp before the first kernel reaches it
+            floor_s = max(floor_s, min(_CLOCK_MARGIN * warm.launch_s, _LONGEST_FLOOR_S))
         if self._aligned and self._member.world_size > 1:
             floor_s = max(floor_s, _BARRIER_MARGIN * warm.barrier_s)
         if budget.sustain_s is not None:
