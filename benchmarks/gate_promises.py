@@ -4,7 +4,8 @@
     python benchmarks/gate_promises.py coverage --today R4   # do 95 % intervals hold the truth, on a noisier day?
 
 Power: an unchanged session prints the smallest change of each case; in another session against the same stored runs,
-cases are slower by exactly that.  Coverage: every printed interval of the time against the injected change.  Seeded.
+cases are slower by exactly that.  With ``--session same`` they were slower in the session that prints it: the host
+drifts alike, and what a session prints is said of itself.  Coverage: every printed interval of the time against the injected change.  Seeded.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from perfsuite.gate.verdict import TIME, Finding, Verdict
 BASES = {"yes": (True,), "no": (False,), "both": (True, False)}
 
 
-def power(host: Host, suites: int, *, share: float, plan: Plan, seed: int) -> tuple[int, int, float]:
+def power(
+    host: Host, suites: int, *, share: float, plan: Plan, seed: int, same: bool = False
+) -> tuple[int, int, float]:
     """Cases found and slowed, each by the smallest change that an unchanged session printed; the median of these."""
     found, changes = 0, []
     for number in range(suites):
         seed_of_suite = seed * 100_003 + number
-        printed = verdicts(Scene(host, seed_of_suite, slowed={}, plan=plan), plan)
+        printed = verdicts(Scene(host, seed_of_suite, slowed={}, plan=plan, later=same), plan)
         findings = [_time(each) for each in printed]
         shown = {index: each.mde for index, each in enumerate(findings) if each is not None and each.mde is not None}
         chosen = random.Random(f"{seed}-{number}").sample(sorted(shown), max(1, round(share * plan.cases)))
@@ -77,6 +80,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.05, help="share of the cases that are slowed down")
     parser.add_argument("--cases", type=int, default=CASES)
     parser.add_argument("--base", choices=tuple(BASES), default="both", help="whether an A/B can be run")
+    parser.add_argument("--session", choices=("other", "same"), default="other", help="power: where cases are slower")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     today = HOSTS[options.today] if options.today else None
@@ -86,7 +90,12 @@ def main() -> None:
             line = f"{name:<8} base {'yes' if base else 'no':<3}"
             if options.check == "power":
                 found, of, change = power(
-                    HOSTS[name], options.suites, share=options.share, plan=plan, seed=options.seed
+                    HOSTS[name],
+                    options.suites,
+                    share=options.share,
+                    plan=plan,
+                    seed=options.seed,
+                    same=options.session == "same",
                 )
                 print(f"{line} printed {change:.2%}: {found} of {of} found, {found / of:.1%}", flush=True)
                 continue
