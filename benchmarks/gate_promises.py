@@ -5,7 +5,8 @@
 
 Power: an unchanged session prints the smallest change of each case; in another session against the same stored runs,
 cases are slower by exactly that.  With ``--session same`` they were slower in the session that prints it: the host
-drifts alike, and what a session prints is said of itself.  Coverage: every printed interval of the time against the injected change.  Seeded.
+drifts alike, and what a session prints is said of itself.  Coverage: every printed interval of the time against the
+injected change.  Seeded.
 """
 
 from __future__ import annotations

@@ -1,20 +1,23 @@
 """The suite's figure over a plain program's: other processes, started by torchrun as a user would, alternating.
 
     python benchmarks/plain_program.py [--cases all] [--pairs 24] [--starts 3] [--threads 1] [--steps 40]
-                                       [--single]
+                                       [--single] [--launcher torchrun|none]
 
 Cases: tp (a LLaMA on mesh tp2), ddp and fsdp (a GPT-2), all-reduces of 1 KiB to 16 MiB.  The plain programs are in
 benchmarks/plain.  Prints for each case the ratio of the median times with its 95 % interval, and of the first deciles,
 which have hardly anything of what else runs on the machine.  A pair is a turn of each,
 moments apart, so that both feel the same load, with as many samples, as many iterations in one and a warm-up as long:
 the processes of both wait while the other has its turn, and small messages of a loop that waited get faster for half a
-second.  They are started --starts times.
+second.  They are started --starts times, and the interval is told over starts as well, which differ more than pairs of
+one.  Small messages feel torchrun's agent, a process beside the ranks; ``--launcher none`` starts the program's ranks
+without one, as srun and mpirun do.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import quantiles
+from statistics import geometric_mean, quantiles
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -75,9 +78,18 @@ CASES: Mapping[str, Compared] = {
 def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[Measurement], tuple[float, float]]]:
     """The plain program, started: median and first decile of a turn like the suite's."""
     program, *arguments = case.program
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--standalone"]
+    script = [str(ROOT / "benchmarks" / "plain" / program), *arguments, f"--steps={options.steps}"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
-    command += [str(ROOT / "benchmarks" / "plain" / program), *arguments, f"--steps={options.steps}"]
+    others: list[subprocess.Popen[str]] = []
+    if options.launcher == "torchrun":
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--standalone", *script]
+    else:
+        command = [sys.executable, *script]
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(RANKS)}
+        environment |= {"RANK": "0", "LOCAL_RANK": "0"}
+        for rank in range(1, RANKS):
+            own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            others.append(subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL, text=True))
     started = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert started.stdin
     assert started.stdout
@@ -94,7 +106,15 @@ def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[Mea
         yield turn
     finally:
         asked.close()
-        started.wait()
+        for process in (started, *others):
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+    return port
 
 
 def suite(driver: Driver, case: Compared, options: argparse.Namespace, *, fresh: bool) -> Measurement:
@@ -110,8 +130,12 @@ def suite(driver: Driver, case: Compared, options: argparse.Namespace, *, fresh:
 
 def compare(driver: Driver, name: str, options: argparse.Namespace) -> None:
     """Print the pairs of one case and the interval of their ratio."""
-    case, ratios, low_ratios = CASES[name], [], []
+    case = CASES[name]
+    ratios: list[float] = []
+    low_ratios: list[float] = []
+    firsts = []
     for start in range(options.starts):
+        firsts.append(len(ratios))
         with plain(case, options) as turn:
             suite(driver, case, options, fresh=True)  # its warm-up, like the program's
             for _ in range(start, options.pairs, options.starts):
@@ -124,6 +148,11 @@ def compare(driver: Driver, name: str, options: argparse.Namespace) -> None:
     for what, some in (("medians", ratios), ("first deciles", low_ratios)):
         mean, low, high = ratio_interval(some)
         found = f"{mean:.3f}, 95 % interval {low:.3f} to {high:.3f}, {len(some)} pairs"
+        if len(firsts) > 1:
+            ends = [*firsts[1:], len(some)]
+            each = [geometric_mean(some[begin:end]) for begin, end in zip(firsts, ends, strict=True)]
+            mean, low, high = ratio_interval(each)
+            found += f", over {len(each)} starts {mean:.3f}, {low:.3f} to {high:.3f}"
         print(f"{name}: suite over plain program, {what}: {found}; load {os.getloadavg()[0]:.0f}", flush=True)
 
 
@@ -135,6 +164,7 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--launcher", choices=("torchrun", "none"), default="torchrun", help="of the plain program")
     parser.add_argument(
         "--single", action="store_true", help="one all-reduce in a sample: shorter than what a busy machine interrupts"
     )

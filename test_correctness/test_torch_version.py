@@ -57,6 +57,28 @@ def test_pytest_says_it_and_runs_nothing(pytester, monkeypatch):
     assert "Traceback" not in result.stderr.str() + result.stdout.str()
 
 
+def test_without_torch_a_case_fails_in_one_line_and_nothing_is_started(pytester, monkeypatch):
+    monkeypatch.setattr("perfsuite.platforms.torch_version.installed_torch", lambda: "")
+    monkeypatch.setattr("perfsuite.platforms.torch_version.find_spec", lambda name: None)
+    pytester.makepyfile(
+        """
+        import pytest
+
+        def test_mine(perf):
+            perf(lambda rank: None)
+
+        @pytest.mark.skip
+        def test_left_out(perf):
+            perf(lambda rank: None)
+        """
+    )
+    result = pytester.runpytest_inprocess("--perf-platform=cpu")
+    result.assert_outcomes(failed=1, skipped=1)
+    result.stdout.fnmatch_lines([f"*torch is not installed for {sys.executable}, and ranks measure with it; run pytest by*"])
+    assert "Traceback" not in result.stderr.str() + result.stdout.str()
+    assert pytester.runpytest_inprocess("--perf-platform=cpu", "-k", "left_out").ret == pytest.ExitCode.OK
+
+
 def test_an_old_python_is_one_line():
     code = "import sys; sys.version_info = (3, 8, 10, 'final', 0); import perfsuite"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 from perfsuite.errors import ConfigurationError
 from perfsuite.platforms.base import Family
@@ -18,6 +20,15 @@ def installed_torch() -> str:
         return version("torch")
     except PackageNotFoundError:
         return ""
+
+
+def require_importable_torch() -> None:
+    """Raise ConfigurationError, one line, where ranks would find no torch at all, whatever its version."""
+    if not installed_torch() and find_spec("torch") is None:
+        raise ConfigurationError(
+            f"torch is not installed for {sys.executable}, and ranks measure with it; run pytest by the Python that has it "
+            "(a vendor's image has its own), or install it"
+        )
 
 
 def require_torch(family: Family, installed: str) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import perfsuite
-from perfsuite.errors import JournalError, PerfsuiteError
+from perfsuite.errors import ConfigurationError, JournalError, PerfsuiteError
 from perfsuite.journal import Header, read_journal
 from perfsuite.journal_writer import JournalWriter
 from perfsuite.platforms import (
@@ -33,7 +33,7 @@ from perfsuite.platforms import (
     why_absent,
 )
 from perfsuite.platforms.quiet import HostLoad, read_host_load
-from perfsuite.platforms.torch_version import installed_torch, require_torch
+from perfsuite.platforms.torch_version import installed_torch, require_importable_torch, require_torch
 from perfsuite.plugin import history, launch, projecting
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
@@ -219,6 +219,7 @@ class Suite:
     def _open_driver(self) -> Driver:
         from perfsuite.runtime.driver import Driver  # not before something runs
 
+        require_importable_torch()
         return Driver(
             transport=self.transport,
             family=self.machine.family,
@@ -233,7 +234,8 @@ class Suite:
         option = self.config.getoption
         idle = option("benchmark_skip", False) or hasattr(self.config, "workerinput")
         if self.session is not None and runs_tests(self.config) and not idle:
-            self.session.start()
+            with contextlib.suppress(ConfigurationError):  # told by the first case that runs: all may be skipped
+                self.session.start()
 
     def open(self) -> None:
         """The run has perf cases: read the journal to resume, open the new one.  Raises PerfsuiteError."""
