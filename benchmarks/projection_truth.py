@@ -1,17 +1,19 @@
 """How far projections are off where what things cost is known: on simulated devices, calibrated by kernels and depth.
 
-    python benchmarks/projection_truth.py [--model gpt2-tiny] [--dtype fp32] [--here]
+    python benchmarks/projection_truth.py [--model gpt2-tiny] [--dtype fp32] [--here | --world 64]
 
 ``--here`` takes the cores of this machine instead, where costs are not known and errors are those of a busy machine.
 Calibrates by products, copies, attention, all-reduces and steps of 1, 2 and 4 layers at two batches, then projects
-other depths, batches, widths and layouts and runs them.  Prints the errors of time and memory and the parts of the
-projected step; gates nothing.
+other depths, batches, widths and layouts and runs them.  ``--world`` projects data parallelism on so many simulated
+devices of one node from what up to 8 of them measured, and runs it on as many ranks.  Prints the errors of time and
+memory, the band and the parts of the projected step; gates nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import calibrate
-from perfsuite.projection.job import Job
+from perfsuite.projection.job import Job, Node
 from perfsuite.projection.observation import Observation
 from perfsuite.projection.operations import end_parameters
 from perfsuite.projection.step import Projection, project
@@ -37,6 +39,7 @@ from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import MemoryCopy
 from perfsuite.workloads.training.train_step import TrainStep
 from simmusa.costs import S4000
+from simmusa.device_module import DEVICES
 from test_correctness.helpers.simmusa_ranks import QUICK, TRAINING, opened, opened_on, require_built
 
 SLOW = dataclasses.replace(
@@ -67,8 +70,8 @@ def observed(session: PerfSession, workload: Workload, ranks: int = 1) -> Observ
     return found
 
 
-def kernels(dtype: str) -> Iterator[tuple[Workload, int]]:
-    """(workload, ranks) of what a calibration rests on."""
+def kernels(dtype: str, groups: tuple[int, ...] = (2,)) -> Iterator[tuple[Workload, int]]:
+    """(workload, ranks) of what a calibration rests on; collectives of ``groups`` of ranks."""
     for side in (64, 128, 256, 384, 512):
         yield Matmul(m=side, k=side, n=side, dtype=dtype), 1
     for size in (1 << 16, 1 << 20, 1 << 23):
@@ -87,13 +90,18 @@ def kernels(dtype: str) -> Iterator[tuple[Workload, int]]:
                 ),
                 1,
             )
-    for size in (1 << 10, 1 << 16, 1 << 20):
-        for kind in (AllReduce, AllGather, ReduceScatter):
-            yield kind(message_bytes=size), 2
+    for ranks in groups:
+        for size in (1 << 10, 1 << 16, 1 << 20):
+            for kind in (AllReduce, AllGather, ReduceScatter):
+                yield kind(message_bytes=size), ranks
 
 
-def projected_cases() -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """(name, ranks, what differs from a step of 2 layers)."""
+def projected_cases(world: int = 0) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """(name, ranks, what differs from a step of 2 layers); on ``world`` ranks alone if it is given."""
+    if world:
+        for strategy in ("ddp", "fsdp"):
+            yield f"{strategy} on {world}", world, {"strategy": strategy, "mesh": f"dp{world}"}
+        return
     yield "6 layers", 1, {"overrides": {"layers": 6}}
     yield "micro-batch of 8", 1, {"micro_batch_size": 8}
     yield "width 256", 1, {"overrides": {"layers": 2, "width": 256}}
@@ -135,9 +143,12 @@ class Compared:
 
 
 def compared(
-    model: str = "gpt2-tiny", dtype: str = "fp32", *, here: bool = False
+    model: str = "gpt2-tiny", dtype: str = "fp32", *, here: bool = False, world: int = 0
 ) -> tuple[Calibration, list[Compared]]:
-    """What simulated devices (or this machine) give for a calibration, and every case that is projected by it."""
+    """What simulated devices (or this machine) give for a calibration, and every case that is projected by it.
+
+    ``world``: so many simulated devices are one node, of which 8 at most calibrate.
+    """
     catalog = load_catalog()
 
     def step(**changes: Any) -> TrainStep:
@@ -145,6 +156,9 @@ def compared(
         return TrainStep(builds=("memory",), **{**plain, **changes})
 
     with tempfile.TemporaryDirectory() as logs, ExitStack() as stack:
+        if world:
+            os.environ[DEVICES] = str(world)
+            stack.callback(os.environ.pop, DEVICES)
         machine = detect_machine(catalog, "cpu")
         session = stack.enter_context(
             opened_on(machine, "here", Path(logs), TRAINING) if here else opened(SLOW, Path(logs), TRAINING)
@@ -152,13 +166,15 @@ def compared(
         depths = [
             step(overrides={"layers": layers}, micro_batch_size=batch) for batch in (2, 4) for layers in (1, 2, 4)
         ]
-        seen = [observed(session, workload, ranks) for workload, ranks in kernels(dtype)]
+        groups = (2, 8) if world else (2,)
+        seen = [observed(session, workload, ranks) for workload, ranks in kernels(dtype, groups)]
         (made,) = calibrate([*seen, *(observed(session, depth) for depth in depths)], catalog)
         found = []
-        for name, ranks, changes in projected_cases():
+        node = Node(devices=world) if world else None
+        for name, ranks, changes in projected_cases(world):
             truth = observed(session, step(**changes), ranks)
             assert truth.training is not None, "a training step says what it trains"
-            job = Job.of(truth.training, catalog.find("cpu" if here else "s4000"))
+            job = Job.of(truth.training, catalog.find("cpu" if here else "s4000"), node=node)
             ends = end_parameters(job.architecture, job.layout, first=True, last=True)
             sharded = job.layout.sharding == "parameters"
             found.append(
@@ -178,16 +194,20 @@ def main() -> None:
     parser.add_argument("--model", default="gpt2-tiny")
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--here", action="store_true", help="on this machine's cores")
+    parser.add_argument("--world", type=int, default=0, help="project data parallelism on so many, and run it")
     given = parser.parse_args()
+    if given.world and (given.here or given.world < 8):
+        parser.error(f"--world={given.world}: give 8 or more simulated devices, without --here")
     if not given.here:
         require_built()
-    calibration, cases = compared(given.model, given.dtype, here=given.here)
+    calibration, cases = compared(given.model, given.dtype, here=given.here, world=given.world)
     for name, one in {**calibration.constants, **calibration.traits}.items():
         print(f"{name:32} {one.value:.4g} {one.unit}")
     for case in cases:
         parts = ", ".join(f"{one.name} {one.resource} {one.seconds * 1e3:.2f}" for one in case.found.parts)
         print(
             f"{case.name:18} {case.truth.time_s * 1e3:8.2f} ms, projected {case.found.step_time_s * 1e3:8.2f} ms "
+            f"({case.found.low_s * 1e3:.2f} to {case.found.high_s * 1e3:.2f}) "
             f"{100 * case.time_error:+6.1f} %: {parts}; memory "
             + ", ".join(f"{name} {100 * error:+.1f} %" for name, error in case.memory_errors.items())
         )

@@ -24,3 +24,13 @@ def test_steps_of_simulated_devices_are_projected():
         assert set(MEMORY) == set(errors)
         for name, error in errors.items():
             assert abs(error) <= MEMORY[name], (case.name, name)
+
+
+@pytest.mark.slow
+def test_a_run_on_more_devices_than_were_calibrated_lies_in_its_band():
+    require_built()
+    calibration, cases = compared(world=16)
+    assert (8, {16}) == (calibration.largest_world, {case.truth.world_size for case in cases})
+    for case in cases:
+        assert case.found.low_s <= case.truth.time_s <= case.found.high_s, case.name
+        assert abs(case.memory_errors["peak_gib"]) <= 0.01, case.name
