@@ -26,8 +26,8 @@ def require_importable_torch() -> None:
     """Raise ConfigurationError, one line, where ranks would find no torch at all, whatever its version."""
     if not installed_torch() and find_spec("torch") is None:
         raise ConfigurationError(
-            f"torch is not installed for {sys.executable}, and ranks measure with it; run pytest by the Python that has "
-            "it (a vendor's image has its own), or install it"
+            f"torch is not installed for {sys.executable}, and ranks measure with it; run pytest by the Python that "
+            "has it (a vendor's image has its own), or install it"
         )
 
 

@@ -167,7 +167,7 @@ class Memories:
             loss = self.code.loss_bytes / self.code.logit_bytes * words
             activations = _activations(layout, [kept[order[stage]] for stage in stages], rank)
             if layout.sharding == "parameters" and not self.code.keeps_gradients and size("pp") == 1:
-                beside = _beside_sharded(share, plain, largest, words + end, loss)
+                beside = _beside_sharded(share, max(plain, routed), largest, words + end, loss)
             else:
                 beside = temporary + largest + max(loss, gradients - words)
             made.append(Load(*self._parameters[place], activations + end, words, beside))
@@ -198,6 +198,10 @@ def _beside_sharded(share: Share, kept: float, largest: float, ends_kept: float,
     """
     model, code, layout = share.model, share.code, share.layout
     block = model.block_parameters() / share.tp
+    if model.experts:  # the larger of both kinds
+        experts = model.experts * model.matrices * model.width * model.expert_hidden
+        rest = model.block_parameters(experts=True) - experts
+        block = max(block, (rest + experts / layout.shape.size("ep")) / share.tp)
     gathered, gradients = block * code.compute_bytes, block * code.gradient_bytes
     scattered = gradients * layout.shape.size("dp_replicate") / (layout.shape.replicas * layout.shape.size("cp"))
     ends = end_parameters(model, layout, first=True, last=True) * code.compute_bytes
