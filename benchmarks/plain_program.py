@@ -9,8 +9,7 @@ which have hardly anything of what else runs on the machine.  A pair is a turn o
 moments apart, so that both feel the same load, with as many samples, as many iterations in one and a warm-up as long:
 the processes of both wait while the other has its turn, and small messages of a loop that waited get faster for half a
 second.  They are started --starts times, and the interval is told over starts as well, which differ more than pairs of
-one.  Small messages feel torchrun's agent, a process beside the ranks; ``--launcher none`` starts the program's ranks
-without one, as srun and mpirun do.
+one.  ``--launcher none`` starts the program's ranks without torchrun's agent beside them, as srun and mpirun do.
 """
 
 from __future__ import annotations

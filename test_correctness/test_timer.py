@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from perfsuite.platforms.base import Clock
 from perfsuite.records import ClockFacts
+from perfsuite.runtime.ranks import timer as timing
 from perfsuite.runtime.ranks.timer import Timer
 from perfsuite.workload import Budget
 
@@ -46,6 +47,7 @@ class Steps(Clock):
 def test_barriers_are_timed_in_the_warm_up_but_for_the_first(
     monkeypatch, iteration_ns, barriers, iterations, shared_values
 ):
+    monkeypatch.setattr(timing, "_LEAST_WARM_S", 0.0)
     clock, met, shared = Steps(), [], []
 
     def barrier():
@@ -64,6 +66,28 @@ def test_barriers_are_timed_in_the_warm_up_but_for_the_first(
     assert iterations == timer._choose_iterations(warm)
     assert barriers == len(met)
     assert shared_values == len(shared)  # one with each batch, and one where barriers were added: none for k alone
+
+
+@pytest.mark.parametrize(
+    ("iteration_ns", "ranks", "iterations"),
+    [
+        (2 * MS, 2, 1 + 2 + 4 * 62),  # half a second in batches of 1, 2 and 4
+        (2 * MS, 1, 1 + 2 + 4),
+        (12 * MS, 2, 1 + 1 + 1),
+    ],
+)
+def test_ranks_that_wait_for_each_other_are_warm_after_half_a_second(monkeypatch, iteration_ns, ranks, iterations):
+    clock = Steps()
+
+    def run():
+        clock.now_ns += iteration_ns
+
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(dist, "all_reduce", lambda values, how: None)
+    code = SimpleNamespace(clock=clock, synchronize=lambda: None)
+    member = SimpleNamespace(code=code, world_size=ranks, rank=1, device="cpu")
+    warm = Timer(member, Budget(), spans=None, aligned=True)._warm_up(run)  # type: ignore[arg-type]
+    assert iterations == warm.iterations
 
 
 class Queue(Clock):

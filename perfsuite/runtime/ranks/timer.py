@@ -36,6 +36,9 @@ _STEADY = 0.1
 """Two successive warm-up batches this close count as steady."""
 _SUSTAINED_SAMPLES = 1000
 """At most about so many samples of a sustained run are kept."""
+_LEAST_WARM_S, _SHORT_S = 0.5, 0.01
+"""Ranks that wait for each other in iterations shorter than the second are warm after the first: cores that slept, and
+threads that the scheduler moves, make messages of a program that waited slower for that long."""
 _BATCH_S = 0.005
 """Warm-up batches grow until they last this long."""
 _BARRIERS = 5
@@ -197,7 +200,8 @@ class Timer:
         """Batches of iterations, which double until two in a row agree, with a barrier before each."""
         facts = self._clock.facts()
         clock_s = max(facts.resolution_s, facts.cost_s)
-        done, batch, last_s = 0, 1, math.inf
+        done, batch, last_s, warm_s = 0, 1, math.inf, 0.0
+        least_s = _LEAST_WARM_S if self._member.world_size > 1 else 0.0
         barriers: list[float] = []
         started_s = time.perf_counter()
         while True:
@@ -206,7 +210,8 @@ class Timer:
             done += batch
             shared = self._maximum([mine_s, self._elapsed(started_s), clock_s, _usual_s(barriers), launch_s])
             now_s, elapsed_s = shared[:2]
-            steady = abs(now_s - last_s) <= _STEADY * now_s
+            warm_s += now_s * batch
+            steady = abs(now_s - last_s) <= _STEADY * now_s and (warm_s >= least_s or now_s >= _SHORT_S)
             long_enough = done >= self._budget.warmup_min_iterations
             if long_enough and ((steady and now_s * batch >= _BATCH_S) or elapsed_s >= self._budget.warmup_time_s):
                 break
