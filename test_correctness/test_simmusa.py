@@ -61,6 +61,11 @@ def test_traffic_is_what_is_read_and_what_is_written(on_device):
     assert expected == pytest.approx(on_device(steps.times_of_traffic), abs=1e-12)
 
 
+def test_the_host_chooses_attention_without_a_kernel_and_without_waiting(on_device):
+    # It looks at shapes: charged as a kernel that the host waits for, it hid gathers behind half a block only.
+    assert {"ms": 0.0, "waited": False} == on_device(steps.choice_of_attention)
+
+
 def test_an_event_that_is_not_over_has_no_time(on_device):
     found = on_device(steps.unfinished_events)
     assert not found["ready"]

@@ -68,6 +68,12 @@ bool waits(const c10::FunctionSchema& schema) {
   return false;
 }
 
+// Operations that the host answers from shapes and dtypes: no kernel, nothing to wait for.
+bool only_decides(const c10::FunctionSchema& schema) {
+  static const std::set<std::string> names = {"aten::_fused_sdp_choice", "aten::is_same_size", "aten::is_set_to"};
+  return names.count(schema.name()) > 0;
+}
+
 // In-place operations that write what they are given without reading it.
 bool overwrites(const c10::FunctionSchema& schema) {
   static const std::set<std::string> names = {
@@ -187,18 +193,18 @@ namespace {
 class Call {
  public:
   Call(const c10::OperatorHandle& op, torch::jit::Stack* stack)
-      : op_(op), schema_(op.schema()), stack_(stack), view_(is_view(schema_)) {}
+      : op_(op), schema_(op.schema()), stack_(stack), runs_nothing_(is_view(schema_) || only_decides(schema_)) {}
 
   void run() {
     take_arguments();
     require_registered(schema_, arguments_.empty() ? Tensor() : arguments_[0]);
     if (device_ < 0) device_ = current_device();
     stream_ = key_of(current_stream(device_));
-    if (!view_) Timeline::get().begin(stream_, schema_.name(), uses_);
+    if (!runs_nothing_) Timeline::get().begin(stream_, schema_.name(), uses_);
     run_on_cpu();
     give_back_metadata();
     take_returns();
-    if (view_) return;
+    if (runs_nothing_) return;
     auto product = product_of(schema_.name(), arguments_);
     Timeline::get().finish(stream_, schema_.name(), kernel_ns(product.flops, product.rate, bytes_));
     if (waits(schema_)) Timeline::get().synchronize_stream(stream_);
@@ -217,7 +223,7 @@ class Call {
     } catch (const c10::Error& error) {
       std::string what = error.what_without_backtrace();
       bool beyond = what.find("out of bounds") != std::string::npos || what.find("index out of range in self") != std::string::npos;
-      if (view_ || !beyond) throw;
+      if (runs_nothing_ || !beyond) throw;
       break_device(device_, "device-side assert triggered");
       require_sound(device_);
     }
@@ -233,7 +239,7 @@ class Call {
       return tensor;
     }
     require_one_device(schema_.name(), tensor, device_);
-    if (!view_) add_use(uses_, tensor, writes);
+    if (!runs_nothing_) add_use(uses_, tensor, writes);
     auto bytes = static_cast<double>(bytes_of(tensor));
     for (const auto& pair : pairs_) {
       if (!pair.device.is_same(tensor)) continue;
@@ -322,7 +328,7 @@ class Call {
   const c10::OperatorHandle& op_;
   const c10::FunctionSchema& schema_;
   torch::jit::Stack* stack_;
-  bool view_, host_tensor_ = false;
+  bool runs_nothing_, host_tensor_ = false;
   int device_ = -1;
   StreamKey stream_ = 0;
   double bytes_ = 0;

@@ -100,6 +100,21 @@ def times_of_traffic() -> dict[str, float]:
     }
 
 
+def choice_of_attention() -> dict[str, Any]:
+    """What torch's choice among attention kernels takes, behind a product that the device has not finished."""
+    import torch
+
+    musa = device()
+    a, query = torch.ones(200, 200, device="musa"), torch.ones(1, 4, 50, 10, device="musa")
+    musa.synchronize()
+    alone_ms = elapsed_ms(musa, lambda: torch._fused_sdp_choice(query, query, query))
+    end = musa.Event()
+    a @ a
+    end.record()
+    torch._fused_sdp_choice(query, query, query)
+    return {"ms": alone_ms, "waited": end.query()}
+
+
 def unfinished_events() -> dict[str, Any]:
     import torch
 
