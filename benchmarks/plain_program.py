@@ -1,15 +1,17 @@
 """The suite's figure over a plain program's: other processes, started by torchrun as a user would, alternating.
 
     python benchmarks/plain_program.py [--cases all] [--pairs 24] [--starts 3] [--threads 1] [--steps 40]
-                                       [--single] [--launcher torchrun|none]
+                                       [--single] [--pause 0] [--launcher torchrun|none]
 
 Cases: tp (a LLaMA on mesh tp2), ddp and fsdp (a GPT-2), all-reduces of 1 KiB to 16 MiB.  The plain programs are in
 benchmarks/plain.  Prints for each case the ratio of the median times with its 95 % interval, and of the first deciles,
-which have hardly anything of what else runs on the machine.  A pair is a turn of each,
-moments apart, so that both feel the same load, with as many samples, as many iterations in one and a warm-up as long:
-the processes of both wait while the other has its turn, and small messages of a loop that waited get faster for half a
-second.  They are started --starts times, and the interval is told over starts as well, which differ more than pairs of
-one.  ``--launcher none`` starts the program's ranks without torchrun's agent beside them, as srun and mpirun do.
+which have hardly anything of what else runs on the machine.  A pair is a turn of each, moments apart, so that both feel
+the same load, the program first in every other round.  Both take as many samples, as many iterations in one, after a
+warm-up as long as the suite's ranks were busy before theirs (building, checking, warming up): both wait while the
+other has its turn, and small messages of a loop that waited get faster for up to two seconds.  ``--pause`` lets both
+wait so many seconds before each turn.  They are started --starts times, and the interval is told over starts as well,
+which differ more than pairs of one.  ``--launcher none`` starts the program's ranks without torchrun's agent beside
+them, as srun and mpirun do.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,8 +77,8 @@ CASES: Mapping[str, Compared] = {
 
 
 @contextmanager
-def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[Measurement], tuple[float, float]]]:
-    """The plain program, started: median and first decile of a turn like the suite's."""
+def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[Measurement, float], tuple[float, float]]]:
+    """The plain program, started: median and first decile of a turn like the suite's, warmed up for so many seconds."""
     program, *arguments = case.program
     script = [str(ROOT / "benchmarks" / "plain" / program), *arguments, f"--steps={options.steps}"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
@@ -94,8 +97,8 @@ def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[Mea
     assert started.stdout
     said, asked = started.stdout, started.stdin
 
-    def turn(like: Measurement) -> tuple[float, float]:
-        asked.write(f"{len(like.samples)} {like.iterations} {like.warmup_s}\n")
+    def turn(like: Measurement, warmup_s: float) -> tuple[float, float]:
+        asked.write(f"{len(like.samples)} {like.iterations} {warmup_s}\n")
         asked.flush()
         middle, low = said.readline().split()
         return float(middle), float(low)
@@ -116,15 +119,18 @@ def _free_port() -> int:
     return port
 
 
-def suite(driver: Driver, case: Compared, options: argparse.Namespace, *, fresh: bool) -> Measurement:
-    """The suite's case, in processes of its own."""
+def suite(driver: Driver, case: Compared, options: argparse.Namespace, *, fresh: bool) -> tuple[Measurement, float]:
+    """The suite's case, in processes of its own, and for how many seconds it was busy beside its samples."""
     steps = options.steps
     budget = Budget(min_rounds=steps, max_rounds=steps, max_time_s=0.0, warmup_min_iterations=5)
     if isinstance(case.workload, AllReduce) and not options.single:  # several in a sample, for a second
         budget = Budget(min_rounds=steps)
     shape = MeshShape.parse(case.workload.layout()) if case.workload.layout() else None
     job = Job(workload=case.workload, world_size=RANKS, shape=shape, budget=budget, fresh=fresh)
-    return driver.run(job)
+    start = time.perf_counter()
+    measured = driver.run(job)
+    timed_s = measured.iterations * sum(sample.time_s for sample in measured.samples)
+    return measured, time.perf_counter() - start - timed_s
 
 
 def compare(driver: Driver, name: str, options: argparse.Namespace) -> None:
@@ -136,14 +142,22 @@ def compare(driver: Driver, name: str, options: argparse.Namespace) -> None:
     for start in range(options.starts):
         firsts.append(len(ratios))
         with plain(case, options) as turn:
-            suite(driver, case, options, fresh=True)  # its warm-up, like the program's
-            for _ in range(start, options.pairs, options.starts):
-                mine = suite(driver, case, options, fresh=False)
-                other, other_low = turn(mine)  # a longer sample has more of what else runs here
-                ratios.append(mine.median_s / other)
-                low_ratios.append(quantiles([each.time_s for each in mine.samples], n=10)[0] / other_low)
-                told = f"suite {format_seconds(mine.median_s, 3)}, plain program {format_seconds(other, 3)}"
-                print(f"{name}, pair {len(ratios)}: {told}, {mine.iterations} iterations in a sample", flush=True)
+            like, busy_s = suite(driver, case, options, fresh=True)  # its warm-up, like the program's
+            for pair in range(start, options.pairs, options.starts):
+                # Whoever comes second has waited longer, or less long, for the other: each does, in turn.
+                program_first = pair // options.starts % 2 == 1
+                if program_first:
+                    time.sleep(options.pause)
+                    other, other_low = turn(like, busy_s)
+                time.sleep(options.pause)
+                like, busy_s = suite(driver, case, options, fresh=False)
+                if not program_first:
+                    time.sleep(options.pause)
+                    other, other_low = turn(like, busy_s)  # a longer sample has more of what else runs here
+                ratios.append(like.median_s / other)
+                low_ratios.append(quantiles([each.time_s for each in like.samples], n=10)[0] / other_low)
+                told = f"suite {format_seconds(like.median_s, 3)}, plain program {format_seconds(other, 3)}"
+                print(f"{name}, pair {len(ratios)}: {told}, {like.iterations} iterations in a sample", flush=True)
     for what, some in (("medians", ratios), ("first deciles", low_ratios)):
         mean, low, high = ratio_interval(some)
         found = f"{mean:.3f}, 95 % interval {low:.3f} to {high:.3f}, {len(some)} pairs"
@@ -163,6 +177,7 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each turn (default: %(default)s)")
     parser.add_argument("--launcher", choices=("torchrun", "none"), default="torchrun", help="of the plain program")
     parser.add_argument(
         "--single", action="store_true", help="one all-reduce in a sample: shorter than what a busy machine interrupts"
