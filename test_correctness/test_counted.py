@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from perfsuite.errors import InvalidParameter
 from perfsuite.models import find
 from perfsuite.projection.counted import COUNTED, COUNTED_OF, OPTIMIZER_BYTES, OPTIMIZER_KERNELS, TENSORS, counted
+from perfsuite.projection.traffic import implementation_of, on_family
 from perfsuite.records import Training
 from tools.count_blocks import count_block, count_optimizer, kind_of, probe
 
@@ -23,7 +23,7 @@ SIZELESS = 0.1
     ("kind", "way"), [row if row in FAST else pytest.param(*row, marks=pytest.mark.slow) for row in COUNTED]
 )
 def test_row_is_what_a_dry_run_counts(kind, way):
-    counts = dataclasses.asdict(count_block(find(COUNTED_OF[kind]), **WAYS[way]))
+    counts = dataclasses.asdict(count_block(find(COUNTED_OF[kind]), **WAYS[way], grouped=kind != "moe-each"))
     assert {name: pytest.approx(value, abs=SIZELESS) for name, value in counts.items()} == dataclasses.asdict(
         COUNTED[kind, way]
     )
@@ -52,7 +52,32 @@ def test_optimizer_moves_what_the_row_says():
 
 def test_block_of_a_step():
     assert counted(find("gpt3-13b"), Training(model="gpt3-13b", dtype="bf16")) is COUNTED["gpt", "autocast"]
-    assert counted(find("moe-tiny"), Training(model="moe-tiny")) is None
+    experts, training = find("moe-tiny"), Training(model="moe-tiny")
+    assert counted(experts, training) is COUNTED["moe", "plain"]
+    assert counted(experts, training, grouped=False) is COUNTED["moe-each", "plain"]
+
+
+def test_rows_of_experts_counted_by_hand():
+    """16 bits, forward: 2 to make rows, 4 to put an empty one behind, 4 to choose, 4 to weigh, 2 + 2 to add up."""
+    assert COUNTED["moe", "narrow"].forward_row_bytes == 2 + 4 + 4 + 4 + 2 + 2
+
+
+def test_experts_one_by_one_join_what_each_computes():
+    one, each = COUNTED["moe", "plain"], COUNTED["moe-each", "plain"]
+    # Three products, each with a copy of all its rows; gradients of matrices joined as well.
+    assert each.forward_hidden_bytes - one.forward_hidden_bytes == 2 * 8
+    assert each.forward_row_bytes - one.forward_row_bytes == 8
+    assert each.backward_weight_bytes > one.backward_weight_bytes
+
+
+def test_family_without_grouped_products_starts_experts_one_by_one():
+    model, training = find("moe-tiny"), Training(model="moe-tiny")
+    code = implementation_of(model, training)
+    assert code.forward_row_bytes == COUNTED["moe", "plain"].forward_row_bytes
+    assert on_family(code, model, training, "cuda") == code
+    without = on_family(code, model, training, "musa")
+    assert without.forward_row_bytes == COUNTED["moe-each", "plain"].forward_row_bytes
+    assert without.block_tensors == 10
 
 
 @pytest.mark.parametrize(
@@ -69,6 +94,26 @@ def test_shape_says_what_a_tensor_grows_with(shape, kind):
     assert kind == kind_of(shape, {"tokens": 61, "words": 250, "hidden": (168,)})
 
 
-def test_experts_are_not_counted():
-    with pytest.raises(InvalidParameter, match="has experts, which a dry run does not know"):
-        count_block(find("moe-tiny"))
+BESIDE_EXPERTS = {"tokens": 61, "words": 250, "hidden": (168,), "rows": 244, "width": 96, "experts": 8, "keys": 24}
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ((2, 61, 96), "width"),
+        ((123, 96), "width"),
+        ((244, 96), "rows"),
+        ((245, 96), "rows"),
+        ((2, 61, 2, 96), "rows"),
+        ((31, 96), "rows"),
+        ((31, 168), "hidden"),
+        ((2, 61, 8), "choices"),
+        ((244,), "choices"),
+        ((8, 96), "weights"),
+        ((24, 96), "weights"),
+        ((8, 96, 168), "weights"),
+        ((250, 96), "weights"),
+    ],
+)
+def test_shape_beside_experts(shape, kind):
+    assert kind == kind_of(shape, BESIDE_EXPERTS)

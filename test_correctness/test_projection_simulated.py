@@ -7,8 +7,8 @@ import pytest
 from benchmarks.projection_truth import compared
 from test_correctness.helpers.simmusa_ranks import require_built
 
-SECONDS = {"fsdp on 2, width 256": 0.025}
-"""Most that a step's time may be off, relative, if not 2 %: the clock is virtual and the same on every machine."""
+SECONDS = 0.02
+"""Most that a step's time may be off, relative: the clock is virtual and the same on every machine."""
 MEMORY = {"weights_gib": 1e-3, "gradients_gib": 1e-3, "optimizer_gib": 1e-3, "activations_gib": 0.01, "peak_gib": 5e-3}
 
 
@@ -18,12 +18,26 @@ def test_steps_of_simulated_devices_are_projected():
     calibration, cases = compared()
     assert ("in situ", True) == (calibration.regime, calibration.simulated)
     for case in cases:
-        assert abs(case.time_error) <= SECONDS.get(case.name, 0.02), case.name
+        assert abs(case.time_error) <= SECONDS, case.name
         assert case.found.low_s <= case.truth.time_s <= case.found.high_s, case.name
         errors = case.memory_errors
         assert set(MEMORY) == set(errors)
         for name, error in errors.items():
             assert abs(error) <= MEMORY[name], (case.name, name)
+
+
+@pytest.mark.slow
+def test_steps_with_experts_are_projected():
+    """Experts are started one by one there, and the host waits for routes; beside DDP's accumulation of 3."""
+    require_built()
+    _, cases = compared("moe-tiny")
+    for case in cases:
+        assert abs(case.time_error) <= (0.055 if case.name == "ddp on 2, 3 micro-batches" else 0.023), case.name
+        assert case.found.low_s <= case.truth.time_s <= case.found.high_s, case.name
+        errors = case.memory_errors
+        assert max(abs(errors[name]) for name in ("weights_gib", "gradients_gib", "optimizer_gib")) <= 1e-3, case.name
+        # A token's few numbers of a router are not counted, which are much beside a width of 128.
+        assert abs(errors["activations_gib"]) <= (0.12 if case.name == "recomputed" else 0.065), case.name
 
 
 @pytest.mark.slow

@@ -37,9 +37,14 @@ SMALL = Architecture(
 CODE = Implementation(name="", source="", data_overlap=0.0)
 
 
-def parts(layout: Layout, code: Implementation = CODE, constants: Calibration | None = None) -> dict[str, float]:
+def parts(
+    layout: Layout,
+    code: Implementation = CODE,
+    constants: Calibration | None = None,
+    model: Architecture = SMALL,
+) -> dict[str, float]:
     projector = Projector(
-        model=SMALL, code=code, calibration=constants or plain_rates(), devices_per_node=8, dtype="bf16"
+        model=model, code=code, calibration=constants or plain_rates(), devices_per_node=8, dtype="bf16"
     )
     found: dict[str, float] = {}
     for _, resource, seconds in projector.step(layout).parts:
@@ -181,17 +186,22 @@ def test_gradients_of_sharded_parameters_may_wait_for_the_last_micro_batch():
     assert (gathered + 4 * SMALL.parameters) * 7 / 8 / 1e9 == pytest.approx(found["link"])
 
 
-def test_nothing_hides_the_first_gather_the_last_scatter_and_those_of_the_ends():
+MIXED = dataclasses.replace(SMALL, experts=8, top_k=2, expert_hidden=256)
+
+
+@pytest.mark.parametrize("model", [SMALL, MIXED])
+def test_nothing_hides_the_first_gather_the_last_scatter_and_those_of_the_ends(model):
     """Where work hides all others: what is before the first block and behind its scatter is the embedding alone."""
     layout = Layout.parse("dp8", global_batch=8, sharding="parameters")
     code = dataclasses.replace(CODE, data_overlap=1.0, forward_width_bytes=1e9, backward_width_bytes=1e9)
-    rest = SMALL.parameters - SMALL.layers * SMALL.block_parameters()
-    waits = (2 + 4) * (SMALL.block_parameters() + rest) * 7 / 8
-    moved = 2 * SMALL.tokens * SMALL.width
+    block = model.block_parameters(experts=bool(model.experts))
+    rest = model.parameters - model.layers * block
+    waits = (2 + 4) * (block + rest) * 7 / 8
+    moved = 2 * model.tokens * model.width
     before = 3 * moved + rest * code.sharded_bytes / 2
-    behind = 5 * moved + 2 * SMALL.embedding_parameters
-    hidden = sum(min(size * SMALL.block_parameters() * 7 / 8, work) for size, work in ((2, before), (4, behind)))
-    assert (waits - hidden) / 1e9 == pytest.approx(parts(layout, code)["link"])
+    behind = 5 * moved + 2 * model.embedding_parameters
+    hidden = sum(min(size * block * 7 / 8, work) for size, work in ((2, before), (4, behind)))
+    assert (waits - hidden) / 1e9 == pytest.approx(parts(layout, code, model=model)["link"])
 
 
 def test_a_gather_that_begins_late_waits_while_the_scatter_hides():
@@ -200,6 +210,18 @@ def test_a_gather_that_begins_late_waits_while_the_scatter_hides():
     late = parts(layout, dataclasses.replace(hidden, prefetches_backward=False))["link"]
     gathers = SMALL.layers * 2 * SMALL.block_parameters() * 7 / 8 / 1e9
     assert gathers == pytest.approx(late - parts(layout, hidden).get("link", 0.0))
+
+
+def test_gathers_begin_late_where_the_host_waits_for_routes():
+    layout = Layout.parse("dp8", global_batch=8, sharding="parameters")
+    code = dataclasses.replace(CODE, data_overlap=1.0, forward_width_bytes=1e9, backward_width_bytes=1e9)
+    late = dataclasses.replace(code, waits_for_routes=True)
+    block = MIXED.block_parameters(experts=True)
+    rest = MIXED.parameters - MIXED.layers * block
+    before = 3 * 2 * MIXED.tokens * MIXED.width + rest * code.sharded_bytes / 2  # hid a part of the first
+    more = parts(layout, late, model=MIXED)["link"] - parts(layout, code, model=MIXED)["link"]
+    assert ((MIXED.layers - 1) * 2 * block * 7 / 8 + before) / 1e9 == pytest.approx(more)
+    assert parts(layout, late) == parts(layout, code)
 
 
 @pytest.mark.parametrize(("sequence_parallel", "messages"), [(False, 4 * 2), (True, 4 + 6)])

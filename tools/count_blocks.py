@@ -1,13 +1,15 @@
-"""Counts what the code of a model moves, keeps and starts, under fake tensors: no device, no values.
+"""Counts what the code of a model moves, keeps and starts, under fake tensors: no device.
 
     python -m tools.count_blocks
 
 prints the rows of ``perfsuite/projection/counted.py``, which a test holds equal to what is counted here.
 
 A model of 1 and of 2 blocks runs one forward and backward; what the second adds is a block's.  A tensor's shape says
-what it grows with: tokens x width, tokens x hidden features, tokens x words, pairs of tokens, or
-parameters alone.  A kernel reads its arguments and writes its results once, what it changes in place included.
-Views are free, and products and attention are no traffic: their kernels have costs of their own.
+what it grows with: tokens x width, tokens x hidden features, tokens x words, pairs of tokens, rows (tokens on their way
+to an expert) x width, or parameters alone.  A kernel reads its arguments and writes its results once, what it changes
+in place included.  Views are free, and products and attention are no traffic: their kernels have costs of their own.
+What a router makes of probabilities are kernels; a few numbers for a token are no traffic beside its width.  Models
+with experts are small and real: grouped products under fake tensors are for bf16 alone.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any, Literal
@@ -27,16 +29,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from perfsuite.errors import InvalidParameter
-from perfsuite.models import Model, find
+from perfsuite.models import Model, experts_module, find
 from perfsuite.models.dit import Dit
 from perfsuite.models.gpt import Gpt
 from perfsuite.models.language import LanguageModel
 from perfsuite.models.llama import Llama
+from perfsuite.models.moe import Moe
+from perfsuite.models.moe_module import MoeMlp
 from perfsuite.projection.counted import COUNTED, COUNTED_OF, BlockCounts
 
-Kind = Literal["width", "hidden", "words", "pairs", "weights"]
+Kind = Literal["width", "hidden", "words", "pairs", "rows", "choices", "weights"]
 _BATCH, _TOKENS, _WIDTH, _HEADS, _WORDS = 2, 61, 6144, 16, 250
 _HIDDEN = 5000
+_EXPERTS, _TOP_K = 8, 2
+_WIDTH_BESIDE_EXPERTS, _EXPERT_HIDDEN = 768, 3200
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_grouped_mm")
 _FREE = ("empty", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "device", "detach", "alias")
 _NARROW = torch.bfloat16
@@ -89,48 +95,92 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's is u
                 value = args[place] if place < len(args) else (kwargs or {}).get(argument.name)
                 written |= {id(leaf): leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)}
         for tensor in (*read.values(), *written.values()):
-            self.now.moved[kind_of(tensor.shape, self.sizes)] += tensor.numel() * tensor.element_size()
+            kind, numbers = kind_of(tensor.shape, self.sizes), tensor.numel()
+            if kind in ("width", "rows") and numbers // tensor.shape[-1] in self.sizes.get("padded", ()):
+                numbers -= tensor.shape[-1]  # the row that is empty
+            self.now.moved[kind] += numbers * tensor.element_size()
         return out
 
 
 def kind_of(shape: torch.Size, sizes: Mapping[str, int]) -> Kind:
     """What a tensor of this shape grows with."""
     count, tokens = math.prod(shape), sizes["tokens"]
+    last, lead = (shape[-1] if shape else 0), math.prod(shape[:-1])
+    if sizes.get("rows") and (kind := _kind_beside_experts(shape, lead, sizes)):
+        return kind
     if count % tokens:
         return "weights"
     if len(shape) >= 2 and shape[-1] == shape[-2] == tokens:
         return "pairs"
-    last = shape[-1] if shape else 0
     return "words" if last == sizes["words"] else "hidden" if last in sizes["hidden"] else "width"  # type: ignore[operator]
+
+
+def _kind_beside_experts(shape: torch.Size, lead: int, sizes: Mapping[str, int]) -> Kind | None:
+    """Of rows, all or those of one expert, and of what a router makes; None where a dense model has it too.
+
+    Rows and tokens may have one more, which is empty.
+    """
+    last, rows, tokens = (shape[-1] if shape else 0), sizes["rows"], _BATCH * sizes["tokens"]
+    if lead not in (sizes["experts"], sizes["keys"]) and lead <= rows + 1 and len(shape) > 1:  # no matrix
+        if last == sizes["width"]:
+            return "width" if lead in (tokens, tokens + 1) else "rows"
+        if last in sizes["hidden"]:  # type: ignore[operator]
+            return "hidden"
+    few = len(shape) == 1 or last <= sizes["experts"]
+    return "choices" if few and math.prod(shape) % sizes["tokens"] == 0 else None
 
 
 def probe(model: Model, layers: int) -> Model:
     """A small sibling with so many blocks, whose tensors tell by their shapes what they grow with."""
-    if model.experts:
-        raise InvalidParameter(f"model {model.name} has experts, which a dry run does not know; give a dense model")
     if isinstance(model, Gpt):
         sizes: dict[str, Any] = {"words": _WORDS, "words_multiple": 1, "context": _TOKENS, "sequence_length": 0}
     elif isinstance(model, Llama):
         share = max(2, _HEADS * model.kv_heads // model.heads)
         sizes = {"words": _WORDS, "hidden": _HIDDEN, "kv_heads": share, "sequence_length": _TOKENS}
+        if isinstance(model, Moe):
+            sizes |= {"width": _WIDTH_BESIDE_EXPERTS, "hidden": _EXPERT_HIDDEN, "experts": _EXPERTS, "top_k": _TOP_K}
+            sizes |= {"capacity_factor": None, "group_tokens": 0, "skew": None}
     elif isinstance(model, Dit):
         return dataclasses.replace(model, layers=2 * layers, width=6140, heads=5)
     else:
         raise InvalidParameter(
             f"model {model.name} is of a kind that a dry run does not know; give a gpt, llama or dit"
         )
-    return dataclasses.replace(model, layers=layers, width=_WIDTH, heads=_HEADS, **sizes)
+    return dataclasses.replace(model, **{"layers": layers, "width": _WIDTH, "heads": _HEADS, **sizes})
 
 
-def count_block(model: Model, *, autocast: bool = False, narrow: bool = False) -> BlockCounts:
-    """What one block of ``model`` moves and keeps; in fp32, under autocast in bf16, or ``narrow``, all in bf16."""
+def count_block(model: Model, *, autocast: bool = False, narrow: bool = False, grouped: bool = True) -> BlockCounts:
+    """What one block of ``model`` moves and keeps; in fp32, under autocast in bf16, or ``narrow``, all in bf16.
+
+    Its experts' products are one, or one for each expert where there are no ``grouped`` ones.
+    """
+    with nullcontext() if grouped else _each_expert():
+        return _count_block(model, autocast=autocast, narrow=narrow)
+
+
+@contextmanager
+def _each_expert() -> Iterator[None]:
+    before = experts_module._grouped_product
+    experts_module._grouped_product = lambda device, dtype: None  # type: ignore[assignment] # it is cached
+    try:
+        yield
+    finally:
+        experts_module._grouped_product = before
+
+
+def _count_block(model: Model, *, autocast: bool, narrow: bool) -> BlockCounts:
     one, two = (_run(probe(model, layers), autocast=autocast, narrow=narrow) for layers in (1, 2))
     small = probe(model, 1)
     blocks = small.layers
     forward, backward = two[0].less(one[0], blocks), two[1].less(one[1], blocks)
     kept = {kind: (two[2][kind] - one[2][kind]) / blocks for kind in two[2]}
     tokens = _BATCH * small.tokens_per_sample
-    per_width, per_hidden = tokens * small.width, tokens * _hidden(small)
+    chosen = small.top_k if isinstance(small, Moe) else 1
+    per_width, per_hidden, per_row = (
+        tokens * small.width,
+        tokens * chosen * _hidden(small),
+        tokens * chosen * small.width,
+    )
     weights = (probe(model, 2).parameters - small.parameters) / blocks
     whole = kept.get("width", 0.0)
     if isinstance(small, LanguageModel):
@@ -142,13 +192,16 @@ def count_block(model: Model, *, autocast: bool = False, narrow: bool = False) -
         forward_width_bytes=forward.moved["width"] / per_width,
         forward_hidden_bytes=forward.moved["hidden"] / per_hidden,
         forward_weight_bytes=forward.moved["weights"] / weights,
+        forward_row_bytes=forward.moved["rows"] / per_row,
         backward_width_bytes=backward.moved["width"] / per_width,
         backward_hidden_bytes=backward.moved["hidden"] / per_hidden,
         backward_weight_bytes=backward.moved["weights"] / weights,
+        backward_row_bytes=backward.moved["rows"] / per_row,
         forward_kernels=forward.kernels,
         backward_kernels=backward.kernels,
         kept_whole_bytes=(whole - split) / per_width,
         kept_hidden_bytes=kept.get("hidden", 0.0) / per_hidden,
+        kept_row_bytes=kept.get("rows", 0.0) / per_row,
     )
 
 
@@ -163,6 +216,11 @@ def _run(model: Model, *, autocast: bool, narrow: bool, parts: int = 1) -> tuple
         "words": model.vocabulary or -1,
         "hidden": (_hidden(model), _hidden(model) // parts),
     }
+    if isinstance(model, Moe):
+        rows = _BATCH * model.tokens_per_sample * model.top_k
+        padded = (rows + 1, rows // model.top_k + 1)
+        sizes |= {"rows": rows, "padded": padded, "width": model.width, "experts": model.experts}
+        sizes["keys"] = model.key_width
     counter: Any = _Count(sizes)  # type: ignore[arg-type] # hidden features have two sizes
     kept: dict[int, torch.Tensor] = {}
 
@@ -170,8 +228,15 @@ def _run(model: Model, *, autocast: bool, narrow: bool, parts: int = 1) -> tuple
         kept.setdefault(tensor.untyped_storage()._cdata, tensor)
         return tensor
 
-    with FakeTensorMode(), _default_dtype(_NARROW if narrow else torch.float32):
+    with (
+        nullcontext() if isinstance(model, Moe) else FakeTensorMode(),
+        _default_dtype(_NARROW if narrow else torch.float32),
+    ):
         module = model.build()
+        if isinstance(model, Moe):  # so that the router chooses among all
+            torch.manual_seed(0)
+            for parameter in module.parameters():
+                torch.nn.init.normal_(parameter)
         if parts > 1:
             _split(module, model, parts)
         batch = {
@@ -198,6 +263,8 @@ def _split(module: torch.nn.Module, model: Model, parts: int) -> None:
     assert isinstance(model, LanguageModel)
     for name, linear in list(module.named_modules()):
         way = next((way for pattern, way in model.parallelize.items() if fnmatch(name, pattern)), None)
+        if isinstance(linear, MoeMlp):
+            linear.experts.keep(part=0, parts=1, slice_=0, slices=parts)
         if not isinstance(linear, torch.nn.Linear) or way not in ("column", "row"):
             continue
         out, into = linear.out_features, linear.in_features
@@ -235,6 +302,8 @@ def count_optimizer() -> tuple[float, int]:
 
 if __name__ == "__main__":
     for kind, way in COUNTED:
-        block = count_block(find(COUNTED_OF[kind]), autocast=way == "autocast", narrow=way == "narrow")
+        block = count_block(
+            find(COUNTED_OF[kind]), autocast=way == "autocast", narrow=way == "narrow", grouped=kind != "moe-each"
+        )
         print(f'("{kind}", "{way}", {tuple(round(value) for value in dataclasses.astuple(block))}),')
     print(count_optimizer())

@@ -22,7 +22,10 @@ Way = Literal["plain", "autocast", "narrow"]
 
 @dataclass(frozen=True, kw_only=True)
 class BlockCounts:
-    """Of one block; bytes per token and width, per token and hidden feature, per parameter of the block."""
+    """Of one block; bytes per token and width, per token and hidden feature, per parameter of the block.
+
+    A row is a token on its way to one of its experts; its bytes are per width, hidden features are all its experts'.
+    """
 
     forward_width_bytes: float
     forward_hidden_bytes: float
@@ -38,6 +41,9 @@ class BlockCounts:
     kept_whole_bytes: float
     """Kept for the backward, of what tensor parallelism leaves whole."""
     kept_hidden_bytes: float
+    forward_row_bytes: float = 0.0
+    backward_row_bytes: float = 0.0
+    kept_row_bytes: float = 0.0
 
 
 _ROWS: tuple[tuple[str, Way, tuple[float, ...]], ...] = (
@@ -57,35 +63,53 @@ _ROWS: tuple[tuple[str, Way, tuple[float, ...]], ...] = (
     ("stdit", "plain", (136, 8, 0, 308, 16, 0, 19, 43, 84, 8)),
     ("stdit", "autocast", (148, 4, 6, 300, 8, 6, 41, 70, 50, 4)),
     ("stdit", "narrow", (68, 4, 0, 154, 8, 0, 19, 43, 42, 4)),
+    # The same, and of a row: forward, backward, kept.
+    ("moe", "plain", (161.5, 20, 0, 326.5, 36, 0, 71, 81, 24, 16, 36, 64, 8)),
+    ("moe", "autocast", (190.5, 10, 6, 365.5, 18, 6, 89, 101, 24, 8, 30, 58, 4)),
+    ("moe", "narrow", (170.5, 10, 0, 323.5, 18, 0, 81, 93, 20, 8, 18, 32, 4)),
+    ("moe-each", "plain", (161.5, 36, 0, 326.5, 44, 7.8, 72, 87, 24, 16, 44, 80, 8)),
+    ("moe-each", "autocast", (190.5, 18, 6, 365.5, 22, 9.9, 90, 107, 24, 8, 34, 66, 4)),
+    ("moe-each", "narrow", (170.5, 18, 0, 323.5, 22, 3.9, 82, 99, 20, 8, 22, 40, 4)),
 )
 COUNTED: Mapping[tuple[str, Way], BlockCounts] = MappingProxyType(
     {
-        (kind, way): BlockCounts(**dict(zip((field.name for field in fields(BlockCounts)), counts, strict=True)))
+        (kind, way): BlockCounts(**dict(zip((field.name for field in fields(BlockCounts)), counts, strict=False)))
         for kind, way, counts in _ROWS
     }
 )
 """By kind of block and way."""
 COUNTED_OF: Mapping[str, str] = MappingProxyType(
-    {"gpt": "gpt2", "llama": "llama2-7b", "llama-grouped": "llama2-70b", "latte": "latte-l", "stdit": "opensora"}
+    {
+        "gpt": "gpt2",
+        "llama": "llama2-7b",
+        "llama-grouped": "llama2-70b",
+        "latte": "latte-l",
+        "stdit": "opensora",
+        "moe": "mixtral-8x7b",
+        "moe-each": "mixtral-8x7b",
+    }
 )
-"""The model whose block was counted; sizes do not matter, but that eight heads of a 70B's queries share a key."""
+"""The model whose block was counted; sizes do not matter, but how many heads of queries share a key, and that a token
+goes to two experts.  ``moe-each`` is one whose experts' products are started one by one."""
 OPTIMIZER_BYTES, OPTIMIZER_KERNELS = 80.0, 13
 """Per parameter, and for a list of them: AdamW by foreach in fp32, as strategies make it."""
 TENSORS: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {"gpt": (12, 4), "llama": (9, 3), "llama-grouped": (9, 3), "latte": (10, 12), "stdit": (19, 15)}
+    {"gpt": (12, 4), "llama": (9, 3), "llama-grouped": (9, 3), "latte": (10, 12), "stdit": (19, 15), "moe": (10, 3)}
 )
 """Parameters that are tensors of their own: (of a block, of the rest of the model), by kind of block."""
 
 
-def kind_of(model: Model) -> str | None:
-    """The kind of a model's block; None for one that was not counted (experts).
+def kind_of(model: Model, *, grouped: bool = True) -> str | None:
+    """The kind of a model's block; None for one that was not counted.
+
+    ``grouped``: the products of a block's experts are one, or one for each expert.
 
     >>> from perfsuite.models import find
-    >>> kind_of(find("gpt3-13b")), kind_of(find("llama2-70b"))
-    ('gpt', 'llama-grouped')
+    >>> kind_of(find("gpt3-13b")), kind_of(find("llama2-70b")), kind_of(find("moe-tiny"), grouped=False)
+    ('gpt', 'llama-grouped', 'moe-each')
     """
     if model.experts:
-        return None
+        return "moe" if grouped else "moe-each"
     if isinstance(model, Gpt):
         return "gpt"
     if isinstance(model, Llama):
@@ -104,7 +128,7 @@ def way_of(training: Training) -> Way:
     return "narrow" if training.narrow else "autocast"
 
 
-def counted(model: Model, training: Training) -> BlockCounts | None:
+def counted(model: Model, training: Training, *, grouped: bool = True) -> BlockCounts | None:
     """The counts of the block that a step has; None where none were made."""
-    kind = kind_of(model)
+    kind = kind_of(model, grouped=grouped)
     return None if kind is None else COUNTED[kind, way_of(training)]

@@ -268,7 +268,7 @@ def block_bytes(share: Share, *, experts: bool) -> float:
     pairs = share.layout.micro_batch_size * model.heads / tp * model.tokens**2 / share.layout.shape.size("cp")
     kept = whole + split + code.kept_score_bytes * pairs * (share.layout.checkpointing != "selective")
     if experts:
-        kept += code.kept_expert_bytes * share.tokens * model.top_k * model.width
+        kept += code.kept_row_bytes * share.tokens * model.top_k * model.width
     return kept
 
 

@@ -203,10 +203,10 @@ def _scores(share: Share) -> tuple[Operations, Operations]:
 
 def _elementwise(share: Share, *, experts: bool, backward: bool) -> tuple[Traffic, ...]:
     model, code = share.model, share.code
-    width, hidden, kernels = (
-        (code.backward_width_bytes, code.backward_hidden_bytes, code.backward_kernels)
+    width, hidden, rows, kernels = (
+        (code.backward_width_bytes, code.backward_hidden_bytes, code.backward_row_bytes, code.backward_kernels)
         if backward
-        else (code.forward_width_bytes, code.forward_hidden_bytes, code.forward_kernels)
+        else (code.forward_width_bytes, code.forward_hidden_bytes, code.forward_row_bytes, code.forward_kernels)
     )
     features = (model.top_k * model.expert_hidden + model.shared_hidden) if experts else model.hidden
     moved = width * share.outer_tokens * model.width + hidden * share.tokens * features / share.tp
@@ -214,7 +214,7 @@ def _elementwise(share: Share, *, experts: bool, backward: bool) -> tuple[Traffi
         parts = model.heads / share.tp * (2 * model.features + model.value_features)
         moved += (16.0 if backward else 8.0) * share.tokens * parts
     if experts:
-        moved += code.permute_bytes * share.tokens * model.top_k * model.width
+        moved += rows * share.tokens * model.top_k * model.width
     return (Traffic(moved_bytes=moved, kernels=kernels),)
 
 

@@ -45,8 +45,11 @@ class ShardedPrices:
         """Ranks that share parameters out."""
         return self.groups.get("dp_shard") or self.groups["data"]
 
-    def block(self, block: Priced, parameters: float) -> Gathered:
-        """A block of so many parameters on one rank: gathered twice; scattered here where every micro-batch is."""
+    def block(self, block: Priced, parameters: float, *, experts: bool = False) -> Gathered:
+        """A block of so many parameters on one rank: gathered twice; scattered here where every micro-batch is.
+
+        Where the host waits for routes, most of a block is over when the next one's gather begins.
+        """
         code = self.code
         gather, scatter = self._messages(parameters)
         backward = self._moving(block.backward_input, parameters * code.sharded_bytes)
@@ -56,7 +59,8 @@ class ShardedPrices:
         waits_s = self.exposed(both, behind_s, self.layout)
         if not code.prefetches_backward:  # nothing but the scatter is left to hide
             waits_s = gather.seconds + self.exposed(Message(scatter.seconds, 0.0), behind_s, self.layout)
-        forward_waits_s = self.exposed(gather, block.forward.total, self.layout)
+        hides_s = 0.0 if experts and code.waits_for_routes else block.forward.total
+        forward_waits_s = self.exposed(gather, hides_s, self.layout)
         ends = backward.waiting(gather, gather_waits_s) if code.scattered_bytes else backward.waiting(both, waits_s)
         return Gathered(
             block=block._replace(forward=block.forward.waiting(gather, forward_waits_s), backward_input=ends),

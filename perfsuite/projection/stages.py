@@ -155,9 +155,10 @@ class StagePrices:
             own = operations.end_parameters(self.model, layout, first=first, last=last)
             if layout.sharding == "parameters":
                 sharded = self._sharded(layout, groups)
-                nearest = self._gathered(sharded, dense, experts=False)
-                dense = nearest.block
-                expert = self._gathered(sharded, expert, experts=True).block if experts else expert
+                plain = self._gathered(sharded, dense, experts=False)
+                mixed = self._gathered(sharded, expert, experts=True) if experts else plain
+                dense, expert = plain.block, mixed.block
+                nearest = mixed if experts == layers else plain  # dense blocks come first
                 stage = sharded.ends(nearest, embedding if first else Priced(), own)
             stage = stage.plus(dense, layers - experts)
             if experts:
@@ -171,7 +172,7 @@ class StagePrices:
         return self._kinds[key]
 
     def _gathered(self, sharded: ShardedPrices, block: Priced, *, experts: bool) -> Gathered:
-        return sharded.block(block, block_share(self.model, sharded.layout, experts=experts))
+        return sharded.block(block, block_share(self.model, sharded.layout, experts=experts), experts=experts)
 
     def _sharded(self, layout: Layout, groups: dict[str, Group]) -> ShardedPrices:
         return ShardedPrices(

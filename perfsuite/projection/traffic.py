@@ -48,8 +48,9 @@ class Implementation:
     scattered_bytes: float = 0.0
     """Per parameter and step, that scattering its gradient moves in memory where the last micro-batch alone does it; 0:
     every micro-batch does."""
-    permute_bytes: float = 24.0
-    """Per token and expert of it and width, that finding the experts and coming back moves, both passes' mean."""
+    forward_row_bytes: float = 24.0
+    """Per token and expert of it and width, that finding the experts and coming back moves in the forward."""
+    backward_row_bytes: float = 24.0
     optimizer_bytes: float = 30.0
     """Bytes that the optimizer moves per parameter that a rank updates."""
     optimizer_kernels: int = 0
@@ -58,6 +59,9 @@ class Implementation:
     """Tensors of a block's parameters that kernels are started for one by one; 0: they take lists."""
     end_tensors: int = 0
     """The same of the rest of the model."""
+    waits_for_routes: bool = False
+    """Whether the host waits for what a router chose before it starts a block's experts: what it would start ahead of
+    the device, such as gathering the next block, begins no sooner."""
     kept_whole_bytes: float = 8.0
     """Bytes that a block keeps for its backward beside queries, keys, values and attention's output, per token and
     width; tensor parallelism splits them under sequence parallelism only."""
@@ -67,7 +71,7 @@ class Implementation:
     """Per token and hidden feature."""
     kept_score_bytes: float = 0.0
     """Per head and pair of tokens."""
-    kept_expert_bytes: float = 4.0
+    kept_row_bytes: float = 4.0
     """Per token and expert of it and width: rows that were sent, and that came back."""
     kept_end_bytes: float = 0.0
     """Per token and width, behind the last block."""
@@ -139,6 +143,9 @@ def counted(*, gated: bool, autocast: bool, compiled: bool) -> Implementation:
 WITHOUT_LISTS = ("musa", "cpu")
 """Families whose kernels take one tensor: torch_musa registers no foreach kernel, and torch has none for cores."""
 
+WITHOUT_GROUPED = ("musa",)
+"""Families without a product of rows sorted by expert with a matrix of each: torch_musa registers none."""
+
 
 def on_family(code: Implementation, model: Model, training: Training, family: str) -> Implementation:
     """The row of perfsuite's own modules as devices of a family run them."""
@@ -146,16 +153,18 @@ def on_family(code: Implementation, model: Model, training: Training, family: st
         code = dataclasses.replace(code, updating_bytes=0.0)
     kind = kind_of(model)
     # DeepSpeed's optimizer has one flat tensor.
+    if model.experts and family in WITHOUT_GROUPED:
+        code = implementation_of(model, training, grouped=False)
     if family not in WITHOUT_LISTS or kind is None or training.strategy in _DEEPSPEED:
         return code
     block, ends = TENSORS[kind]
     return dataclasses.replace(code, block_tensors=block, end_tensors=ends)
 
 
-def implementation_of(model: Model, training: Training) -> Implementation:
+def implementation_of(model: Model, training: Training, *, grouped: bool = True) -> Implementation:
     """The row of perfsuite's own modules for a step: counted by a dry run where there is one of the block."""
     row = _read_from_code(model, training)
-    counts = None if training.compiled else block_counts(model, training)
+    counts = None if training.compiled else block_counts(model, training, grouped=grouped)
     if counts is None:
         return row
     forward, backward = _MATH_WIDTH if training.attention == "math" else (0.0, 0.0)
@@ -170,6 +179,10 @@ def implementation_of(model: Model, training: Training) -> Implementation:
         backward_kernels=round(counts.backward_kernels),
         kept_whole_bytes=counts.kept_whole_bytes,
         kept_hidden_bytes=counts.kept_hidden_bytes,
+        forward_row_bytes=counts.forward_row_bytes,
+        backward_row_bytes=counts.backward_row_bytes,
+        kept_row_bytes=counts.kept_row_bytes,
+        waits_for_routes=bool(model.experts) and not grouped,  # how many rows each expert has
         accumulation_bytes=row.accumulation_bytes + counts.forward_weight_bytes + counts.backward_weight_bytes,
         optimizer_bytes=OPTIMIZER_BYTES,
         optimizer_kernels=OPTIMIZER_KERNELS,
