@@ -144,6 +144,15 @@ def test_only_the_most_uneven_of_many_cases_are_told():
     assert "  and 6 more cases with a stage that binds" in lines
 
 
+def test_even_work_whose_average_rounds_up_has_nothing_more():
+    """3 ranks of 0.72 s average 0.7200000000000001 s: the sentence said -0%."""
+    timeline = as_measured(simulated("1f1b", ranks=3, num_micro_batches=6))
+    found = find_imbalance(make_schedule("1f1b", ranks=3, num_micro_batches=6), timeline)
+    assert found.busy_s < found.mean_busy_s
+    assert found.excess == 0
+    assert "has +0% work" in binding_sentence(found)
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(sorted(set(SCHEDULES) - {"naive"})), st.integers(2, 5), st.data())
 def test_the_binding_stage_is_on_the_rank_whose_work_no_step_can_undercut(name, ranks, data):

@@ -32,8 +32,8 @@ class Imbalance:
 
     @property
     def excess(self) -> float:
-        """Work of the busiest rank over the average, minus 1; 0 is even."""
-        return self.busy_s / self.mean_busy_s - 1
+        """Work of the busiest rank over the average, minus 1; 0 is even, where an average may round to more."""
+        return max(0.0, self.busy_s / self.mean_busy_s - 1)
 
 
 def find_imbalance(schedule: Schedule, timeline: Timeline, *, communication_s: float = 0) -> Imbalance:
