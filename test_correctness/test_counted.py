@@ -11,7 +11,7 @@ from perfsuite.models import find
 from perfsuite.projection.counted import COUNTED, COUNTED_OF, OPTIMIZER_BYTES, OPTIMIZER_KERNELS, TENSORS, counted
 from perfsuite.projection.traffic import implementation_of, on_family
 from perfsuite.records import Training
-from tools.count_blocks import count_block, count_optimizer, kind_of, probe
+from tools.count_blocks import Sizes, count_block, count_optimizer, kind_of, probe
 
 FAST = [("gpt", "autocast")]
 WAYS = {"plain": {}, "autocast": {"autocast": True}, "narrow": {"narrow": True}}
@@ -91,10 +91,10 @@ def test_family_without_grouped_products_starts_experts_one_by_one():
     ],
 )
 def test_shape_says_what_a_tensor_grows_with(shape, kind):
-    assert kind == kind_of(shape, {"tokens": 61, "words": 250, "hidden": (168,)})
+    assert kind == kind_of(shape, Sizes(tokens=61, words=250, hidden=(168,)))
 
 
-BESIDE_EXPERTS = {"tokens": 61, "words": 250, "hidden": (168,), "rows": 244, "width": 96, "experts": 8, "keys": 24}
+BESIDE_EXPERTS = Sizes(tokens=61, words=250, hidden=(168,), rows=244, width=96, experts=8, keys=24)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from perfsuite.metrics.pipeline import peak_activations, step_bounds_s
 from perfsuite.models import MODELS, find
 from perfsuite.platforms import load_catalog
-from perfsuite.projection import memory, operations, stages
+from perfsuite.projection import memory, operations
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.calibration import Calibration, Constant, KernelPoint
 from perfsuite.projection.engine import Projector, rank_parameters
@@ -329,7 +329,7 @@ def test_a_projector_keeps_what_it_priced():
     for world in (1, 2, 4, 8):
         projector.step(Layout.parse(f"dp{world}", global_batch=8))
     assert len(projector._stages._blocks) == 1
-    assert stages.block_share(SMALL, Layout.parse("dp2", global_batch=2), experts=False) == SMALL.block_parameters()
+    assert operations.block_share(SMALL, Layout.parse("dp2", global_batch=2), experts=False) == SMALL.block_parameters()
 
 
 def test_recomputing_that_stops_early_leaves_out_the_last_product():

@@ -16,6 +16,7 @@ from perfsuite.errors import ConfigurationError, UnsupportedCase
 from simmusa import build
 from simmusa.costs import S4000, Costs
 from simmusa.registered import registered
+from test_correctness.helpers import simmusa_attention as attention
 from test_correctness.helpers import simmusa_steps as steps
 from test_correctness.helpers.simmusa_ranks import require_built
 
@@ -40,7 +41,7 @@ def test_only_names_that_torch_musa_has(on_device):
 @pytest.mark.skipif(not NAMES.exists(), reason="torch_musa's names are not recorded in this checkout")
 def test_the_flash_kernel_has_the_operators_that_torch_musa_has(on_device):
     recorded = json.loads((NAMES / "2.7.1.json").read_text(encoding="utf-8"))["operators"]
-    found = on_device(steps.flash_attention, recorded)
+    found = on_device(attention.flash_attention, recorded)
     assert [] == found["other"]
     # 1 x 4 heads, 50 queries to 50 keys of 10 features: 400,000 FLOPs forward, 1,000,000 backward, 1 us each to launch.
     assert {"forward": 0.0014, "backward": 0.002} == {name: round(found[name], 9) for name in ("forward", "backward")}
@@ -63,7 +64,7 @@ def test_traffic_is_what_is_read_and_what_is_written(on_device):
 
 def test_the_host_chooses_attention_without_a_kernel_and_without_waiting(on_device):
     # It looks at shapes: charged as a kernel that the host waits for, it hid gathers behind half a block only.
-    assert {"ms": 0.0, "waited": False} == on_device(steps.choice_of_attention)
+    assert {"ms": 0.0, "waited": False} == on_device(attention.choice_of_attention)
 
 
 def test_an_event_that_is_not_over_has_no_time(on_device):

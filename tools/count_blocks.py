@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -48,6 +48,28 @@ _FREE = ("empty", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "d
 _NARROW = torch.bfloat16
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """By which a tensor's shape tells what it grows with."""
+
+    tokens: int
+    """Of a sample."""
+    words: int
+    hidden: tuple[int, ...]
+    """Whole, and of a tensor-parallel part."""
+    rows: int = 0
+    """Of all experts; 0: a dense model, and nothing below is asked for."""
+    width: int = 0
+    experts: int = 0
+    keys: int = 0
+    """Features of all keys."""
+
+    @property
+    def all_tokens(self) -> int:
+        """Of all samples."""
+        return _BATCH * self.tokens
+
+
 @dataclass(kw_only=True)
 class Pass:
     """What one pass over a model moved."""
@@ -72,7 +94,7 @@ class Pass:
 class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's is untyped
     """Adds up what every kernel moves into ``now``."""
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.sizes = sizes
         self.now = Pass()
@@ -96,38 +118,39 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's is u
                 written |= {id(leaf): leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)}
         for tensor in (*read.values(), *written.values()):
             kind, numbers = kind_of(tensor.shape, self.sizes), tensor.numel()
-            if kind in ("width", "rows") and numbers // tensor.shape[-1] in self.sizes.get("padded", ()):
-                numbers -= tensor.shape[-1]  # the row that is empty
+            if self.sizes.rows and kind in ("width", "rows"):
+                last = tensor.shape[-1]
+                if numbers in (last * (self.sizes.rows + 1), last * (self.sizes.all_tokens + 1)):
+                    numbers -= last  # the row that is empty
             self.now.moved[kind] += numbers * tensor.element_size()
         return out
 
 
-def kind_of(shape: torch.Size, sizes: Mapping[str, int]) -> Kind:
+def kind_of(shape: torch.Size, sizes: Sizes) -> Kind:
     """What a tensor of this shape grows with."""
-    count, tokens = math.prod(shape), sizes["tokens"]
-    last, lead = (shape[-1] if shape else 0), math.prod(shape[:-1])
-    if sizes.get("rows") and (kind := _kind_beside_experts(shape, lead, sizes)):
+    count, last = math.prod(shape), shape[-1] if shape else 0
+    if sizes.rows and (kind := _kind_beside_experts(shape, sizes)):
         return kind
-    if count % tokens:
+    if count % sizes.tokens:
         return "weights"
-    if len(shape) >= 2 and shape[-1] == shape[-2] == tokens:
+    if len(shape) >= 2 and shape[-1] == shape[-2] == sizes.tokens:
         return "pairs"
-    return "words" if last == sizes["words"] else "hidden" if last in sizes["hidden"] else "width"  # type: ignore[operator]
+    return "words" if last == sizes.words else "hidden" if last in sizes.hidden else "width"
 
 
-def _kind_beside_experts(shape: torch.Size, lead: int, sizes: Mapping[str, int]) -> Kind | None:
+def _kind_beside_experts(shape: torch.Size, sizes: Sizes) -> Kind | None:
     """Of rows, all or those of one expert, and of what a router makes; None where a dense model has it too.
 
     Rows and tokens may have one more, which is empty.
     """
-    last, rows, tokens = (shape[-1] if shape else 0), sizes["rows"], _BATCH * sizes["tokens"]
-    if lead not in (sizes["experts"], sizes["keys"]) and lead <= rows + 1 and len(shape) > 1:  # no matrix
-        if last == sizes["width"]:
-            return "width" if lead in (tokens, tokens + 1) else "rows"
-        if last in sizes["hidden"]:  # type: ignore[operator]
+    last, lead = (shape[-1] if shape else 0), math.prod(shape[:-1])
+    if lead not in (sizes.experts, sizes.keys) and lead <= sizes.rows + 1 and len(shape) > 1:  # no matrix
+        if last == sizes.width:
+            return "width" if lead in (sizes.all_tokens, sizes.all_tokens + 1) else "rows"
+        if last in sizes.hidden:
             return "hidden"
-    few = len(shape) == 1 or last <= sizes["experts"]
-    return "choices" if few and math.prod(shape) % sizes["tokens"] == 0 else None
+    few = len(shape) == 1 or last <= sizes.experts
+    return "choices" if few and math.prod(shape) % sizes.tokens == 0 else None
 
 
 def probe(model: Model, layers: int) -> Model:
@@ -209,19 +232,23 @@ def _hidden(model: Model) -> int:
     return model.hidden if isinstance(model, Llama) else 4 * model.width
 
 
+def _beside_experts(model: Model) -> dict[str, int]:
+    if not isinstance(model, Moe):
+        return {}
+    rows = _BATCH * model.tokens_per_sample * model.top_k
+    return {"rows": rows, "width": model.width, "experts": model.experts, "keys": model.key_width}
+
+
 def _run(model: Model, *, autocast: bool, narrow: bool, parts: int = 1) -> tuple[Pass, Pass, Counter[Kind]]:
     """(forward, backward, bytes kept between them) of the whole model, or of one of so many tensor-parallel parts."""
-    sizes = {
-        "tokens": model.tokens_per_sample,
-        "words": model.vocabulary or -1,
-        "hidden": (_hidden(model), _hidden(model) // parts),
-    }
-    if isinstance(model, Moe):
-        rows = _BATCH * model.tokens_per_sample * model.top_k
-        padded = (rows + 1, rows // model.top_k + 1)
-        sizes |= {"rows": rows, "padded": padded, "width": model.width, "experts": model.experts}
-        sizes["keys"] = model.key_width
-    counter: Any = _Count(sizes)  # type: ignore[arg-type] # hidden features have two sizes
+    hidden = _hidden(model)
+    sizes = Sizes(
+        tokens=model.tokens_per_sample,
+        words=model.vocabulary or -1,
+        hidden=(hidden, hidden // parts),
+        **_beside_experts(model),
+    )
+    counter: Any = _Count(sizes)
     kept: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -261,16 +288,16 @@ def _run(model: Model, *, autocast: bool, narrow: bool, parts: int = 1) -> tuple
 def _split(module: torch.nn.Module, model: Model, parts: int) -> None:
     """Leave every block's matrices the part of one tensor-parallel rank, by the model's own plan."""
     assert isinstance(model, LanguageModel)
-    for name, linear in list(module.named_modules()):
+    for name, part in list(module.named_modules()):
         way = next((way for pattern, way in model.parallelize.items() if fnmatch(name, pattern)), None)
-        if isinstance(linear, MoeMlp):
-            linear.experts.keep(part=0, parts=1, slice_=0, slices=parts)
-        if not isinstance(linear, torch.nn.Linear) or way not in ("column", "row"):
+        if isinstance(part, MoeMlp):
+            part.experts.keep(part=0, parts=1, slice_=0, slices=parts)
+        if not isinstance(part, torch.nn.Linear) or way not in ("column", "row"):
             continue
-        out, into = linear.out_features, linear.in_features
+        out, into = part.out_features, part.in_features
         out, into = (out // parts, into) if way == "column" else (out, into // parts)
         owner, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(owner), leaf, torch.nn.Linear(into, out, bias=linear.bias is not None))
+        setattr(module.get_submodule(owner), leaf, torch.nn.Linear(into, out, bias=part.bias is not None))
 
 
 @contextmanager
@@ -290,7 +317,7 @@ def count_optimizer() -> tuple[float, int]:
     """
     parameter = torch.nn.Parameter(torch.ones(1000))
     optimizer = torch.optim.AdamW([parameter], foreach=True)
-    counter = _Count({"tokens": 1000, "words": -1, "hidden": ()})  # type: ignore[dict-item] # none
+    counter = _Count(Sizes(tokens=1000, words=-1, hidden=()))
     for step in range(2):  # the first makes the state
         parameter.grad = torch.ones(1000)
         if step == 0:
@@ -305,5 +332,5 @@ if __name__ == "__main__":
         block = count_block(
             find(COUNTED_OF[kind]), autocast=way == "autocast", narrow=way == "narrow", grouped=kind != "moe-each"
         )
-        print(f'("{kind}", "{way}", {tuple(round(value) for value in dataclasses.astuple(block))}),')
+        print(f'("{kind}", "{way}", {tuple(round(value, 1) for value in dataclasses.astuple(block))}),')
     print(count_optimizer())

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from perfsuite.metrics.pipeline import ENDS_HOLDING
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.layout import Layout, Sharding
-from perfsuite.projection.operations import Share, end_parameters
+from perfsuite.projection.operations import Share, block_share, end_parameters
 from perfsuite.projection.pipeline import rank_stages, stage_kinds
 from perfsuite.projection.traffic import Implementation
 from perfsuite.schedules import Order, make_schedule
@@ -197,11 +197,7 @@ def _beside_sharded(share: Share, kept: float, largest: float, ends_kept: float,
     gives back what it ``kept`` as its own gradients come (torch's FSDPParamGroup).  ``ends_kept`` is gone by then.
     """
     model, code, layout = share.model, share.code, share.layout
-    block = model.block_parameters() / share.tp
-    if model.experts:  # the larger of both kinds
-        experts = model.experts * model.matrices * model.width * model.expert_hidden
-        rest = model.block_parameters(experts=True) - experts
-        block = max(block, (rest + experts / layout.shape.size("ep")) / share.tp)
+    block = max(block_share(model, layout, experts=experts) for experts in {False, bool(model.experts)})
     gathered, gradients = block * code.compute_bytes, block * code.gradient_bytes
     scattered = gradients * layout.shape.size("dp_replicate") / (layout.shape.replicas * layout.shape.size("cp"))
     ends = end_parameters(model, layout, first=True, last=True) * code.compute_bytes

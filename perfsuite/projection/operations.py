@@ -302,3 +302,10 @@ def end_parameters(model: Architecture, layout: Layout, *, first: bool, last: bo
         count += model.head_parameters
         count += model.vocabulary * model.width * (model.tied and layout.stages > 1)
     return count / layout.shape.size("tp")
+
+
+def block_share(model: Architecture, layout: Layout, *, experts: bool) -> float:
+    """Parameters of one block on one rank."""
+    routed = model.experts * model.matrices * model.width * model.expert_hidden if experts else 0
+    rest = model.block_parameters(experts=experts) - routed
+    return (rest + routed / layout.shape.size("ep")) / layout.shape.size("tp")

@@ -91,12 +91,12 @@ class StagePrices:
             self._blocks[key] = (
                 self._adding_up(
                     blocks.passes(operations.block(share, experts=False)),
-                    block_share(self.model, layout, experts=False),
+                    operations.block_share(self.model, layout, experts=False),
                     layout,
                 ),
                 self._adding_up(
                     blocks.passes(operations.block(share, experts=True)),
-                    block_share(self.model, layout, experts=True),
+                    operations.block_share(self.model, layout, experts=True),
                     layout,
                 )
                 if self.model.experts
@@ -172,7 +172,9 @@ class StagePrices:
         return self._kinds[key]
 
     def _gathered(self, sharded: ShardedPrices, block: Priced, *, experts: bool) -> Gathered:
-        return sharded.block(block, block_share(self.model, sharded.layout, experts=experts), experts=experts)
+        return sharded.block(
+            block, operations.block_share(self.model, sharded.layout, experts=experts), experts=experts
+        )
 
     def _sharded(self, layout: Layout, groups: dict[str, Group]) -> ShardedPrices:
         return ShardedPrices(
@@ -196,7 +198,7 @@ class StagePrices:
             self._ends_of(layout, groups)[0],
             operations.end_parameters(self.model, layout, first=True, last=layout.stages == 1),
             blocks,
-            block_share(self.model, layout, experts=experts),
+            operations.block_share(self.model, layout, experts=experts),
         )
 
     def _stage_message(self, layout: Layout, groups: dict[str, Group]) -> Message:
@@ -233,10 +235,3 @@ def _times(priced: Sequence[Priced], order: Sequence[int]) -> StageTimes:
     passes = zip(*((part.total for part in kind[:3]) for kind in priced), strict=True)
     forward, inputs, weights = (tuple([seconds[kind] for kind in order]) for seconds in passes)
     return StageTimes(forward_s=forward, backward_input_s=inputs, backward_weight_s=weights)
-
-
-def block_share(model: Architecture, layout: Layout, *, experts: bool) -> float:
-    """Parameters of one block on one rank."""
-    routed = model.experts * model.matrices * model.width * model.expert_hidden if experts else 0
-    rest = model.block_parameters(experts=experts) - routed
-    return (rest + routed / layout.shape.size("ep")) / layout.shape.size("tp")

@@ -151,10 +151,10 @@ def on_family(code: Implementation, model: Model, training: Training, family: st
     """The row of perfsuite's own modules as devices of a family run them."""
     if family == "cpu":  # AdamW goes from tensor to tensor there, lists or no lists
         code = dataclasses.replace(code, updating_bytes=0.0)
-    kind = kind_of(model)
-    # DeepSpeed's optimizer has one flat tensor.
     if model.experts and family in WITHOUT_GROUPED:
         code = implementation_of(model, training, grouped=False)
+    kind = kind_of(model)
+    # DeepSpeed's optimizer has one flat tensor.
     if family not in WITHOUT_LISTS or kind is None or training.strategy in _DEEPSPEED:
         return code
     block, ends = TENSORS[kind]
