@@ -82,6 +82,8 @@ class Budget:
     warmup_time_s: float = 1.0
     """The warm-up stops when steady or after this long."""
     warmup_min_iterations: int = 3
+    warmup_min_s: float | None = None
+    """The warm-up goes on for so many seconds of iterations, steady or not; None leaves that to the clock's rules."""
     smoke: bool = False
     """Build, check and one iteration only (``--benchmark-disable``)."""
     disable_gc: bool = True
@@ -96,6 +98,11 @@ class Budget:
     """One build of the case, its checks included, must end within this; so must joining the process group before it."""
     fixed_timeout: bool = False
     """``timeout_s`` was asked for: it is not made longer for a case whose work needs longer on its device."""
+
+    @property
+    def asked_s(self) -> float:
+        """Seconds that a timed build runs because that was asked for, on top of any deadline."""
+        return (self.sustain_s or 0.0) + (self.warmup_min_s or 0.0)
 
 
 class Step(ABC):

@@ -106,7 +106,13 @@ class TestAnchor:
         return arms
 
     def test_it_shows_that_the_code_drifted(self, repo, arms):
-        timed = ["--perf-pin=cores", "--perf-sustain=2s", "--perf-cache-flush", "--perf-world-sizes=1"]
+        timed = [
+            "--perf-pin=cores",
+            "--perf-warmup=1s",
+            "--perf-sustain=2s",
+            "--perf-cache-flush",
+            "--perf-world-sizes=1",
+        ]
         done = repo.run("--perf-gate", "--perf-base=HEAD", "-k", "cpu-1", *timed)
         done.assert_outcomes(failed=1)
         assert set(timed) <= set(arms.arguments), "what changes a time is the same in every arm"

@@ -72,6 +72,7 @@ def test_a_directory_that_cannot_be_made_is_one_line(pytester, monkeypatch):
         (["-o", "perf_timeout=7"], {"timeout_s": 7.0}),
         (["-o", "perf_timeout=7", "--perf-timeout=500ms"], {"timeout_s": 0.5, "fixed_timeout": True}),
         (["--perf-cache-flush", "--perf-yardstick"], {"cache_flush": True, "yardstick": True}),
+        (["--perf-warmup=3s"], {"warmup_min_s": 3.0}),
     ],
 )
 def test_the_budget_of_a_case(pytester, monkeypatch, arguments, changes):
@@ -175,8 +176,14 @@ def test_a_duration_is_positive():
     [
         ((), {}),
         (
-            ("--perf-pin=numa", "--perf-backend=gloo", "--perf-cache-flush", "--perf-sustain=15s"),
-            {"perf-pin": "numa", "perf-backend": "gloo", "perf-cache-flush": "yes", "perf-sustain": "15s"},
+            ("--perf-pin=numa", "--perf-backend=gloo", "--perf-cache-flush", "--perf-warmup=3s", "--perf-sustain=15s"),
+            {
+                "perf-pin": "numa",
+                "perf-backend": "gloo",
+                "perf-cache-flush": "yes",
+                "perf-warmup": "3s",
+                "perf-sustain": "15s",
+            },
         ),
     ],
 )

@@ -69,14 +69,18 @@ def test_barriers_are_timed_in_the_warm_up_but_for_the_first(
 
 
 @pytest.mark.parametrize(
-    ("iteration_ns", "ranks", "iterations"),
+    ("iteration_ns", "ranks", "asked_s", "iterations"),
     [
-        (2 * MS, 2, 1 + 2 + 4 * 62),  # half a second in batches of 1, 2 and 4
-        (2 * MS, 1, 1 + 2 + 4),
-        (12 * MS, 2, 1 + 1 + 1),
+        (2 * MS, 2, None, 1 + 2 + 4 * 62),  # half a second in batches of 1, 2 and 4
+        (2 * MS, 1, None, 1 + 2 + 4),
+        (12 * MS, 2, None, 1 + 1 + 1),
+        (12 * MS, 1, 3.0, 250),  # longer than the second after which a warm-up that is not steady ends
+        (2 * MS, 2, 0.05, 1 + 2 + 4 * 6),
     ],
 )
-def test_ranks_that_wait_for_each_other_are_warm_after_half_a_second(monkeypatch, iteration_ns, ranks, iterations):
+def test_ranks_that_wait_for_each_other_are_warm_after_half_a_second_or_what_was_asked(
+    monkeypatch, iteration_ns, ranks, asked_s, iterations
+):
     clock = Steps()
 
     def run():
@@ -86,7 +90,8 @@ def test_ranks_that_wait_for_each_other_are_warm_after_half_a_second(monkeypatch
     monkeypatch.setattr(dist, "all_reduce", lambda values, how: None)
     code = SimpleNamespace(clock=clock, synchronize=lambda: None)
     member = SimpleNamespace(code=code, world_size=ranks, rank=1, device="cpu")
-    warm = Timer(member, Budget(), spans=None, aligned=True)._warm_up(run)  # type: ignore[arg-type]
+    budget = Budget(warmup_min_s=asked_s)
+    warm = Timer(member, budget, spans=None, aligned=True)._warm_up(run)  # type: ignore[arg-type]
     assert iterations == warm.iterations
 
 

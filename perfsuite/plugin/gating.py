@@ -101,7 +101,7 @@ class Gating:
 
     def _arm_deadline_s(self, case: str) -> float:
         assert self.suite.session is not None
-        return self.suite.session.deadline_s(case) + (self.suite.settings.budget.sustain_s or 0.0)
+        return self.suite.session.deadline_s(case) + self.suite.settings.budget.asked_s
 
     def refuse_nothing_gated(self) -> None:
         """A gate that would compare nothing is a usage error, told before anything is measured."""
@@ -345,6 +345,7 @@ def shared_arguments(config: pytest.Config) -> tuple[str, ...]:
             ("--perf-timeout", "perf_timeout"),
             ("--perf-backend", "perf_backend"),
             ("--perf-world-sizes", "perf_world_sizes"),
+            ("--perf-warmup", "perf_warmup"),
             ("--perf-sustain", "perf_sustain"),
             ("--benchmark-max-time", "benchmark_max_time"),
             ("--benchmark-min-rounds", "benchmark_min_rounds"),

@@ -105,6 +105,12 @@ def declare(parser: pytest.Parser) -> None:
     )
     add("--perf-cache-flush", action="store_true", help="flush the last-level cache before every iteration")
     add(
+        "--perf-warmup",
+        metavar="DURATION",
+        help="warm every case up for at least so long, e.g. 3s; default: until two batches of iterations agree, half a "
+        "second at least where ranks wait for each other in iterations below 10 ms",
+    )
+    add(
         "--perf-sustain",
         metavar="DURATION",
         help="time every case for so long, e.g. 15s, and record clocks, power and temperature meanwhile",
@@ -178,11 +184,12 @@ def read_settings(config: pytest.Config) -> Settings:
 
 def timed_options(settings: Settings) -> dict[str, str]:
     """The options given that change what is timed on the same cases: recorded, and told when the gate compares."""
-    sustain_s = settings.budget.sustain_s
+    sustain_s, warmup_s = settings.budget.sustain_s, settings.budget.warmup_min_s
     options = {
         "perf-pin": settings.pin if settings.pin != "none" else "",
         "perf-backend": settings.backend or "",
         "perf-cache-flush": "yes" if settings.budget.cache_flush else "",
+        "perf-warmup": f"{warmup_s:g}s" if warmup_s is not None else "",
         "perf-sustain": f"{sustain_s:g}s" if sustain_s is not None else "",
     }
     return {name: value for name, value in options.items() if value}
@@ -236,8 +243,7 @@ def _read_budget(config: pytest.Config) -> Budget:
     max_time_s = float(_benchmark_option(config, "benchmark_max_time", "1.0"))
     disabled = _benchmark_option(config, "benchmark_disable", False)
     min_rounds = _benchmark_option(config, "benchmark_min_rounds", 5)
-    sustain = config.getoption("perf_sustain")
-    sustain_s = None if sustain is None else positive_duration(sustain, "--perf-sustain")
+    sustain, warmup = config.getoption("perf_sustain"), config.getoption("perf_warmup")
     return Budget(
         min_rounds=min_rounds,
         max_rounds=max(min_rounds, Budget.max_rounds),
@@ -246,7 +252,8 @@ def _read_budget(config: pytest.Config) -> Budget:
         warmup_time_s=max_time_s,
         smoke=disabled and not _benchmark_option(config, "benchmark_enable", False),
         cache_flush=config.getoption("perf_cache_flush"),
-        sustain_s=sustain_s,
+        warmup_min_s=None if warmup is None else positive_duration(warmup, "--perf-warmup"),
+        sustain_s=None if sustain is None else positive_duration(sustain, "--perf-sustain"),
         yardstick=config.getoption("perf_yardstick"),
         timeout_s=positive_duration(timeout, "--perf-timeout")
         if timeout is not None

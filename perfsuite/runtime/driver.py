@@ -194,7 +194,7 @@ class Driver:
     def _time(self, job: Job, command: Message, shape: MeshShape) -> tuple[dict[int, Message], Sequence[DeviceLook]]:
         """What each rank reports, and what was seen of the devices while they took samples."""
         self._watch = self._watch_for(job)
-        timeout_s = job.budget.timeout_s + (job.budget.sustain_s or 0.0)
+        timeout_s = job.budget.timeout_s + job.budget.asked_s
         try:
             reports = self._command(dict.fromkeys(range(job.world_size), command), timeout_s, shape=shape)
         finally:

@@ -201,7 +201,6 @@ class Timer:
         facts = self._clock.facts()
         clock_s = max(facts.resolution_s, facts.cost_s)
         done, batch, last_s, warm_s = 0, 1, math.inf, 0.0
-        least_s = _LEAST_WARM_S if self._member.world_size > 1 else 0.0
         barriers: list[float] = []
         started_s = time.perf_counter()
         while True:
@@ -211,8 +210,8 @@ class Timer:
             shared = self._maximum([mine_s, self._elapsed(started_s), clock_s, _usual_s(barriers), launch_s])
             now_s, elapsed_s = shared[:2]
             warm_s += now_s * batch
-            steady = abs(now_s - last_s) <= _STEADY * now_s and (warm_s >= least_s or now_s >= _SHORT_S)
-            long_enough = done >= self._budget.warmup_min_iterations
+            steady = abs(now_s - last_s) <= _STEADY * now_s and warm_s >= self._least_warm_s(now_s)
+            long_enough = done >= self._budget.warmup_min_iterations and warm_s >= (self._budget.warmup_min_s or 0.0)
             if long_enough and ((steady and now_s * batch >= _BATCH_S) or elapsed_s >= self._budget.warmup_time_s):
                 break
             last_s = now_s
@@ -230,6 +229,12 @@ class Timer:
             barrier_s=barrier_s,
             launch_s=launch_s,
         )
+
+    def _least_warm_s(self, iteration_s: float) -> float:
+        """Seconds of iterations before which none counts as steady."""
+        if self._budget.warmup_min_s is not None:
+            return self._budget.warmup_min_s
+        return _LEAST_WARM_S if self._member.world_size > 1 and iteration_s < _SHORT_S else 0.0
 
     def _choose_iterations(self, warm: _WarmUp) -> int:
         """k, the same on all ranks because it follows from shared numbers only; 1 where each finds its cache empty."""
