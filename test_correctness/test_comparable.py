@@ -95,6 +95,8 @@ def test_an_old_baseline_is_not_used_and_a_stale_one_is_marked():
         ({"variables": {"OMP_NUM_THREADS": "1"}}, {}, ("variables.OMP_NUM_THREADS 1, stored absent",)),
         ({"packages": {"pytest": "9.0"}}, {"packages": {"pytest": "8.0"}}, ()),
         ({"hostname": "a"}, {"hostname": "b"}, ()),
+        ({"tcp": "bbr"}, {"tcp": "cubic"}, ("tcp bbr, stored cubic",)),
+        ({"tcp": "bbr"}, {}, ()),  # stored by a version that did not look
     ],
 )
 def test_what_can_make_a_case_slower_is_told_from_what_cannot(now, then, expected):

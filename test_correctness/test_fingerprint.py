@@ -141,6 +141,7 @@ def test_the_environment_has_what_report_002_lists(tmp_path: Path) -> None:
     assert "Intel(R) Xeon(R) Gold 6330 CPU @ 2.00GHz; sockets: 2; threads per core: 2; cores used: 112" == found.cpu
     assert ("1007.1", "performance", "none seen") == (found.memory_gib, found.governor, found.container)
     assert ("mlx5_0 port 1: 200 Gb/sec (4X HDR) InfiniBand",) == found.network
+    assert found.tcp == "cubic"
     assert "MTT S4000, 48.0 GiB, 0a1b2c3d-0000-0000-0000-000000000000" == found.devices[0]
     assert {"driver": "2.7.0", "musa_toolkits": "3.1.0", "mccl": "2.11.4"} == dict(found.driver)
     assert {"MCCL_PROTOS": "2", "MUSA_KERNEL_TIMEOUT": "3600000"} == dict(found.variables)
@@ -168,7 +169,7 @@ def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
         found.memory_gib,
     )
     assert ("unknown, memory unknown",) == found.devices
-    assert ((), {}, "") == (found.network, dict(found.driver), found.topology)
+    assert ("unknown", (), {}, "") == (found.tcp, found.network, dict(found.driver), found.topology)
     assert "unknown; sockets: unknown; threads per core: unknown; cores used: 1" == found.cpu
     broken = machines.nvidia(tmp_path / "gpu", ["NVIDIA H200"], tools={machines.SMI_FIELDS: Answer(problem="exit 9")})
     assert {"driver": "unknown"} == dict(environment_of(broken).driver)

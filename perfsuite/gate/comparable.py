@@ -27,6 +27,8 @@ _NOT_TIMED = frozenset({"pytest", "pytest-benchmark", "perfsuite", "nvidia-ml-py
 """Software that runs outside the timed region."""
 _NO_CAUSES = frozenset({"hostname", "notes"})
 """Parts of an environment that make no case slower."""
+_LATER = frozenset({"tcp"})
+"""Parts that earlier versions did not record: where one side has none it is not known to differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +164,9 @@ def causes(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, ...]
     return tuple(
         _difference(name, left, right)
         for name in _differing(left, right)
-        if name.partition(".")[0] not in _NO_CAUSES and name.rpartition(".")[2] not in _NOT_TIMED
+        if name.partition(".")[0] not in _NO_CAUSES
+        and name.rpartition(".")[2] not in _NOT_TIMED
+        and (name not in _LATER or (name in left and name in right))
     )
 
 

@@ -60,6 +60,8 @@ class Environment:
     """Main memory within the limit of the cgroup."""
     governor: str
     """CPU frequency governor."""
+    tcp: str
+    """Congestion control of new TCP connections, which gloo's messages go by: one that paces (bbr) scatters them."""
     network: tuple[str, ...]
     """Active InfiniBand and RoCE ports with their rate."""
     devices: tuple[str, ...]
@@ -111,6 +113,7 @@ def read_environment(
         f"{processor.threads_per_core or UNKNOWN}; cores used: {host.cores()}",
         memory_gib=f"{gib(memory[1]):.1f}" if memory else UNKNOWN,
         governor=_governor(host),
+        tcp=congestion_control(host),
         network=_network(host),
         devices=tuple(_device(device.reported_name, device.memory_bytes, device.uuid) for device in machine.devices),
         power_caps=machine.family.power_caps(),
@@ -135,6 +138,11 @@ def secret_free(name: str) -> bool:
 def boot_of(host: Host) -> str:
     """Short identifier of the boot that the machine runs since, twelve hex digits; empty where Linux does not tell."""
     return (host.read("proc/sys/kernel/random/boot_id") or "").replace("-", "")[:12]
+
+
+def congestion_control(host: Host) -> str:
+    """By which new TCP connections decide how fast they send."""
+    return host.read("proc/sys/net/ipv4/tcp_congestion_control") or UNKNOWN
 
 
 def _machine_model(host: Host) -> str:

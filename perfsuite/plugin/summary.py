@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perfsuite.gate.physics import examine
+from perfsuite.platforms.environment import congestion_control
 from perfsuite.platforms.quiet import disturbance, read_host_load, warning
 from perfsuite.plugin import projecting
 from perfsuite.plugin.gate_options import gate_options_key
@@ -145,8 +146,26 @@ def warnings(suite: Suite, session: PerfSession) -> list[str]:
         if result.outcome == "measured" and result.measurement is not None and result.case not in session.reused
     ]
     after = read_host_load(host, suite.own_processes()) if suite.load_before else None
-    lines = [warning(disturbed, before=suite.load_before, after=after), session.journal_problem]
+    lines = [
+        warning(disturbed, before=suite.load_before, after=after),
+        session.journal_problem,
+        paced(congestion_control(host), [session.results[case] for case, _ in disturbed]),
+    ]
     return [line for line in (*lines, *throttled_lines(session.results.values()), *oddities(session.results)) if line]
+
+
+def paced(control: str, results: Iterable[Result]) -> str:
+    """That gloo's messages scatter by how TCP sends them (figures in docs/truth.md); empty where none were sent so."""
+    sent = any(
+        result.measurement and result.measurement.world_size > 1 and result.measurement.backend == "gloo"
+        for result in results
+    )
+    if not (sent and control.startswith("bbr")):
+        return ""
+    return (
+        f"gloo's messages go by TCP, which {control} paces: they scatter several times more than by cubic "
+        "(sysctl -w net.ipv4.tcp_congestion_control=cubic; docs/truth.md)"
+    )
 
 
 def oddities(results: Mapping[str, Result]) -> list[str]:

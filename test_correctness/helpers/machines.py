@@ -53,6 +53,7 @@ def xeon(root: Path, *, mhz: float = 2000.0, free_kb: int = 900_000_000) -> Path
             "proc/meminfo": f"MemTotal:       1056000000 kB\nMemFree: 1 kB\nMemAvailable:   {free_kb} kB\n",
             "proc/sys/kernel/hostname": "node7\n",
             "proc/sys/kernel/osrelease": "5.4.0-42-generic\n",
+            "proc/sys/net/ipv4/tcp_congestion_control": "cubic\n",
             "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 20.04 LTS"\n',
             "sys/class/dmi/id/sys_vendor": "Moore Threads\n",
             "sys/class/dmi/id/product_name": "MCCX D800\n",
