@@ -1,17 +1,18 @@
 """The suite's figure over a plain program's: other processes, started by torchrun as a user would, alternating.
 
-    python benchmarks/plain_program.py [--cases all] [--pairs 24] [--starts 3] [--threads 1] [--steps 40]
-                                       [--single] [--pause 0] [--launcher torchrun|none]
+    python benchmarks/plain_program.py [--cases all] [--pairs 24] [--starts 3] [--threads 1] [--steps 40] [--single]
+                                       [--warmup 3] [--pause 0] [--launcher torchrun|none] [--start fork|exec]
 
 Cases: tp (a LLaMA on mesh tp2), ddp and fsdp (a GPT-2), all-reduces of 1 KiB to 16 MiB.  The plain programs are in
 benchmarks/plain.  Prints for each case the ratio of the median times with its 95 % interval, and of the first deciles,
 which have hardly anything of what else runs on the machine.  A pair is a turn of each, moments apart, so that both feel
 the same load, the program first in every other round.  Both take as many samples, as many iterations in one, after a
 warm-up as long as the suite's ranks were busy before theirs (building, checking, warming up): both wait while the
-other has its turn, and small messages of a loop that waited get faster for up to two seconds.  ``--pause`` lets both
-wait so many seconds before each turn.  They are started --starts times, and the interval is told over starts as well,
-which differ more than pairs of one.  ``--launcher none`` starts the program's ranks without torchrun's agent beside
-them, as srun and mpirun do.
+other has its turn, and small messages of a loop that waited get faster for two to three seconds; ``--warmup`` lets
+both loops run for at least so many seconds before what counts (the suite's own ``--perf-warmup``).  ``--pause`` lets
+both wait so many seconds before each turn.  They are started --starts times, and the interval is told over starts as
+well, which differ more than pairs of one.  ``--launcher none`` starts the program's ranks without torchrun's agent
+beside them, as srun and mpirun do; ``--start exec`` starts the suite's as new interpreters, as a program's are.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ CASES: Mapping[str, Compared] = {
 def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[Measurement, float], tuple[float, float]]]:
     """The plain program, started: median and first decile of a turn like the suite's, warmed up for so many seconds."""
     program, *arguments = case.program
-    script = [str(ROOT / "benchmarks" / "plain" / program), *arguments, f"--steps={options.steps}"]
+    script = [str(ROOT / "benchmarks" / "plain" / program), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     others: list[subprocess.Popen[str]] = []
     if options.launcher == "torchrun":
@@ -122,9 +123,11 @@ def _free_port() -> int:
 def suite(driver: Driver, case: Compared, options: argparse.Namespace, *, fresh: bool) -> tuple[Measurement, float]:
     """The suite's case, in processes of its own, and for how many seconds it was busy beside its samples."""
     steps = options.steps
-    budget = Budget(min_rounds=steps, max_rounds=steps, max_time_s=0.0, warmup_min_iterations=5)
+    budget = Budget(
+        min_rounds=steps, max_rounds=steps, max_time_s=0.0, warmup_min_iterations=5, warmup_min_s=options.warmup
+    )
     if isinstance(case.workload, AllReduce) and not options.single:  # several in a sample, for a second
-        budget = Budget(min_rounds=steps)
+        budget = Budget(min_rounds=steps, warmup_min_s=options.warmup)
     shape = MeshShape.parse(case.workload.layout()) if case.workload.layout() else None
     job = Job(workload=case.workload, world_size=RANKS, shape=shape, budget=budget, fresh=fresh)
     start = time.perf_counter()
@@ -177,8 +180,12 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--warmup", type=float, help="seconds for which both loops run before what counts, at least")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each turn (default: %(default)s)")
     parser.add_argument("--launcher", choices=("torchrun", "none"), default="torchrun", help="of the plain program")
+    parser.add_argument(
+        "--start", choices=("fork", "exec"), default="fork", help="the suite's ranks; default: %(default)s"
+    )
     parser.add_argument(
         "--single", action="store_true", help="one all-reduce in a sample: shorter than what a busy machine interrupts"
     )
@@ -189,7 +196,8 @@ def main() -> None:
     if not 1 <= options.starts <= options.pairs or options.pairs < 2:
         parser.error(f"--pairs={options.pairs} --starts={options.starts}: an interval needs 2 pairs, a start one")
     preload = {module: None for name in names for module in CASES[name].workload.preload}
-    transport = LocalTransport(start_method="fork", preload=("torch", *preload), log_directory=Path(tempfile.mkdtemp()))
+    logs = Path(tempfile.mkdtemp())
+    transport = LocalTransport(start_method=options.start, preload=("torch", *preload), log_directory=logs)
     driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
     try:
         for name in names:

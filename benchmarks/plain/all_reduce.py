@@ -35,7 +35,7 @@ def main():
     usual = min(seconds(3) for _ in range(5))
     for turn in turns():
         count = turn.iterations or max(1, min(100, int(0.02 / usual)))
-        measure(turn, functools.partial(seconds, count), given.steps, count)
+        measure(turn, functools.partial(seconds, count), given.steps)
     dist.destroy_process_group()
 
 

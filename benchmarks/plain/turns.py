@@ -1,12 +1,13 @@
 """When a plain program measures: once, and again for each line on the standard input of its first rank, until it ends.
 
 A line may have three numbers: how many samples, how many iterations one has, 0 leaves either to the program, and how
-many seconds the samples before the first that counts take at least.  Processes that waited, their threads and the cores
-that slept meanwhile need some tenths of a second until small messages are as fast as they stay.
+many seconds the loop runs before its first sample that counts, at least.  Processes that waited, their threads and
+the cores that slept meanwhile need up to three seconds until small messages are as fast as they stay.
 """
 
 import statistics
 import sys
+import time
 from typing import NamedTuple
 
 import torch
@@ -35,16 +36,20 @@ def turns():
         dist.broadcast(said, 0)
 
 
-def measure(turn, sample, steps, iterations=1):
+def measure(turn, sample, steps):
     """Warm up, take ``steps`` samples, or what the turn says, and print median and first decile in s an iteration.
 
-    ``sample`` gives the seconds of one iteration on the slowest rank, the same on all ranks, which so agree when the
-    warm-up is over; the decile has hardly anything of what else runs on the machine.
+    ``sample`` gives the seconds of one iteration on the slowest rank, the same on all ranks; the decile has hardly
+    anything of what else runs on the machine.
     """
-    done, warm_s = 0, 0.0
-    while done < WARMUP_STEPS or warm_s < turn.warmup_s:
-        warm_s += iterations * sample()
-        done += 1
+    began, warm_s = time.perf_counter(), torch.zeros(1, dtype=torch.float64)
+    while True:
+        for _ in range(WARMUP_STEPS):
+            sample()
+        warm_s[0] = time.perf_counter() - began
+        dist.broadcast(warm_s, 0)
+        if warm_s >= turn.warmup_s:
+            break
     times_s = [sample() for _ in range(turn.steps or steps)]
     if dist.get_rank() == 0:
         print(statistics.median(times_s), statistics.quantiles(times_s, n=10)[0], flush=True)
