@@ -8,13 +8,21 @@ import pytest
 import torch
 
 from perfsuite.models import find
-from perfsuite.projection.counted import COUNTED, COUNTED_OF, OPTIMIZER_BYTES, OPTIMIZER_KERNELS, TENSORS, counted
+from perfsuite.projection.counted import (
+    COMPILED,
+    COUNTED,
+    COUNTED_OF,
+    OPTIMIZER_BYTES,
+    OPTIMIZER_KERNELS,
+    TENSORS,
+    BlockCounts,
+    counted,
+)
 from perfsuite.projection.traffic import implementation_of, on_family
 from perfsuite.records import Training
-from tools.count_blocks import Sizes, count_block, count_optimizer, kind_of, probe
+from tools.count_blocks import Sizes, count_optimizer, count_row, kind_of, probe
 
 FAST = [("gpt", "autocast")]
-WAYS = {"plain": {}, "autocast": {"autocast": True}, "narrow": {"narrow": True}}
 # Statistics of norms, rotary tables and words of captions grow with neither of what is counted.
 SIZELESS = 0.1
 
@@ -23,10 +31,18 @@ SIZELESS = 0.1
     ("kind", "way"), [row if row in FAST else pytest.param(*row, marks=pytest.mark.slow) for row in COUNTED]
 )
 def test_row_is_what_a_dry_run_counts(kind, way):
-    counts = dataclasses.asdict(count_block(find(COUNTED_OF[kind]), **WAYS[way], grouped=kind != "moe-each"))
-    assert {name: pytest.approx(value, abs=SIZELESS) for name, value in counts.items()} == dataclasses.asdict(
-        COUNTED[kind, way]
-    )
+    assert near(count_row(kind, way)) == dataclasses.asdict(COUNTED[kind, way])
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"), [row if row in FAST else pytest.param(*row, marks=pytest.mark.slow) for row in COMPILED]
+)
+def test_row_is_what_the_compiler_schedules(kind, way):
+    assert near(count_row(kind, way, compiled=True)) == dataclasses.asdict(COMPILED[kind, way])
+
+
+def near(counts: BlockCounts) -> dict[str, object]:
+    return {name: pytest.approx(value, abs=SIZELESS) for name, value in dataclasses.asdict(counts).items()}
 
 
 def test_bytes_of_a_block_counted_by_hand():
@@ -35,6 +51,25 @@ def test_bytes_of_a_block_counted_by_hand():
     assert (20, 4) == (row.forward_width_bytes, row.forward_hidden_bytes)
     # Casts of a parameter from 4 to 2 bytes and of its gradient back.
     assert (6, 6) == (COUNTED["gpt", "autocast"].forward_weight_bytes, COUNTED["gpt", "autocast"].backward_weight_bytes)
+
+
+def test_a_compiler_joins_a_sum_with_the_norm_behind_it():
+    """16 bits, forward: a norm 2 + 2; a sum with a norm 2 + 2 read, 2 + 2 written; a sum 4 + 2."""
+    assert COMPILED["gpt", "narrow"].forward_width_bytes == 4 + 8 + 6
+    for row in COMPILED:
+        less, more = COMPILED[row], COUNTED[row]
+        assert less.forward_width_bytes < more.forward_width_bytes
+        assert less.forward_kernels < more.forward_kernels
+    assert set(COMPILED) == {row for row in COUNTED if not row[0].startswith("moe")}
+
+
+def test_a_compiled_step_moves_what_the_compiler_scheduled():
+    model = find("llama2-7b")
+    training = Training(model=model.name, dtype="bf16", compiled=True, checkpointing="full")
+    code = implementation_of(model, training)
+    assert code.forward_width_bytes == COMPILED["llama", "autocast"].forward_width_bytes
+    assert code.source.endswith("llama2-7b, compiled")
+    assert code.stops_early
 
 
 @pytest.mark.parametrize("kind", TENSORS)

@@ -9,7 +9,8 @@ what it grows with: tokens x width, tokens x hidden features, tokens x words, pa
 to an expert) x width, or parameters alone.  A kernel reads its arguments and writes its results once, what it changes
 in place included.  Views are free, and products and attention are no traffic: their kernels have costs of their own.
 What a router makes of probabilities are kernels; a few numbers for a token are no traffic beside its width.  Models
-with experts are small and real: grouped products under fake tensors are for bf16 alone.
+with experts are small and real: grouped products under fake tensors are for bf16 alone.  So are compiled ones, whose
+kernels are those that the compiler would write (``count_compiled.py``).
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ from perfsuite.models.language import LanguageModel
 from perfsuite.models.llama import Llama
 from perfsuite.models.moe import Moe
 from perfsuite.models.moe_module import MoeMlp
-from perfsuite.projection.counted import COUNTED, COUNTED_OF, BlockCounts
+from perfsuite.projection.counted import COMPILED, COUNTED, COUNTED_OF, BlockCounts
+from tools.count_compiled import Kernels, compiler
 
 Kind = Literal["width", "hidden", "words", "pairs", "rows", "choices", "weights"]
 _BATCH, _TOKENS, _WIDTH, _HEADS, _WORDS = 2, 61, 6144, 16, 250
 _HIDDEN = 5000
 _EXPERTS, _TOP_K = 8, 2
-_WIDTH_BESIDE_EXPERTS, _EXPERT_HIDDEN = 768, 3200
+_EXPERT_HIDDEN = 3200
+_REAL_WIDTH, _REAL_DIT_WIDTH = 768, 760
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_grouped_mm")
 _FREE = ("empty", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "device", "detach", "alias")
 _NARROW = torch.bfloat16
@@ -91,6 +94,20 @@ class Pass:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a block computes."""
+
+    autocast: bool = False
+    """In bf16 where torch says so, with parameters in fp32."""
+    narrow: bool = False
+    """All in bf16."""
+    grouped: bool = True
+    """The products of experts are one, or one for each expert."""
+    compiled: bool = False
+    """By torch.compile, whose graphs need real tensors here."""
+
+
 class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's is untyped
     """Adds up what every kernel moves into ``now``."""
 
@@ -106,7 +123,7 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's is u
         name = func._schema.name.partition("::")[2]
         if func.is_view or name in _FREE:
             return out
-        if name in _PRODUCTS or name.startswith("_scaled_dot_product"):
+        if is_product(name):
             self.now.products += 1
             return out
         self.now.kernels += 1
@@ -124,6 +141,19 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's is u
                     numbers -= last  # the row that is empty
             self.now.moved[kind] += numbers * tensor.element_size()
         return out
+
+    def add(self, kernels: Kernels) -> None:
+        """What a compiled graph ran."""
+        products = sum(map(is_product, kernels.called))
+        self.now.products += products
+        self.now.kernels += kernels.fused + len(kernels.called) - products
+        for shape, moved in kernels.moved:
+            self.now.moved[kind_of(shape, self.sizes)] += moved
+
+
+def is_product(name: str) -> bool:
+    """Whether an operator's kernel is a matrix product or attention."""
+    return name in _PRODUCTS or name.startswith("_scaled_dot_product")
 
 
 def kind_of(shape: torch.Size, sizes: Sizes) -> Kind:
@@ -153,32 +183,33 @@ def _kind_beside_experts(shape: torch.Size, sizes: Sizes) -> Kind | None:
     return "choices" if few and math.prod(shape) % sizes.tokens == 0 else None
 
 
-def probe(model: Model, layers: int) -> Model:
-    """A small sibling with so many blocks, whose tensors tell by their shapes what they grow with."""
+def probe(model: Model, layers: int, *, real: bool = False) -> Model:
+    """A small sibling with so many blocks, whose tensors tell by their shapes what they grow with.
+
+    ``real``: small enough to run with real tensors.
+    """
     if isinstance(model, Gpt):
         sizes: dict[str, Any] = {"words": _WORDS, "words_multiple": 1, "context": _TOKENS, "sequence_length": 0}
     elif isinstance(model, Llama):
         share = max(2, _HEADS * model.kv_heads // model.heads)
         sizes = {"words": _WORDS, "hidden": _HIDDEN, "kv_heads": share, "sequence_length": _TOKENS}
         if isinstance(model, Moe):
-            sizes |= {"width": _WIDTH_BESIDE_EXPERTS, "hidden": _EXPERT_HIDDEN, "experts": _EXPERTS, "top_k": _TOP_K}
+            sizes |= {"width": _REAL_WIDTH, "hidden": _EXPERT_HIDDEN, "experts": _EXPERTS, "top_k": _TOP_K}
             sizes |= {"capacity_factor": None, "group_tokens": 0, "skew": None}
     elif isinstance(model, Dit):
-        return dataclasses.replace(model, layers=2 * layers, width=6140, heads=5)
+        return dataclasses.replace(model, layers=2 * layers, width=_REAL_DIT_WIDTH if real else 6140, heads=5)
     else:
         raise InvalidParameter(
             f"model {model.name} is of a kind that a dry run does not know; give a gpt, llama or dit"
         )
-    return dataclasses.replace(model, **{"layers": layers, "width": _WIDTH, "heads": _HEADS, **sizes})
+    width = _REAL_WIDTH if real else _WIDTH
+    return dataclasses.replace(model, **{"layers": layers, "width": width, "heads": _HEADS, **sizes})
 
 
-def count_block(model: Model, *, autocast: bool = False, narrow: bool = False, grouped: bool = True) -> BlockCounts:
-    """What one block of ``model`` moves and keeps; in fp32, under autocast in bf16, or ``narrow``, all in bf16.
-
-    Its experts' products are one, or one for each expert where there are no ``grouped`` ones.
-    """
-    with nullcontext() if grouped else _each_expert():
-        return _count_block(model, autocast=autocast, narrow=narrow)
+def count_block(model: Model, way: Way) -> BlockCounts:
+    """What one block of ``model`` moves and keeps."""
+    with nullcontext() if way.grouped else _each_expert():
+        return _count_block(model, way)
 
 
 @contextmanager
@@ -191,9 +222,9 @@ def _each_expert() -> Iterator[None]:
         experts_module._grouped_product = before
 
 
-def _count_block(model: Model, *, autocast: bool, narrow: bool) -> BlockCounts:
-    one, two = (_run(probe(model, layers), autocast=autocast, narrow=narrow) for layers in (1, 2))
-    small = probe(model, 1)
+def _count_block(model: Model, way: Way) -> BlockCounts:
+    small, larger = (probe(model, layers, real=way.compiled) for layers in (1, 2))
+    one, two = (_run(each, way) for each in (small, larger))
     blocks = small.layers
     forward, backward = two[0].less(one[0], blocks), two[1].less(one[1], blocks)
     kept = {kind: (two[2][kind] - one[2][kind]) / blocks for kind in two[2]}
@@ -204,10 +235,10 @@ def _count_block(model: Model, *, autocast: bool, narrow: bool) -> BlockCounts:
         tokens * chosen * _hidden(small),
         tokens * chosen * small.width,
     )
-    weights = (probe(model, 2).parameters - small.parameters) / blocks
+    weights = (larger.parameters - small.parameters) / blocks
     whole = kept.get("width", 0.0)
     if isinstance(small, LanguageModel):
-        halves = [_run(probe(model, layers), autocast=autocast, narrow=narrow, parts=2)[2] for layers in (1, 2)]
+        halves = [_run(each, way, parts=2)[2] for each in (small, larger)]
         split = 2 * (whole - (halves[1]["width"] - halves[0]["width"]) / blocks)
     else:
         split = 0.0
@@ -239,7 +270,7 @@ def _beside_experts(model: Model) -> dict[str, int]:
     return {"rows": rows, "width": model.width, "experts": model.experts, "keys": model.key_width}
 
 
-def _run(model: Model, *, autocast: bool, narrow: bool, parts: int = 1) -> tuple[Pass, Pass, Counter[Kind]]:
+def _run(model: Model, way: Way, *, parts: int = 1) -> tuple[Pass, Pass, Counter[Kind]]:
     """(forward, backward, bytes kept between them) of the whole model, or of one of so many tensor-parallel parts."""
     hidden = _hidden(model)
     sizes = Sizes(
@@ -256,8 +287,8 @@ def _run(model: Model, *, autocast: bool, narrow: bool, parts: int = 1) -> tuple
         return tensor
 
     with (
-        nullcontext() if isinstance(model, Moe) else FakeTensorMode(),
-        _default_dtype(_NARROW if narrow else torch.float32),
+        nullcontext() if isinstance(model, Moe) or way.compiled else FakeTensorMode(),
+        _default_dtype(_NARROW if way.narrow else torch.float32),
     ):
         module = model.build()
         if isinstance(model, Moe):  # so that the router chooses among all
@@ -266,6 +297,10 @@ def _run(model: Model, *, autocast: bool, narrow: bool, parts: int = 1) -> tuple
                 torch.nn.init.normal_(parameter)
         if parts > 1:
             _split(module, model, parts)
+        if way.compiled:
+            torch.compiler.reset()
+            for block in module.blocks.children():
+                block.compile(backend=compiler(counter.add))
         batch = {
             part.name: torch.randint(0, part.below, (_BATCH, *part.shape))
             if part.below
@@ -273,8 +308,12 @@ def _run(model: Model, *, autocast: bool, narrow: bool, parts: int = 1) -> tuple
             for part in model.parts
         }
         own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
-        with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            with torch.autocast("cpu", _NARROW, enabled=autocast):
+        # Nothing is compiled while a mode watches what is started; what is between blocks is the same in any model.
+        with (
+            nullcontext() if way.compiled else counter,
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        ):
+            with torch.autocast("cpu", _NARROW, enabled=way.autocast):
                 loss = module(**batch)
             forward, counter.now = counter.now, Pass()
             loss.backward()
@@ -327,10 +366,21 @@ def count_optimizer() -> tuple[float, int]:
     return counter.now.moved["width"] / 1000, counter.now.kernels
 
 
+WAYS = {"plain": Way(), "autocast": Way(autocast=True), "narrow": Way(narrow=True)}
+"""What the names of the rows say."""
+
+
+def count_row(kind: str, way: str, *, compiled: bool = False) -> BlockCounts:
+    """What the row of that kind and way says, counted."""
+    return count_block(
+        find(COUNTED_OF[kind]), dataclasses.replace(WAYS[way], compiled=compiled, grouped=kind != "moe-each")
+    )
+
+
 if __name__ == "__main__":
-    for kind, way in COUNTED:
-        block = count_block(
-            find(COUNTED_OF[kind]), autocast=way == "autocast", narrow=way == "narrow", grouped=kind != "moe-each"
-        )
-        print(f'("{kind}", "{way}", {tuple(round(value, 1) for value in dataclasses.astuple(block))}),')
+    for compiled, rows in ((False, COUNTED), (True, COMPILED)):
+        print("compiled" if compiled else "as it is")
+        for kind, way in rows:
+            counts = dataclasses.astuple(count_row(kind, way, compiled=compiled))
+            print(f'("{kind}", "{way}", {tuple(round(value, 1) for value in counts)}),')
     print(count_optimizer())
