@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import CaseError, ExpectedFailure, InvalidParameter, RanksFailed, UnsupportedCase
+from perfsuite.errors import (
+    CaseError,
+    ConfigurationError,
+    ExpectedFailure,
+    InvalidParameter,
+    RanksFailed,
+    UnsupportedCase,
+)
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
@@ -356,6 +363,11 @@ def test_a_wrapper_starts_the_workers_is_in_the_record_and_closing_leaves_no_pro
     driver.close()
     driver.close()
     assert gone(pids)
+
+
+def test_an_unknown_way_to_start_ranks_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="start_method='spawn' is no way to start ranks; choose fork or exec"):
+        LocalTransport(start_method="spawn", preload=(), log_directory=tmp_path)
 
 
 def test_an_interpreter_of_its_own_starts_with_the_environment_asked_for(tmp_path):

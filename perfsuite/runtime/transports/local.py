@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from perfsuite.errors import RanksFailed
+from perfsuite.errors import ConfigurationError, RanksFailed
 from perfsuite.runtime import protocol
 from perfsuite.runtime.cut import LOG_BYTES
 from perfsuite.runtime.ranks.placement import allowed_cores
@@ -28,6 +28,8 @@ from perfsuite.runtime.transports.forkserver import boot_command
 from perfsuite.runtime.transports.launchers import launcher_variables
 from perfsuite.runtime.transports.orphans import MARK, end_marked
 
+StartMethod = Literal["fork", "exec"]
+"""How a rank's process begins: as a copy of one that has torch, or as a new interpreter."""
 STORE = -1
 """The slot of the process that serves the TCPStore and has no rank."""
 _STACK_POLL_S = 0.02
@@ -82,12 +84,19 @@ class LocalTransport(Transport):
     def __init__(
         self,
         *,
-        start_method: Literal["fork", "exec"],
+        start_method: StartMethod,
         preload: tuple[str, ...],
         log_directory: Path,
         first_slot: int = 0,
     ) -> None:
-        """``first_slot`` is the number of the only slot when an agent serves one rank of a launch."""
+        """``first_slot`` is the number of the only slot when an agent serves one rank of a launch.
+
+        Raises ConfigurationError for another ``start_method``, which a platform of the user's own may declare.
+        """
+        if start_method not in get_args(StartMethod):
+            raise ConfigurationError(
+                f"start_method={start_method!r} is no way to start ranks; choose {' or '.join(get_args(StartMethod))}"
+            )
         self._method = start_method
         self._preload = preload if start_method == "fork" else ()
         self._logs = log_directory
