@@ -103,6 +103,24 @@ def declare(parser: pytest.Parser) -> None:
         help="where ranks run: as a plain program's (none, default), each pinned to its share of the cores, "
         "or to whole physical cores of the memory node of its device",
     )
+    _declare_timing(add)
+    add(
+        "--perf-shapes",
+        metavar="FILE",
+        help="lines 'TEST SHAPE': shapes of your own for the tests named, docs/shapes.md",
+    )
+    add("--perf-resume", metavar="JOURNAL", help="report the cases finished in JOURNAL from it and run the others")
+    add("--perf-time-budget", metavar="DURATION", help="skip the cases that remain after this long, e.g. 30min")
+    add("--perf-journal", metavar="FILE", help="journal of this run; default: .perfsuite/journal-<time>-<pid>.jsonl")
+    add(
+        "--perf-trace", metavar="DIR", help="write a Perfetto trace and a picture of each pipeline case's step into DIR"
+    )
+    parser.addini("perf_timeout", f"deadline of one perf case (default {DEFAULT_TIMEOUT})", default=DEFAULT_TIMEOUT)
+    parser.addini("perf_platforms", "TOML files that describe platforms of your own", type="paths", default=[])
+
+
+def _declare_timing(add: Callable[..., None]) -> None:
+    """Options that change how long or in what state every case is timed."""
     add("--perf-cache-flush", action="store_true", help="flush the last-level cache before every iteration")
     add(
         "--perf-warmup",
@@ -118,19 +136,6 @@ def declare(parser: pytest.Parser) -> None:
     add(
         "--perf-yardstick", action="store_true", help="time a fixed kernel after every sample, to tell host noise apart"
     )
-    add(
-        "--perf-shapes",
-        metavar="FILE",
-        help="lines 'TEST SHAPE': shapes of your own for the tests named, docs/shapes.md",
-    )
-    add("--perf-resume", metavar="JOURNAL", help="report the cases finished in JOURNAL from it and run the others")
-    add("--perf-time-budget", metavar="DURATION", help="skip the cases that remain after this long, e.g. 30min")
-    add("--perf-journal", metavar="FILE", help="journal of this run; default: .perfsuite/journal-<time>-<pid>.jsonl")
-    add(
-        "--perf-trace", metavar="DIR", help="write a Perfetto trace and a picture of each pipeline case's step into DIR"
-    )
-    parser.addini("perf_timeout", f"deadline of one perf case (default {DEFAULT_TIMEOUT})", default=DEFAULT_TIMEOUT)
-    parser.addini("perf_platforms", "TOML files that describe platforms of your own", type="paths", default=[])
 
 
 def configure(config: pytest.Config) -> None:

@@ -95,7 +95,7 @@ def constant_measurement(table: AuditTable) -> Iterator[Hit]:
     roles=("devices", "latency|iterations_per_s", "memory"),
 ).of_table
 def repeated_row(table: AuditTable) -> Iterator[Hit]:
-    """Find rows that repeat every measurement of a run on fewer devices."""
+    """Find rows that repeat every measurement of a run on fewer devices; memory alone may be the same on any number."""
     columns = [column for column in table.of_kind("measured") if column.role not in ("throughput", "tokens_per_s")]
     for row, other in combinations(table.rows, 2):
         if not _more_devices(table, other, row):
@@ -104,6 +104,8 @@ def repeated_row(table: AuditTable) -> Iterator[Hit]:
         known = [(_digits(mine, column), mine, theirs, column) for mine, theirs, column in pairs if mine and theirs]
         known = [entry for entry in known if entry[0]]
         equal = all(_equal(mine, theirs, column) for _, mine, theirs, column in known)
+        if all(column.role.startswith("memory") for *_, column in known):
+            continue
         if len(known) >= 2 and sum(digits for digits, *_ in known) >= 6 and equal:
             yield Hit(
                 message=f"{other.name} repeats {row.name} in "
