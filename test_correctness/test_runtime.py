@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -342,11 +343,15 @@ def test_children_of_a_hung_rank_end_with_it(driver, tmp_path):
     assert gone(pids)
 
 
-def test_a_killed_forkserver_fails_the_case_and_is_replaced(driver):
+@pytest.mark.parametrize("unread", [b"", b"a request"])
+def test_a_killed_forkserver_fails_the_case_and_is_replaced(driver, unread):
     driver.run(job(steps.add_up, 2))
     server = driver._transport._server.process.pid
     workers = pids_of(driver)
-    os.kill(server, 9)
+    if unread:
+        os.kill(server, signal.SIGSTOP)
+        driver._transport._server.control.send(unread)
+    os.kill(server, signal.SIGKILL)
     assert gone(workers)
     assert driver.run(job(steps.add_up, 2)).world_size == 2
     assert driver._transport._server.process.pid != server

@@ -322,7 +322,7 @@ class LocalTransport(Transport):
         control = self._server.control
         ready: list[Any] = wait([control, *(links or [])], timeout_s)
         while control in ready:
-            data = control.recv(1 << 20)
+            data = _heard(control)
             if not data:
                 self._lose_server()
                 return
@@ -358,6 +358,14 @@ def worker_environment() -> dict[str, str]:
     hidden = {*launcher_variables(os.environ), "OMP_NUM_THREADS", "PYTEST_CURRENT_TEST"}
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     return {**kept, "TORCH_GLOO_LAZY_INIT": "1"}
+
+
+def _heard(control: socket.socket) -> bytes:
+    """The next message of the forkserver; nothing once it is gone and all that it said has been read."""
+    try:
+        return control.recv(1 << 20)
+    except ConnectionResetError:  # it ended with a request unread: told once, before what it had said itself
+        return control.recv(1 << 20)
 
 
 def _has_hung_up(link: Connection) -> bool:
