@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -40,7 +41,7 @@ class Steps(Clock):
 @pytest.mark.parametrize(
     ("iteration_ns", "barriers", "iterations", "shared_values"),
     [
-        (MS // 10, 7, 200, 7),  # batches of 1, 2, ... 64 iterations; 20 barriers are 200 iterations
+        (MS // 10, 7, 256, 7),  # batches of 1, 2, ... 64 iterations; 20 barriers are 200 iterations
         (6 * MS, 6, 4, 4),  # three batches: three barriers more are timed, 20 of which are four iterations
     ],
 )
@@ -95,6 +96,33 @@ def test_ranks_that_wait_for_each_other_are_warm_after_half_a_second_or_what_was
     assert iterations == warm.iterations
 
 
+@pytest.mark.parametrize(
+    ("ends_ms", "barrier_ns", "most_s", "iterations"),
+    [
+        (math.inf, MS, 1.0, 16),  # 20 barriers are ten iterations
+        (480.0, MS, 1.0, 16),  # three times as slow just before the warm-up ends
+        (math.inf, 6 * MS // 5, 1.0, 16),  # a barrier a fifth longer
+        (math.inf, MS, 0.06, 4),  # a fifth of the time, for five samples, is six iterations
+    ],
+)
+def test_nearly_alike_warm_ups_give_samples_as_many_iterations(monkeypatch, ends_ms, barrier_ns, most_s, iterations):
+    clock = Steps()
+
+    def barrier():
+        clock.now_ns += barrier_ns
+
+    def run():
+        clock.now_ns += 2 * MS if clock.now_ns < ends_ms * MS else 6 * MS
+
+    monkeypatch.setattr(dist, "barrier", barrier)
+    monkeypatch.setattr(dist, "all_reduce", lambda values, how: None)
+    code = SimpleNamespace(clock=clock, synchronize=lambda: None)
+    member = SimpleNamespace(code=code, world_size=2, rank=1, device="cpu")
+    timer = Timer(member, Budget(max_time_s=most_s), spans=None, aligned=True)  # type: ignore[arg-type]
+    warm = timer._warm_up(run)
+    assert iterations == timer._choose_iterations(warm)
+
+
 class Queue(Clock):
     """A host that takes a while to start a kernel, and a device that waits for it."""
 
@@ -128,9 +156,9 @@ class Queue(Clock):
 @pytest.mark.parametrize(
     ("launch_ns", "kernel_ns", "iterations"),
     [
-        (4_000, 28_000, 15),  # 100 launches of 4 us: the first, for which the device waits, is a hundredth of a sample
+        (4_000, 28_000, 16),  # 100 launches of 4 us: the first, for which the device waits, is a hundredth of a sample
         (4_000, 800_000, 1),
-        (90_000, 100_000, 10),  # many kernels in an iteration: the device waits for the first of them alone
+        (90_000, 100_000, 16),  # many kernels in an iteration: the device waits for the first of them alone
     ],
 )
 def test_a_sample_is_long_beside_the_launch_that_the_device_waits_for(launch_ns, kernel_ns, iterations):

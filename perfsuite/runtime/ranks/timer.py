@@ -3,8 +3,10 @@
 A sample is the mean of k back-to-back iterations between two stamps of the device's clock; before it the ranks meet in
 a barrier, outside the sample (training steps run free).  k makes a sample at least 100 times what the clock can resolve
 and 20 times a barrier, which bounds the error of ranks leaving the barrier at different times; where the cache is to be
-flushed before every iteration, k is 1.  After each sample one all-reduce gives every rank the maximum over ranks and
-rank 0's elapsed time, so all ranks decide alike when to stop.
+flushed before every iteration, k is 1.  k is a power of two, by medians over the last third of the warm-up: messages in
+a row take longer than one alone (gloo's of 1 MiB 1.4 times as long in 16), so that runs whose k differed by what a
+single batch and a few barriers happened to take would not be comparable.  After each sample one all-reduce gives every
+rank the maximum over ranks and rank 0's elapsed time, so all ranks decide alike when to stop.
 """
 
 from __future__ import annotations
@@ -202,6 +204,7 @@ class Timer:
         clock_s = max(facts.resolution_s, facts.cost_s)
         done, batch, last_s, warm_s = 0, 1, math.inf, 0.0
         barriers: list[float] = []
+        seen: list[tuple[float, float]] = []
         started_s = time.perf_counter()
         while True:
             barriers.append(self._time_once(self.align))
@@ -209,6 +212,7 @@ class Timer:
             done += batch
             shared = self._maximum([mine_s, self._elapsed(started_s), clock_s, _usual_s(barriers), launch_s])
             now_s, elapsed_s = shared[:2]
+            seen.append((now_s, shared[4]))
             warm_s += now_s * batch
             steady = abs(now_s - last_s) <= _STEADY * now_s and warm_s >= self._least_warm_s(now_s)
             long_enough = done >= self._budget.warmup_min_iterations and warm_s >= (self._budget.warmup_min_s or 0.0)
@@ -220,13 +224,13 @@ class Timer:
         if len(barriers) <= _BARRIERS and self._member.world_size > 1:
             barriers += [self._time_once(self.align) for _ in range(_BARRIERS - len(barriers) + 1)]
             shared = self._maximum([*shared[:3], _usual_s(barriers), shared[4]])
-        clock_s, barrier_s, launch_s = shared[2:]
+        iteration_s, launch_s = (statistics.median(times) for times in zip(*seen[2 * len(seen) // 3 :], strict=True))
         return _WarmUp(
             iterations=done,
             steady=steady,
-            iteration_s=now_s,
-            clock_s=clock_s,
-            barrier_s=barrier_s,
+            iteration_s=iteration_s,
+            clock_s=shared[2],
+            barrier_s=shared[3],
             launch_s=launch_s,
         )
 
@@ -237,7 +241,10 @@ class Timer:
         return _LEAST_WARM_S if self._member.world_size > 1 and iteration_s < _SHORT_S else 0.0
 
     def _choose_iterations(self, warm: _WarmUp) -> int:
-        """k, the same on all ranks because it follows from shared numbers only; 1 where each finds its cache empty."""
+        """k, the same on all ranks because it follows from shared numbers only; 1 where each finds its cache empty.
+
+        A power of two, of which nearly alike warm-ups mostly give the same.
+        """
         budget = self._budget
         if budget.cache_flush:
             return 1
@@ -250,7 +257,8 @@ class Timer:
             floor_s = max(floor_s, budget.sustain_s / _SUSTAINED_SAMPLES)
         length_s = max(budget.max_time_s, budget.sustain_s or 0.0)
         most = max(1, int(length_s / budget.min_rounds / max(warm.iteration_s, 1e-9)))
-        return min(max(1, math.ceil(floor_s / max(warm.iteration_s, 1e-9))), most)
+        least = max(1, math.ceil(floor_s / max(warm.iteration_s, 1e-9)))
+        return min(1 << (least - 1).bit_length(), 1 << (most.bit_length() - 1))
 
     def _make_flush(self) -> Callable[[], None]:
         """Write twice the last-level cache, so that nothing of the inputs is left in it."""
