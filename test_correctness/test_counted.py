@@ -12,6 +12,7 @@ from perfsuite.projection.counted import (
     COMPILED,
     COUNTED,
     COUNTED_OF,
+    KEPT_END_BYTES,
     OPTIMIZER_BYTES,
     OPTIMIZER_KERNELS,
     TENSORS,
@@ -20,7 +21,7 @@ from perfsuite.projection.counted import (
 )
 from perfsuite.projection.traffic import implementation_of, on_family
 from perfsuite.records import Training
-from tools.count_blocks import Sizes, count_optimizer, count_row, kind_of, probe
+from tools.count_blocks import WAYS, Sizes, count_end, count_optimizer, count_row, kind_of, probe
 
 FAST = [("gpt", "autocast")]
 # Statistics of norms, rotary tables and words of captions grow with neither of what is counted.
@@ -79,6 +80,12 @@ def test_tensors_of_a_block_and_of_the_rest(kind):
         few, many = (len(list(model.build().parameters())) for model in (one, two))
     block = (many - few) // (two.layers - one.layers)
     assert TENSORS[kind] == (block, few - one.layers * block)
+
+
+@pytest.mark.parametrize(("kind", "way"), KEPT_END_BYTES)
+def test_the_end_of_a_model_keeps_what_a_dry_run_counts(kind, way):
+    """Rotary tables, which grow with no width, are a hundredth of a width here."""
+    assert count_end(find(COUNTED_OF[kind]), WAYS[way]) == pytest.approx(KEPT_END_BYTES[kind, way], abs=0.2)
 
 
 def test_optimizer_moves_what_the_row_says():

@@ -37,7 +37,7 @@ from perfsuite.models.language import LanguageModel
 from perfsuite.models.llama import Llama
 from perfsuite.models.moe import Moe
 from perfsuite.models.moe_module import MoeMlp
-from perfsuite.projection.counted import COMPILED, COUNTED, COUNTED_OF, BlockCounts
+from perfsuite.projection.counted import COMPILED, COUNTED, COUNTED_OF, KEPT_END_BYTES, BlockCounts
 from tools.count_compiled import Kernels, compiler
 
 Kind = Literal["width", "hidden", "words", "pairs", "rows", "choices", "weights"]
@@ -259,6 +259,13 @@ def _count_block(model: Model, way: Way) -> BlockCounts:
     )
 
 
+def count_end(model: Model, way: Way) -> float:
+    """Bytes per token and width that a language model keeps behind its last block."""
+    one, two = (probe(model, layers) for layers in (1, 2))
+    kept = [_run(each, way)[2]["width"] for each in (one, two)]
+    return (2 * kept[0] - kept[1]) / (_BATCH * one.tokens_per_sample * one.width)
+
+
 def _hidden(model: Model) -> int:
     return model.hidden if isinstance(model, Llama) else 4 * model.width
 
@@ -383,4 +390,5 @@ if __name__ == "__main__":
         for kind, way in rows:
             counts = dataclasses.astuple(count_row(kind, way, compiled=compiled))
             print(f'("{kind}", "{way}", {tuple(round(value, 1) for value in counts)}),')
+    print({(kind, way): count_end(find(COUNTED_OF[kind]), WAYS[way]) for kind, way in KEPT_END_BYTES})
     print(count_optimizer())

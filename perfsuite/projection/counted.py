@@ -116,6 +116,14 @@ COUNTED_OF: Mapping[str, str] = MappingProxyType(
 )
 """The model whose block was counted; sizes do not matter, but how many heads of queries share a key, and that a token
 goes to two experts.  ``moe-each`` is one whose experts' products are started one by one."""
+KEPT_END_BYTES: Mapping[tuple[str, Way], float] = MappingProxyType(
+    {
+        **{("gpt", way): kept for way, kept in (("plain", 8.0), ("autocast", 6.0), ("narrow", 4.0))},
+        **{("llama", way): kept for way, kept in (("plain", 12.0), ("autocast", 10.0), ("narrow", 10.0))},
+    }
+)
+"""Per token and width, by the last norm and what the head multiplies: a LayerNorm is a kernel of its own that keeps its
+input, an RMSNorm's parts keep what they multiply as well."""
 OPTIMIZER_BYTES, OPTIMIZER_KERNELS = 80.0, 13
 """Per parameter, and for a list of them: AdamW by foreach in fp32, as strategies make it."""
 TENSORS: Mapping[str, tuple[int, int]] = MappingProxyType(
@@ -151,6 +159,11 @@ def way_of(training: Training) -> Way:
     if training.dtype in ("fp32", "tf32"):
         return "plain"
     return "narrow" if training.narrow else "autocast"
+
+
+def kept_end_bytes(model: Model, training: Training) -> float:
+    """Per token and width, behind the last block of a language model."""
+    return KEPT_END_BYTES["llama" if isinstance(model, Llama) else "gpt", way_of(training)]
 
 
 def counted(model: Model, training: Training, *, grouped: bool = True) -> BlockCounts | None:

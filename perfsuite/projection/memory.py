@@ -256,7 +256,8 @@ def block_bytes(share: Share, *, experts: bool) -> float:
     """What one block keeps of one micro-batch for its backward."""
     model, code, tp = share.model, share.code, share.tp
     features = (model.top_k * model.expert_hidden + model.shared_hidden) if experts else model.hidden
-    heads = code.kept_head_bytes * (model.features + model.value_features) * (model.heads + model.key_heads)
+    of_keys = model.heads if code.repeats_keys else model.key_heads
+    heads = code.kept_head_bytes * (model.features + model.value_features) * (model.heads + of_keys)
     whole = code.kept_whole_bytes * share.outer_tokens * model.width
     if not share.layout.sequence_parallel:
         whole = code.kept_whole_bytes * share.tokens * model.width

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite.models import Model
-from perfsuite.projection.counted import COUNTED_OF, OPTIMIZER_BYTES, OPTIMIZER_KERNELS, TENSORS, kind_of
+from perfsuite.models.language import LanguageModel
+from perfsuite.projection.counted import (
+    COUNTED_OF,
+    OPTIMIZER_BYTES,
+    OPTIMIZER_KERNELS,
+    TENSORS,
+    kept_end_bytes,
+    kind_of,
+)
 from perfsuite.projection.counted import counted as block_counts
 from perfsuite.records import Training
 from perfsuite.units import MIB
@@ -71,6 +79,8 @@ class Implementation:
     """Per token and hidden feature."""
     kept_score_bytes: float = 0.0
     """Per head and pair of tokens."""
+    repeats_keys: bool = False
+    """Keys and values are kept for every head of queries, also where heads share them."""
     kept_row_bytes: float = 4.0
     """Per token and expert of it and width: rows that were sent, and that came back."""
     kept_end_bytes: float = 0.0
@@ -167,7 +177,7 @@ def implementation_of(model: Model, training: Training, *, grouped: bool = True)
     counts = block_counts(model, training, grouped=grouped)
     if counts is None:
         return row
-    forward, backward = _MATH_WIDTH if training.attention == "math" else (0.0, 0.0)
+    forward, backward = _math_width(model) if training.attention == "math" else (0.0, 0.0)
     return dataclasses.replace(
         row,
         source=f"counted by a dry run of {COUNTED_OF[kind_of(model) or '']}{', compiled' if training.compiled else ''}",
@@ -194,6 +204,16 @@ _MATH_SCORES = {True: (22.5, 12.0), False: (16.0, 24.0)}
 mask, a softmax, a search for rows without any token; in the backward the softmax alone."""
 _MATH_WIDTH = (12.0, 6.0)
 """Elements per token and width: queries and keys scaled, four copies; in the backward two scaled, one copied."""
+
+
+def _math_width(model: Model) -> tuple[float, float]:
+    """Elements that torch's own operators move besides; where heads share keys, those and values are repeated."""
+    if not isinstance(model, LanguageModel) or model.key_heads == model.heads:
+        return _MATH_WIDTH
+    repeated = 2 * (1 + model.key_width / model.width)
+    return _MATH_WIDTH[0] + repeated, _MATH_WIDTH[1] + repeated
+
+
 _DEEPSPEED = ("zero0", "zero1", "zero2", "zero3")
 _BUCKET_BYTES = 25.0 * MIB
 """That DistributedDataParallel fills unless told otherwise."""
@@ -233,8 +253,8 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
         bucket_copied_bytes=8.0 if training.strategy == "ddp" else 0.0,
         score_bytes=_MATH_SCORES[plain] if training.attention == "math" else (0.0, 0.0),
         kept_score_bytes=(4.0 if plain else 2.0) if training.attention == "math" else 0.0,
-        # The last norm's input, and its output as the head multiplies it.
-        kept_end_bytes=4.0 if training.narrow else 8.0 if plain else 6.0,
+        kept_end_bytes=kept_end_bytes(model, training),
+        repeats_keys=training.attention == "math",
         # Logits are made fp32: their logarithms are kept, their gradients come by way of the logarithms'.
         logit_bytes=4.0,
         loss_bytes=8.0,
