@@ -118,8 +118,12 @@ COUNTED_OF: Mapping[str, str] = MappingProxyType(
 goes to two experts.  ``moe-each`` is one whose experts' products are started one by one."""
 KEPT_END_BYTES: Mapping[tuple[str, Way], float] = MappingProxyType(
     {
-        **{("gpt", way): kept for way, kept in (("plain", 8.0), ("autocast", 6.0), ("narrow", 4.0))},
-        **{("llama", way): kept for way, kept in (("plain", 12.0), ("autocast", 10.0), ("narrow", 10.0))},
+        ("gpt", "plain"): 8.0,
+        ("gpt", "autocast"): 6.0,
+        ("gpt", "narrow"): 4.0,
+        ("llama", "plain"): 12.0,
+        ("llama", "autocast"): 10.0,
+        ("llama", "narrow"): 10.0,
     }
 )
 """Per token and width, by the last norm and what the head multiplies: a LayerNorm is a kernel of its own that keeps its
