@@ -126,8 +126,8 @@ def suite(driver: Driver, case: Compared, options: argparse.Namespace, *, fresh:
     budget = Budget(
         min_rounds=steps, max_rounds=steps, max_time_s=0.0, warmup_min_iterations=5, warmup_min_s=options.warmup
     )
-    if isinstance(case.workload, AllReduce) and not options.single:  # several in a sample, for a second
-        budget = Budget(min_rounds=steps, warmup_min_s=options.warmup)
+    if isinstance(case.workload, AllReduce) and not options.single:  # several in a sample, up to 25 ms of them
+        budget = Budget(min_rounds=steps, max_rounds=steps, max_time_s=steps / 40, warmup_min_s=options.warmup)
     shape = MeshShape.parse(case.workload.layout()) if case.workload.layout() else None
     job = Job(workload=case.workload, world_size=RANKS, shape=shape, budget=budget, fresh=fresh)
     start = time.perf_counter()

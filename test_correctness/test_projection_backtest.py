@@ -11,7 +11,7 @@ from perfsuite.cli.main import main
 from perfsuite.errors import ConfigurationError
 from perfsuite.projection import backtest, backtest_runs, operations, softwares, stages
 from perfsuite.projection.backtest import Backtested
-from perfsuite.projection.backtest_tables import TABLES
+from perfsuite.projection.backtest_tables import TABLES, contradicting, memory_share
 from perfsuite.projection.communication import Links, Message
 from perfsuite.projection.fit import Free, fit
 from perfsuite.projection.pipeline import PricedPipeline
@@ -52,6 +52,66 @@ def test_the_first_choice_is_near_the_measured_best_which_is_among_its_ties():
     for group in groups:
         assert group.best in group.ties, group.name
         assert len(group.ties) <= -(-len(group.measured_s) // 2), group.name
+
+
+FOUNDRY = [name for name in TABLES if name.startswith("llm-foundry")]
+
+
+@pytest.mark.parametrize("name", FOUNDRY)
+def test_a_step_that_was_measured_fits_its_card(name):
+    """All of these ran: an estimate above the card says more of the estimate than of the step."""
+    shares = {row.id: memory_share("llm-foundry", row) for row in published_steps(name)}
+    assert 0.9 < max(shares.values()) < 1.0, shares
+
+
+def step(**changes):
+    row = next(row for row in published_steps("llm-foundry-a100") if row.id.endswith("760m-2048-8-384"))
+    layout = dataclasses.replace(row.layout, **changes.pop("layout", {}))
+    plain = dataclasses.replace(row.architecture, tokens=changes.pop("tokens", row.architecture.tokens))
+    return dataclasses.replace(row, layout=layout, architecture=plain, **changes)
+
+
+@pytest.mark.parametrize(
+    ("other", "contradicts"),
+    [
+        ({}, True),
+        ({"tokens": 4096, "layout": {"micro_batch_size": 12}}, True),  # longer, as many tokens
+        ({"tokens": 1024, "layout": {"micro_batch_size": 48}}, False),  # shorter
+        ({"layout": {"micro_batch_size": 48}}, False),  # twice as many tokens for what is gathered
+        ({"layout": {"num_micro_batches": 4}}, False),  # twice as many for an update
+        ({"layout": {"checkpointing": "full"}}, False),
+        ({"model": "mpt-1b"}, False),
+    ],
+)
+def test_a_row_is_contradicted_by_one_that_does_no_less_for_a_token_and_is_clearly_faster(other, contradicts):
+    row, harder = step(), step(**other)
+    for faster, expected in ((1.04, False), (1.06, contradicts)):
+        rate = harder.tokens_per_s * harder.step_time_s  # tokens of a device's step
+        measured = dataclasses.replace(harder, step_time_s=rate / (faster * row.tokens_per_s))
+        assert expected == (contradicting(row, [row, measured]) is not None)
+
+
+def test_more_devices_contradict_fewer_and_not_the_other_way_round():
+    rows = [row for row in published_steps("llm-foundry-a100-40") if row.model == "mpt-1b"]
+    slow = next(row for row in rows if row.id.endswith("2048-32-320"))
+    others = {row.layout.world_size: row for row in rows if row.architecture.tokens == 2048}
+    assert contradicting(slow, [others[64]]) is others[64]
+    assert contradicting(slow, [others[16]]) is None
+
+
+@pytest.mark.slow
+def test_rows_that_are_left_out_are_predicted_beside_the_others(capsys):
+    assert main(["backtest", "llm-foundry-h100", "--json"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)
+    beside = table["errors_left_out"]
+    assert set(table["left_out"]) == set(beside)
+    assert not set(table["errors"]) & set(beside)
+    assert min(beside.values()) < -15 < -table["max_percent"]  # what ran at the limit of its memory
+    assert table["every_row_percent"][2] == pytest.approx(max(map(abs, beside.values())))
+    assert main(["backtest", "llm-foundry-h100", "--rows"]) == 0
+    out = capsys.readouterr().out
+    row, error = min(beside.items(), key=lambda pair: pair[1])
+    assert any(f"{error:+6.1f} % left out: {table['left_out'][row]}" in line for line in out.splitlines())
 
 
 @pytest.mark.slow
@@ -144,8 +204,9 @@ def without_stage_messages(monkeypatch):
         (without_messages("dp"), "oneflow-v100"),
         (without_bubble, "oneflow-v100"),
         (without_stage_messages, "oneflow-v100"),
+        (without_messages("tp"), "llm-foundry-a100-40"),
     ],
-    ids=["recompute", "traffic", "tensor messages", "data messages", "bubble", "stage messages"],
+    ids=["recompute", "traffic", "tensor messages", "data messages", "bubble", "stage messages", "gathers"],
 )
 def test_a_table_notices_a_term_that_is_missing(take_out, name, monkeypatch):
     kept = operations.block

@@ -160,6 +160,17 @@ def test_elementwise_traffic_is_bytes_per_token_width_and_hidden():
     assert added / 1e9 == pytest.approx(parts(layout, more)["memory"] - parts(layout)["memory"])
 
 
+def test_what_elementwise_kernels_move_over_their_count_is_of_the_blocks():
+    rates = plain_rates()
+    more = Constant(value=2.0, unit="ratio", source="")
+    twice = dataclasses.replace(rates, constants={**rates.constants, "traffic_ratio": more})
+    layout = Layout.parse("1", global_batch=1)
+    blocks = (CODE.forward_width_bytes + CODE.backward_width_bytes) * SMALL.width
+    blocks += (CODE.forward_hidden_bytes + CODE.backward_hidden_bytes) * SMALL.hidden
+    grown = parts(layout, constants=twice)["memory"] - parts(layout)["memory"]
+    assert SMALL.layers * SMALL.tokens * blocks / 1e9 == pytest.approx(grown)
+
+
 def test_attention_is_half_of_all_pairs_under_a_mask_and_gradients_take_2_5_times_as_long():
     found = parts(Layout.parse("1", global_batch=1))["attention"]
     assert 3.5 * 0.5 * SMALL.layers * 4 * SMALL.tokens**2 * SMALL.width / 1e12 == pytest.approx(found)
@@ -202,14 +213,6 @@ def test_nothing_hides_the_first_gather_the_last_scatter_and_those_of_the_ends(m
     behind = 5 * moved + 2 * model.embedding_parameters
     hidden = sum(min(size * block * 7 / 8, work) for size, work in ((2, before), (4, behind)))
     assert (waits - hidden) / 1e9 == pytest.approx(parts(layout, code, model=model)["link"])
-
-
-def test_a_gather_that_begins_late_waits_while_the_scatter_hides():
-    layout = Layout.parse("dp8", global_batch=8, sharding="parameters")
-    hidden = dataclasses.replace(CODE, data_overlap=1.0, backward_width_bytes=1e9)
-    late = parts(layout, dataclasses.replace(hidden, prefetches_backward=False))["link"]
-    gathers = SMALL.layers * 2 * SMALL.block_parameters() * 7 / 8 / 1e9
-    assert gathers == pytest.approx(late - parts(layout, hidden).get("link", 0.0))
 
 
 def test_gathers_begin_late_where_the_host_waits_for_routes():
@@ -356,6 +359,17 @@ def test_memory_at_most_is_of_the_passes_or_of_the_optimizer():
     assert resident + many.activations + many.logits + many.temporary == pytest.approx(many.total)
     several = memory_of(SMALL, Layout.parse("1", global_batch=128, micro_batch_size=64), own)
     assert many.total + several.gradients == pytest.approx(several.total)
+
+
+def test_gradients_of_a_unit_are_joined_and_scattered_and_kept_in_full():
+    """FSDP1: two blocks gathered and the ends, whose head's gradient waits; scattered in 16 bits, kept in 32."""
+    unit = dataclasses.replace(CODE, gradient_bytes=2.0, kept_gradient_bytes=4.0, unit_gradient_bytes=8.0)
+    layout = Layout.parse("dp8", global_batch=8, sharding="parameters")
+    found, before = (memory_of(SMALL, layout, code) for code in (unit, dataclasses.replace(CODE, gradient_bytes=2.0)))
+    block = SMALL.block_parameters()
+    ends = SMALL.parameters - SMALL.layers * block
+    assert 4 * SMALL.parameters / 8 == pytest.approx(found.gradients) == pytest.approx(2 * before.gradients)
+    assert (8 - 2) * block + (2 + 2) * ends == pytest.approx(found.temporary - before.temporary)
 
 
 def test_gradients_that_wait_for_the_last_micro_batch_are_whole_until_then():

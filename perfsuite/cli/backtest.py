@@ -37,12 +37,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _table(tested: list[Backtested]) -> Iterator[str]:
-    yield f"{'table':30} {'rows':>4} {'left out':>8}   {'median / p90 / max %':24} {'at most':14}"
+    yield f"{'table':30} {'rows':>4} {'left out':>8}   {'median / p90 / max %':21} {'at most':10} {'with every row':21}"
     for one in tested:
         errors = " / ".join(f"{value:.1f}" for value in one.summary)
+        every = " / ".join(f"{value:.1f}" for value in one.every) if one.beside else ""
         budget = "/".join(f"{value:g}" for value in one.budget)
         over = "" if one.within_budget else "  over"
-        yield f"{one.name:30} {len(one.errors):>4} {len(one.left_out):>8}   {errors:24} {budget:14}{over}"
+        line = f"{one.name:30} {len(one.errors):>4} {len(one.left_out):>8}   {errors:21} {budget:10} {every:21}{over}"
+        yield line.rstrip()
 
 
 def _rows(one: Backtested) -> Iterator[str]:
@@ -51,8 +53,9 @@ def _rows(one: Backtested) -> Iterator[str]:
         yield "  " + ", ".join(f"{name} {value:.3g}" for name, value in one.constants.items()) + " (all rows)"
     for error in one.errors:
         yield f"  {error.row.id:64} {error.percent:+6.1f} %"
-    for row, why in one.left_out:
-        yield f"  {row:64} left out: {why}"
+    beside = {error.row.id: f"{error.percent:+6.1f} %" for error in one.beside}
+    for row, why in one.left_out.items():
+        yield f"  {row:64} {beside.get(row, ''):>8} left out: {why}"
 
 
 def _json(one: Backtested) -> dict[str, Any]:
@@ -69,6 +72,8 @@ def _json(one: Backtested) -> dict[str, Any]:
         "constants": dict(one.constants),
         "errors": {error.row.id: error.percent for error in one.errors},
         "left_out": dict(one.left_out),
+        "errors_left_out": {error.row.id: error.percent for error in one.beside},
+        "every_row_percent": list(one.every),
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,8 +55,10 @@ class Backtested:
     name: str
     title: str
     errors: tuple[Error | MemoryRow, ...]
-    left_out: tuple[tuple[str, str], ...]
-    """(row, why)."""
+    left_out: Mapping[str, str]
+    """Why, by row."""
+    beside: tuple[Error, ...] = ()
+    """Of rows that are left out, predicted alike."""
     constants: Constants
     """Fitted on all rows."""
     budget: tuple[float, float, float]
@@ -65,6 +67,11 @@ class Backtested:
     def summary(self) -> tuple[float, float, float]:
         """Median, 90th percentile and maximum of the absolute error, percent."""
         return summary([error.percent for error in self.errors])
+
+    @property
+    def every(self) -> tuple[float, float, float]:
+        """The same with the rows that are left out."""
+        return summary([error.percent for error in (*self.errors, *self.beside)])
 
     @property
     def within_budget(self) -> bool:
@@ -146,36 +153,35 @@ def _code(software: str, row: PublishedStep, values: Constants) -> Implementatio
 
 
 def fitted(table: BacktestTable, rows: Sequence[PublishedStep], start: Constants | None = None) -> dict[str, float]:
-    """The table's constants from these rows, its fixed ones included."""
+    """The table's constants from these rows, those that it takes from elsewhere included."""
+    fixed = {**table.fixed, **table.known(rows)}
     found = fit(
         table.free,
-        lambda values: predict(rows, table.software, {**table.fixed, **values}),
+        lambda values: predict(rows, table.software, {**fixed, **values}),
         [row.step_time_s for row in rows],
         noise=table.noise,
         start=start,
         rounds=2 if start else 10,
     )
-    return {**table.fixed, **found}
+    return {**fixed, **found}
 
 
 def run(table: BacktestTable) -> Backtested:
-    """Every model of the table from the others."""
-    rows, left_out = [], []
-    for row in published_steps(table.file):
-        why = table.leave_out(row)
-        (left_out.append((row.id, why)) if why else rows.append(row))
+    """Every model of the table from the others; rows that it leaves out as well, though they tell nothing of others."""
+    rows, left_out = table.split()
+    every = [row for row in published_steps(table.file) if table.among(row)]
     everything = fitted(table, rows)
-    errors = []
-    for model in sorted({row.model for row in rows}):
+    errors: list[Error] = []
+    for model in sorted({row.model for row in every}):
         values = fitted(table, [row for row in rows if row.model != model], start=everything)
-        own = [row for row in rows if row.model == model]
-        times = predict(own, table.software, values)
-        errors += [Error(row, time) for row, time in zip(own, times, strict=True)]
+        own = [row for row in every if row.model == model]
+        errors += map(Error, own, predict(own, table.software, values))
     return Backtested(
         name=table.name,
         title=table.title,
-        errors=tuple(errors),
-        left_out=tuple(left_out),
+        errors=tuple(error for error in errors if error.row.id not in left_out),
+        left_out=left_out,
+        beside=tuple(error for error in errors if error.row.id in left_out),
         constants=everything,
         budget=table.budget,
     )

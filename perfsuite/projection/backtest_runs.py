@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from perfsuite.errors import ConfigurationError, did_you_mean
 from perfsuite.projection.backtest import Backtested, Error, MemoryRow, fitted, predict, run, steps_of
-from perfsuite.projection.backtest_tables import ATTENTION, AUTOCAST, KERNEL, OVERLAP, TABLES, kept
+from perfsuite.projection.backtest_tables import (
+    ATTENTION,
+    CLUSTER,
+    KERNEL,
+    TABLES,
+    TRAFFIC,
+    BacktestTable,
+    kept,
+)
 from perfsuite.projection.choices import Choice, choices_of, choices_of_bloom
-from perfsuite.projection.fit import Free, fit
+from perfsuite.projection.fit import Constants, Free, fit
 from perfsuite.projection.measured_kernels import measured_kernels
 from perfsuite.projection.memory import memory_of
 from perfsuite.projection.published_rows import PublishedStep, published_steps
@@ -49,7 +58,7 @@ def run_kernels() -> tuple[Backtested, Backtested, Backtested]:
     ):
         times = predict(own, "simumax", {**values, **more}, kernels)
         errors = tuple(Error(row, time) for row, time in zip(own, times, strict=True))
-        left = ((one.id, "the step that kernels are tied to"),) if name == "b200-dense" else ()
+        left = {one.id: "the step that kernels are tied to"} if name == "b200-dense" else {}
         results.append(Backtested(name=name, title=title, errors=errors, left_out=left, constants=more, budget=budget))
     return results[0], results[1], results[2]
 
@@ -81,7 +90,7 @@ def run_advisor() -> Backtested:
         name="advisor",
         title="the first choice against the measured best",
         errors=tuple(Error(group.best_row, group.measured_s[group.chosen]) for group in groups),
-        left_out=(),
+        left_out={},
         constants={},
         budget=(5, 11, 11),
     )
@@ -90,8 +99,8 @@ def run_advisor() -> Backtested:
 def run_one_device(home: str = "a100") -> tuple[Backtested, ...]:
     """llm-foundry's traits from one device, the products' rate from other softwares of each device.
 
-    Of another device only attention is taken from its own table, without the model that is predicted: a kernel of
-    attention is software and device at once.
+    Of another device attention is taken from its own table, without the model that is predicted, for a kernel of
+    attention is software and device at once, and its cluster's network from that table as it is fitted by itself.
     """
     shared = {"a100": "megatron-2022-a100", "a100-40": "megatron-2022-a100", "h100": "nemo-h100"}
     rates = {}
@@ -99,44 +108,49 @@ def run_one_device(home: str = "a100") -> tuple[Backtested, ...]:
         rates[device] = fitted(TABLES[name], published_steps(TABLES[name].file))["matmul"]
     at_home = dataclasses.replace(
         TABLES[f"llm-foundry-{home}"],
-        free=(ATTENTION, AUTOCAST, KERNEL, OVERLAP),
+        free=(ATTENTION, TRAFFIC, KERNEL, CLUSTER),
         fixed={"attention_backward": 0.65, "matmul": rates[home]},
     )
     own = fitted(at_home, kept(at_home))
     tested = []
     for device in (name for name in shared if name != home):
-        traits = {name: own[name] for name in ("traffic_ratio", "kernel_us", "overlap_ratio")}
+        table = TABLES[f"llm-foundry-{device}"]
+        traits = {name: own[name] for name in ("traffic_ratio", "kernel_us")}
         table = dataclasses.replace(
-            TABLES[f"llm-foundry-{device}"],
+            table,
             name=f"traits of {home} on {device}",
             title=f"llm-foundry on {device}, its traits from {home} alone",
             free=(ATTENTION,),
             fixed={"attention_backward": 0.65, "matmul": rates[device], **traits},
+            known=functools.partial(_network_of, table),
             budget=(4, 12, 15),
         )
         tested.append(run(table))
     return tuple(tested)
 
 
+def _network_of(table: BacktestTable, rows: Sequence[PublishedStep]) -> Constants:
+    return {"network": fitted(table, rows)["network"]}
+
+
 def run_one_node() -> tuple[Backtested, ...]:
-    """llm-foundry's rows on 16 to 64 devices from those on 8."""
+    """llm-foundry's rows on 16 to 64 devices from those on 8; the network, which no node tells, from other models'."""
     tested = []
-    for name, budget in (("llm-foundry-h100", (5, 8, 8)), ("llm-foundry-a100-40", (5, 13, 13))):
+    for name in ("llm-foundry-h100", "llm-foundry-a100-40"):
         table = TABLES[name]
         rows = kept(table)
-        values = fitted(table, [row for row in rows if row.layout.world_size <= row.devices_per_node])
-        many = [row for row in rows if row.layout.world_size > row.devices_per_node]
-        times = predict(many, table.software, values)
-        tested.append(
-            Backtested(
-                name=f"one node: {name}",
-                title=f"{table.title}, 16 to 64 devices from 8",
-                errors=tuple(Error(row, time) for row, time in zip(many, times, strict=True)),
-                left_out=(),
-                constants=values,
-                budget=budget,
-            )
+        within = dataclasses.replace(table, free=tuple(free for free in table.free if free is not CLUSTER))
+        node = fitted(within, [row for row in rows if row.layout.world_size <= row.devices_per_node])
+        beyond = dataclasses.replace(
+            table,
+            name=f"one node: {name}",
+            title=f"{table.title}, 16 to 64 devices from 8",
+            free=(CLUSTER,),
+            fixed=node,
+            among=lambda row: row.layout.world_size > row.devices_per_node,
+            budget=(5, 8, 8),
         )
+        tested.append(run(beyond))
     return tuple(tested)
 
 
@@ -151,7 +165,7 @@ def run_platform_row() -> Backtested:
         name="platform-row",
         title="nothing measured: typical shares of the data sheet",
         errors=tuple(errors),
-        left_out=(),
+        left_out={},
         constants={},
         budget=(25, 50, 70),
     )
@@ -168,7 +182,7 @@ def run_memory() -> Backtested:
         name="memory",
         title="allocated memory of B200's dense rows",
         errors=tuple(errors),
-        left_out=(),
+        left_out={},
         constants={},
         budget=(2, 3, 4),
     )

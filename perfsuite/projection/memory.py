@@ -134,8 +134,11 @@ class Memories:
         """Bytes of a parameter on one rank, of (dense, experts'), as weights, gradients and state of the optimizer."""
         per = layout.shape.size("cp") / layout.shape.size("dp_replicate")
         shared = 1 / (layout.shape.replicas * per), 1 / (layout.dp * per)
-        sharded = _SHARDED[layout.sharding]
-        sizes = (self.code.weight_bytes, self.code.gradient_bytes, self.code.optimizer_state_bytes)
+        sharded, code = _SHARDED[layout.sharding], self.code
+        gradient = code.gradient_bytes
+        if layout.sharding == "parameters" and code.kept_gradient_bytes:
+            gradient = code.kept_gradient_bytes
+        sizes = (code.weight_bytes, gradient, code.optimizer_state_bytes)
         return tuple(
             (size * shared[0], size * shared[1]) if index >= sharded else (size, size)
             for index, size in enumerate(sizes)
@@ -182,9 +185,11 @@ def _temporary(share: Share) -> float:
     """
     code, block = share.code, share.model.block_parameters() / share.tp
     if share.layout.sharding == "parameters":
+        ends = end_parameters(share.model, share.layout, first=True, last=True)
+        if code.unit_gradient_bytes:
+            return block * (2 * code.compute_bytes + code.unit_gradient_bytes) + 2 * ends * code.compute_bytes
         if code.keeps_gradients:
             return block * (2 * code.compute_bytes + code.gradient_bytes)
-        ends = end_parameters(share.model, share.layout, first=True, last=True)
         return 2 * block * code.compute_bytes + ends * (code.compute_bytes + code.gradient_bytes)
     return block * code.aside_bytes
 

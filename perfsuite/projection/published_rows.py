@@ -42,6 +42,13 @@ class PublishedStep:
     gradients_in_fp32: bool
     source: str
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Of one device."""
+        layout = self.layout
+        tokens = layout.micro_batch_size * layout.num_micro_batches * layout.dp * self.architecture.tokens
+        return tokens / self.step_time_s / layout.world_size
+
 
 @functools.lru_cache(maxsize=16)
 def published_steps(file: str) -> tuple[PublishedStep, ...]:

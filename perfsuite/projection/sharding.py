@@ -54,11 +54,9 @@ class ShardedPrices:
         gather, scatter = self._messages(parameters)
         backward = self._moving(block.backward_input, parameters * code.sharded_bytes)
         behind_s = backward.total + block.backward_weight.total
-        gather_waits_s = self.exposed(gather, behind_s, self.layout) if code.prefetches_backward else gather.seconds
+        gather_waits_s = self.exposed(gather, behind_s, self.layout)
         both = _together(gather, scatter)
         waits_s = self.exposed(both, behind_s, self.layout)
-        if not code.prefetches_backward:  # nothing but the scatter is left to hide
-            waits_s = gather.seconds + self.exposed(Message(scatter.seconds, 0.0), behind_s, self.layout)
         hides_s = 0.0 if experts and code.waits_for_routes else block.forward.total
         forward_waits_s = self.exposed(gather, hides_s, self.layout)
         ends = backward.waiting(gather, gather_waits_s) if code.scattered_bytes else backward.waiting(both, waits_s)

@@ -12,10 +12,31 @@ from perfsuite.units import GIB
 
 _COMPOSER = Implementation(
     name="Composer FSDP",
-    source="a bf16 block counted by hand (36 and 60 bytes per token and width, of which the table's ratio is taken); "
-    "FSDP of torch 2.0: two gathers, gradients joined, cast, divided and scattered: 40 bytes per parameter",
-    sharded_bytes=40.0,
+    source="GPT's block in 16 bits as the dry run counts it: parameters come in 16 bits, norms are "
+    "low_precision_layernorm; the loss is flash-attn's: it reads the scores, and again to write their gradients; each "
+    "of two train_metrics makes them 32 bits and takes their logarithms (14 bytes); FSDP of torch 2.1: two gathers (8 "
+    "bytes per parameter), gradients joined (4), cast (6), divided (8) and scattered (12)",
+    backward_width_bytes=46.0,
+    backward_hidden_bytes=8.0,
+    forward_logit_bytes=30.0,
+    backward_logit_bytes=4.0,
+    logit_bytes=2.0,
+    loss_bytes=2.0,
+    sharded_bytes=38.0,
+    unit_gradient_bytes=10.0,
+    stops_early=True,
     buffer_bytes=2.0 * GIB,
+)
+_COMPOSER_PURE = dataclasses.replace(
+    _COMPOSER,
+    name="Composer FSDP, mixed_precision PURE",
+    source="as Composer FSDP; FSDP of torch 1.13.1 joins (4), pads (4), divides (4) and scatters (6) gradients in 16 "
+    "bits and keeps them in 32",
+    gradient_bytes=2.0,
+    kept_gradient_bytes=4.0,
+    sharded_bytes=26.0,
+    unit_gradient_bytes=8.0,
+    stops_early=False,
 )
 _ENGINE = Implementation(
     name="Megatron core, TransformerEngine",
@@ -79,22 +100,11 @@ def software_of(software: str, row: PublishedStep) -> Implementation:
     """The traits of a software for one row: gated MLPs move more, fp8 casts what it multiplies."""
     code = SOFTWARES[software]
     if software == "llm-foundry":
-        if not row.gradients_in_fp32:
-            # Rows without autocast are the older ones (inferred): Composer's FSDPConfig says BACKWARD_POST, so that
-            # the second gather begins after the gradients of the block behind; torch's own loss.
-            return dataclasses.replace(code, gradient_bytes=2.0, prefetches_backward=False)
-        # loss_fn of ComposerMPTCausalLM is fused_crossentropy: reads the scores, reads them again, writes gradients.
-        # Under autocast norms and residuals are in fp32 beside 16-bit copies: 64 and 108 bytes per token and width.
-        # Its checkpoints are not reentrant, and end early since torch 2.1 (inferred: these rows are the newer ones).
-        return dataclasses.replace(
-            code,
-            gradient_bytes=4.0,
-            forward_logit_bytes=2.0,
-            backward_logit_bytes=4.0,
-            forward_width_bytes=48.0,
-            backward_width_bytes=84.0,
-            stops_early=True,
-        )
+        # Rows without autocast in their name, mixed_precision PURE, are of 2023-04-04 (commit 9fa3ceb9): torch 1.13.1,
+        # limit_all_gathers.  The others are of 2023-10-19 (b2a43a14): torch 2.1.0, whose checkpoints end early.  Both
+        # have Composer's BACKWARD_POST, but two gathers may be under way: the host asks for the next block's while the
+        # device computes the one behind.
+        return code if row.gradients_in_fp32 else _COMPOSER_PURE
     if software in ("nemo", "simumax"):
         casts = 16.0 if row.dtype == "fp8" else 0.0
         gated = row.architecture.gated

@@ -72,13 +72,14 @@ class StagePrices:
         overlap = self._overlap if beside else 0.0
         return message.seconds - overlap * min(message.seconds, behind_s)
 
-    def _prices(self, groups: dict[str, Group], *, wide: bool = False) -> Prices:
+    def _prices(self, groups: dict[str, Group], *, ends: bool = False) -> Prices:
+        """``ends``: few large kernels that move what they are counted to, and products in 16 bits."""
         return Prices(
             times=self.times,
             links=self.links,
             groups=groups,
-            wide=wide,
-            traffic_ratio=self._traffic_ratio,
+            wide=ends,
+            traffic_ratio=1.0 if ends else self._traffic_ratio,
             ratio=self._ratio,
         )
 
@@ -109,7 +110,7 @@ class StagePrices:
         size = layout.shape.size
         key = (size("tp"), size("cp"), groups.get("tp"), layout.micro_batch_size, layout.sequence_parallel)
         if key not in self._ends:
-            share, prices = Share(model=self.model, layout=layout, code=self.code), self._prices(groups, wide=True)
+            share, prices = Share(model=self.model, layout=layout, code=self.code), self._prices(groups, ends=True)
             self._ends[key] = prices.passes(operations.embedding(share)), prices.passes(operations.head(share))
         return self._ends[key]
 

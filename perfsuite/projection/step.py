@@ -174,7 +174,7 @@ def _flags(
     share = memory.share
     if share is not None and share > MEMORY_LIMIT:
         bound = True
-        fits = "does not fit" if share > 1 else "is at the limit: allocators retry, and steps took up to 26 % longer"
+        fits = "does not fit" if share > 1 else "is at the limit: allocators retry, and steps took up to 36 % longer"
         flags.append(Flag(name="memory-limit", text=f"{100 * share:.0f} % of the memory by estimate: {fits}"))
     host = sum(seconds for name, _, seconds in step_time.parts if name == "launching kernels")
     if host:

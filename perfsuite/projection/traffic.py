@@ -95,6 +95,11 @@ class Implementation:
     """Of a parameter as it is sent and multiplied; equal to ``weight_bytes`` without a copy."""
     gradient_bytes: float = 4.0
     """Of a parameter's gradient as it is added up and sent."""
+    kept_gradient_bytes: float = 0.0
+    """Of a sharded gradient as it waits for the optimizer; 0: as it is sent."""
+    unit_gradient_bytes: float = 0.0
+    """Per parameter of a block, of gradients that are being joined, and of another block's that are being scattered; 0:
+    as one block's are sent."""
     optimizer_state_bytes: float = 8.0
     updating_bytes: float = 0.0
     """Per parameter that a rank updates, that the optimizer makes for itself and gives back."""
@@ -114,8 +119,6 @@ class Implementation:
     """Per parameter whose gradient is copied into a bucket."""
     stops_early: bool = False
     """Whether recomputing a block ends with what its backward needs, which its last product is not part of."""
-    prefetches_backward: bool = True
-    """Whether sharded parameters are gathered again for a block's backward while the block behind it computes."""
     overlaps_beside_tensor: bool = True
     """Whether messages of data parallelism hide where there is tensor parallelism."""
     stage_overlap: float = 0.0
