@@ -1,9 +1,13 @@
-"""Many ranks, many cases: 128 ranks run on this host, and over 100 cases nothing grows.
+"""Many cases, many ranks: over 200 cases of changing world size nothing grows, and 128 ranks run on this host.
 
-    python benchmarks/endurance.py [--ranks 128] [--cases 100]
+    python benchmarks/endurance.py [--platform cpu] [--cases 200] [--ranks 128]
 
-The cases change their number of ranks (1, 2, 4, 3) from one to the next, so that every one forms a new process group
-in processes that live on.  Descriptors, threads and resident memory are those of the driver and of rank 0's process.
+The cases change their number of ranks from one to the next (1, 2, 4, 3 on a CPU, 8, 2, 4, 1 on devices, as far as there
+are so many), so that every one forms a new process group in processes that live on.  Descriptors, threads and resident
+memory are those of the driver and of the process of rank 0; on an accelerator also what is taken of its memory, which
+has communicators' buffers.  Fails where descriptors, threads or device memory have grown from the 20th case to the last
+of as many ranks.  Only a CPU has more ranks than devices: --ranks is for one.  The simulated device:
+``PERFSUITE_FAMILIES=simmusa=simmusa.family:SimMusa python benchmarks/endurance.py --platform simmusa``.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfsuite.platforms import families
+from perfsuite.errors import ConfigurationError
+from perfsuite.platforms import Machine, detect_machine, load_catalog
 from perfsuite.plugin.launch import PRELOAD
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
@@ -29,9 +34,11 @@ from perfsuite.workloads.collective import AllReduce
 
 ROOT = Path(__file__).parent.parent
 BUDGET = Budget(min_rounds=5, max_rounds=20, max_time_s=0.02, warmup_time_s=0.02, timeout_s=300)
-WORLD_SIZES = (1, 2, 4, 3)
+HOST_SIZES, DEVICE_SIZES = (1, 2, 4, 3), (8, 2, 4, 1)
 SETTLED = 20
 """Cases after which libraries have allocated what they keep."""
+MAY_GROW = "resident_kib"
+"""Told, but no failure: a process's heap breathes."""
 
 
 def add_up(rank):
@@ -41,7 +48,11 @@ def add_up(rank):
 
     buffer = torch.ones(1024, device=rank.device)
     if rank.rank == 0:
-        for name, count in held(os.getpid()).items():
+        counts = held(os.getpid())
+        if rank.device.type != "cpu":
+            free, total = torch.get_device_module(rank.device).mem_get_info()
+            counts["device_kib"] = (total - free) >> 10
+        for name, count in counts.items():
             rank.record(name, float(count), unit="", reduce="only")
     return lambda: dist.all_reduce(buffer)
 
@@ -74,36 +85,63 @@ def many_ranks(driver: Driver, ranks: int) -> None:
     print(f"  every element checked; {wall_s:.1f} s with the start of the processes")
 
 
-def many_cases(driver: Driver, cases: int) -> None:
-    """Cases in a row; prints what is held after SETTLED of them and at the end."""
+def many_cases(driver: Driver, sizes: tuple[int, ...], cases: int) -> list[str]:
+    """Cases in a row; prints what is held after SETTLED of them and at the end, and gives what has grown."""
     series: list[dict[str, dict[str, int]]] = []
-    for world_size in islice(cycle(WORLD_SIZES), cases):
+    for world_size in islice(cycle(sizes), cases):
         job = Job(workload=FunctionWorkload(function=add_up), world_size=world_size, budget=BUDGET)
         records = {record.name: int(record.value) for record in driver.run(job).records}
         series.append({"driver": held(os.getpid()), "rank 0": records})
+    settled = min(SETTLED, cases)
+    last = settled + (cases - settled) // len(sizes) * len(sizes)  # of as many ranks
+    print(f"{cases} cases of {', '.join(map(str, sizes))} ranks in turn")
+    grown = []
     for who in ("driver", "rank 0"):
         for name in series[0][who]:
-            early, late = series[min(SETTLED, cases) - 1][who][name], series[-1][who][name]
-            print(
-                f"{who}: {name} {early} after case {min(SETTLED, cases)}, {late} after case {cases}: {late - early:+d}"
-            )
+            early, late = series[settled - 1][who][name], series[last - 1][who][name]
+            print(f"{who}: {name} {early} after case {settled}, {late} after case {last}: {late - early:+d}")
+            if late > early and name != MAY_GROW:
+                grown.append(f"{who}: {name}")
+    return grown
 
 
-def main() -> None:
+def sizes_of(machine: Machine) -> tuple[int, ...]:
+    """The world sizes that this machine can have."""
+    if machine.family.shareable:
+        return HOST_SIZES
+    return tuple(dict.fromkeys(min(size, machine.device_count) for size in DEVICE_SIZES))
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=128)
-    parser.add_argument("--cases", type=int, default=100)
+    parser.add_argument("--platform", default="cpu", help="as --perf-platform (default: %(default)s)")
+    parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--ranks", type=int, default=128, help="ranks of one case on a CPU's host")
     arguments = parser.parse_args()
+    if arguments.cases < 1 or arguments.ranks < 1:
+        parser.error(f"--cases={arguments.cases} --ranks={arguments.ranks}: at least one of each")
+    try:
+        machine = detect_machine(load_catalog(), arguments.platform)
+    except ConfigurationError as problem:
+        parser.error(str(problem))
+    if machine.absent:
+        parser.error(f"--platform={arguments.platform}: {machine.absent}")
+    if len(sizes_of(machine)) < 2:
+        parser.error(f"--platform={arguments.platform}: one device here, a world that changes its size needs two")
     with tempfile.TemporaryDirectory() as logs:
-        transport = LocalTransport(start_method="fork", preload=PRELOAD, log_directory=Path(logs))
-        driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
+        start = machine.family.start_method
+        transport = LocalTransport(start_method=start, preload=PRELOAD, log_directory=Path(logs))
+        driver = Driver(transport=transport, family=machine.family, rootpath=ROOT, device_count=machine.device_count)
         try:
             first_result(driver)
-            many_cases(driver, arguments.cases)
-            many_ranks(driver, arguments.ranks)
+            grown = many_cases(driver, sizes_of(machine), arguments.cases)
+            if machine.family.shareable:
+                many_ranks(driver, arguments.ranks)
         finally:
             driver.close()
     print(f"the driver's own peak is {_peak_mib():.0f} MiB")
+    print(f"grown: {', '.join(grown) or 'nothing'}")
+    return 1 if grown else 0
 
 
 def _peak_mib() -> float:
@@ -113,4 +151,4 @@ def _peak_mib() -> float:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

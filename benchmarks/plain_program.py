@@ -1,6 +1,6 @@
 """The suite's figure over a plain program's: other processes, started by torchrun as a user would, alternating.
 
-    python benchmarks/plain_program.py [--cases all] [--pairs 24] [--starts 3] [--threads 1] [--steps 40] [--single]
+    python benchmarks/plain_program.py [--cases all] [--pairs 24] [--starts 3] [--threads 1] [--steps 40]
                                        [--warmup 3] [--pause 0] [--launcher torchrun|none] [--start fork|exec]
 
 Cases: tp (a LLaMA on mesh tp2), ddp and fsdp (a GPT-2), all-reduces of 1 KiB to 16 MiB.  The plain programs are in
@@ -123,11 +123,7 @@ def _free_port() -> int:
 def suite(driver: Driver, case: Compared, options: argparse.Namespace, *, fresh: bool) -> tuple[Measurement, float]:
     """The suite's case, in processes of its own, and for how many seconds it was busy beside its samples."""
     steps = options.steps
-    budget = Budget(
-        min_rounds=steps, max_rounds=steps, max_time_s=0.0, warmup_min_iterations=5, warmup_min_s=options.warmup
-    )
-    if isinstance(case.workload, AllReduce) and not options.single:  # several in a sample, up to 25 ms of them
-        budget = Budget(min_rounds=steps, max_rounds=steps, max_time_s=steps / 40, warmup_min_s=options.warmup)
+    budget = Budget(min_rounds=steps, max_rounds=steps, warmup_min_iterations=5, warmup_min_s=options.warmup)
     shape = MeshShape.parse(case.workload.layout()) if case.workload.layout() else None
     job = Job(workload=case.workload, world_size=RANKS, shape=shape, budget=budget, fresh=fresh)
     start = time.perf_counter()
@@ -185,9 +181,6 @@ def main() -> None:
     parser.add_argument("--launcher", choices=("torchrun", "none"), default="torchrun", help="of the plain program")
     parser.add_argument(
         "--start", choices=("fork", "exec"), default="fork", help="the suite's ranks; default: %(default)s"
-    )
-    parser.add_argument(
-        "--single", action="store_true", help="one all-reduce in a sample: shorter than what a busy machine interrupts"
     )
     options = parser.parse_args()
     names = list(CASES) if options.cases == "all" else options.cases.split(",")

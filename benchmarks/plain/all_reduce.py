@@ -1,9 +1,9 @@
 """A plain loop of all-reduces of one message; it knows nothing of perfsuite.
 
-    torchrun --nproc-per-node=2 benchmarks/plain/all_reduce.py --bytes 1024 --steps 40
+    torchrun --nproc-per-node=2 benchmarks/plain/all_reduce.py --bytes 1024 --steps 40 [--in-a-row 1]
 
-A step is a barrier and as many all-reduces as 20 ms take, at most 100, or as the turn says (turns.py).  Prints what
-the slowest rank's time of one all-reduce is over the steps, once for each turn.
+A step is a barrier and so many all-reduces, or as many as the turn says (turns.py).  Prints what the slowest rank's
+time of one all-reduce is over the steps, median and first decile in seconds, once for each turn.
 """
 
 import argparse
@@ -19,6 +19,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bytes", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--in-a-row", type=int, default=1)
     given = parser.parse_args()
     dist.init_process_group("gloo")
     buffer = torch.ones(given.bytes // 4)
@@ -32,10 +33,8 @@ def main():
         dist.all_reduce(worst, dist.ReduceOp.MAX)
         return float(worst)
 
-    usual = min(seconds(3) for _ in range(5))
     for turn in turns():
-        count = turn.iterations or max(1, min(100, int(0.02 / usual)))
-        measure(turn, functools.partial(seconds, count), given.steps)
+        measure(turn, functools.partial(seconds, turn.iterations or given.in_a_row), given.steps)
     dist.destroy_process_group()
 
 

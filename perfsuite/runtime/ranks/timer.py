@@ -1,12 +1,14 @@
 """How samples are taken on the ranks of a case.
 
 A sample is the mean of k back-to-back iterations between two stamps of the device's clock; before it the ranks meet in
-a barrier, outside the sample (training steps run free).  k makes a sample at least 100 times what the clock can resolve
-and 20 times a barrier, which bounds the error of ranks leaving the barrier at different times; where the cache is to be
-flushed before every iteration, k is 1.  k is a power of two, by medians over the last third of the warm-up: messages in
-a row take longer than one alone (gloo's of 1 MiB 1.4 times as long in 16), so that runs whose k differed by what a
-single batch and a few barriers happened to take would not be comparable.  After each sample one all-reduce gives every
-rank the maximum over ranks and rank 0's elapsed time, so all ranks decide alike when to stop.
+a barrier, outside the sample (training steps run free).  k makes a sample at least 100 times what the clock can
+resolve, and on a device, to which the host queues, 20 times a barrier, which bounds the error of ranks leaving it at
+different times.  On a CPU a call returns when its message is there: each is timed by itself, between barriers.  Several
+in a row measure the scheduler there: where gloo's threads share cores with the ranks, medians of 1 KiB in a row scatter
+by a factor of 1.8 from start to start, of one by 1.1 (docs/truth.md).  Where the cache is to be flushed before every
+iteration, k is 1.  Else k is a power of two, by medians over the last third of the warm-up, so that runs whose warm-ups
+differed a little are comparable.  After each sample one all-reduce gives every rank the maximum over ranks and rank 0's
+elapsed time, so all ranks decide alike when to stop.
 """
 
 from __future__ import annotations
@@ -221,7 +223,7 @@ class Timer:
             last_s = now_s
             if now_s * batch < _BATCH_S:
                 batch *= 2
-        if len(barriers) <= _BARRIERS and self._member.world_size > 1:
+        if self._clock.queues and len(barriers) <= _BARRIERS and self._member.world_size > 1:
             barriers += [self._time_once(self.align) for _ in range(_BARRIERS - len(barriers) + 1)]
             shared = self._maximum([*shared[:3], _usual_s(barriers), shared[4]])
         iteration_s, launch_s = (statistics.median(times) for times in zip(*seen[2 * len(seen) // 3 :], strict=True))
@@ -251,8 +253,8 @@ class Timer:
         floor_s = _CLOCK_MARGIN * warm.clock_s
         if self._clock.queues:  # the device has passed the first stamp before the first kernel reaches it
             floor_s = max(floor_s, min(_CLOCK_MARGIN * warm.launch_s, _LONGEST_FLOOR_S))
-        if self._aligned and self._member.world_size > 1:
-            floor_s = max(floor_s, _BARRIER_MARGIN * warm.barrier_s)
+            if self._aligned and self._member.world_size > 1:
+                floor_s = max(floor_s, _BARRIER_MARGIN * warm.barrier_s)
         if budget.sustain_s is not None:
             floor_s = max(floor_s, budget.sustain_s / _SUSTAINED_SAMPLES)
         length_s = max(budget.max_time_s, budget.sustain_s or 0.0)
