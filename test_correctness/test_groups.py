@@ -91,7 +91,7 @@ def test_a_rank_whose_end_nobody_has_told_yet_fails_no_case(driver, monkeypatch)
     """The forkserver speaks when it is asked a second time: the first is when ranks for the next case are taken."""
     whole = processes(run(driver, 2), 0, 1)
     transport = driver._transport
-    forkserver, real, looked = transport._server.process.pid, transport._look, []
+    forkserver, real, looked = transport._servers[1 % transport._layouts].process.pid, transport._look, []
 
     def look(*arguments):
         looked.append(arguments)

@@ -100,7 +100,7 @@ def test_those_of_a_hung_worker_end_with_it(driver, tmp_path):
 
 def test_those_of_a_killed_forkserver_are_ended_by_the_driver(driver, tmp_path):
     leave(driver, tmp_path, chained=False)  # whoever searches /proc may miss each link of a chain
-    server = driver._transport._server.process
+    server = driver._transport._servers[0].process
     server.kill()
     server.wait()
     driver.run(job(steps.add_up))
@@ -117,9 +117,10 @@ def test_nothing_is_left_once_the_run_is_closed(tmp_path):
 def test_closing_does_the_work_of_a_killed_forkserver(tmp_path):
     transport = LocalTransport(start_method="fork", preload=(), log_directory=tmp_path)
     transport.start()
-    marks = {MARK: transport._server.mark, "PERFSUITE_TEST_TOKEN": str(tmp_path)}
+    server = transport._servers[0]
+    marks = {MARK: server.mark, "PERFSUITE_TEST_TOKEN": str(tmp_path)}
     with subprocess.Popen(["sleep", "600"], start_new_session=True, env={**os.environ, **marks}):
-        transport._server.process.kill()
+        server.process.kill()
         transport.close()
     assert left(tmp_path) == []
 

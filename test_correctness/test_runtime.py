@@ -22,6 +22,7 @@ from perfsuite.errors import (
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.transports import local
 from perfsuite.runtime.transports.base import WRAPPER
 from perfsuite.runtime.transports.local import STORE, LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload
@@ -346,15 +347,15 @@ def test_children_of_a_hung_rank_end_with_it(driver, tmp_path):
 @pytest.mark.parametrize("unread", [b"", b"a request"])
 def test_a_killed_forkserver_fails_the_case_and_is_replaced(driver, unread):
     driver.run(job(steps.add_up, 2))
-    server = driver._transport._server.process.pid
-    workers = pids_of(driver)
+    server = driver._transport._servers[0].process.pid
+    workers = [driver._transport._slots[0].pid]
     if unread:
         os.kill(server, signal.SIGSTOP)
-        driver._transport._server.control.send(unread)
+        driver._transport._servers[0].control.send(unread)
     os.kill(server, signal.SIGKILL)
     assert gone(workers)
     assert driver.run(job(steps.add_up, 2)).world_size == 2
-    assert driver._transport._server.process.pid != server
+    assert driver._transport._servers[0].process.pid != server
 
 
 def test_a_wrapper_starts_the_workers_is_in_the_record_and_closing_leaves_no_process(tmp_path, monkeypatch):
@@ -363,11 +364,33 @@ def test_a_wrapper_starts_the_workers_is_in_the_record_and_closing_leaves_no_pro
     driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
     driver.run(job(steps.add_up, 2))
     assert driver.environment()["wrapper"] == "env PERFSUITE_TEST='by a wrapper'"
-    pids = [*pids_of(driver), transport._server.process.pid, transport._slots[-1].pid]
+    servers = [server.process.pid for server in transport._servers.values()]
+    pids = [*pids_of(driver), *servers, transport._slots[-1].pid]
     assert set(pids) == set(processes_with("PERFSUITE_TEST=by a wrapper"))
     driver.close()
     driver.close()
     assert gone(pids)
+
+
+@pytest.mark.skipif(
+    Path("/proc/sys/kernel/randomize_va_space").read_text().strip() == "0", reason="no address is random here"
+)
+def test_ranks_that_share_few_cores_have_their_memory_laid_out_apart_as_a_users_have(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "allowed_cores", lambda: (0, 1))
+    transport = LocalTransport(start_method="fork", preload=("torch",), log_directory=tmp_path)
+    try:
+        transport.start()
+        transport.acquire(3, fresh=False, env={}, deadline_s=60)
+        assert all(server.is_up for server in transport._servers.values())  # none imports beside a case
+        places = [where_libc_is(transport._slots[rank].pid) for rank in range(3)]
+    finally:
+        transport.close()
+    assert places[0] != places[1]
+    assert places[0] == places[2]
+
+
+def where_libc_is(pid):
+    return next(line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/libc" in line)
 
 
 def test_an_unknown_way_to_start_ranks_is_refused(tmp_path):

@@ -23,7 +23,8 @@ def transport(tmp_path):
 def start(transport):
     """The forkserver's process, and every process of its mark."""
     transport.acquire(1, fresh=False, env={}, deadline_s=60)
-    return transport._server.process, processes_with(f"{MARK}={transport._server.mark}")
+    server = transport._servers[0]
+    return server.process, processes_with(f"{MARK}={server.mark}")
 
 
 def interpreters(pids):

@@ -93,7 +93,7 @@ class Family(ABC):
     other_backends: ClassVar[tuple[str, ...]] = ()
     """What its ranks can communicate by where it is asked for."""
     start_method: ClassVar[Literal["fork", "exec"]] = "fork"
-    """How rank processes start: fork of a preloaded parent, or a new interpreter where a fork poisons the driver."""
+    """How rank processes start: forks of preloaded parents, or a new interpreter where a fork poisons the driver."""
     shareable: ClassVar[bool] = False
     """Whether more ranks than devices are always allowed (cpu); elsewhere only with --perf-oversubscribe."""
     preloads: ClassVar[bool] = False

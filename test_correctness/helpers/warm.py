@@ -188,7 +188,7 @@ def offered(root: str, preload: tuple[str, ...]):
     import subprocess
 
     from perfsuite.runtime.transports.base import WRAPPER
-    from perfsuite.runtime.transports.local import worker_environment
+    from perfsuite.runtime.transports.parents import worker_environment
 
     address = f"perfsuite-test-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:

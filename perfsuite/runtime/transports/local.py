@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
 import select
-import shlex
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,62 +19,31 @@ from perfsuite.runtime.cut import LOG_BYTES
 from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.stacks import is_whole, state_of
 from perfsuite.runtime.transports.base import WRAPPER, Event, Message, Place, Transport
-from perfsuite.runtime.transports.forkserver import boot_command
-from perfsuite.runtime.transports.launchers import launcher_variables
-from perfsuite.runtime.transports.orphans import MARK, end_marked
+from perfsuite.runtime.transports.parents import LOG, Child, ForkServer
 
 StartMethod = Literal["fork", "exec"]
 """How a rank's process begins: as a copy of one that has torch, or as a new interpreter."""
 STORE = -1
 """The slot of the process that serves the TCPStore and has no rank."""
 _STACK_POLL_S = 0.02
-_END_S = 10.0
-"""For a forkserver to end all its descendants, and for the driver to do so in its place."""
-
-
-@dataclass(kw_only=True)
-class _Child:
-    """One worker process, as the driver knows it."""
-
-    slot: int
-    link: Connection
-    log: Path
-    stacks: Path
-    env: dict[str, str]
-    pid: int = 0
-    used: bool = False
-    """It has been acquired for a case before."""
-    log_start: int = 0
-    """Size of the log when the current case began."""
-    doomed: bool = False
-    """Killed before the forkserver said that it had started."""
-    ended: str = ""
-    reported: bool = False
-
-
-@dataclass(kw_only=True)
-class _ForkServer:
-    """Driver's side of one forkserver process."""
-
-    process: subprocess.Popen[bytes]
-    control: socket.socket
-    life_w: int
-    mark: str
-    """Value of MARK in the environment of all that descends from it."""
-    children: dict[int, _Child] = field(default_factory=dict)
-    """By request id until started, then by pid."""
-
-    def end_in_its_place(self) -> None:
-        """Once its end is certain: what it would have ended itself, had it not been killed."""
-        if self.process.wait(5) != 0:
-            end_marked(self.mark, _END_S)
+_LAYOUTS = 8
+"""Ranks from here on share no core with the first, or every core has several: their memory may be laid out alike."""
+_AHEAD = 2
+"""Forkservers that import while the caller goes on; more are started when a case has so many ranks."""
 
 
 class LocalTransport(Transport):
-    """As many slots on this host as a case asks for; workers are children of a forkserver that preloads torch."""
+    """As many slots on this host as a case asks for; workers are children of forkservers that preload torch.
+
+    Forks of one process have their memory laid out alike, which a user's ranks, new interpreters, have not.  Where
+    processes take turns on a core that makes messages faster than a user sees (by a tenth at 64 KiB: docs/truth.md).
+    So each slot has a forkserver of its own, as far as there are cores.
+    """
 
     name = "local"
     capacity = None
+    layouts = _LAYOUTS
+    """Forkservers at most."""
 
     def __init__(
         self,
@@ -101,29 +65,23 @@ class LocalTransport(Transport):
         self._preload = preload if start_method == "fork" else ()
         self._logs = log_directory
         self._first = first_slot
-        self._server: _ForkServer | None = None
-        self._slots: dict[int, _Child] = {}
+        # What a wrapper writes, a profile say, is of all workers.
+        alike = start_method == "exec" or WRAPPER in os.environ
+        self._layouts = 1 if alike else max(1, min(self.layouts, len(allowed_cores())))
+        self._servers: dict[int, ForkServer] = {}
+        self._slots: dict[int, Child] = {}
         self._store = ("", 0)
-        self._requests = 0
         self._closed = False
 
     def start(self) -> None:
-        """Start the forkserver without waiting for it: it imports torch while the caller goes on."""
-        if self._server is None:
-            self._logs.mkdir(parents=True, exist_ok=True)
-            self._server = self._start_server()
+        """Start forkservers without waiting for them: they import torch while the caller goes on."""
+        for number in range(min(_AHEAD, self._layouts)):
+            self._server(number)
 
     def preload(self, modules: tuple[str, ...]) -> None:
-        """Tell the forkserver; it imports them before it starts the next worker."""
-        new = tuple(name for name in modules if name not in self._preload)
-        if self._method != "fork" or not new:
-            return
-        self._preload += new
-        if self._server is None:
-            self.start()
-            return
-        with contextlib.suppress(OSError):  # a dead server is noticed by whoever needs it
-            self._server.control.send(json.dumps({"preload": new}).encode())
+        """What a forkserver imports before it starts the next worker."""
+        if self._method == "fork":
+            self._preload += tuple(name for name in modules if name not in self._preload)
 
     def place(self, slot: int) -> Place:
         """Every slot is on this host."""
@@ -146,6 +104,7 @@ class LocalTransport(Transport):
         for slot in stale:
             self._slots[slot] = self._start_child(slot, dict(env))
         self._await_started(slots, until)
+        self._await_imports(until)
         for slot in slots:
             child = self._slots[slot]
             child.used = True
@@ -223,66 +182,40 @@ class LocalTransport(Transport):
     def close(self) -> None:
         """See :meth:`Transport.close`.  The forkserver kills what is left of its children before it ends."""
         self._closed = True
-        server, self._server = self._server, None
-        if server is None:
-            return
         for child in self._slots.values():
             child.link.close()
         self._slots.clear()
-        os.close(server.life_w)
-        server.control.close()
-        try:
-            server.process.wait(_END_S)
-        except subprocess.TimeoutExpired:  # stuck in a preload: its children watch the same pipe
-            server.process.kill()
-        server.end_in_its_place()
+        servers = list(self._servers.values())
+        self._servers.clear()
+        for server in servers:
+            server.let_go()
+        for server in servers:
+            server.await_end()
 
-    # -- the forkserver ------------------------------------------------------------------------------------------
+    # -- the forkservers -----------------------------------------------------------------------------------------
 
-    def _start_server(self) -> _ForkServer:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        life_r, life_w = os.pipe()
-        mark = secrets.token_hex(8)
-        arguments = {"control_fd": theirs.fileno(), "life_fd": life_r, "preload": list(self._preload)}
-        command = boot_command("perfsuite.runtime.transports.forkserver:main", arguments)
-        with (self._logs / "forkserver.log").open("ab") as log:
-            process = subprocess.Popen(
-                [*shlex.split(os.environ.get(WRAPPER, "")), *command],
-                pass_fds=(theirs.fileno(), life_r),
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**worker_environment(), MARK: mark},
-            )
-        theirs.close()
-        os.close(life_r)
-        return _ForkServer(process=process, control=ours, life_w=life_w, mark=mark)
+    def _server(self, number: int) -> ForkServer:
+        server = self._servers.get(number)
+        if server is None:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            server = self._servers[number] = ForkServer(self._logs, self._preload)
+        return server
 
-    def _start_child(self, slot: int, env: dict[str, str]) -> _Child:
+    def _start_child(self, slot: int, env: dict[str, str]) -> Child:
         assert not self._closed, "a closed transport starts no workers"
-        self.start()
-        assert self._server is not None
+        number = 0 if slot == STORE else (slot - self._first) % self._layouts
+        server = self._server(number)
         ours, theirs = socket.socketpair()
         name = "store" if slot == STORE else f"rank{slot}"
         log, stacks = self._logs / f"{name}.log", self._logs / f"{name}.stacks"
-        child = _Child(slot=slot, link=Connection(ours.detach()), log=log, stacks=stacks, env=env)
+        child = Child(slot=slot, link=Connection(ours.detach()), log=log, stacks=stacks, env=env)
         child.log_start = _size(log)
-        self._requests += 1
-        request = {
-            "start": self._requests,
-            "method": "exec" if env else self._method,
-            "log": str(log),
-            "stacks": str(stacks),
-            "env": env,
-        }
-        self._server.children[-self._requests] = child
         try:
-            socket.send_fds(self._server.control, [json.dumps(request).encode()], [theirs.fileno()])
-        except OSError:
-            self._lose_server()
+            started = server.start(child, "exec" if env else self._method, theirs, () if env else self._preload)
         finally:
             theirs.close()
+        if not started:
+            self._lose_server(number)
         return child
 
     def _is_stale(self, slot: int, fresh: bool, env: Mapping[str, str]) -> bool:
@@ -304,68 +237,32 @@ class LocalTransport(Transport):
             if failed or time.monotonic() > until:
                 slot = min(failed or waiting)
                 cause = self._slots[slot].ended or "the forkserver gave no answer in time"
-                tail = _read_from(self._logs / "forkserver.log", 0)[-2000:]
+                tail = _read_from(self._logs / LOG, 0)[-2000:]
                 self.kill(list(waiting))
                 raise RanksFailed(f"rank {slot} did not start: {cause}\n{tail}")
             waiting = {slot for slot in waiting if not self._slots[slot].pid}
 
-    def _signal(self, children: Iterable[_Child], number: int) -> None:
-        pids = [child.pid for child in children if child.pid]
-        if pids and self._server is not None:
-            with contextlib.suppress(OSError):
-                self._server.control.send(json.dumps({"signal": int(number), "pids": pids}).encode())
+    def _await_imports(self, until: float) -> None:
+        """No forkserver imports beside a case that is measured."""
+        while not all(server.is_up for server in self._servers.values()) and (left := until - time.monotonic()) > 0:
+            self._look(min(0.5, left))
+
+    def _signal(self, children: Iterable[Child], number: int) -> None:
+        children = list(children)
+        for server in self._servers.values():
+            server.signal(children, number)
 
     def _look(self, timeout_s: float, links: list[Connection] | None = None) -> None:
-        """Take in what the forkserver says; wait up to ``timeout_s`` for it or for a worker's frame."""
-        if self._server is None:
-            return
-        control = self._server.control
-        ready: list[Any] = wait([control, *(links or [])], timeout_s)
-        while control in ready:
-            data = _heard(control)
-            if not data:
-                self._lose_server()
-                return
-            self._take(json.loads(data))
-            ready = wait([control], 0)
+        """Take in what the forkservers say; wait up to ``timeout_s`` for it or for a worker's frame."""
+        controls: list[Any] = [server.control for server in self._servers.values()]
+        ready = wait([*controls, *(links or [])], timeout_s) if controls else []
+        for number, server in list(self._servers.items()):
+            if server.control in ready and not server.listen():
+                self._lose_server(number)
 
-    def _take(self, message: dict[str, Any]) -> None:
-        assert self._server is not None
-        if "started" in message:
-            child = self._server.children.pop(-message["started"])
-            child.pid = message["pid"]
-            self._server.children[child.pid] = child
-            if child.doomed:
-                self._signal([child], signal.SIGKILL)
-        elif "exited" in message:
-            child = self._server.children.pop(message["exited"])
-            child.ended = message["text"]
-
-    def _lose_server(self) -> None:
-        """The forkserver died: so did its children.  The next worker starts a new one."""
-        server, self._server = self._server, None
-        assert server is not None
-        code = server.process.wait(5)
-        os.close(server.life_w)
-        server.control.close()
-        server.end_in_its_place()
-        for child in server.children.values():
-            child.ended = f"its parent, the forkserver, ended with exit code {code}"
-
-
-def worker_environment() -> dict[str, str]:
-    """The driver's environment without the launcher's variables and thread settings, which perfsuite sets itself."""
-    hidden = {*launcher_variables(os.environ), "OMP_NUM_THREADS", "PYTEST_CURRENT_TEST"}
-    kept = {name: value for name, value in os.environ.items() if name not in hidden}
-    return {**kept, "TORCH_GLOO_LAZY_INIT": "1"}
-
-
-def _heard(control: socket.socket) -> bytes:
-    """The next message of the forkserver; nothing once it is gone and all that it said has been read."""
-    try:
-        return control.recv(1 << 20)
-    except ConnectionResetError:  # it ended with a request unread: told once, before what it had said itself
-        return control.recv(1 << 20)
+    def _lose_server(self, number: int) -> None:
+        """A forkserver died: so did its children.  The next worker starts a new one."""
+        self._servers.pop(number).lose()
 
 
 def _has_hung_up(link: Connection) -> bool:
@@ -375,7 +272,7 @@ def _has_hung_up(link: Connection) -> bool:
     return any(event & select.POLLHUP for _, event in poller.poll(0))
 
 
-def _next_event(child: _Child) -> Event | None:
+def _next_event(child: Child) -> Event | None:
     """What the worker said, or its end once nothing of what it said is left to read."""
     try:
         if child.link.poll(0):
