@@ -29,10 +29,10 @@ class OfItsOwn(FunctionWorkload):
         return Process()
 
 
-def run(driver, ranks, *, mesh="", workload=FunctionWorkload, fresh=False, **arguments):
+def run(driver, ranks, *, mesh="", workload=FunctionWorkload, fresh=False, function=steps.held, **arguments):
     """What the ranks recorded, by name."""
     shape = MeshShape.parse(mesh) if mesh else None
-    case = workload(function=steps.held, arguments=arguments)
+    case = workload(function=function, arguments=arguments)
     measured = driver.run(Job(workload=case, world_size=ranks, budget=ONCE, fresh=fresh, shape=shape))
     return {record.name: int(record.value) for record in measured.records}
 
@@ -112,6 +112,11 @@ def test_a_rank_whose_end_nobody_has_told_yet_fails_no_case(driver, monkeypatch)
 def test_descriptors_do_not_grow_with_the_world_sizes(devices):
     counts = change(devices, (2, 3) * 6)
     assert counts[2:4] == counts[-2:]
+
+
+def test_streams_of_a_simulated_devices_groups_are_used_again(devices):
+    streams = [run(devices, size, function=steps.queue_of_messages)["stream0"] for size in (2, 3) * 4]
+    assert max(streams[2:]) <= max(streams[:2])
 
 
 @SLOW

@@ -14,7 +14,10 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <optional>
+#include <vector>
 
 namespace simmusa {
 
@@ -29,6 +32,8 @@ constexpr c10::StreamId kChannels = 1 << 20;  // stream ids from here on are com
 std::atomic<int> device_total{1};
 std::atomic<bool> used{false}, forked{false};
 std::atomic<c10::StreamId> next_stream{1}, next_channel{kChannels};
+std::mutex channels_mutex;
+auto& free_channels = *new std::map<int, std::vector<StreamKey>>;  // never destroyed: groups may outlive main
 thread_local int current = 0;
 thread_local c10::StreamId streams[kMaxDevices] = {};
 thread_local std::optional<Stamp> record_as;
@@ -239,7 +244,19 @@ Stream current_stream(int device) { return Stream(Stream::UNSAFE, musa(device), 
 void set_current_stream(int device, int64_t id) { streams[device] = id; }
 
 StreamKey new_channel(int device) {
+  std::lock_guard<std::mutex> guard(channels_mutex);
+  auto& free = free_channels[device];
+  if (!free.empty()) {
+    auto again = free.back();
+    free.pop_back();
+    return again;
+  }
   return (static_cast<StreamKey>(device) << 32) | static_cast<StreamKey>(next_channel++);
+}
+
+void give_back_channel(StreamKey channel) {
+  std::lock_guard<std::mutex> guard(channels_mutex);
+  free_channels[device_of(channel)].push_back(channel);
 }
 
 void require_own_process() {

@@ -312,7 +312,7 @@ class ManyWorks final : public Work {
 class Mccl final : public c10d::Backend {
  public:
   Mccl(intrusive_ptr<c10d::Backend> gloo, int rank, int size) : Backend(rank, size), gloo_(std::move(gloo)) {}
-  ~Mccl() override { give_back_buffers(); }
+  ~Mccl() override { give_back(); }
 
   const std::string getBackendName() const override { return "mccl"; }
   void setSequenceNumberForGroup() override { gloo_->setSequenceNumberForGroup(); }
@@ -322,7 +322,7 @@ class Mccl final : public c10d::Backend {
   // Communicators are destroyed by all of their ranks together: one that leaves by itself waits for the others.
   void shutdown() override {
     if (getSize() > 1) gloo_->barrier(c10d::BarrierOptions())->wait();
-    give_back_buffers();
+    give_back();
   }
 
   // What begins between the two is queued as ever and waited for together.
@@ -543,10 +543,14 @@ class Mccl final : public c10d::Backend {
     return new_channel(device);
   }
 
-  void give_back_buffers() {
+  void give_back() {
     std::lock_guard<std::mutex> guard(start_mutex_);
     for (const auto& [device, bytes] : buffers_) give_beside(device, bytes);
     buffers_.clear();
+    for (const auto& [device, channel] : channels_) give_back_channel(channel);
+    channels_.clear();
+    for (const auto& [which, lane] : lanes_) give_back_channel(lane->channel);
+    lanes_.clear();
   }
 
   StreamKey channel(int device) {

@@ -156,7 +156,10 @@ int current_device();
 void set_current_device(int index);
 c10::Stream current_stream(int device);  // of this thread
 void set_current_stream(int device, int64_t id);
-StreamKey new_channel(int device);  // a stream for a communicator
+// A stream for a communicator, and its way back: what a stream has seen of all others is kept for good, so that one for
+// every communicator of a long session would take ever more memory and time.
+StreamKey new_channel(int device);
+void give_back_channel(StreamKey channel);
 void require_own_process();         // a fork of a process that used the device cannot use it
 
 c10::Allocator* allocator();

@@ -42,6 +42,26 @@ def held(rank, axes="", groups=0):
     return run
 
 
+def queue_of_messages(rank):
+    """Which stream of a simulated device has the group's messages."""
+    import torch
+    import torch.distributed as dist
+
+    from simmusa.native import native
+
+    buffer = torch.ones(16, device=rank.device)
+
+    def run():
+        native().trace(True)
+        dist.all_reduce(buffer)
+        torch.get_device_module(rank.device).synchronize()
+        streams = {stream for name, stream, *_ in native().traced() if name.startswith("mccl::")}
+        native().trace(False)
+        rank.record(f"stream{rank.rank}", float(max(streams)), reduce="only")
+
+    return run
+
+
 def told_by_kernels(rank, blind=None):
     """Asks the kernels of a small step for its exposed communication; rank ``blind`` sees none of its library."""
     from perfsuite.workloads.training import exposed
