@@ -1,9 +1,10 @@
-"""What a two-rank case costs beyond its samples and warm-up, and how that compares with one torchrun per case.
+"""What a two-rank case costs beyond sampling and warm-up, and how that compares with one torchrun per case.
 
     python benchmarks/overhead.py [--cases 40] [--launches 10]
 
 The suite's cases run under a real ``pytest``, once before and once after as many ``torchrun`` launches of the same
-measurement.
+measurement.  Sampling is asked to last a tenth of a second; what of it is not in samples, the ranks meet in barriers
+and agree on each sample, is told as well: it grows with the time that is asked for, the rest does not.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent
+SAMPLING_S = 0.1
 CASES = """
     import pytest
     from perfsuite import world_sizes
@@ -57,10 +59,10 @@ SCRIPT = """
 """
 
 
-def suite_overheads(folder: Path, cases: int, name: str) -> tuple[list[float], list[float]]:
-    """(seconds per case beyond samples and warm-up, whole seconds per case) of one pytest session."""
+def suite_overheads(folder: Path, cases: int, name: str) -> list[tuple[float, float, float]]:
+    """(seconds beyond sampling and warm-up, of sampling between samples, in all) of each case of one pytest session."""
     (folder / "test_overhead.py").write_text(textwrap.dedent(CASES.format(cases=cases)))
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = --benchmark-max-time=0.1\n")
+    (folder / "pytest.ini").write_text(f"[pytest]\naddopts = --benchmark-max-time={SAMPLING_S}\n")
     (folder / "conftest.py").write_text('pytest_plugins = ["perfsuite.plugin"]\n')
     journal, report = folder / f"{name}.jsonl", folder / f"{name}.xml"
     command = [sys.executable, "-m", "pytest", "-q", f"--perf-journal={journal}", f"--junitxml={report}"]
@@ -68,7 +70,7 @@ def suite_overheads(folder: Path, cases: int, name: str) -> tuple[list[float], l
     if done.returncode != 0:
         sys.exit(done.stdout + done.stderr)
     walls = {case.attrib["name"]: float(case.attrib["time"]) for case in ElementTree.parse(report).iter("testcase")}
-    overheads, whole = [], []
+    costs = []
     for line in journal.read_text().splitlines():
         entry = json.loads(line)
         result = entry.get("result", entry)
@@ -77,15 +79,15 @@ def suite_overheads(folder: Path, cases: int, name: str) -> tuple[list[float], l
         measurement = result["measurement"]
         wall = walls[result["case"].partition("::")[2]]
         timed = sum(sample["time_s"] for sample in measurement["samples"]) * measurement["iterations"]
-        overheads.append(wall - timed - measurement["warmup_s"])
-        whole.append(wall)
-    return overheads[1:], whole[1:]  # the first case waits for torch's import
+        sampling = max(timed, SAMPLING_S)
+        costs.append((wall - sampling - measurement["warmup_s"], sampling - timed, wall))
+    return costs[1:]  # the first case waits for torch's import
 
 
 def torchrun_case(folder: Path) -> float:
     """Seconds of one launch of the same measurement."""
     script = folder / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT.format(seconds=0.1, rounds=100)))
+    script.write_text(textwrap.dedent(SCRIPT.format(seconds=SAMPLING_S, rounds=100)))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     started = time.perf_counter()
     subprocess.run(command, cwd=folder, capture_output=True, check=True)
@@ -106,13 +108,13 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        overheads, whole = suite_overheads(folder, arguments.cases, "before")
+        costs = suite_overheads(folder, arguments.cases, "before")
         launches = [torchrun_case(folder) for _ in range(arguments.launches)]
-        overheads_again, whole_again = suite_overheads(folder, arguments.cases, "after")
-    overheads += overheads_again
-    whole += whole_again
-    overhead_s, whole_s, launch_s = map(statistics.median, (overheads, whole, launches))
-    print(f"suite, two ranks: {overhead_s * 1e3:.0f} ms per case beyond samples and warm-up, of {len(overheads)} cases")
+        costs += suite_overheads(folder, arguments.cases, "after")
+    overhead_s, between_s, whole_s = map(statistics.median, zip(*costs, strict=True))
+    launch_s = statistics.median(launches)
+    print(f"suite, two ranks: {overhead_s * 1e3:.0f} ms per case beyond sampling and warm-up, of {len(costs)} cases")
+    print(f"suite, two ranks: {between_s * 1e3:.0f} of {SAMPLING_S * 1e3:.0f} ms of sampling are between samples")
     print(f"suite, two ranks: {whole_s * 1e3:.0f} ms per case in all")
     print(f"torchrun, two ranks: {launch_s:.2f} s per case, of {len(launches)} cases")
     print(f"torchrun over suite, whole case: {launch_s / whole_s:.1f}x")
