@@ -163,7 +163,7 @@ def paced(control: str, results: Iterable[Result]) -> str:
     if not (sent and control.startswith("bbr")):
         return ""
     return (
-        f"gloo's messages go by TCP, which {control} paces: they scatter several times more than by cubic "
+        f"gloo's messages go by TCP, which {control} paces: they can scatter several times more than by cubic "
         "(sysctl -w net.ipv4.tcp_congestion_control=cubic; docs/truth.md)"
     )
 
