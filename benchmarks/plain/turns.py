@@ -39,8 +39,8 @@ def turns():
 def measure(turn, sample, steps):
     """Warm up, take ``steps`` samples, or what the turn says, and print median and first decile in s an iteration.
 
-    ``sample`` gives the seconds of one iteration on the slowest rank, the same on all ranks; the decile has hardly
-    anything of what else runs on the machine.
+    ``sample`` gives the seconds of one iteration, of this rank or of the slowest: that of the slowest counts.  The
+    decile has hardly anything of what else runs on the machine.
     """
     began, warm_s = time.perf_counter(), torch.zeros(1, dtype=torch.float64)
     while True:
@@ -50,6 +50,8 @@ def measure(turn, sample, steps):
         dist.broadcast(warm_s, 0)
         if warm_s >= turn.warmup_s:
             break
-    times_s = [sample() for _ in range(turn.steps or steps)]
+    slowest_s = torch.tensor([sample() for _ in range(turn.steps or steps)], dtype=torch.float64)
+    dist.all_reduce(slowest_s, dist.ReduceOp.MAX)
+    times_s = slowest_s.tolist()
     if dist.get_rank() == 0:
         print(statistics.median(times_s), statistics.quantiles(times_s, n=10)[0], flush=True)
