@@ -14,7 +14,7 @@ both loops run for at least so many seconds before what counts (the suite's own 
 both wait so many seconds before each turn.  They are started --starts times, and the interval is told over starts as
 well, which differ more than pairs of one.  ``--launcher none`` starts the program's ranks without torchrun's agent
 beside them, as srun and mpirun do; ``--start exec`` starts the suite's as new interpreters, as a program's are.
-Ranks of a plain all-reduce tell each other the time of each step, or with ``--agree end`` of all of them at the end.
+The program's ranks tell each other the time of each step, or with ``--agree end`` of all of them at the end.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from perfsuite.workloads.training.train_step import TrainStep
 
 ROOT = Path(__file__).parent.parent
 RANKS = 2
-ALL_REDUCE = "all_reduce.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,7 @@ CASES: Mapping[str, Compared] = {
     },
     **{
         f"all_reduce-{format_bytes(size)}": Compared(
-            workload=AllReduce(message_bytes=size), program=(ALL_REDUCE, f"--bytes={size}")
+            workload=AllReduce(message_bytes=size), program=("all_reduce.py", f"--bytes={size}")
         )
         for size in (KIB, 64 * KIB, MIB, 16 * MIB)
     },
@@ -84,8 +83,6 @@ CASES: Mapping[str, Compared] = {
 def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[Measurement, float], tuple[float, float]]]:
     """The plain program, started: median and first decile of a turn like the suite's, warmed up for so many seconds."""
     program, *arguments = case.program
-    if program == ALL_REDUCE:
-        arguments.append(f"--agree={options.agree}")
     script = [str(ROOT / "benchmarks" / "plain" / program), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     others: list[subprocess.Popen[str]] = []
@@ -104,7 +101,7 @@ def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[Mea
     said, asked = started.stdout, started.stdin
 
     def turn(like: Measurement, warmup_s: float) -> tuple[float, float]:
-        asked.write(f"{len(like.samples)} {like.iterations} {warmup_s}\n")
+        asked.write(f"{len(like.samples)} {like.iterations} {warmup_s} {int(options.agree == 'end')}\n")
         asked.flush()
         middle, low = said.readline().split()
         return float(middle), float(low)
@@ -187,7 +184,7 @@ def main() -> None:
     parser.add_argument(
         "--start", choices=("fork", "exec"), default="fork", help="the suite's ranks; default: %(default)s"
     )
-    parser.add_argument("--agree", choices=("each", "end"), default="each", help="of the plain all-reduce's ranks")
+    parser.add_argument("--agree", choices=("each", "end"), default="each", help="of the plain program's ranks")
     options = parser.parse_args()
     names = list(CASES) if options.cases == "all" else options.cases.split(",")
     if unknown := [name for name in names if name not in CASES]:

@@ -19,7 +19,7 @@ from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.runtime.transports.orphans import MARK, Child
 from perfsuite.workload import Budget, FunctionWorkload
-from test_correctness.helpers import processes, steps
+from test_correctness.helpers import orphans, processes, steps
 from test_correctness.helpers.processes import processes_with
 
 pytestmark = pytest.mark.usefixtures("cold")
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 PRELOAD = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
 QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
 SLEEPERS = 2
-"""Processes that steps.orphaning leaves behind and that stay the same: a session and a daemon, beside a chain."""
+"""Processes that orphans.orphaning leaves behind and that stay the same: a session and a daemon, beside a chain."""
 DRIVER = """
 import sys, time
 from perfsuite.runtime import scratch
@@ -55,7 +55,7 @@ def job(function, *, fresh=False, budget=QUICK, **arguments) -> Job:
 
 
 def leave(driver: Driver, directory: Path | str, **changes) -> None:
-    driver.run(job(steps.orphaning, token=str(directory), **changes))
+    driver.run(job(orphans.orphaning, token=str(directory), **changes))
 
 
 def left(directory: Path) -> list[int]:

@@ -6,14 +6,12 @@ import dataclasses
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
 
 from perfsuite.errors import (
     CaseError,
-    ConfigurationError,
     ExpectedFailure,
     InvalidParameter,
     RanksFailed,
@@ -22,13 +20,11 @@ from perfsuite.errors import (
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.transports import local
-from perfsuite.runtime.transports.base import WRAPPER
 from perfsuite.runtime.transports.local import STORE, LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.axis_collective import AxisCollective
 from test_correctness.helpers import steps
-from test_correctness.helpers.processes import listening_on, own_address, processes_with
+from test_correctness.helpers.processes import gone, listening_on, own_address
 
 pytestmark = pytest.mark.usefixtures("cold")
 ROOT = Path(__file__).parent.parent
@@ -54,21 +50,6 @@ def job(function, world_size, *, budget=QUICK, fresh=False, shape=None, **argume
 
 def pids_of(measurement_driver):
     return [child.pid for slot, child in measurement_driver._transport._slots.items() if slot >= 0]
-
-
-def alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-def gone(pids, within_s=10.0):
-    until = time.monotonic() + within_s
-    while time.monotonic() < until and any(alive(pid) for pid in pids):
-        time.sleep(0.05)
-    return not any(alive(pid) for pid in pids)
 
 
 def test_a_case_brings_back_samples_of_every_rank(driver):
@@ -100,7 +81,7 @@ def test_workers_are_reused_and_replaced_when_asked(driver):
     assert pids_of(driver) == first
     assert driver.run(job(steps.add_up, 2, fresh=True)).process == "fresh"
     assert not set(pids_of(driver)) & set(first)
-    assert gone(first)
+    assert gone(first, within_s=10.0)
 
 
 def test_a_further_build_of_a_case_keeps_its_processes_and_groups(driver):
@@ -341,7 +322,7 @@ def test_children_of_a_hung_rank_end_with_it(driver, tmp_path):
         driver.run(job(steps.grandchild, 2, budget=budget, pid_file=str(tmp_path / "pid")))
     pids = [int(pid) for rank in (0, 1) for pid in (tmp_path / f"pid.{rank}").read_text().split()]
     assert len(pids) == 4
-    assert gone(pids)
+    assert gone(pids, within_s=10.0)
 
 
 @pytest.mark.parametrize("unread", [b"", b"a request"])
@@ -353,64 +334,6 @@ def test_a_killed_forkserver_fails_the_case_and_is_replaced(driver, unread):
         os.kill(server, signal.SIGSTOP)
         driver._transport._servers[0].control.send(unread)
     os.kill(server, signal.SIGKILL)
-    assert gone(workers)
+    assert gone(workers, within_s=10.0)
     assert driver.run(job(steps.add_up, 2)).world_size == 2
     assert driver._transport._servers[0].process.pid != server
-
-
-def test_a_wrapper_starts_the_workers_is_in_the_record_and_closing_leaves_no_process(tmp_path, monkeypatch):
-    monkeypatch.setenv(WRAPPER, "env PERFSUITE_TEST='by a wrapper'")
-    transport = LocalTransport(start_method="fork", preload=("torch",), log_directory=tmp_path)
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
-    driver.run(job(steps.add_up, 2))
-    assert driver.environment()["wrapper"] == "env PERFSUITE_TEST='by a wrapper'"
-    servers = [server.process.pid for server in transport._servers.values()]
-    pids = [*pids_of(driver), *servers, transport._slots[-1].pid]
-    assert set(pids) == set(processes_with("PERFSUITE_TEST=by a wrapper"))
-    driver.close()
-    driver.close()
-    assert gone(pids)
-
-
-@pytest.mark.skipif(
-    Path("/proc/sys/kernel/randomize_va_space").read_text().strip() == "0", reason="no address is random here"
-)
-def test_ranks_that_share_few_cores_have_their_memory_laid_out_apart_as_a_users_have(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "allowed_cores", lambda: (0, 1))
-    transport = LocalTransport(start_method="fork", preload=("torch",), log_directory=tmp_path)
-    try:
-        transport.start()
-        transport.acquire(3, fresh=False, env={}, deadline_s=60)
-        assert all(server.is_up for server in transport._servers.values())  # none imports beside a case
-        places = [where_libc_is(transport._slots[rank].pid) for rank in range(3)]
-    finally:
-        transport.close()
-    assert places[0] != places[1]
-    assert places[0] == places[2]
-
-
-def where_libc_is(pid):
-    return next(line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/libc" in line)
-
-
-def test_an_unknown_way_to_start_ranks_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="start_method='spawn' is no way to start ranks; choose fork or exec"):
-        LocalTransport(start_method="spawn", preload=(), log_directory=tmp_path)
-
-
-def test_an_interpreter_of_its_own_starts_with_the_environment_asked_for(tmp_path):
-    transport = LocalTransport(start_method="exec", preload=(), log_directory=tmp_path)
-    try:
-        assert transport.acquire(1, fresh=False, env={"PERFSUITE_TEST": "1"}, deadline_s=60)
-        pid = transport._slots[0].pid
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        deadline = time.monotonic() + 30
-        while b"PERFSUITE_TEST=1" not in environment and time.monotonic() < deadline:  # before its exec it is a fork
-            time.sleep(0.05)
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        assert b"PERFSUITE_TEST=1" in environment
-        assert not transport.acquire(1, fresh=False, env={"PERFSUITE_TEST": "1"}, deadline_s=60)
-        assert transport.acquire(1, fresh=False, env={}, deadline_s=60)
-    finally:
-        transport.close()
-    assert gone([pid])

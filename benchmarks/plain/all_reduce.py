@@ -1,10 +1,9 @@
 """A plain loop of all-reduces of one message; it knows nothing of perfsuite.
 
-    torchrun --nproc-per-node=2 benchmarks/plain/all_reduce.py --bytes 1024 --steps 40 [--in-a-row 1] [--agree each|end]
+    torchrun --nproc-per-node=2 benchmarks/plain/all_reduce.py --bytes 1024 --steps 40 [--in-a-row 1]
 
 A step is a barrier and so many all-reduces, or as many as the turn says (turns.py).  Prints what the slowest rank's
-time of one all-reduce is over the steps, median and first decile in seconds, once for each turn.  The ranks tell each
-other their times after each step, or once at the end.
+time of one all-reduce is over the steps, median and first decile in seconds, once for each turn.
 """
 
 import argparse
@@ -21,7 +20,6 @@ def main():
     parser.add_argument("--bytes", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--in-a-row", type=int, default=1)
-    parser.add_argument("--agree", choices=["each", "end"], default="each")
     given = parser.parse_args()
     dist.init_process_group("gloo")
     buffer = torch.ones(given.bytes // 4)
@@ -31,12 +29,7 @@ def main():
         start = time.perf_counter()
         for _ in range(count):
             dist.all_reduce(buffer)
-        mine = (time.perf_counter() - start) / count
-        if given.agree == "end":
-            return mine
-        worst = torch.tensor([mine], dtype=torch.float64)
-        dist.all_reduce(worst, dist.ReduceOp.MAX)
-        return float(worst)
+        return (time.perf_counter() - start) / count
 
     for turn in turns():
         measure(turn, functools.partial(seconds, turn.iterations or given.in_a_row), given.steps)

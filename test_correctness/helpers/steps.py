@@ -389,19 +389,3 @@ def unplugged(rank):
 def odd_record(rank, value):
     """The last rank records something that is no finite number."""
     return lambda: rank.record("loss", float(value) if rank.rank == rank.world_size - 1 else 1.0, reduce="max")
-
-
-def orphaning(rank, token, then="end", chained=True):
-    """Leaves processes behind that no process group of the rank's names: in sessions of their own, and daemons.
-
-    With ``chained`` one of them is a chain: each process in it starts the next and ends.
-    """
-    import subprocess
-
-    environ = {**os.environ, "PERFSUITE_TEST_TOKEN": token}
-    chain = '[ $1 = 0 ] || { sleep 0.02; sh -c "$0" "$0" $(($1 - 1)) & }'
-    subprocess.Popen(["sleep", "600"], start_new_session=True, env=environ)
-    subprocess.run(["sh", "-c", "setsid sleep 600 &"], env=environ, check=True)
-    if chained:
-        subprocess.run(["setsid", "sh", "-c", chain, chain, "9999"], env=environ, check=True)
-    return (lambda: time.sleep(3600)) if then == "hang" else (lambda: None)

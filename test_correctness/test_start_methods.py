@@ -1,0 +1,80 @@
+"""How the local transport starts ranks: under a wrapper, with memory of their own, as forks and as interpreters."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import ConfigurationError
+from perfsuite.platforms import families
+from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.transports import local
+from perfsuite.runtime.transports.base import WRAPPER
+from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.workload import Budget, FunctionWorkload
+from test_correctness.helpers import steps
+from test_correctness.helpers.processes import gone, processes_with
+
+pytestmark = pytest.mark.usefixtures("cold")
+ROOT = Path(__file__).parent.parent
+QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
+
+
+def test_a_wrapper_starts_the_workers_is_in_the_record_and_closing_leaves_no_process(tmp_path, monkeypatch):
+    monkeypatch.setenv(WRAPPER, "env PERFSUITE_TEST='by a wrapper'")
+    transport = LocalTransport(start_method="fork", preload=("torch",), log_directory=tmp_path)
+    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
+    driver.run(Job(workload=FunctionWorkload(function=steps.add_up, arguments={}), world_size=2, budget=QUICK))
+    assert driver.environment()["wrapper"] == "env PERFSUITE_TEST='by a wrapper'"
+    servers = [server.process.pid for server in transport._servers.values()]
+    pids = [*servers, *(child.pid for child in transport._slots.values())]
+    assert set(pids) == set(processes_with("PERFSUITE_TEST=by a wrapper"))
+    driver.close()
+    driver.close()
+    assert gone(pids, within_s=10.0)
+
+
+@pytest.mark.skipif(
+    Path("/proc/sys/kernel/randomize_va_space").read_text().strip() == "0", reason="no address is random here"
+)
+def test_ranks_that_share_few_cores_have_their_memory_laid_out_apart_as_a_users_have(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "allowed_cores", lambda: (0, 1))
+    transport = LocalTransport(start_method="fork", preload=("torch",), log_directory=tmp_path)
+    try:
+        transport.start()
+        transport.acquire(3, fresh=False, env={}, deadline_s=60)
+        assert all(server.is_up for server in transport._servers.values())  # none imports beside a case
+        places = [where_libc_is(transport._slots[rank].pid) for rank in range(3)]
+    finally:
+        transport.close()
+    assert places[0] != places[1]
+    assert places[0] == places[2]
+
+
+def where_libc_is(pid):
+    return next(line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/libc" in line)
+
+
+def test_an_unknown_way_to_start_ranks_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="start_method='spawn' is no way to start ranks; choose fork or exec"):
+        LocalTransport(start_method="spawn", preload=(), log_directory=tmp_path)
+
+
+def test_an_interpreter_of_its_own_starts_with_the_environment_asked_for(tmp_path):
+    transport = LocalTransport(start_method="exec", preload=(), log_directory=tmp_path)
+    try:
+        assert transport.acquire(1, fresh=False, env={"PERFSUITE_TEST": "1"}, deadline_s=60)
+        pid = transport._slots[0].pid
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        deadline = time.monotonic() + 30
+        while b"PERFSUITE_TEST=1" not in environment and time.monotonic() < deadline:  # before its exec it is a fork
+            time.sleep(0.05)
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert b"PERFSUITE_TEST=1" in environment
+        assert not transport.acquire(1, fresh=False, env={"PERFSUITE_TEST": "1"}, deadline_s=60)
+        assert transport.acquire(1, fresh=False, env={}, deadline_s=60)
+    finally:
+        transport.close()
+    assert gone([pid], within_s=10.0)
