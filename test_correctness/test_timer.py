@@ -1,11 +1,13 @@
-"""How k, the iterations of a sample, is chosen: by a clock that moves only when something is done."""
+"""How k and what is agreed on at once are chosen: by a clock that moves only when something is done."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from perfsuite.platforms.base import Clock
@@ -150,6 +152,51 @@ def test_a_message_of_a_host_is_timed_by_itself(monkeypatch, iteration_ns, itera
     warm = timer._warm_up(run)
     assert iterations == timer._choose_iterations(warm)
     assert len(met) <= warm.iterations  # none is timed for its own sake
+
+
+@pytest.mark.parametrize(
+    ("iteration_ns", "budget", "aligned", "agreed"),
+    [
+        # ten of a millisecond, by what the samples so far took; never more than are left
+        (MS, Budget(max_rounds=25), True, [1, 10, 10, 4]),
+        (MS, Budget(max_time_s=0.0145), True, [1, 10, 4]),
+        (MS, Budget(sustain_s=0.0145, max_rounds=3, max_time_s=1e-6), True, [1, 10, 4]),
+        (MS, Budget(min_rounds=4, max_time_s=0.0015), True, [1, 1, 1, 1]),
+        (6 * MS, Budget(max_time_s=0.03), True, [1, 2, 2]),
+        (12 * MS, Budget(max_time_s=0.06), True, [1] * 5),
+        (MS, Budget(max_rounds=5), False, [1] * 5),
+    ],
+)
+def test_samples_of_ten_milliseconds_are_agreed_on_at_once(monkeypatch, iteration_ns, budget, aligned, agreed):
+    # After each sample of a small message, agreeing on it would take as long again.
+    monkeypatch.setattr(timing, "_LEAST_WARM_S", 0.0)
+    monkeypatch.setattr(Steps, "queues", False)
+    clock, seen, began = Steps(), [], []
+
+    def all_reduce(values, how):
+        if not began:
+            return
+        taken = (len(values) - 1) // 3
+        values[: 3 * taken : 3] += sum(seen) + torch.arange(taken, dtype=torch.float64)  # rank 0 is ever slower
+        values[1 : 3 * taken : 3] += 7
+        values[-1] = (clock.now_ns - began[0]) * 1e-9
+        seen.append(taken)
+
+    def run():
+        clock.now_ns += iteration_ns
+
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(timing, "_no_gc", lambda disabled: contextlib.nullcontext(began.append(clock.now_ns)))
+    code = SimpleNamespace(clock=clock, synchronize=lambda: None)
+    member = SimpleNamespace(code=code, world_size=2, rank=1, device="cpu")
+    spans = SimpleNamespace(discard=lambda: None, close_sample=lambda *stamps: None)
+    taken = Timer(member, budget, spans, aligned=aligned).take(run, "compute")  # type: ignore[arg-type]
+    assert agreed == seen
+    own_s = iteration_ns * 1e-9
+    assert taken.own_s == pytest.approx([own_s] * sum(agreed))
+    assert [sample.time_s for sample in taken.samples] == pytest.approx([own_s + k for k in range(sum(agreed))])
+    assert all(sample.involuntary_switches >= 7 for sample in taken.samples)
 
 
 class Queue(Clock):

@@ -91,4 +91,4 @@ def test_a_sustained_run_goes_on_for_its_time_whatever_else_would_end_it(elapsed
     member = SimpleNamespace(code=SimpleNamespace(clock=None))
     timer = Timer(member, budget, spans=None, aligned=True)  # type: ignore[arg-type]
     timer._shared_elapsed_s = elapsed_s
-    assert enough == timer._enough(taken, 0.0)
+    assert enough == timer._enough(taken)

@@ -7,8 +7,8 @@ different times.  On a CPU a call returns when its message is there: each is tim
 in a row measure the scheduler there: where gloo's threads share cores with the ranks, medians of 1 KiB in a row scatter
 by a factor of 1.8 from start to start, of one by 1.1 (docs/truth.md).  Where the cache is to be flushed before every
 iteration, k is 1.  Else k is a power of two, by medians over the last third of the warm-up, so that runs whose warm-ups
-differed a little are comparable.  After each sample one all-reduce gives every rank the maximum over ranks and rank 0's
-elapsed time, so all ranks decide alike when to stop.
+differed a little are comparable.  One all-reduce gives every rank the maximum over ranks of a sample, and rank 0's
+elapsed time, so all ranks decide alike when to stop: after each training step, else after ten milliseconds of samples.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ _LEAST_WARM_S, _SHORT_S = 0.5, 0.01
 threads that the scheduler moves, make messages of a program that waited slower for that long."""
 _BATCH_S = 0.005
 """Warm-up batches grow until they last this long."""
+_AGREE_EVERY_S = 0.01
+"""Samples of about so long are agreed on at once: to agree on a small message costs as much as the message."""
 _BARRIERS = 5
 """At least so many barriers are timed, besides the first of a warm-up: there the ranks come from their checks."""
 
@@ -81,6 +83,21 @@ class _WarmUp:
     """What a host took to start an iteration."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _OwnSample:
+    """What this rank saw of one sample."""
+
+    time_s: float
+    """Seconds per iteration on this rank's device."""
+    launch_s: float
+    """Seconds to start one."""
+    switches: int
+    yardstick_s: float
+    """0 without a yardstick."""
+    cpu_s: float
+    wall_s: float
+
+
 class Timer:
     """Takes the samples of one case on one rank; every method but the constructor is called on all ranks alike."""
 
@@ -107,42 +124,23 @@ class Timer:
         kernel = make_yardstick(yardstick, member.device, member.code) if self._budget.yardstick else None
         flush = self._make_flush() if self._budget.cache_flush else None
         samples: list[Sample] = []
-        own: list[float] = []
-        launches: list[float] = []
-        cpu_s = wall_s = 0.0
+        own: list[_OwnSample] = []
         started_s = time.perf_counter()
         with _no_gc(self._budget.disable_gc):
-            while not self._enough(len(samples), started_s):
-                if flush is not None:
-                    flush()
-                if self._aligned:
-                    self.align()
-                cpu_s -= time.thread_time()
-                wall_s -= time.perf_counter()
-                seconds, switches, launch_s = self._sample(run, iterations)
-                wall_s += time.perf_counter()
-                cpu_s += time.thread_time()
-                yard_s = self._time_once(kernel) if kernel is not None else None
-                own.append(seconds)
-                launches.append(launch_s)
-                worst = self._maximum([seconds, float(switches), yard_s or 0.0, self._elapsed(started_s)])
-                samples.append(
-                    Sample(
-                        time_s=worst[0],
-                        involuntary_switches=int(worst[1]),
-                        yardstick_s=worst[2] if kernel is not None else None,
-                    )
-                )
-                self._shared_elapsed_s = worst[3]
+            while not self._enough(len(samples)):
+                batch = [self._sample(run, iterations, kernel, flush) for _ in range(self._at_once(len(samples)))]
+                own += batch
+                samples += self._agree(batch, started_s, yardstick=kernel is not None)
+        cpu_s, wall_s = sum(sample.cpu_s for sample in own), sum(sample.wall_s for sample in own)
         return Samples(
             samples=tuple(samples),
-            own_s=tuple(own),
+            own_s=tuple(sample.time_s for sample in own),
             iterations=iterations,
             warmup_iterations=warm.iterations,
             warmup_steady=warm.steady,
             warmup_s=warmup_s,
             cpu_share=cpu_s / wall_s if wall_s > 0 else 0.0,
-            launch_s=statistics.median(launches),
+            launch_s=statistics.median(sample.launch_s for sample in own),
         )
 
     _shared_elapsed_s = 0.0
@@ -151,16 +149,37 @@ class Timer:
         """Rank 0 keeps the time for all: the others contribute nothing to the maximum."""
         return time.perf_counter() - started_s if self._member.rank == 0 else 0.0
 
-    def _enough(self, taken: int, started_s: float) -> bool:
+    def _enough(self, taken: int) -> bool:
         if taken < self._budget.min_rounds:
             return False
         if self._budget.sustain_s is not None:
             return self._shared_elapsed_s >= self._budget.sustain_s
         return taken >= self._budget.max_rounds or self._shared_elapsed_s >= self._budget.max_time_s
 
-    def _sample(self, run: Callable[[], Any], iterations: int) -> tuple[float, int, float]:
-        """(seconds per iteration on this rank's device, involuntary switches of this process, seconds to start one)."""
+    def _at_once(self, taken: int) -> int:
+        """How many samples to take before the ranks agree, the same on all of them: it follows from shared numbers."""
+        if taken == 0 or not self._aligned:  # steps that run free would drift apart in longer batches
+            return 1
+        budget = self._budget
+        left_s = (budget.sustain_s or budget.max_time_s) - self._shared_elapsed_s
+        fitting = math.ceil(min(_AGREE_EVERY_S, left_s) * taken / max(self._shared_elapsed_s, 1e-9))
+        if budget.sustain_s is None:
+            fitting = min(fitting, budget.max_rounds - taken)
+        return max(1, fitting)
+
+    def _sample(
+        self,
+        run: Callable[[], Any],
+        iterations: int,
+        yardstick: Callable[[], Any] | None,
+        flush: Callable[[], None] | None,
+    ) -> _OwnSample:
+        if flush is not None:
+            flush()
+        if self._aligned:
+            self.align()
         self._spans.discard()
+        cpu_s, wall_s = time.thread_time(), time.perf_counter()
         switches = _involuntary_switches()
         began_s = self._clock.now_s()  # outside of the stamps: reading it is not timed
         start = self._clock.stamp()
@@ -171,7 +190,24 @@ class Timer:
         self._clock.wait(end)
         switches = _involuntary_switches() - switches
         self._spans.close_sample(start, end, iterations)
-        return self._clock.elapsed_s(start, end) / iterations, switches, (started_s - began_s) / iterations
+        wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
+        return _OwnSample(
+            time_s=self._clock.elapsed_s(start, end) / iterations,
+            launch_s=(started_s - began_s) / iterations,
+            switches=switches,
+            yardstick_s=self._time_once(yardstick) if yardstick is not None else 0.0,
+            cpu_s=cpu_s,
+            wall_s=wall_s,
+        )
+
+    def _agree(self, own: list[_OwnSample], started_s: float, *, yardstick: bool) -> list[Sample]:
+        """The slowest rank's figures of each of these samples; and how long sampling has gone on, by rank 0's clock."""
+        mine = [value for sample in own for value in (sample.time_s, float(sample.switches), sample.yardstick_s)]
+        *worst, self._shared_elapsed_s = self._maximum([*mine, self._elapsed(started_s)])
+        return [
+            Sample(time_s=time_s, involuntary_switches=int(switches), yardstick_s=yardstick_s if yardstick else None)
+            for time_s, switches, yardstick_s in zip(worst[::3], worst[1::3], worst[2::3], strict=True)
+        ]
 
     def _time_once(self, run: Callable[[], Any]) -> float:
         start = self._clock.stamp()
