@@ -2,8 +2,8 @@
 
 A line may have four numbers: how many samples, how many iterations one has, 0 leaves either to the program, how many
 seconds the loop runs before its first sample that counts, at least, and 1 where the ranks are to tell each other their
-times once at the end, not after each sample.  Processes that waited, their threads and
-the cores that slept meanwhile need up to three seconds until small messages are as fast as they stay.
+times once at the end, not after each sample.  Processes that waited, their threads and the cores that slept meanwhile
+need up to three seconds until small messages are as fast as they stay.
 """
 
 import statistics
