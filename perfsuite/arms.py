@@ -133,7 +133,7 @@ def arm_environment(arm: Arm) -> dict[str, str]:
         own += own_tree.mirrored(arm.tree, arm.checkout)
         said = own_tree.variable(arm.tree, arm.checkout, own)
     else:
-        top = next((folder for folder in [arm.root, *arm.root.parents] if (folder / ".git").exists()), arm.root)
+        top = own_tree.checkout_of(arm.root)
         said = own_tree.variable(top, top, own)
     path = os.pathsep.join(filter(None, [*own, kept.get("PYTHONPATH", "")]))
     return {**kept, **said, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", UNWANTED: "1", **arm.env}

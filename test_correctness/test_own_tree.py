@@ -113,3 +113,72 @@ def test_a_copy_is_told_from_a_dependency_by_what_installed_it(tmp_path, owner, 
     )
     assert copies.has("shop.till", installed) == copied
     assert not copies.has("shop_of_others.till", installed)
+
+
+# -- the session's own run ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A checkout whose session this is; gives its folder and sets whether a foreign module fails."""
+    written(
+        tmp_path / "here",
+        {
+            "src/shop/__init__.py": "RATE = 2\n",
+            "src/shop/till.py": "",
+            "packages/tools/tools/__init__.py": "",
+            "test_it.py": "",
+            "conftest.py": "",
+        },
+    )
+    (tmp_path / "here" / ".git").mkdir()
+
+    def session(*, exclusive):
+        told = own_tree.session_variable(tmp_path / "here", exclusive=exclusive)
+        monkeypatch.setenv(own_tree.VARIABLE, told[own_tree.VARIABLE])
+        return tmp_path / "here"
+
+    return session
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text"),
+    [
+        ("shop", "other/src/shop/__init__.py", "RATE = 2\n"),  # an editable install, whatever its text
+        ("shop", "venv/lib/site-packages/shop/__init__.py", "RATE = 3\n"),  # an old copy
+        ("shop.till", "venv/lib/site-packages/shop/till.py", "#"),
+        ("tools", "other/packages/tools/tools/__init__.py", ""),  # a package in no usual folder of another checkout
+        ("shop", "here/.venv/lib/site-packages/shop/__init__.py", "RATE = 1\n"),
+    ],
+)
+def test_a_module_that_the_checkout_has_from_elsewhere_is_foreign(tmp_path, here, name, file, text):
+    written(tmp_path, {file: text})
+    (tmp_path / "other" / ".git").mkdir(parents=True)
+    modules = {name: module(name, tmp_path / file)}
+    here(exclusive=False)
+    require_own_modules(modules)
+    assert own_modules(modules) == {name: str(tmp_path / file)}
+    here(exclusive=True)
+    with pytest.raises(ForeignModule, match=f"module {name} was imported from .* and not from this checkout"):
+        require_own_modules(modules)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text"),
+    [
+        ("shop", "here/src/shop/__init__.py", "RATE = 2\n"),
+        ("shop", "venv/lib/site-packages/shop/__init__.py", "RATE = 2\n"),  # pip install . of this very state
+        ("shop._fast", "venv/lib/site-packages/shop/_fast.so", ""),  # built: the checkout has no such file
+        ("torch", "venv/lib/site-packages/torch/__init__.py", ""),
+        ("helper", "other/helper/__init__.py", ""),  # another project that is installed editable
+        ("conftest", "other/conftest.py", ""),
+        ("json", "here/src/json.py", ""),
+    ],
+)
+def test_modules_that_the_checkout_does_not_have_or_has_alike_are_not_foreign(tmp_path, here, name, file, text):
+    written(tmp_path, {file: text})
+    (tmp_path / "other" / ".git").mkdir(parents=True, exist_ok=True)
+    here(exclusive=True)
+    modules = {name: module(name, tmp_path / file), "builtin": ModuleType("builtin")}
+    require_own_modules(modules)
+    assert own_modules(modules) == {}

@@ -34,12 +34,13 @@ from perfsuite.platforms import (
 )
 from perfsuite.platforms.quiet import HostLoad, read_host_load
 from perfsuite.platforms.torch_version import installed_torch, require_importable_torch, require_torch
-from perfsuite.plugin import history, launch, projecting
+from perfsuite.plugin import compare, history, launch, projecting
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
 from perfsuite.plugin.revision import revision_of
 from perfsuite.plugin.world_sizes import LaunchSizes
 from perfsuite.run_record import Revision
+from perfsuite.runtime import own_tree
 from perfsuite.runtime.scratch import make_directory
 from perfsuite.session import PerfSession, new_session_id
 from perfsuite.units import plural
@@ -206,6 +207,10 @@ class Suite:
         require_torch(machine.family, installed_torch())
         machine.family.require_backend(self.settings.backend)
         _ = self.platforms  # a damaged platform file is found now, not in the middle of collection
+        if own_tree.VARIABLE not in os.environ:  # an arm is told its own
+            told = own_tree.session_variable(self.config.rootpath, exclusive=self._judges())
+            os.environ.update(told)  # rank processes inherit it
+            self.config.add_cleanup(functools.partial(os.environ.__delitem__, own_tree.VARIABLE))
         self.session = PerfSession(
             id=new_session_id(),
             machine=machine,
@@ -215,6 +220,12 @@ class Suite:
                 machine, declared=self.catalog.declared, options=timed_options(self.settings), worker=worker
             ).to_json(),
         )
+
+    def _judges(self) -> bool:
+        """Whether this run gates, stores or compares, so that the code of another checkout would be wrong evidence."""
+        gate, option = self.config.stash[gate_options_key], self.config.getoption
+        compares = option("benchmark_compare", None) or option("benchmark_compare_fail", None)
+        return bool(gate.gate or gate.update or compares or self.config.stash[compare.bare_key])
 
     def _open_driver(self) -> Driver:
         from perfsuite.runtime.driver import Driver  # not before something runs

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from os.path import isabs
 from typing import Literal, get_args
 
 from perfsuite import garbage
@@ -21,11 +22,13 @@ from perfsuite.records import Result
 from perfsuite.reports.pairs import pair_matrices
 from perfsuite.reports.slowest import slowest_everywhere
 from perfsuite.run_record import RunRecord
+from perfsuite.runtime.own_tree import foreign_line
 from perfsuite.units import format_seconds, plural
 
 Kind = Literal[
     "impossible",
     "failed",
+    "other-code",
     "regressed",
     "drifted",
     "environment",
@@ -75,6 +78,7 @@ def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, .
     """
     notes = [
         *_failed(run),
+        *_other_code(run.results),
         *_judged(run),
         *_out_of_memory(run),
         *_above_peak(run.results.values()),
@@ -100,6 +104,16 @@ def _failed(run: RunRecord) -> Iterator[Notable]:
         yield Notable(kind="failed", case=case, sentence=f"failed: {first_line(message)}", sure="sure")
     for case, signal in run.interrupted.items():
         yield Notable(kind="failed", case=case, sentence=f"interrupted by {signal}", sure="sure")
+
+
+def _other_code(results: Mapping[str, Result]) -> Iterator[Notable]:
+    """Modules of the project that were imported from outside of the checkout: a run that judges fails for them."""
+    measured = {case: result.measurement.imports for case, result in results.items() if result.measurement}
+    foreign = {case: {name: file for name, file in files.items() if isabs(file)} for case, files in measured.items()}
+    cases = tuple(case for case, files in foreign.items() if files)
+    if cases:
+        sentence = foreign_line({name: file for files in foreign.values() for name, file in files.items()})
+        yield Notable(kind="other-code", case=cases[0], sentence=sentence, sure="sure", cases=cases)
 
 
 def _judged(run: RunRecord) -> Iterator[Notable]:

@@ -1,4 +1,8 @@
-"""An arm of a comparison runs the code of its own tree: where it is looked for, what came from where, and the check.
+"""A run measures the code of its own tree: where modules are looked for, what came from where, and the check.
+
+The session's own run is to measure the checkout that it was started in.  An editable install of another checkout, or an
+old installed copy, puts other code in its place without a word.  A module counts as foreign where the checkout has one
+of that name and another file was imported.  An installed copy with the same text is the same code.
 
 A revision is checked out beside the user's checkout, in whose place its code is to be imported.  The checkout is often
 on the import path for good: an editable install put it there (a line in a .pth file, a tree of links, or a finder that
@@ -22,20 +26,22 @@ from types import ModuleType
 from perfsuite.errors import CaseError
 from perfsuite.runtime.copies import Copies, package_folders
 
-VARIABLE = "PERFSUITE_ARM"
-"""Tells the processes of an arm where its code comes from: JSON of :class:`_Places`."""
+VARIABLE = "PERFSUITE_TREE"
+"""Tells the processes of a run where its code has to come from: JSON of :class:`_Places`."""
 _SOURCE_FOLDERS = ("", "src", "lib", "python")
 """Folders of a repository that packages are usually in."""
 _LINK_TREE = "__editable__."
 """How setuptools begins the name of the folder of links that a strict editable install puts on the path."""
 
 
+_OF_EVERYBODY = {"conftest", "setup", "__main__"}
+"""Names that every project has."""
 FOREIGN = "outside of the tree of the revision that was to be measured"
 """What every message of ForeignModule says."""
 
 
 class ForeignModule(CaseError):
-    """An arm imported a module of the project from another tree than its own."""
+    """A run imported a module of the project from another tree than its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +54,30 @@ class _Places:
     """Folders of the tree that modules are imported from."""
     copies: Copies
     """Tells of modules that are installed copies of those in further folders of the tree."""
+    session: bool
+    """Whether this is the session's own run, not an arm."""
+    exclusive: bool
+    """Whether every module of the project has to come from the tree."""
 
-    @property
-    def exclusive(self) -> bool:
-        """Whether every module of the project has to come from the tree."""
-        return self.tree != self.checkout
+    @functools.cached_property
+    def tops(self) -> frozenset[str]:
+        """Names of the packages with ``__init__.py`` and of the modules in the folders of the tree."""
+        entries = [entry for folder in self.folders if folder.is_dir() for entry in folder.iterdir()]
+        packages = {entry.name for entry in entries if (entry / "__init__.py").is_file()}
+        modules = {entry.stem for entry in entries if entry.suffix == ".py"}
+        return frozenset(packages | modules) - sys.stdlib_module_names
+
+
+def session_variable(root: Path, *, exclusive: bool) -> dict[str, str]:
+    """Return what the processes of the session's own run need; ``exclusive``: a foreign module fails its case."""
+    top = checkout_of(root)
+    folders: list[str | Path] = [root, *mirrored(top, top)]
+    return _variable(top, top, folders, elsewhere={}, session=True, exclusive=exclusive)
+
+
+def checkout_of(root: Path) -> Path:
+    """The top of the git checkout that ``root`` lies in; ``root`` outside of one."""
+    return next((folder for folder in [root, *root.parents] if (folder / ".git").exists()), root)
 
 
 def variable(tree: Path, checkout: Path, folders: Iterable[str | Path] = ()) -> dict[str, str]:
@@ -60,15 +85,30 @@ def variable(tree: Path, checkout: Path, folders: Iterable[str | Path] = ()) -> 
 
     ``folders``: those of the tree that are on the import path; a module that lies in one of them is the project's.
     """
+    tree, checkout = tree.resolve(), checkout.resolve()
+    other = tree != checkout
+    elsewhere = package_folders(tree) if other else {}
+    return _variable(tree, checkout, folders, elsewhere=elsewhere, session=False, exclusive=other)
+
+
+def _variable(
+    tree: Path,
+    checkout: Path,
+    folders: Iterable[str | Path],
+    *,
+    elsewhere: Mapping[str, str],
+    session: bool,
+    exclusive: bool,
+) -> dict[str, str]:
     usual = [tree / name for name in _SOURCE_FOLDERS]
     known = dict.fromkeys(str(Path(folder).resolve()) for folder in [*folders, *usual])
-    tree, checkout = tree.resolve(), checkout.resolve()
-    elsewhere = {} if tree == checkout else package_folders(tree)
     places = {
-        "tree": str(tree),
-        "checkout": str(checkout),
+        "tree": str(tree.resolve()),
+        "checkout": str(checkout.resolve()),
         "folders": list(known),
         "elsewhere": {folder: project for folder, project in elsewhere.items() if folder not in known},
+        "session": session,
+        "exclusive": exclusive,
     }
     return {VARIABLE: json.dumps(places)}
 
@@ -116,11 +156,13 @@ def _without(place: Path, parts: Sequence[str]) -> Iterator[Path]:
 def own_modules(modules: Mapping[str, ModuleType] = sys.modules) -> dict[str, str]:
     """Where each module of the project was imported from, by name: relative to the arm's tree, absolute outside of it.
 
-    Empty outside of an arm.
+    In the session's own run only foreign modules; empty outside of a run.
     """
     places = _places()
     if places is None:
         return {}
+    if places.session:
+        return {name: str(path) for name, path in _foreign(modules, places)}
     return {
         name: str(path.relative_to(places.tree) if path.is_relative_to(places.tree) else path)
         for name, path in _project_modules(modules, places)
@@ -128,9 +170,13 @@ def own_modules(modules: Mapping[str, ModuleType] = sys.modules) -> dict[str, st
 
 
 def require_own_modules(modules: Mapping[str, ModuleType] = sys.modules) -> None:
-    """Raise ForeignModule where a module of the project is not from the tree of the revision that this arm is of."""
+    """Raise ForeignModule where a module of the project is not from the tree that this run measures."""
     places = _places()
     if places is None or not places.exclusive:
+        return
+    if places.session:
+        for name, path in _foreign(modules, places):
+            raise ForeignModule(f"{foreign_line({name: str(path)})}{_ahead_of_the_path()}")
         return
     for name, path in _project_modules(modules, places):
         if not path.is_relative_to(places.tree):
@@ -138,6 +184,21 @@ def require_own_modules(modules: Mapping[str, ModuleType] = sys.modules) -> None
                 f"module {name} was imported from {path}, {FOREIGN}, {places.tree}{_ahead_of_the_path()}; "
                 "give --perf-base (or --a-python) a Python that has that revision installed"
             )
+
+
+def foreign_line(imports: Mapping[str, str]) -> str:
+    """Return one sentence on foreign modules, by name, and the file of the first.
+
+    >>> foreign_line({"shop": "/old/shop/__init__.py", "shop.till": "/old/shop/till.py"})
+    'module shop (and 1 more) was imported from /old/shop/__init__.py and not from this checkout: other code is \
+measured; run "python -m pip install -e ." here, or put its folder first on PYTHONPATH'
+    """
+    name, file = next(iter(imports.items()))
+    more = f" (and {len(imports) - 1} more)" if len(imports) > 1 else ""
+    return (
+        f"module {name}{more} was imported from {file} and not from this checkout: other code is measured; "
+        'run "python -m pip install -e ." here, or put its folder first on PYTHONPATH'
+    )
 
 
 def described(imports: Mapping[str, str]) -> str:
@@ -171,6 +232,8 @@ def _places_of(told: str) -> _Places:
         checkout=Path(said["checkout"]),
         folders=tuple(map(Path, said.get("folders", ()))),
         copies=Copies(said.get("elsewhere", {}), Path(said["checkout"])),
+        session=said["session"],
+        exclusive=said["exclusive"],
     )
 
 
@@ -187,6 +250,45 @@ def _project_modules(modules: Mapping[str, ModuleType], places: _Places) -> Iter
         ]
         for path in (inside or outside)[:1]:
             yield name, path
+
+
+def _foreign(modules: Mapping[str, ModuleType], places: _Places) -> Iterator[tuple[str, Path]]:
+    """(name, file) of modules that the checkout has, and that were imported from another file with another text.
+
+    Another checkout's file is foreign whatever its text: its compiled modules and data are not compared.
+    """
+    for name, module in list(modules.items()):  # this runs in every rank for every case: nearly all end at once
+        file = getattr(module, "__file__", None)
+        if name in _OF_EVERYBODY or not isinstance(file, str):
+            continue
+        if not (name.partition(".")[0] in places.tops or ("." not in name and _of_a_checkout(file))):
+            continue
+        path = Path(file).resolve()
+        if path.is_relative_to(places.tree) and not _installed(path):
+            continue
+        own = list(_own_files(name, path, places))
+        same = _installed(path) and any(path.read_bytes() == place.read_bytes() for place in own)
+        if own and not same:
+            yield name, path
+
+
+def _of_a_checkout(file: str) -> bool:
+    """Whether a file belongs to no installation of Python and its packages."""
+    return not (file.startswith((sys.prefix, sys.base_prefix)) or _installed(Path(file)))
+
+
+def _own_files(name: str, path: Path, places: _Places) -> Iterator[Path]:
+    """The files of the checkout that a module should be: of its name, or at the same place as in another checkout."""
+    for folder in places.folders:
+        place = folder.joinpath(*name.split("."))
+        yield from (file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file())
+    other = checkout_of(path.parent)
+    if not _installed(path) and (other / ".git").exists() and (places.tree / path.relative_to(other)).is_file():
+        yield places.tree / path.relative_to(other)
+
+
+def _installed(path: Path) -> bool:
+    return any(part in ("site-packages", "dist-packages") for part in path.parts)
 
 
 def _files(module: ModuleType) -> Iterator[Path]:
@@ -228,5 +330,4 @@ def _ahead_of_the_path() -> str:
 
 def _of_project(path: Path, checkout: Path) -> bool:
     """Whether ``path`` is the project's own: an environment may lie in its checkout."""
-    installed = any(part in ("site-packages", "dist-packages") for part in path.parts)
-    return path.is_relative_to(checkout) and not installed and not path.is_relative_to(sys.prefix)
+    return path.is_relative_to(checkout) and not _installed(path) and not path.is_relative_to(sys.prefix)
