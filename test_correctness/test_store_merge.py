@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -95,3 +98,61 @@ def test_prune_never_drops_the_reference_of_a_case_that_stays():
     assert left.runs == (*runs[:8], run_of("new", 5))
     assert said == (f"{case().node}: 2 of 11 runs dropped, too old",)
     assert prune(kept, now=NOW, older_than_days=1)[0].entries == {}
+
+
+def git(root, *arguments):
+    names = ("-c", "user.name=n", "-c", "user.email=e")
+    subprocess.run(["git", "-C", str(root), *names, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def branches(tmp_path):
+    """A repository on ``main`` whose baselines git merges by the driver; gives what switches and commits."""
+    git(tmp_path, "init", "--quiet", "--initial-branch=main")
+    git(tmp_path, "config", "merge.perfsuite.driver", f"{sys.executable} -m perfsuite baselines merge-driver %O %A %B")
+    (tmp_path / ".gitattributes").write_text("baselines/**/*.json merge=perfsuite\n")
+
+    def commit(branch):
+        git(tmp_path, "add", "--all")
+        git(tmp_path, "commit", "--quiet", "--message", branch)
+
+    return commit
+
+
+def test_git_merges_the_runs_of_two_branches_by_the_driver(tmp_path, branches):
+    offer(tmp_path / "baselines", run_of("s0", 3))
+    offer(tmp_path / "baselines", run_of("s0", 3), name="dropped")
+    branches("main")
+    git(tmp_path, "switch", "--quiet", "--create", "side")
+    offer(tmp_path / "baselines", run_of("s1", 2))
+    branches("side")
+    git(tmp_path, "switch", "--quiet", "main")
+    path = offer(tmp_path / "baselines", run_of("s2", 1)).path
+    store.prune_file(path, now=NOW, case="*dropped*")
+    branches("main")
+    git(tmp_path, "merge", "--quiet", "--no-edit", "side")
+    merged = store.read(path)
+    assert {case().node} == set(merged.by_node)
+    assert ["s0", "s1", "s2"] == [run.session for run in merged.by_node[case().node][0].runs]
+
+
+def test_files_that_two_branches_add_are_merged_and_damaged_ones_are_a_conflict(tmp_path, branches):
+    branches("main")
+    git(tmp_path, "switch", "--quiet", "--create", "side")
+    offer(tmp_path / "baselines", run_of("s1", 2))
+    branches("side")
+    git(tmp_path, "switch", "--quiet", "main")
+    path = offer(tmp_path / "baselines", run_of("s2", 1)).path
+    branches("main")
+    git(tmp_path, "merge", "--quiet", "--no-edit", "side")
+    assert ["s1", "s2"] == [run.session for run in store.read(path).by_node[case().node][0].runs]
+    path.write_text(path.read_text() + "x")
+    branches("main")
+    git(tmp_path, "switch", "--quiet", "side")
+    offer(tmp_path / "baselines", run_of("s3"))
+    branches("side")
+    git(tmp_path, "switch", "--quiet", "main")
+    with pytest.raises(subprocess.CalledProcessError) as conflict:
+        git(tmp_path, "merge", "--no-edit", "side")
+    assert b"the file is left as it is" in conflict.value.stderr
+    assert path.read_text().endswith("x")

@@ -179,6 +179,26 @@ def merge_files(target: Path, sources: Sequence[Path], *, links: bool = False) -
     return whole
 
 
+def merge_branches(base: Path, ours: Path, theirs: Path) -> Baseline:
+    """Write the union of two branches' files to ``ours``; BaselineError leaves it as it was.
+
+    ``base`` is the file of their common ancestor, empty where they have none.  A case that one branch dropped, and the
+    other did not run since, stays dropped.
+    """
+    first, second = read(ours), read(theirs)
+    before = read(base).entries if base.stat().st_size else {}
+    whole = merge(first, second)
+    dropped = {
+        key
+        for key, entry in before.items()
+        for kept, other in ((first, second), (second, first))
+        if key not in kept.entries and key in other.entries and other.entries[key].kept == entry.kept
+    }
+    whole = dataclasses.replace(whole, entries={k: entry for k, entry in whole.entries.items() if k not in dropped})
+    _write(ours, whole)
+    return whole
+
+
 def prune_file(
     path: Path,
     *,

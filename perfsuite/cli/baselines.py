@@ -1,4 +1,4 @@
-"""``perfsuite baselines``: look at baseline files, check, merge, prune and rename in them."""
+"""``perfsuite baselines``: list, check, merge, prune and rename the contents of baseline files."""
 
 from __future__ import annotations
 
@@ -34,6 +34,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     merge = what.add_parser("merge", help="make FILE the union of itself and the others")
     merge.add_argument("path", type=Path, metavar="FILE", help="file that is written")
     merge.add_argument("sources", nargs="+", type=Path, metavar="OTHER", help="files of the same hardware")
+    driver = what.add_parser("merge-driver", help="merge two branches' files when git asks; docs/baselines.md")
+    for name, of in (("base", "common ancestor (%%O)"), ("ours", "our file, written (%%A)"), ("theirs", "other (%%B)")):
+        driver.add_argument(name, type=Path, help=of)
+    driver.epilog = exit_codes()
     prune = what.add_parser("prune", help="drop old runs, named cases or superseded entries of a file")
     prune.add_argument("path", type=Path, metavar="FILE", help="file that is changed")
     prune.add_argument("--older-than", type=float, metavar="DAYS", help="drop runs older than so many days")
@@ -59,7 +63,15 @@ def _read(file: Path, options: argparse.Namespace) -> Baseline:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite baselines``."""
-    actions = {"list": _list, "show": _show, "verify": _verify, "merge": _merge, "prune": _prune, "rename": _rename}
+    actions = {
+        "list": _list,
+        "show": _show,
+        "verify": _verify,
+        "merge": _merge,
+        "merge-driver": _merge_for_git,
+        "prune": _prune,
+        "rename": _rename,
+    }
     return actions[options.what](options)
 
 
@@ -163,6 +175,11 @@ def _verify(options: argparse.Namespace) -> int:
 def _merge(options: argparse.Namespace) -> int:
     whole = store.merge_files(options.path, options.sources, links=options.links)
     print(f"{options.path}: {_facts(whole)['cases']} cases, {_facts(whole)['runs']} runs")
+    return EXIT_OK
+
+
+def _merge_for_git(options: argparse.Namespace) -> int:
+    store.merge_branches(options.base, options.ours, options.theirs)
     return EXIT_OK
 
 
