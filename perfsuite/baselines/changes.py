@@ -1,4 +1,4 @@
-"""What new runs of a case say beside the stored ones: a gain that two sessions of the machine show, a clear loss."""
+"""What new runs of a case say beside the stored ones: a gain that two sessions of the machine show, a loss."""
 
 from __future__ import annotations
 
@@ -9,17 +9,6 @@ from collections.abc import Mapping, Sequence
 from perfsuite.baselines.baseline import Entry
 from perfsuite.baselines.runs import RunSummary, in_order, usually_clean
 from perfsuite.records import Better
-
-CLEAR_MARGIN = 0.07
-"""Beyond the tolerance: from this on a slowdown is refused while the noise is hardly known; what a pass excludes."""
-FEW_RUNS = 3
-"""Stored runs below which nothing is known of the noise."""
-CLEAR_OF_FEW = 0.25
-"""Slowdown that is clear beside so few runs."""
-CLEAR_SCATTERS = 4.0
-"""How many scatters of the stored runs a clear slowdown is beyond."""
-_TO_SIGMA = 1.4826
-"""Median absolute deviation -> standard deviation of normal noise."""
 
 
 def log_times(runs: Sequence[RunSummary], *, clean_only: bool) -> list[float]:
@@ -74,20 +63,13 @@ def confirming(
     return ()
 
 
-def clear_slowdown(runs: Sequence[RunSummary], stored: Sequence[RunSummary], tolerance: float) -> float:
-    """How much slower the runs clearly are than stored ones that are too few for the gate; 0 when they are not.
+def slowdown(runs: Sequence[RunSummary], stored: Sequence[RunSummary]) -> float:
+    """How much slower the runs are than stored ones that the gate cannot use, by the medians; below 0 where faster.
 
-    Clear: every run is slower than every stored one, and the median is above the stored one by more than ``tolerance``
-    and CLEAR_MARGIN together and by CLEAR_SCATTERS of the stored runs; by CLEAR_OF_FEW beside fewer than FEW_RUNS.
+    0 where not every run is slower than every stored one.
     """
-    clean_only = usually_clean(stored)
+    clean_only = usually_clean(stored) and all(run.has_clean for run in runs)
     before, now = (log_times(side, clean_only=clean_only) for side in (stored, runs))
     if not before or not now or min(now) <= max(before):
         return 0.0
-    middle = statistics.median(before)
-    scatter = _TO_SIGMA * statistics.median([abs(value - middle) for value in before])
-    limit = max(math.log1p(tolerance + CLEAR_MARGIN), CLEAR_SCATTERS * scatter)
-    if len(before) < FEW_RUNS:
-        limit = max(limit, math.log1p(CLEAR_OF_FEW))
-    change = statistics.median(now) - middle
-    return math.expm1(change) if change > limit else 0.0
+    return math.expm1(statistics.median(now) - statistics.median(before))

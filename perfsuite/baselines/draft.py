@@ -14,8 +14,16 @@ from perfsuite.baselines.baseline import (
     Entry,
     newest,
 )
-from perfsuite.baselines.changes import clear_slowdown, confirming
-from perfsuite.baselines.runs import CaseIdentity, RunSummary, moment, usually_clean
+from perfsuite.baselines.changes import confirming, slowdown
+from perfsuite.baselines.runs import (
+    CLEAN_RUNS,
+    MIN_CLEAN,
+    CaseIdentity,
+    RunSummary,
+    in_order,
+    moment,
+    usually_clean,
+)
 from perfsuite.baselines.sessions import first_runs, is_complete, machine_sessions
 from perfsuite.units import plural
 from perfsuite.verdict_names import VerdictName
@@ -23,14 +31,12 @@ from perfsuite.verdict_names import VerdictName
 UpdateMode = Literal["append", "improved", "accept", "environment"]
 
 _SLOWER = ("regressed", "drifted", "environment")
-_IF_MEANT = "if that is meant: --perf-update=accept --perf-reason=TEXT"
-_ADVICE: Mapping[str, str] = {
+_ACCEPT = "if that is meant: --perf-update=accept --perf-reason=TEXT"
+_REMEDIES: Mapping[str, str] = {
     "impossible": "an error of measurement is never stored",
-    "unstable-host": "run again when the host is quiet",
-    "inconclusive": f"a slowdown is not excluded: run again when the host is quiet; {_IF_MEANT}",
     "environment": "if that is meant: --perf-accept=environment --perf-reason=TEXT",
 }
-"""What to do about a case that is refused for its verdict; _IF_MEANT for the others."""
+"""What to do about a case that is refused for its verdict; _ACCEPT for the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +52,7 @@ class NewRuns:
     seen: str = ""
     """The verdict with its effect, for a person."""
     suspected: bool = False
-    """Inconclusive, and a slowdown was suspected and not excluded."""
+    """Inconclusive, and a slowdown was suspected and not excluded: stored, and kept out of the reference."""
     gains: Mapping[str, float] = field(default_factory=dict)
     """Improved: the quantities that are better, and the relative gain from which on another session shows the same."""
     tolerance: float = 0.03
@@ -79,17 +85,21 @@ class Draft:
         return entries
 
     def _entry(self, old: Entry | None, new: NewRuns) -> Entry | None:
-        """The entry of a case afterwards; None where it stays as it is."""
-        node, worse, why_not = new.case.node, _worse(old, new), _unfit(new)
-        if new.verdict in ("impossible", "unstable-host") or (worse and not self._accepts(new)):
+        """The entry of a case afterwards; None where it stays as it is.
+
+        Refused is what the gate fails.  What it has no verdict on, and a run on a disturbed host, is stored.
+        """
+        node, worse, why_not = new.case.node, new.verdict in _SLOWER, _unfit(new)
+        if new.verdict == "impossible" or (worse and not self._accepts(new)):
             self.alarming.append(node)
-            why_not = f"{worse or new.seen or new.verdict}; {_ADVICE.get(new.verdict or '', _IF_MEANT)}"
+            why_not = f"{new.seen or new.verdict}; {_REMEDIES.get(str(new.verdict), _ACCEPT)}"
         elif not why_not and self.mode == "improved" and new.verdict != "improved":
             why_not = f"its verdict is {new.verdict or 'unknown'}; --perf-update=improved stores improved cases only"
         if why_not:
             self.refused[node] = why_not
             return None
-        anew = self.mode == "accept" and new.verdict in ("improved", "not-comparable")
+        changed = new.verdict in ("improved", "not-comparable") or bool(_slower(old, new))
+        anew = self.mode == "accept" and changed
         if old is None or anew or (worse and self._accepts(new)):
             return self._new_epoch(old, new)
         return self._joined(old, new)
@@ -110,23 +120,37 @@ class Draft:
         return Entry(case=new.case, runs=runs, accepted=accepted)
 
     def _joined(self, old: Entry, new: NewRuns) -> Entry | None:
-        """The entry with the steady ones of the session's runs; None when none is to be stored."""
+        """The entry with the session's runs, those with enough clean samples first; None when none is to be stored."""
         node = new.case.node
         there = {run.key for run in old.kept}
         fresh = [run for run in newest(new.runs) if run.key not in there]
-        all_count = not usually_clean(old.runs)
-        steady = [run for run in fresh if all_count or run.has_clean or run.outcome == "out_of_memory"]
-        if old.accepted is not None:
-            steady = [run for run in steady if moment(run.time) >= moment(old.accepted.time)]
-        if not steady:
-            self.refused[node] = (
-                "its runs are unstable or older than the epoch" if fresh else "its runs are stored already"
-            )
+        later = [run for run in fresh if old.accepted is None or moment(run.time) >= moment(old.accepted.time)]
+        if not later:
+            since = f"are older than the epoch that began at {old.accepted.time}" if old.accepted else ""
+            self.refused[node] = f"its runs {since}; measure it again" if fresh else "its runs are stored already"
             return None
+        if slower := _slower(old, new):
+            self.notes[node] = f"{slower}; stored, because the gate has no verdict ({new.verdict})"
+        if usually_clean(old.runs):
+            later.sort(key=lambda run: not run.has_clean)  # a stable sort: the others stay in order
+            self._note_disturbed(node, later)
         improved = new.verdict == "improved"
-        runs = tuple(steady[: max(self.session_runs, SESSION_RUNS) if improved else self.session_runs])
+        runs = in_order(later[: max(self.session_runs, SESSION_RUNS) if improved else self.session_runs])
         self.added[node] = len(runs)
-        return self._improved(old, new, runs) if improved else self._appended(old, new.case, runs)
+        if improved:
+            return self._improved(old, new, runs)
+        # The level is not moved by what may be slower, as soon as there is one.
+        into_reference = not new.suspected or len(old.reference) < CLEAN_RUNS
+        return self._appended(old, new.case, runs, into_reference=into_reference)
+
+    def _note_disturbed(self, node: str, runs: Sequence[RunSummary]) -> None:
+        """Say of a case whose clean samples are compared that the newest runs have too few of them."""
+        if not runs[0].has_clean and runs[0].outcome == "measured":
+            best = max(runs, key=lambda run: run.clean)
+            self.notes[node] = (
+                f"{best.clean} of {best.samples} samples undisturbed, {MIN_CLEAN} are needed; stored, and compared "
+                "once most stored runs are like it"
+            )
 
     def _improved(self, old: Entry, new: NewRuns, runs: tuple[RunSummary, ...]) -> Entry:
         """A new epoch when another session of the machine shows the improvement as well."""
@@ -164,12 +188,9 @@ def _unfit(new: NewRuns) -> str:
     return ""
 
 
-def _worse(old: Entry | None, new: NewRuns) -> str:
-    """In which way a case is or may be worse than what is stored; empty when it is not."""
-    if new.verdict in _SLOWER or new.suspected:
-        return new.seen or str(new.verdict)
-    if new.verdict == "learning" and old is not None:
-        slower = clear_slowdown(new.runs, old.reference, new.tolerance)
-        if slower:
-            return f"{100 * slower:.3g} % slower than the {plural(len(old.reference), 'run')} stored, which are few"
-    return ""
+def _slower(old: Entry | None, new: NewRuns) -> str:
+    """In which way a case is slower that the gate has no verdict on; empty where it is not beyond the tolerance."""
+    if old is None or new.verdict not in ("learning", "unstable-host"):
+        return ""
+    slower = slowdown(new.runs, old.reference)
+    return f"{100 * slower:.3g} % slower than the {plural(len(old.reference), 'run')} stored" * (slower > new.tolerance)

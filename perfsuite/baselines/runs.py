@@ -18,6 +18,8 @@ QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)
 """Which quantiles of the samples a run keeps."""
 MIN_CLEAN = 10
 """A run with fewer clean samples is unstable, unless it has few samples and at least half of them are clean."""
+CLEAN_RUNS = 5
+"""Runs with enough clean samples from which on these alone are compared: as many as a comparison needs."""
 DISTURBED_CPU_SHARE = 0.98
 """CPU time over wall time below which a core was shared; seen in 38 % of bad runs and in no good one."""
 DIRTY = "-dirty"
@@ -188,11 +190,12 @@ def in_order(runs: Iterable[RunSummary]) -> tuple[RunSummary, ...]:
 
 
 def usually_clean(runs: Sequence[RunSummary]) -> bool:
-    """Whether at least half of the measured runs have enough clean samples to be compared by these alone.
+    """Return whether the clean samples of these runs are compared alone: CLEAN_RUNS have enough, and half of all.
 
     Ranks that share cores switch each other out all the time: their cases have no clean samples, all are compared.
     """
-    return mostly([run.has_clean for run in runs if run.outcome == "measured"])
+    clean = [run.has_clean for run in runs if run.outcome == "measured"]
+    return sum(clean) >= CLEAN_RUNS and mostly(clean)
 
 
 def is_dirty(commit: str) -> bool:

@@ -45,7 +45,7 @@ class UpdateReport:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why nothing of a case was stored, by node id."""
     alarming: tuple[str, ...] = ()
-    """Those of them that are or may be slower than what is stored, or no measurement at all: the run is to fail."""
+    """Those of them that are slower than what is stored, or no measurement at all: the run is to fail."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """What a reader must know of a case that was stored, by node id."""
 
@@ -117,7 +117,7 @@ def update(
 ) -> UpdateReport:
     """Add a session's runs to the file of this hardware, under its lock.
 
-    ``append`` adds runs and refuses cases that are or may be slower; ``improved`` does so with improved cases only.  In
+    ``append`` adds runs and refuses cases that the gate fails; ``improved`` does so with improved cases only.  In
     both an improvement that a second session of the machine shows begins a new epoch.  ``accept`` begins one, noting
     ``reason``, for every case that is slower, improved or not comparable any more, ``environment`` for those whose
     verdict is environment; both append the others.  Impossible results and reused processes are never stored.

@@ -12,13 +12,11 @@ from perfsuite.gate.verdict import FAILING, Finding, Verdict
 
 def offered(new: NewRuns, verdict: Verdict, suite: SuiteVerdict | None) -> NewRuns:
     """The runs of a case with what the gate said of the case and of the session as a whole."""
-    name, seen, suspected = verdict.name, seen_in(verdict), suspects_slowdown(verdict)
-    together = suite is not None and suite.seen and verdict.gated and name not in FAILING
-    if suite is not None and together and suite.name == "environment":
-        name = "environment"
-    elif suite is not None and together and name == "inconclusive" and suite.name != "unstable-host":
-        suspected, seen = True, f"{suite.name} with the whole suite: {suite.line}"
-    return replace(new, verdict=name, seen=seen, suspected=suspected, gains=gains_in(verdict))
+    name, seen = verdict.name, seen_in(verdict)
+    together = suite is not None and suite.seen and suite.name in FAILING and verdict.gated and name not in FAILING
+    if suite is not None and together and (name == "inconclusive" or suite.name == "environment"):
+        name, seen = suite.name, f"{suite.name} with the whole suite: {suite.line}"
+    return replace(new, verdict=name, seen=seen, suspected=suspects_slowdown(verdict), gains=gains_in(verdict))
 
 
 def seen_in(verdict: Verdict) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, TELEMETRY_UNKNOWN, CaseIdentity, RunSummary, mostly
+from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, TELEMETRY_UNKNOWN, CaseIdentity, RunSummary, usually_clean
 from perfsuite.gate.exact import rule_for
 from perfsuite.gate.noise import History
 from perfsuite.gate.verdict import TIME
@@ -128,7 +128,7 @@ def quantities(
             secondary.setdefault(MEAN, wanted)
         else:
             others.append(_metric_quantity(case, measured, name, wanted))
-    clean_only = mostly([run.has_clean for run in measured])
+    clean_only = usually_clean(measured)
     usable = [run for run in measured if (not clean_only or run.has_clean) and not is_disturbed(run)]
     if not usable:
         return tuple(others), tuple(flags)

@@ -236,6 +236,9 @@ class Gating:
         self.update_lines += [f"{node}: {note}" for node, note in done.notes.items()]
         self.update_lines += [f"{node}: not stored, {why}" for node, why in done.refused.items()]
         self.refused = bool(done.alarming)
+        if not done.added and self.options.update != "improved":
+            why = "see above" if done.refused else "no case was measured"
+            self.problem = f"the update stored nothing: {why}"
 
     def record(self) -> GateRecord:
         """What the gate said, for the journal and for reports."""
@@ -288,7 +291,7 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
 def show(terminalreporter: Any, config: pytest.Config) -> None:
     """What the gate found, what it stored, and the A/A where one was asked for; the screen has most of it too."""
     gating = config.stash.get(gating_key, None)
-    if gating is None or not gating.keeper.taken:
+    if gating is None or not (gating.keeper.taken or gating.problem):
         return
     out, whole = Out(terminalreporter), config.stash[level_key] in ("tables", "cases")
     keeper, options = gating.keeper, gating.options
