@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 
+from perfsuite.gate import findings
 from perfsuite.gate.describe import describe, headline
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import GateSettings
+from perfsuite.gate.verdict import Effect, Finding, GateSettings, Verdict
 from perfsuite.reports.verdicts import undecided_lines
 from test_correctness.helpers.gate_runs import (
     METRICS,
@@ -77,14 +79,46 @@ def test_mean_and_tail_that_did_not_move_are_not_mentioned_and_ask_for_nothing()
 
 
 @pytest.mark.parametrize(
-    ("samples", "iterations", "named"), [(5, 1, True), (9, 1, True), (5, 2, False), (40, 1, False)]
+    ("samples", "iterations", "named"), [(5, 1, True), (199, 1, True), (50, 4, False), (200, 1, False)]
 )
-def test_a_green_case_whose_runs_are_too_short_for_every_tenth_iteration_is_named(samples, iterations, named):
+def test_a_case_whose_runs_are_too_short_for_every_sixtieth_iteration_is_named(samples, iterations, named):
     short = {"samples": samples, "clean": samples, "iterations": iterations}
     verdict, _ = asked(lambda change: sampled(change, **short), given=gated(stored=sampled_runs(**short)))
     assert verdict.name == "pass"
-    lines = list(undecided_lines([verdict], gate=True))
-    assert [verdict.case in line and "one slow in 10" in line for line in lines] == [True] * named
+    for name in ("pass", "inconclusive", "improved", "unstable-host"):
+        lines = [line for line in undecided_lines([replace(verdict, name=name)], gate=True) if "not seen" in line]
+        assert [verdict.case in line and "slow once in 60" in line for line in lines] == [True] * named
+    assert not any("not seen" in line for line in undecided_lines([replace(verdict, name="regressed")], gate=True))
+
+
+@pytest.mark.parametrize(
+    ("high", "quantity", "told"),
+    [
+        (0.025, "time", "slowdowns of the median up to 2.5 % could have hidden"),
+        (0.4, "mean", "slowdowns of mean up to 40 % could have hidden"),
+        (1.2, "time", "any slowdown could have hidden"),
+    ],
+)
+def test_a_bound_names_its_quantity_and_above_100_per_cent_there_is_none(high, quantity, told):
+    finding = Finding(quantity=quantity, name="inconclusive", tolerance=0.03, effect=0.0, interval=(-0.1, high))
+    verdict = Verdict(case="t.py::t", name="inconclusive", findings=(finding,), iterations=500)
+    (line,) = undecided_lines([verdict], gate=False)
+    assert told in line
+
+
+def test_a_slowdown_whose_interval_contains_no_change_is_not_shown(monkeypatch):
+    shown = Finding(quantity="time", name="regressed", tolerance=0.03, effect=0.05, interval=(-0.01, 0.1))
+    monkeypatch.setattr(findings, "finding", lambda asked: shown)
+    verdict, _ = asked(sampled)
+    assert verdict.name == "inconclusive"
+    assert "its interval contains no change" in verdict.reasons[0]
+    monkeypatch.setattr(findings, "finding", lambda asked: replace(shown, interval=(0.01, 0.1)))
+    assert asked(sampled)[0].name == "regressed"
+    level = Effect(change=0.08, interval=(0.04, 0.12), count=4)
+    monkeypatch.setattr(findings, "finding", lambda asked: replace(shown, level=level))
+    verdict, _ = asked(sampled)
+    assert (verdict.name, verdict.decisive.effect, verdict.decisive.interval) == ("regressed", 0.08, (0.04, 0.12))
+    assert verdict.decisive.after == pytest.approx(1.08 * verdict.decisive.before)
 
 
 def test_a_better_mean_is_no_improvement_and_no_question():

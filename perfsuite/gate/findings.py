@@ -55,7 +55,23 @@ def verdict(work: CaseWork, view: View) -> Verdict:
     if work.learnt is not None:
         return _learning(blank, exact, work, view)
     asked = [Question(work=work, judged=judged, view=view) for judged in work.judged if _is_asked(work, judged, view)]
-    return _worst(blank, [*(finding(one) for one in asked), *exact], work.withdrawn, _unwatched(work, view))
+    told = [_within_its_interval(finding(one), one) for one in asked]
+    return _worst(blank, [*told, *exact], work.withdrawn, _unwatched(work, view))
+
+
+def _within_its_interval(told: Finding, asked: Question) -> Finding:
+    """Take back a slowdown that no interval shows; name the level where only its interval shows it.
+
+    What an A/B must show is less where the re-measurement has shown the rest against the stored runs.
+    """
+    if told.name not in FAILING or told.interval is None or told.interval[0] > 0:
+        return told
+    if told.level is None or told.level.interval[0] <= 0:
+        why = f"its interval contains no change: {told.name} is not shown"
+        return replace(told, name="inconclusive", confirmed=None, reasons=(why, *told.reasons))
+    centre, effect = asked.judged.level.centre, told.level.change
+    before, after = (asked.judged.plain(value) for value in (centre, centre + math.log1p(effect)))
+    return replace(told, effect=effect, interval=told.level.interval, before=before, after=after)
 
 
 def _unwatched(work: CaseWork, view: View) -> list[str]:

@@ -14,8 +14,10 @@ FAILING: frozenset[VerdictName] = frozenset({"regressed", "drifted", "environmen
 TIME = "time"
 """The quantity that gates every case: the time of one iteration."""
 
-RHYTHM = 10
-"""What is slow once in so many iterations is in every run that times as many; a shorter run may miss it."""
+RHYTHM = 60
+"""Every run of so many iterations has one that is slow once in so many."""
+SEEN_ITERATIONS = 200
+"""A shorter run has too few of them for the mean to tell, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,14 +187,19 @@ class Verdict:
 
     @property
     def misses_rhythms(self) -> bool:
-        """Whether it is green though a run of it may hold none of the iterations that are slow once in RHYTHM."""
-        return self.name in ("pass", "improved") and self.iterations is not None and self.iterations < RHYTHM
+        """Whether it does not fail, and a run of it timed fewer than SEEN_ITERATIONS iterations."""
+        compared = self.gated or self.name == "unstable-host"
+        return compared and not self.fails and self.iterations is not None and self.iterations < SEEN_ITERATIONS
 
     @property
-    def hidden(self) -> float | None:
-        """Largest change for the worse that an undecided case may have; None where nothing bounds it."""
-        highs = [finding.interval[1] for finding in self.findings if finding.interval is not None]
-        return max(highs, default=None) if self.gated else None
+    def hidden(self) -> tuple[float, str] | None:
+        """Largest change for the worse that an undecided case may have, and of which quantity.
+
+        None where nothing bounds it, and for a bound above 100 %, which is none.
+        """
+        highs = [(finding.interval[1], finding.quantity) for finding in self.findings if finding.interval is not None]
+        largest = max(highs, default=None) if self.gated else None
+        return largest if largest is not None and largest[0] <= 1 else None
 
 
 def percent(share: float, *, signed: bool = False) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from perfsuite.gate.aa import AaReport
 from perfsuite.gate.describe import describe
 from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.gate.verdict import RHYTHM, Verdict, percent
+from perfsuite.gate.verdict import RHYTHM, SEEN_ITERATIONS, TIME, Verdict, percent
 from perfsuite.units import plural
 
 SUITE_FAILS = "SUITE "
@@ -17,6 +17,8 @@ SUITE_FAILS = "SUITE "
 _QUIET = ("pass", "no-baseline", "learning")
 _MOST_QUIET = 10
 _UNDECIDED = ("inconclusive", "unstable-host")
+_QUANTITY = {TIME: "the median"}
+"""How a quantity is called in the bound on it; the others by their names."""
 _NAMED = 3
 """Undecided cases that a line names."""
 
@@ -72,21 +74,28 @@ def suite_lines(suite: SuiteVerdict | None, fail_on: Collection[str]) -> Iterato
 def undecided_lines(verdicts: Collection[Verdict], gate: bool) -> Iterator[str]:
     """How many cases were not decided, which, and what change could have hidden there; the largest first.
 
-    Then the green cases whose runs are too short to hold what is slow now and then.
+    Then the cases whose runs are too short to see an iteration that is slow now and then.
     """
     undecided = [verdict for verdict in verdicts if verdict.name in _UNDECIDED]
     cases = plural(len(verdicts), "case")
     if undecided:
-        undecided.sort(key=lambda verdict: math.inf if verdict.hidden is None else verdict.hidden, reverse=True)
+        undecided.sort(key=lambda verdict: math.inf if verdict.hidden is None else verdict.hidden[0], reverse=True)
         most = undecided[0].hidden
-        told = "any slowdown" if most is None else f"slowdowns of up to {percent(most)}"
+        told = (
+            "any slowdown"
+            if most is None
+            else f"slowdowns of {_QUANTITY.get(most[1], most[1])} up to {percent(most[0])}"
+        )
         line = f"not decided: {len(undecided)} of {cases}; {told} could have hidden there: {_named(undecided)}"
         yield f"{line} (--perf-fail-on=default,{','.join(_UNDECIDED)} makes that fail)" if gate else line
-    short = [verdict for verdict in verdicts if verdict.misses_rhythms]
+    short = sorted(
+        (verdict for verdict in verdicts if verdict.misses_rhythms), key=lambda verdict: verdict.iterations or 0
+    )
     if short:
         yield (
-            f"not seen: {len(short)} of {cases} timed fewer than {RHYTHM} iterations in a run, so that one slow in "
-            f"{RHYTHM} may be in none: {_named(short)} (--benchmark-min-rounds={RHYTHM} would show it)"
+            f"not seen: {len(short)} of {cases} timed fewer than {SEEN_ITERATIONS} iterations in a run "
+            f"({short[0].iterations} and more): one that is slow once in {RHYTHM} can be missed: {_named(short)} "
+            f"(--benchmark-min-rounds={SEEN_ITERATIONS} times enough)"
         )
 
 
