@@ -241,7 +241,7 @@ def test_a_shift_that_the_yardsticks_explain_is_the_hosts():
 
 
 def test_few_cases_or_cases_in_place_tell_no_shift():
-    assert look(screened(4, shift=0.05)[:10], Shares(), GateSettings(), explained=False)[0] == Today()
+    assert look(screened(4, shift=0.05)[:7], Shares(), GateSettings(), explained=False)[0] == Today()
     assert look(screened(4, shift=0.05), Shares(), GateSettings(in_place=True), explained=False)[0] == Today()
 
 

@@ -32,7 +32,7 @@ class GateSettings:
     """Share of unchanged cases expected to be suspected by the screening."""
     min_stored: int = 5
     """Stored runs below which a case is still learning."""
-    min_suite: int = 20
+    min_suite: int = 8
     """Cases from which on the suite's common shift and today's noise are estimated."""
     blind_margin: float = 0.07
     """A pass excludes (at 99.9 %) a slowdown of the tolerance plus this; 10 % at the default tolerance."""
