@@ -14,13 +14,15 @@ from typing import Any
 from perfsuite.decoding import from_json
 from perfsuite.errors import JournalError
 from perfsuite.metrics import rederived
-from perfsuite.records import ABOVE_MEASURED_PEAK, Lateness, Measurement, Metric, Peak, Peaks, Result
+from perfsuite.records import ABOVE_MEASURED_PEAK, Measurement, Metric, Peak, Peaks, Result
+from perfsuite.step_records import Lateness
 
 _METRICS = b',"metrics":['
 _START = b',"measurement":{"samples":['
 _END = b'},"fingerprint":"'
 _RANKS, _AFTER_RANKS, _ARRIVAL = b',"ranks":[', b'],"backend":"', b',"arrival":'
 _EACH_RANK = b'{"rank":'
+_IMPORTS = b'"imports":{'
 _RANK = re.compile(rb'\{"rank":(\d+),"host":"([^"\\]*)","device":"([^"\\]*)",[^{}]*?"median_s":([-+.\de]+)[,}]')
 _TIME = re.compile(rb'\{"time_s":([-+.\de]+)[,}]')
 
@@ -150,6 +152,14 @@ class JournaledResult(Result):
         """Read off what the ranks said of themselves; samples and timelines stay as they are."""
         known = "measurement" not in vars(self) and _lateness(self._measurement_json)
         return known or super().lateness
+
+    @property
+    def foreign_imports(self) -> Mapping[str, str]:
+        """The measurement is decoded only where there may be some."""
+        written = b"" if "measurement" in vars(self) else self._measurement_json
+        start = written.find(_IMPORTS)
+        decode = not written or (start >= 0 and b'":"/' in written[start : written.find(b"}", start)])
+        return super().foreign_imports if decode else {}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Result):

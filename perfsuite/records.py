@@ -10,9 +10,10 @@ import functools
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os.path import isabs
 from typing import Any, Literal
 
-from perfsuite.step_records import Arrival, Component, SpanTotal, Timeline, Traffic
+from perfsuite.step_records import Arrival, Component, Lateness, SpanTotal, Timeline, Traffic
 
 SCHEMA = 1
 """Version of the JSON form; a reader refuses a higher one."""
@@ -313,16 +314,6 @@ class Metric:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lateness:
-    """What tells which rank the others wait for."""
-
-    ranks: tuple[tuple[str, str, float], ...]
-    """Host, device and own median in seconds, in rank order."""
-    arrival: tuple[int, float] | None
-    """The rank that comes last to a communication, and by how many seconds; None where that was not looked for."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Result:
     """One case, run once in one set of processes."""
 
@@ -375,6 +366,12 @@ class Result:
             ),
             arrival=(arrival.late_rank, arrival.lag_s) if arrival is not None else None,
         )
+
+    @property
+    def foreign_imports(self) -> Mapping[str, str]:
+        """File by name of the project's modules that it imported from outside of the checkout."""
+        imports = self.measurement.imports if self.measurement is not None else {}
+        return {name: file for name, file in imports.items() if isabs(file)}
 
     @property
     def above_peak(self) -> tuple[Metric, ...]:

@@ -251,6 +251,14 @@ def test_a_measurement_is_decoded_when_it_is_asked_for(path, monkeypatch):
     assert dataclasses.replace(read, case="b") == dataclasses.replace(whole, case="b")
 
 
+@pytest.mark.parametrize("file", ["perfsuite/__init__.py", "/elsewhere/perfsuite/__init__.py"])
+def test_modules_from_elsewhere_are_notable_in_a_journal_too(path, file):
+    whole = result("a")
+    whole = dataclasses.replace(whole, measurement=dataclasses.replace(whole.measurement, imports={"perfsuite": file}))
+    told = [one.sentence for one in notable(read_journal(written(path, whole)).record)]
+    assert [file in sentence for sentence in told] == [True] * file.startswith("/")
+
+
 def test_scaling_decodes_no_measurement(path, monkeypatch):
     step = dataclasses.replace(result("a"), work=Work(tokens=8))
     read = read_journal(written(path, step)).results["a"]

@@ -10,7 +10,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import isabs
 from typing import Literal, get_args
 
 from perfsuite import garbage
@@ -108,8 +107,7 @@ def _failed(run: RunRecord) -> Iterator[Notable]:
 
 def _other_code(results: Mapping[str, Result]) -> Iterator[Notable]:
     """Modules of the project that were imported from outside of the checkout: a run that judges fails for them."""
-    measured = {case: result.measurement.imports for case, result in results.items() if result.measurement}
-    foreign = {case: {name: file for name, file in files.items() if isabs(file)} for case, files in measured.items()}
+    foreign = {case: result.foreign_imports for case, result in results.items()}
     cases = tuple(case for case, files in foreign.items() if files)
     if cases:
         sentence = foreign_line({name: file for files in foreign.values() for name, file in files.items()})

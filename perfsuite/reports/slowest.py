@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from perfsuite.records import Lateness, Result
+from perfsuite.records import Result
+from perfsuite.step_records import Lateness
 
 FEWEST_CASES = 5
 CHANCE = 1e-3
