@@ -104,8 +104,6 @@ class PerfSession:
         self.fingerprint = fingerprint
         self.journal: JournalWriter | None = None
         """Where finished cases go; none before it is known that there are any."""
-        self.journal_problem = ""
-        """Why the journal could not be kept up; empty while it is."""
         self.results: dict[str, Result] = {}
         """The first result of each case, by node id."""
         self.cases: dict[str, Case] = {}
@@ -223,6 +221,11 @@ class PerfSession:
             self._write(lambda journal: journal.judged(gate))
         self._write(lambda journal: journal.ended(last))
 
+    @property
+    def journal_problem(self) -> str:
+        """Why the journal is not whole in its place, and how many cases are kept where; empty if it is."""
+        return self.journal.problem if self.journal is not None else ""
+
     def close(self) -> None:
         """End every process and close the journal.  Idempotent."""
         try:
@@ -251,6 +254,7 @@ class PerfSession:
         )
         if not same:
             return None
+        _ = old.metrics  # damage in them is found now: later nobody could say which case it is of
         self.reused.add(case.id)
         return old
 
@@ -363,13 +367,8 @@ class PerfSession:
         return self._environment
 
     def _write(self, write: Callable[[JournalWriter], None]) -> None:
-        """Write to the journal; when it fails, say so once and go on: results are still in memory."""
-        if self.journal is None or self.journal_problem:
-            return
-        try:
+        if self.journal is not None:
             write(self.journal)
-        except JournalError as problem:
-            self.journal_problem = str(problem)
 
 
 def new_session_id() -> str:

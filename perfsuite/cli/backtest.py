@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, json_argument, print_json
+from perfsuite.files import write_file
 from perfsuite.projection import backtest_runs
 from perfsuite.projection.backtest import Backtested
 from perfsuite.projection.band import FILE
@@ -26,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     """Recompute, print; EXIT_FOUND where a table is beyond its budget."""
     tested = [one for name in backtest_runs.find_tables(options.table) for one in backtest_runs.run_named(name)]
     if options.write_bands:
-        FILE.write_text(json.dumps(backtest_runs.bands(), indent=1) + "\n", encoding="utf-8")
+        write_file(FILE, json.dumps(backtest_runs.bands(), indent=1) + "\n")
     if options.json:
         print_json([_json(one) for one in tested])
     else:

@@ -29,6 +29,7 @@ from perfsuite.plugin import (
     recorded,
     tables,
     trace,
+    written,
 )
 from perfsuite.plugin.state import suite_key
 
@@ -60,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     history.configure(config)
     page.configure(config)
     distributed.configure(config)
+    config.pluginmanager.register(_Files(), "perfsuite.files")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -126,18 +128,31 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
     """End every process before the reports are written: whatever happens in those, nothing is left running."""
-    gate = _gate(session.config)
+    config, gate = session.config, _gate(session.config)
     try:
         if gate is not None:
             gate.finish(session)
-        if suite_key in session.config.stash:
-            recorded.end(session, gate)
-        outcome.close_unless_hurried(session.config)
-        ci.write(session.config)
-        history.finish(session)
+        if suite_key in config.stash:
+            written.attempt(config, "the record of the run", lambda: recorded.end(session, gate))
+        outcome.close_unless_hurried(config)
+        written.attempt(config, "the summary was not written", lambda: ci.write(config))
+        written.attempt(config, "nothing was added to the history", lambda: history.finish(session))
         return (yield)
     finally:
-        outcome.close(session.config)
+        written.tell(session)
+        outcome.close(config)
+
+
+class _Files:
+    """Files that were asked for, after everybody else's such as JUnit's and before anything is printed."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        config = session.config
+        written.attempt(config, "--perf-trace", lambda: trace.write(config))
+        written.attempt(config, "the page was not written", lambda: page.write(config))
+        written.attempt(config, "the report was not written", lambda: tables.write(config))
+        written.settle(session)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -153,10 +168,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         from perfsuite.plugin.gating import show as show_gate
 
         show_gate(terminalreporter, config)
-    page.write(config)
     if recorded.record_key in config.stash:
         importlib.import_module("perfsuite.plugin.summary").show_screen(terminalreporter, config)
-    tables.show(terminalreporter, config)
     ci.show(terminalreporter, config)
     history.show(terminalreporter, config)
     page.show(terminalreporter, config)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import perfsuite
-from perfsuite.errors import ConfigurationError, JournalError, PerfsuiteError
+from perfsuite.errors import ConfigurationError, PerfsuiteError
 from perfsuite.journal import Header, read_journal
+from perfsuite.journal_places import other_places, usable_folder
 from perfsuite.journal_writer import JournalWriter
 from perfsuite.platforms import (
     Catalog,
@@ -72,6 +73,8 @@ class Suite:
         """Extended cases that were deselected."""
         self.opened = False
         """Whether this run measures, and has a journal."""
+        self.journal_elsewhere = ""
+        """Where the journal goes and why not into the root directory; empty if it does."""
         self.started_at = ""
         """UTC, ISO 8601."""
         self.verdicts: dict[str, str] = {}
@@ -257,19 +260,12 @@ class Suite:
             revision=self.revision,
             arguments=self.arguments,
         )
-        session.journal = JournalWriter(self.settings.journal or self._default_journal(session), header)
-
-    def _default_journal(self, session: PerfSession) -> Path:
-        directory = self.config.rootpath / ".perfsuite"
-        try:
-            if not directory.exists():
-                directory.mkdir()
-                (directory / ".gitignore").write_text("*\n")  # in other people's repositories too
-        except OSError as error:
-            raise JournalError(
-                f"directory {directory} for the journal cannot be made: {error.strerror}; name a file by --perf-journal"
-            ) from None
-        return directory / f"journal-{session.id}.jsonl"
+        root, path = self.config.rootpath, self.settings.journal
+        if path is None:
+            folder, why_not = usable_folder(root, self.config.invocation_params.dir)
+            path = folder / f"journal-{session.id}.jsonl"
+            self.journal_elsewhere = f"the journal of this run is {path}: {why_not}" if why_not else ""
+        session.journal = JournalWriter(path, header, functools.partial(other_places, root, path))
 
     @contextlib.contextmanager
     def running_case(self) -> Iterator[None]:
