@@ -51,12 +51,10 @@ class JournalWriter:
         """Of the last result in the file."""
         self._descriptor = -1
         self._is_worth_keeping = False
+        self._lines.append({"header": to_json(header)})
         try:
             self._begin(path)
-            self._lines.append({"header": to_json(header)})
-            self._write_rest()
         except OSError as error:
-            self._discard()
             raise JournalError(
                 f"journal {path} cannot be made: {why(error)}; name another file by --perf-journal"
             ) from None
@@ -139,14 +137,19 @@ class JournalWriter:
                 os.fsync(self._descriptor)
             self._require_untouched(self._end + len(data))
         except OSError as error:
-            # A torn line in the middle would make the file unreadable if there is room again for the next one.
             if error.errno != errno.ESTALE:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(self._descriptor, self._end)
+                self._drop_torn_line()
             raise
         self._environment = encoded.environment
         self._end += len(data)
         self._written = len(self._lines)
+
+    def _drop_torn_line(self) -> None:
+        # In the middle it would make the file unreadable if there is room again for the next one.
+        try:
+            os.ftruncate(self._descriptor, self._end)
+        except OSError:
+            self._leave()
 
     def _require_untouched(self, size: int) -> None:
         """Raise OSError unless the path still names this file, and it has these many bytes."""
@@ -165,16 +168,13 @@ class JournalWriter:
         self.trouble = reason
         before = self.path, self._descriptor, self._written, self._end, self._environment
         for path in self._elsewhere():
-            self._written = self._end = 0
-            self._environment = {}
             try:
                 self._begin(path)
-                self._write_rest()
             except OSError:
-                self._discard()
                 continue
-            with contextlib.suppress(OSError):
-                os.close(before[1])
+            if before[1] >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(before[1])
             return
         self.path, self._descriptor, self._written, self._end, self._environment = before
         if reason == _CHANGED:
@@ -182,21 +182,23 @@ class JournalWriter:
             self._leave()
 
     def _begin(self, path: Path) -> None:
+        """Write all lines into a new file; OSError leaves none."""
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self.path, self._descriptor = path, -1
         self._descriptor = os.open(path, flags, 0o644)
-
-    def _discard(self) -> None:
-        """Take back a file that could not be written."""
-        if self._descriptor >= 0:
+        self.path, self._written, self._end, self._environment = path, 0, 0, {}
+        try:
+            self._write_rest()
+        except OSError:
             self._leave()
             with contextlib.suppress(OSError):
-                self.path.unlink()
+                path.unlink()
+            raise
 
     def _leave(self) -> None:
-        with contextlib.suppress(OSError):  # every line is synced: nothing is lost here
-            os.close(self._descriptor)
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):  # every line is synced: nothing is lost here
+                os.close(self._descriptor)
         self._descriptor = -1
 
 
