@@ -42,7 +42,7 @@ def configure(config: pytest.Config) -> None:
     for where, value in (("--perf-show", asked), ("ini perf_show", written)):
         if value and value not in get_args(Show):
             raise pytest.UsageError(f"{where}: {value!r} is nothing to show; choose {', '.join(get_args(Show))}")
-    verbose = config.getoption("verbose")
+    verbose = config.getoption("verbose", 0)
     spoken = "tables" if verbose > 0 else "quiet" if verbose < 0 else ""
     config.stash[level_key] = cast("Level", asked or spoken or written or "summary")
 
