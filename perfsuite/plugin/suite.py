@@ -41,6 +41,7 @@ from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_o
 from perfsuite.plugin.revision import revision_of
 from perfsuite.plugin.world_sizes import LaunchSizes
 from perfsuite.run_record import Revision
+from perfsuite.runtime import private
 from perfsuite.runtime.scratch import make_directory
 from perfsuite.session import PerfSession, new_session_id
 from perfsuite.units import plural
@@ -326,6 +327,7 @@ class Suite:
             )
         if self.machine.simulated:
             lines.append("the devices are simulated: no time here is a measurement")
+        lines += private.remarks()
         if self.settings.budget.smoke:
             lines.append("--benchmark-disable: every case is built, checked and run once; nothing is measured")
         return lines
