@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
 import keyword
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 import perfsuite
 from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command, exit_codes
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import CaseError, PerfsuiteError
+from perfsuite.text import escaped, screen_text
 
 _EPILOG = exit_codes("found what was looked for (see each command's --help)")
 
@@ -29,8 +31,29 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\n")
 
 
+class _Screen:
+    """A stream on which text of others does nothing but be read."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(screen_text(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal or a file cannot hold is no end of a run
+    out, err = cast("TextIO", _Screen(sys.stdout)), cast("TextIO", _Screen(sys.stderr))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = _Parser(prog="perfsuite", description="What pytest does not do for perfsuite.", epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"perfsuite {perfsuite.__version__}")
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -43,14 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub.epilog = "  ".join(filter(None, [sub.epilog, exit_codes(command.found)]))
         sub.set_defaults(run=command.run)
     arguments = parser.parse_args(argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal or a file cannot hold is no end of a run
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()  # a closed pipe must show here, not at exit
         return code
     except PerfsuiteError as error:
-        print(f"perfsuite: error: {error}", file=sys.stderr)
+        # What pytest or ranks said last comes in lines; any other message is one.
+        told = str(error) if isinstance(error, CaseError) else escaped(str(error))
+        print(f"perfsuite: error: {told}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:  # perfsuite env | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

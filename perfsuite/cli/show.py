@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perfsuite import garbage
-from perfsuite.cli.command import EXIT_OK, Command
+from perfsuite.cli.command import EXIT_OK, Command, print_lines
 from perfsuite.cli.results import read_results
 from perfsuite.errors import ConfigurationError
 from perfsuite.gate.describe import word
@@ -53,8 +53,8 @@ def run(options: argparse.Namespace) -> int:
     if options.case:
         record = _only(record, options.case)
     width = shutil.get_terminal_size((80, 24)).columns - 1
-    for line in lines(record, options.show or ("cases" if options.case else "summary"), width):
-        print(encodable(line, sys.stdout.encoding))
+    show = options.show or ("cases" if options.case else "summary")
+    print_lines(encodable(line, sys.stdout.encoding) for line in lines(record, show, width))
     return EXIT_OK
 
 

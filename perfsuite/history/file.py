@@ -127,11 +127,13 @@ def require_fit(path: Path, session: HistorySession) -> bool:
 
 def append(path: Path, session: HistorySession) -> bool:
     """Add a session's line; False where it is there already.  Raises HistoryError, BaselineError for the lock."""
+    line = _encoded(session)
+    _session(path, 0, line, is_cut=False)  # what could not be read again would damage the history
     with locked(path):
         if not require_fit(path, session):
             return False
         old = _content(path) if path.exists() else b""
-        _put(path, old + b"\n" * (not old.endswith(b"\n") and bool(old)) + _encoded(session))
+        _put(path, old + b"\n" * (not old.endswith(b"\n") and bool(old)) + line)
     return True
 
 

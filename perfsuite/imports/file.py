@@ -11,6 +11,7 @@ from perfsuite.errors import ImportFailed
 from perfsuite.files import write_file
 from perfsuite.imports.formats import read_file
 from perfsuite.imports.row import Imported, Told
+from perfsuite.text import json_text
 
 SCHEMA = 1
 _KEY = "perfsuite_imported"
@@ -19,7 +20,7 @@ _KEY = "perfsuite_imported"
 def write_imported(path: Path, files: Sequence[Imported]) -> None:
     """Write what files gave; ConfigurationError where that cannot be."""
     plain = {_KEY: SCHEMA, "files": [to_json(imported) for imported in files]}
-    write_file(path, json.dumps(plain, indent=1, ensure_ascii=False) + "\n", option="--out")
+    write_file(path, json_text(plain), option="--out")
 
 
 def read_imported(path: Path) -> tuple[Imported, ...]:

@@ -12,6 +12,7 @@ import pytest
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.plugin.options import runs_tests
+from perfsuite.plugin.output import Out
 from perfsuite.plugin.state import suite_key, suite_of
 
 if TYPE_CHECKING:
@@ -108,4 +109,4 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     """Name the history."""
     state = config.stash[state_key]
     if state.said:
-        terminalreporter.write_line(state.said)
+        Out(terminalreporter).line(state.said)

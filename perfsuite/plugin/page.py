@@ -15,7 +15,7 @@ import pytest
 from perfsuite.errors import ConfigurationError, PerfsuiteError
 from perfsuite.plugin import written
 from perfsuite.plugin.options import runs_tests
-from perfsuite.plugin.output import level_key
+from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.recorded import record_key
 from perfsuite.plugin.state import suite_key
 
@@ -98,4 +98,4 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     record = config.stash.get(record_key, None)
     on_screen = record is not None and (record.results or record.failures) and config.stash[level_key] != "quiet"
     if written_key in config.stash and not on_screen:
-        terminalreporter.write_line(f"page {config.stash[written_key]}")
+        Out(terminalreporter).line(f"page {config.stash[written_key]}")

@@ -17,6 +17,7 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.plugin import written
 from perfsuite.plugin.fixtures import state_key
 from perfsuite.plugin.options import runs_tests, settings_key
+from perfsuite.plugin.output import Out
 from perfsuite.plugin.state import suite_key
 from perfsuite.units import plural
 
@@ -97,7 +98,7 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     """How many cases are in the folder."""
     tracing = config.stash.get(tracing_key, None)
     if tracing is not None:
-        terminalreporter.write_line(_said(tracing))
+        Out(terminalreporter).line(_said(tracing))
 
 
 def _said(tracing: Tracing) -> str:

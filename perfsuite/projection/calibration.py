@@ -20,6 +20,7 @@ from perfsuite.decoding import from_json, to_json
 from perfsuite.errors import ConfigurationError
 from perfsuite.files import write_file
 from perfsuite.platforms import DeviceModel
+from perfsuite.text import json_text
 
 SCHEMA = 1
 KIND = "perfsuite calibration"
@@ -204,7 +205,7 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
     """Write the file, whole or not at all; ConfigurationError says why it could not be."""
     body = to_json(calibration)
     whole = {"kind": KIND, "schema": SCHEMA, "checksum": _checksum(body), "calibration": body}
-    write_file(path, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    write_file(path, json_text(whole))
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -245,4 +246,4 @@ def _decode(whole: Any, path: Path) -> Calibration:
 
 def _checksum(body: Any) -> str:
     text = json.dumps(body, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
