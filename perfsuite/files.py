@@ -11,6 +11,7 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 from perfsuite.errors import ConfigurationError
 
@@ -59,18 +60,30 @@ def put(path: Path, data: bytes, *, draft: str = "") -> None:
         raise WriteFailed(f"was written, but a power cut may lose it: {why(error)}") from None
 
 
-def content(path: Path, most_bytes: int) -> bytes:
-    """Return what a regular file holds; OSError for a pipe, a device, a folder and a file of more bytes."""
+MOST_BYTES = 1 << 30
+"""Of a file that is read as a whole, where nothing says less."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading; OSError for a pipe, which might never end or begin, a device and a folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for a writer
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
-        if status.st_size > most_bytes:
-            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than the {most_bytes} that are read")
-        return file.read()
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
+
+
+def content(path: Path, most_bytes: int = MOST_BYTES, *, pipe: bool = False) -> bytes:
+    """Return what a regular file holds, or with ``pipe`` what a pipe gives; OSError for anything else and for more."""
+    with open(path, "rb") if pipe else open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = b"" if size > most_bytes else file.read(most_bytes + 1)
+        if max(size, len(data)) > most_bytes:
+            raise OSError(errno.EFBIG, f"it has {max(size, len(data))} bytes, more than the {most_bytes} that are read")
+        return data
 
 
 def append(path: Path, data: bytes) -> None:

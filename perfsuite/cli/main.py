@@ -12,14 +12,17 @@ import io
 import keyword
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO, cast
 
 import perfsuite
 from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command, exit_codes
-from perfsuite.errors import CaseError, PerfsuiteError
-from perfsuite.text import escaped, screen_text
+from perfsuite.errors import CaseError, PerfsuiteError, first_line
+from perfsuite.text import escaped, printable, screen_text
 
+TRACEBACK = "PERFSUITE_TRACEBACK"
+"""Variable: what nobody expected is raised, not told in a line."""
 _EPILOG = exit_codes("found what was looked for (see each command's --help)")
 
 
@@ -78,6 +81,22 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:  # perfsuite env | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        print(f"perfsuite: error: {_unforeseen(error)}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _unforeseen(error: Exception) -> str:
+    """One line on what no part of perfsuite expected: a file that others wrote, or a defect."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    said = printable(f"{type(error).__name__}: {first_line(error)}")
+    where = f"{os.path.basename(place.filename)}, line {place.lineno}"
+    return (
+        f"{said} ({where}); a file holds a value that perfsuite does not write, or this is a defect: "
+        f"{TRACEBACK}=1 prints the traceback to report it with"
+    )
 
 
 def find_command(name: str) -> Command:

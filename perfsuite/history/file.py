@@ -18,8 +18,6 @@ from perfsuite.errors import HistoryError
 from perfsuite.files import WriteFailed, content, put, why
 from perfsuite.history.session import HistorySession, joined, line_of, read_line
 
-MAX_BYTES = 1 << 30
-"""Larger histories are refused: 100,000 sessions of 200 cases are less."""
 _CONFLICT = (b"<<<<<<<", b"=======", b">>>>>>>", b"|||||||")
 _NOTHING_CHANGED = "the file is left as it is"
 
@@ -70,7 +68,7 @@ def read(path: Path) -> HistoryFile:
 
 def _content(path: Path) -> bytes:
     try:
-        return content(path, MAX_BYTES)
+        return content(path)
     except OSError as error:
         raise HistoryError(f"{path}: cannot be read: {why(error)}; give a history that --perf-history wrote") from None
 

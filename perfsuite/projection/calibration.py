@@ -16,9 +16,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from perfsuite.decoding import from_json, to_json
+from perfsuite.decoding import from_json, plain_json, to_json
 from perfsuite.errors import ConfigurationError
-from perfsuite.files import write_file
+from perfsuite.files import content, why, write_file
 from perfsuite.platforms import DeviceModel
 from perfsuite.text import json_text
 
@@ -211,9 +211,9 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
 def read_calibration(path: Path) -> Calibration:
     """The calibration in a file; ConfigurationError says line and reason where it is none, or damaged, or newer."""
     try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
+        whole = plain_json(content(path).decode())
     except OSError as error:
-        raise ConfigurationError(f"calibration {path} cannot be read: {error.strerror}; give a file") from None
+        raise ConfigurationError(f"calibration {path} cannot be read: {why(error)}; give a file") from None
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"calibration {path} is not UTF-8 at byte {error.start}; write it anew") from None
     except json.JSONDecodeError as error:
@@ -221,6 +221,8 @@ def read_calibration(path: Path) -> Calibration:
             f"calibration {path}, line {error.lineno}: {error.msg}; the file is truncated or damaged: "
             "write it anew with perfsuite calibrate"
         ) from None
+    except ValueError as error:
+        raise ConfigurationError(f"calibration {path}: {error}; write it anew with perfsuite calibrate") from None
     return _decode(whole, path)
 
 
