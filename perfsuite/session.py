@@ -29,6 +29,7 @@ from perfsuite.errors import (
 )
 from perfsuite.journal import Journal
 from perfsuite.journal_writer import JournalWriter
+from perfsuite.masking import masked_value
 from perfsuite.measured_peaks import MeasuredPeaks
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive, rederive
@@ -247,7 +248,7 @@ class PerfSession:
             return None
         same = (
             old.workload == describe(case.workload)
-            and old.parameters == recorded(case.workload.parameters())
+            and old.parameters == _parameters(case.workload)
             and old.world_size == case.world_size
             and old.platform == case.platform
             and not (old.measurement and old.measurement.failed_builds)
@@ -265,7 +266,7 @@ class PerfSession:
         result = Result(
             case=case.id,
             workload=describe(workload),
-            parameters=recorded(workload.parameters()),
+            parameters=_parameters(workload),
             platform=case.platform,
             world_size=case.world_size,
             outcome="smoke" if case.budget.smoke else "measured",
@@ -381,6 +382,11 @@ def _complete(result: Result, workload: Workload, measurement: Measurement, peak
     if here := own_modules():
         measurement = dataclasses.replace(measurement, imports={**here, **measurement.imports})
     return dataclasses.replace(result, measurement=measurement, metrics=metrics)
+
+
+def _parameters(workload: Workload) -> Any:
+    """As results keep them."""
+    return masked_value(recorded(workload.parameters()))
 
 
 def _shape_of(case: Case) -> MeshShape:

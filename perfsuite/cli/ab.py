@@ -24,6 +24,7 @@ from perfsuite.comparison import Comparison, compare, progress, table
 from perfsuite.decoding import to_json
 from perfsuite.errors import ConfigurationError, PerfsuiteError
 from perfsuite.files import require_writable, write_file
+from perfsuite.masking import masked_words
 from perfsuite.records import Result
 from perfsuite.statistics.paired import MIN_PAIRS
 from perfsuite.units import format_seconds, parse_duration, plural
@@ -147,7 +148,7 @@ def run_ab(options: argparse.Namespace) -> int:
         arms = []
         for side, env in zip("ab", environments, strict=True):
             revision = getattr(options, side)
-            name = " ".join([revision or "working tree", *(f"{key}={value}" for key, value in env.items())])
+            name = " ".join([revision or "working tree", *masked_words(f"{key}={value}" for key, value in env.items())])
             python = getattr(options, f"{side}_python") or sys.executable
             arm = Arm(name=f"{side} ({name})", root=root)
             if revision:

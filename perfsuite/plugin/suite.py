@@ -21,6 +21,7 @@ from perfsuite.errors import ConfigurationError, PerfsuiteError
 from perfsuite.journal import Header, read_journal
 from perfsuite.journal_places import other_places, usable_folder
 from perfsuite.journal_writer import JournalWriter
+from perfsuite.masking import masked_words
 from perfsuite.platforms import (
     Catalog,
     DeviceModel,
@@ -141,8 +142,8 @@ class Suite:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What the command line gave pytest."""
-        return tuple(map(str, self.config.invocation_params.args))
+        """What the command line gave pytest, without secrets."""
+        return masked_words(map(str, self.config.invocation_params.args))
 
     @functools.cached_property
     def _families(self) -> Mapping[str, Family]:
