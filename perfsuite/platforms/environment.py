@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from perfsuite.decoding import to_json
-from perfsuite.masking import masked_value
+from perfsuite.masking import is_secret_name, masked, masked_value
 from perfsuite.platforms.cpu import memory_bytes, read_processor
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.machine import Machine
@@ -120,7 +120,9 @@ def read_environment(
         driver=machine.family.software(),
         packages=_packages(),
         variables={
-            name: masked_value(value, name) for name, value in sorted(host.environ.items()) if _VARIABLES.search(name)
+            name: masked(value)
+            for name, value in sorted(host.environ.items())
+            if _VARIABLES.search(name) and not is_secret_name(name)
         },
         notes=(*machine.remarks(), *machine.family.quirks(machine.model)),
         worker=masked_value(worker or {}),
