@@ -104,6 +104,31 @@ def test_a_file_that_does_not_fit_fails_the_run(repo, monkeypatch, option, told)
     assert os.listdir("out") == []
 
 
+def test_a_storage_of_pytest_benchmark_that_cannot_be_is_told_before_anything_is_measured(repo):
+    Path(".benchmarks").write_text("a file in the way")
+    found = repo.run("--benchmark-autosave")
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.fnmatch_lines(["ERROR: --benchmark-autosave: *.benchmarks* cannot be written: *; name another file"])
+    assert not repo.driver.jobs
+
+
+@pytest.mark.parametrize("option", ["--benchmark-autosave", "--junitxml=gone/out.xml"])
+def test_a_file_of_another_plugin_costs_no_verdict_and_none_of_ours(pytester, monkeypatch, option):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
+    breaks = (
+        "import os, shutil\n"
+        "def test_between():\n"
+        "    shutil.rmtree('.benchmarks', ignore_errors=True)\n"
+        "    open('.benchmarks', 'w'), open('gone', 'w')\n"
+    )
+    found = repository(pytester, monkeypatch, TWO + breaks).run(option, "--perf-html=page.html")
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    (told,) = errors(found)
+    assert told.startswith("another plugin could not write its file: ")
+    assert "2 measured" in found.stdout.str()
+    assert Path("page.html").exists()
+
+
 def test_files_are_written_without_a_summary_too(repo):
     found = repo.run("--no-summary", "--perf-html=x.html", "--perf-summary=x.md")
     assert found.ret == pytest.ExitCode.OK

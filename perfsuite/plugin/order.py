@@ -91,6 +91,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
     ci.begin(session, cases)
     history.begin(session, cases)
     page.begin(session, cases)
+    written.begin(session, cases)
     return returned
 
 
@@ -146,13 +147,19 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
 class _Files:
     """Files that were asked for, after everybody else's such as JUnit's and before anything is printed."""
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    @pytest.hookimpl(wrapper=True)  # inside the terminal's, which is registered later, and around pytest-benchmark's
+    def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[Any]:
         config = session.config
+        returned = None
+        try:
+            returned = yield
+        except OSError as error:  # pytest would print this and nothing else: no verdict, no summary
+            written.fail(config, f"another plugin could not write its file: {error}")
         written.attempt(config, "--perf-trace", lambda: trace.write(config))
         written.attempt(config, "the page was not written", lambda: page.write(config))
         written.attempt(config, "the report was not written", lambda: tables.write(config))
         written.settle(session)
+        return returned
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from perfsuite.errors import ConfigurationError, PerfsuiteError, first_line
+from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.state import suite_key
 
 notes_key = pytest.StashKey[list[str]]()
@@ -31,6 +32,17 @@ def require_writable(path: Path, option: str) -> None:
         files.require_writable(path, option, with_folder=True)
     except ConfigurationError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
+    """Find out before anything is measured whether pytest-benchmark can save what it is asked to."""
+    option = session.config.getoption
+    asked = "--benchmark-save" if option("benchmark_save", None) else "--benchmark-autosave"
+    saves = option("benchmark_save", None) or option("benchmark_autosave", False)
+    storage = getattr(getattr(session.config, "_benchmarksession", None), "storage", None)  # it has no public way
+    folder = getattr(storage, "path", None)
+    if cases and saves and isinstance(folder, Path) and runs_tests(session.config):
+        require_writable(folder / "run.json", asked)
 
 
 def attempt(config: pytest.Config, what: str, write: Callable[[], object]) -> bool:
