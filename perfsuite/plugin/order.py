@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from perfsuite.errors import first_line
 from perfsuite.plugin import (
     benchmark,
     ci,
@@ -140,6 +141,8 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
         written.attempt(config, "nothing was added to the history", lambda: history.finish(session))
         return (yield)
     finally:
+        if gate is not None and gate.problem and not config.stash.get(written.summarised_key, False):
+            written.fail(config, first_line(gate.problem))
         written.tell(session)
         outcome.close(config)
 
@@ -165,6 +168,7 @@ class _Files:
 @pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """perfsuite's sections, after pytest's failures and before other plugins' tables."""
+    config.stash[written.summarised_key] = True
     if suite_key in config.stash and options.runs_tests(config):
         from perfsuite.plugin.summary import show as show_summary
 

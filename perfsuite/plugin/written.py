@@ -22,6 +22,8 @@ notes_key = pytest.StashKey[list[str]]()
 """Lines for the end of the run that are no failure."""
 problems_key = pytest.StashKey[list[str]]()
 """Lines for the end of the run, each of which fails it."""
+summarised_key = pytest.StashKey[bool]()
+"""Whether perfsuite's sections were printed: older pytest prints none with --no-summary."""
 
 
 def require_writable(path: Path, option: str) -> None:
