@@ -34,6 +34,7 @@ def put(path: Path, data: bytes, *, draft: str = "") -> None:
     A symbolic link stays a link, and permissions stay the same.  A pipe or a device is written to directly.  ``draft``
     ends the name of the draft; default: the process id.  Raises WriteFailed, and leaves no draft.
     """
+    existed = path.exists()
     try:
         if _is_stream(path):
             _fill(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), data, sync=False)
@@ -53,7 +54,7 @@ def put(path: Path, data: bytes, *, draft: str = "") -> None:
                 fresh.unlink()
             raise
     except OSError as error:
-        raise WriteFailed(f"cannot be written: {why(error)}; the file is as it was") from None
+        raise _not_written(error, existed) from None
     try:
         _sync_folder(target.parent)
     except OSError as error:
@@ -102,7 +103,11 @@ def append(path: Path, data: bytes) -> None:
                 os.truncate(path, end) if existed else path.unlink()
             raise
     except OSError as error:
-        raise WriteFailed(f"cannot be written: {why(error)}; the file is as it was") from None
+        raise _not_written(error, existed) from None
+
+
+def _not_written(error: OSError, existed: bool) -> WriteFailed:
+    return WriteFailed(f"cannot be written: {why(error)}{'; the file is as it was' if existed else ''}")
 
 
 def write_all(descriptor: int, data: bytes) -> None:
