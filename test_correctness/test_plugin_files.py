@@ -69,9 +69,9 @@ def test_a_page_that_fails_in_any_way_costs_neither_junit_nor_verdicts(repo, mon
     monkeypatch.setattr(page_module, "render", broken)
     found = repo.run("--perf-html=page.html", "--junitxml=out.xml", "--perf-report=r.md", *verbosity)
     assert found.ret == pytest.ExitCode.TESTS_FAILED
-    assert errors(found) == [
-        "the page was not written: RuntimeError in broken: a chart has no axis; please report this"
-    ]
+    place = Path("page.html").absolute()
+    why = "RuntimeError in broken: a chart has no axis; please report this"
+    assert errors(found) == [f"page {place} was not written: {why}"]
     assert 'tests="2"' in Path("out.xml").read_text()
     assert "Traceback" not in found.stdout.str()
     if "--no-summary" not in verbosity:
@@ -81,7 +81,7 @@ def test_a_page_that_fails_in_any_way_costs_neither_junit_nor_verdicts(repo, mon
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ("--perf-html=out/x.html", "the page was not written: *; perfsuite report * --html FILE writes it"),
+        ("--perf-html=out/x.html", "page *x.html was not written: *; perfsuite report * --html FILE writes it"),
         ("--perf-summary=out/x", "summary * cannot be written: No space left on device"),
         ("--perf-history=out/x", "nothing was added to the history: * cannot be written: No space *"),
     ],

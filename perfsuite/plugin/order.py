@@ -6,6 +6,7 @@ after everybody's summary: the driver's exit code, in :mod:`perfsuite.plugin.lau
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -159,8 +160,11 @@ class _Files:
         except OSError as error:  # pytest would print this and nothing else: no verdict, no summary
             written.fail(config, f"another plugin could not write its file: {error}")
         written.attempt(config, "--perf-trace", lambda: trace.write(config))
-        written.attempt(config, "the page was not written", lambda: page.write(config))
-        written.attempt(config, "the report was not written", lambda: tables.write(config))
+        for what, place, write in (
+            ("page", config.stash.get(page.page_key, None), page.write),
+            ("report", config.stash[tables.state_key].path, tables.write),
+        ):
+            written.attempt(config, f"{what} {place} was not written", functools.partial(write, config))
         written.settle(session)
         return returned
 
@@ -181,6 +185,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         show_gate(terminalreporter, config)
     if recorded.record_key in config.stash:
         importlib.import_module("perfsuite.plugin.summary").show_screen(terminalreporter, config)
+    tables.show(terminalreporter, config)
     ci.show(terminalreporter, config)
     history.show(terminalreporter, config)
     page.show(terminalreporter, config)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perfsuite.errors import PerfsuiteError, first_line
 from perfsuite.plugin import written
 from perfsuite.plugin.options import runs_tests
+from perfsuite.plugin.output import Out
 from perfsuite.plugin.state import suite_key, suite_of
 
 STYLE_NAMES = ("opensora", "latte", "flagperf", "oneflow", "methods")
@@ -32,6 +34,8 @@ class ReportState:
     """Where it goes; None when none was asked for."""
     style: str
     """Empty: those that fit what was measured."""
+    said: str = ""
+    """What became of it."""
     missing: dict[str, str] = field(default_factory=dict)
     """Why a case has no result, by node id."""
 
@@ -97,7 +101,7 @@ def keep_reason(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.T
 
 
 def write(config: pytest.Config) -> None:
-    """Write the report and name it; why not, where nothing was measured that a report shows.
+    """Write the report, unless nothing was measured that a report shows.
 
     Raises ConfigurationError where the file cannot be written.
     """
@@ -120,8 +124,19 @@ def write(config: pytest.Config) -> None:
         device=machine.model,
     )
     styles = (find_style(state.style),) if state.style else fitting_styles([run])
-    if styles:
-        write_file(state.path, report([run], styles), option="--perf-report")
-        written.note(config, f"report {state.path}: {', '.join(style.name for style in styles)}")
+    try:
+        if not styles:
+            raise PerfsuiteError("nothing was measured that any report has a table for")
+        text = report([run], styles)
+    except PerfsuiteError as error:  # nothing went wrong: there is nothing to show
+        state.said = f"report {state.path} was not written: {error}"
     else:
-        written.note(config, f"no report in {state.path}: nothing was measured that any report has a table for")
+        write_file(state.path, text)
+        state.said = f"report {state.path}: {', '.join(style.name for style in styles)}"
+
+
+def show(terminalreporter: Any, config: pytest.Config) -> None:
+    """Name the report."""
+    state = config.stash[state_key]
+    if state.said:
+        Out(terminalreporter).line(state.said)

@@ -18,8 +18,6 @@ from perfsuite.errors import ConfigurationError, PerfsuiteError, first_line
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.state import suite_key
 
-notes_key = pytest.StashKey[list[str]]()
-"""Lines for the end of the run that are no failure."""
 problems_key = pytest.StashKey[list[str]]()
 """Lines for the end of the run, each of which fails it."""
 summarised_key = pytest.StashKey[bool]()
@@ -69,11 +67,6 @@ def fail(config: pytest.Config, problem: str) -> None:
     config.stash.setdefault(problems_key, []).append(problem)
 
 
-def note(config: pytest.Config, text: str) -> None:
-    """End the run with this line."""
-    config.stash.setdefault(notes_key, []).append(text)
-
-
 def settle(session: pytest.Session) -> None:
     """Look for the journal once more, and make the exit code a failing one where anything was not written."""
     config = session.config
@@ -93,8 +86,8 @@ def tell(session: pytest.Session) -> None:
     lost = suite.session.journal_problem if suite is not None and suite.session is not None else ""
     elsewhere = suite.journal_elsewhere if suite is not None and not lost else ""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    for line in filter(None, [elsewhere, *stash.get(notes_key, [])]):
-        _print(reporter, f"perfsuite: {line}", bad=False)
+    if elsewhere:
+        _print(reporter, f"perfsuite: {elsewhere}", bad=False)
     for line in filter(None, [lost, *stash.get(problems_key, [])]):
         _print(reporter, f"perfsuite: error: {line}", bad=True)
 
