@@ -27,7 +27,9 @@ _ENDED_BY_TESTS = (0, 1)
 """pytest's exit codes when the tests ran, whether or not some failed."""
 
 _END_WITH_PARENT = """
-import ctypes, os, signal, sys
+import sys
+sys.path[:] = filter(None, sys.path)  # -c puts the working directory first
+import ctypes, os, signal
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, kept by exec
 if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])

@@ -1,56 +1,228 @@
-"""Files that somebody asked for: written whole or not at all, and refused before the work where they cannot be."""
+"""Files that perfsuite writes: whole or not at all, in folders into which nobody else can put anything.
+
+:func:`put` is the only function that replaces a file; :func:`write_file` is the same for a file that a user asked for.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 from perfsuite.errors import ConfigurationError
 
+_NAME_BYTES = 200
+"""Bytes of a file's name that its draft has too: names of more than 255 are refused by most file systems."""
+
+
+class WriteFailed(Exception):
+    """A file was not written, or may not survive a power cut; ``str()`` continues a sentence that begins with it."""
+
+
+def why(error: OSError) -> str:
+    """The reason of an error of the system: ``No space left on device``."""
+    return error.strerror or str(error) or type(error).__name__
+
+
+def put(path: Path, data: bytes, *, draft: str = "") -> None:
+    """Replace the file ``path`` by ``data``: a reader sees the old file or the new one, also after a power cut.
+
+    A symbolic link stays a link, and permissions stay the same.  A pipe or a device is written to directly.  ``draft``
+    ends the name of the draft; default: the process id.  Raises WriteFailed, and leaves no draft.
+    """
+    existed = path.exists()
+    try:
+        if _is_stream(path):
+            _fill(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), data, sync=False)
+            return
+        target = Path(os.path.realpath(path))
+        name = target.name.encode(errors="surrogateescape")[:_NAME_BYTES].decode(errors="ignore")
+        fresh = target.with_name(f".{name}.{draft or os.getpid()}")
+        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+        with contextlib.suppress(FileNotFoundError):  # a killed writer left it, or somebody put a link there
+            fresh.unlink()
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            _fill(descriptor, data, mode=mode)
+            os.replace(fresh, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            raise
+    except OSError as error:
+        raise _not_written(error, existed) from None
+    try:
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise WriteFailed(f"was written, but a power cut may lose it: {why(error)}") from None
+
+
+MOST_BYTES = 1 << 30
+"""Of a file that is read as a whole, where nothing says less."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading; OSError for a pipe, which might never end or begin, a device and a folder."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for a writer
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
+
+
+def content(path: Path, most_bytes: int = MOST_BYTES, *, pipe: bool = False) -> bytes:
+    """Return what a regular file holds, or with ``pipe`` what a pipe gives; OSError for anything else and for more."""
+    with open(path, "rb") if pipe else open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = b"" if size > most_bytes else file.read(most_bytes + 1)
+        if max(size, len(data)) > most_bytes:
+            raise OSError(errno.EFBIG, f"it has {max(size, len(data))} bytes, more than the {most_bytes} that are read")
+        return data
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add ``data`` to the end of a file that other programs append to; where that fails its length is as it was.
+
+    Raises WriteFailed.
+    """
+    existed = path.exists()
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        end = os.fstat(descriptor).st_size
+        try:
+            _fill(descriptor, data, sync=False)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(path, end) if existed else path.unlink()
+            raise
+    except OSError as error:
+        raise _not_written(error, existed) from None
+
+
+def _not_written(error: OSError, existed: bool) -> WriteFailed:
+    return WriteFailed(f"cannot be written: {why(error)}{'; the file is as it was' if existed else ''}")
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of ``data`` to an open file, in as many pieces as the system takes it."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def _fill(descriptor: int, data: bytes, *, mode: int | None = None, sync: bool = True) -> None:
+    """Write, sync and close; raises OSError of whichever fails first, and the file is closed all the same."""
+    try:
+        if mode is not None:
+            os.fchmod(descriptor, mode)
+        write_all(descriptor, data)
+        if sync:
+            os.fsync(descriptor)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+        raise
+    os.close(descriptor)  # network file systems say here that a quota is used up
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system on which folders cannot be synced
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether ``path`` is a pipe or a device, or names an open file: ``/dev/stdout`` is a link to whatever that is."""
+    absolute = os.path.abspath(path)
+    named = absolute.startswith(("/dev/", "/proc/")) and not absolute.startswith("/dev/shm/")
+    return path.exists() and (named or not path.is_file())
+
 
 def write_file(path: Path, text: str, *, option: str = "") -> None:
-    """Write ``text`` to a file beside ``path`` and move it there; ConfigurationError, and nothing left, on failure.
+    """:func:`put` text that a user asked for; ConfigurationError on failure.
 
-    What is no file, such as a pipe or ``/dev/stdout``, is written to as it is.  Half a character, which UTF-8 lacks,
-    becomes an escape.  ``option`` is what named the file.
+    Halves of surrogate pairs, which UTF-8 lacks, become escapes.  ``option`` is the option that named the file.
     """
-    in_place = path.exists() and not path.is_file()
-    draft = path if in_place else path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
-        if not in_place:
-            draft.replace(path)
-    except OSError as error:
-        if not in_place:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
+        put(path, text.encode("utf-8", "backslashreplace"))
+    except WriteFailed as error:
         raise ConfigurationError(
-            f"{f'{option}: ' if option else ''}{path} cannot be written: {error.strerror}; "
-            "make room or name another place"
+            f"{f'{option}: ' if option else ''}{path} {error}; make room or name another place"
         ) from None
 
 
 def require_writable(path: Path, option: str, *, with_folder: bool = False) -> None:
     """Raise ConfigurationError, which names ``option``, unless :func:`write_file` can write to ``path``.
 
-    A file that is there keeps its contents, and none is left that was not; ``with_folder`` makes the folder.
+    A file that exists keeps its contents, and none is left that did not exist; ``with_folder`` makes the folder.
     """
     if path.is_dir():
         raise ConfigurationError(f"{option}: {path} is a folder; name a file in it")
     try:
         if with_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") if path.exists() else tempfile.TemporaryFile(dir=path.parent):
-            pass
+        if path.exists():
+            with path.open("ab"):
+                pass
+        if not _is_stream(path):
+            with tempfile.TemporaryFile(dir=Path(os.path.realpath(path)).parent):
+                pass
     except OSError as error:
-        raise ConfigurationError(f"{option}: {path} cannot be written: {error.strerror}; name another file") from None
+        raise ConfigurationError(f"{option}: {path} cannot be written: {why(error)}; name another file") from None
 
 
 def make_folder(folder: Path) -> None:
-    """Make ``folder`` unless it is there; ConfigurationError when that fails."""
+    """Make ``folder`` unless it exists; ConfigurationError when that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"folder {folder} cannot be made: {error.strerror}; name another one") from None
+        raise ConfigurationError(f"folder {folder} cannot be made: {why(error)}; name another one") from None
+
+
+def user_cache() -> Path:
+    """``$XDG_CACHE_HOME/perfsuite`` or ``~/.cache/perfsuite``; it may not exist."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(named if os.path.isabs(named) else os.path.expanduser("~/.cache")) / "perfsuite"
+
+
+def why_not_private(folder: Path) -> str:
+    """Make a folder of mode 0700 where there is none; why others could put something into it, empty if nobody can.
+
+    A folder of this user that others can only read gets mode 0700.  One that others could write to is not used, because
+    they may have written to it already.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        status, around = os.lstat(folder), folder.parent.stat()
+        problem = _why_not_private(status)
+        if not problem and around.st_mode & 0o002 and not around.st_mode & stat.S_ISVTX:
+            problem = f"is in {folder.parent}, where other users can replace it"
+        if not problem and status.st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError as error:
+        return f"cannot be made: {why(error)}"
+    return problem if problem or os.access(folder, os.W_OK | os.X_OK) else "cannot be written to"
+
+
+def _why_not_private(status: os.stat_result) -> str:
+    if not stat.S_ISDIR(status.st_mode):
+        return "is a symbolic link" if stat.S_ISLNK(status.st_mode) else "is not a folder"
+    if status.st_uid != os.getuid():
+        return f"belongs to user id {status.st_uid}, not to yours ({os.getuid()})"
+    if status.st_mode & 0o022:
+        return f"has mode {stat.S_IMODE(status.st_mode):04o}: other users can write to it"
+    return ""

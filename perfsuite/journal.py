@@ -35,8 +35,9 @@ from typing import Any
 
 from perfsuite import garbage
 from perfsuite.baselines.renames import names_of_today, result_of_today
-from perfsuite.decoding import from_json
+from perfsuite.decoding import from_json, plain_json
 from perfsuite.errors import JournalError
+from perfsuite.files import open_regular, why
 from perfsuite.journal_result import ResultLine, late_result, share_of, split_result
 from perfsuite.projection.record import Projected
 from perfsuite.records import SCHEMA, Peaks, Result
@@ -111,6 +112,8 @@ class Journal:
         )
 
 
+_LONGEST_LINE = 1 << 28
+"""Bytes: the timeline of a pipeline of 1,000 ranks is less."""
 _CASE = re.compile(rb'\{"result":\{"case":("(?:[^"\\]|\\.)*")')
 _TOOK = re.compile(rb',"took_s":([\d.]+)')
 _TOOK_WITHIN = 100
@@ -131,20 +134,22 @@ def read_journal(path: Path) -> Journal:
     """
     truncated = False
     try:
-        with path.open("rb") as file:  # line by line: the measurements alone are kept, and they are most of it
-            first = file.readline()
+        with open_regular(path) as file:  # line by line: the measurements alone are kept, and they are most of it
+            first = file.readline(_LONGEST_LINE)
             if not first.endswith(b"\n"):
                 raise JournalError(
                     f"journal {path}, line 1: no complete line; the run that wrote it did not get far enough"
                 )
             read = _Lines(path, header=_read_header(path, first))
-            for number, line in enumerate(file, start=2):
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), start=2):
                 if line.endswith(b"\n"):
                     read.take(number, line)
+                elif len(line) == _LONGEST_LINE:
+                    raise _damage(path, number, f"it has more than {_LONGEST_LINE} bytes")
                 else:
                     truncated = True
     except OSError as error:
-        raise JournalError(f"journal {path} cannot be read: {error.strerror}") from None
+        raise JournalError(f"journal {path} cannot be read: {why(error)}") from None
     return read.journal(truncated=truncated)
 
 
@@ -208,7 +213,7 @@ def durations_s(path: Path, fingerprint: str) -> dict[str, float]:
     """Seconds that each case of a journal of this hardware took, by node id, read without decoding anything else."""
     took: dict[str, float] = {}
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for line in file if f'"fingerprint":{json.dumps(fingerprint)}'.encode() in file.readline() else ():
                 case, seconds = _CASE.match(line), _TOOK.search(line, max(0, len(line) - _TOOK_WITHIN))
                 if case and seconds:
@@ -245,7 +250,7 @@ def _read_result(path: Path, number: int, body: Any, line: ResultLine, environme
 
 def _read_line(path: Path, number: int, line: bytes) -> tuple[str, Any]:
     try:
-        plain = json.loads(line)
+        plain = plain_json(line)
     except ValueError as error:
         raise _damage(path, number, f"not JSON ({error})") from None
     if not isinstance(plain, dict) or len(plain) != 1:

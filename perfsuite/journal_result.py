@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.decoding import from_json
+from perfsuite.decoding import from_json, plain_json
 from perfsuite.errors import JournalError
 from perfsuite.metrics import rederived
 from perfsuite.records import ABOVE_MEASURED_PEAK, Measurement, Metric, Peak, Peaks, Result
@@ -68,7 +68,7 @@ class JournaledResult(Result):
 
     def _plain_metrics(self) -> list[Any]:
         """As they were written; ValueError where that is no list of JSON objects."""
-        plain = json.loads(self._metrics_json) if self._metrics_json else []
+        plain = plain_json(self._metrics_json) if self._metrics_json else []
         if not all(isinstance(metric, dict) for metric in plain):
             raise ValueError("metrics hold what is no object")
         return list(plain)
@@ -134,7 +134,7 @@ class JournaledResult(Result):
     def measurement(self) -> Measurement | None:
         """None when the case ran out of memory."""
         try:
-            return from_json(Measurement, json.loads(self._measurement_json))
+            return from_json(Measurement, plain_json(self._measurement_json))
         except ValueError as error:
             raise self._damage(str(error)) from None
 

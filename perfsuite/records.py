@@ -43,7 +43,8 @@ class Peak:
         >>> Peak(value=4.0, unit="TFLOPS", source="probe", kind="measured").share(3.0)
         0.75
         """
-        return None if self.kind == "measured" and value > self.value else value / self.value
+        unknown = self.value <= 0 or (self.kind == "measured" and value > self.value)
+        return None if unknown else value / self.value
 
 
 @dataclass(frozen=True, kw_only=True)

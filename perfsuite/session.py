@@ -29,6 +29,7 @@ from perfsuite.errors import (
 )
 from perfsuite.journal import Journal
 from perfsuite.journal_writer import JournalWriter
+from perfsuite.masking import masked_value
 from perfsuite.measured_peaks import MeasuredPeaks
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive, rederive
@@ -104,8 +105,6 @@ class PerfSession:
         self.fingerprint = fingerprint
         self.journal: JournalWriter | None = None
         """Where finished cases go; none before it is known that there are any."""
-        self.journal_problem = ""
-        """Why the journal could not be kept up; empty while it is."""
         self.results: dict[str, Result] = {}
         """The first result of each case, by node id."""
         self.cases: dict[str, Case] = {}
@@ -223,6 +222,11 @@ class PerfSession:
             self._write(lambda journal: journal.judged(gate))
         self._write(lambda journal: journal.ended(last))
 
+    @property
+    def journal_problem(self) -> str:
+        """Why the journal is not whole in its place, and how many cases are kept where; empty if it is."""
+        return self.journal.problem if self.journal is not None else ""
+
     def close(self) -> None:
         """End every process and close the journal.  Idempotent."""
         try:
@@ -244,13 +248,14 @@ class PerfSession:
             return None
         same = (
             old.workload == describe(case.workload)
-            and old.parameters == recorded(case.workload.parameters())
+            and old.parameters == _parameters(case.workload)
             and old.world_size == case.world_size
             and old.platform == case.platform
             and not (old.measurement and old.measurement.failed_builds)
         )
         if not same:
             return None
+        _ = old.metrics  # damage in them is found now: later nobody could say which case it is of
         self.reused.add(case.id)
         return old
 
@@ -261,7 +266,7 @@ class PerfSession:
         result = Result(
             case=case.id,
             workload=describe(workload),
-            parameters=recorded(workload.parameters()),
+            parameters=_parameters(workload),
             platform=case.platform,
             world_size=case.world_size,
             outcome="smoke" if case.budget.smoke else "measured",
@@ -363,13 +368,8 @@ class PerfSession:
         return self._environment
 
     def _write(self, write: Callable[[JournalWriter], None]) -> None:
-        """Write to the journal; when it fails, say so once and go on: results are still in memory."""
-        if self.journal is None or self.journal_problem:
-            return
-        try:
+        if self.journal is not None:
             write(self.journal)
-        except JournalError as problem:
-            self.journal_problem = str(problem)
 
 
 def new_session_id() -> str:
@@ -382,6 +382,11 @@ def _complete(result: Result, workload: Workload, measurement: Measurement, peak
     if here := own_modules():
         measurement = dataclasses.replace(measurement, imports={**here, **measurement.imports})
     return dataclasses.replace(result, measurement=measurement, metrics=metrics)
+
+
+def _parameters(workload: Workload) -> Any:
+    """As results keep them."""
+    return masked_value(recorded(workload.parameters()))
 
 
 def _shape_of(case: Case) -> MeshShape:

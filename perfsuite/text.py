@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import json
 import re
+from typing import Any
 
 _ACTIVE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters, which begin escape sequences and forge lines
@@ -25,7 +27,57 @@ def escaped(text: str) -> str:
     >>> print(escaped("a\x1b[31mb\u202ec\udcff"))
     a\x1b[31mb\u202ec\udcff
     """
-    return _ACTIVE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+    return _ACTIVE.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")
+
+
+_COMMAND = re.compile(r"^([ \t]*):(?=:)|#(?=#(?:\[|vso\[|teamcity\[))", re.MULTILINE)
+"""What a log of GitHub, Azure or TeamCity takes for a command: ``::error`` begins a line, ``##[`` stands anywhere."""
+_ACTIVE_IN_JSON = re.compile(rf"(?!\n){_ACTIVE.pattern}|#(?=#(?:\[|vso\[|teamcity\[))")
+_ACTIVE_IN_LINES = re.compile(rf"(?!\n|\r\n){_ACTIVE.pattern}")
+
+
+def screen_text(text: str) -> str:
+    r"""Lines for a terminal or a log: escaped, but for their ends, and no line is a command of a CI service.
+
+    >>> print(screen_text("a\x1b[2J\n::error::b ##[warning]c"))
+    a\x1b[2J
+    \x3a:error::b \x23#[warning]c
+    """
+    plain = _ACTIVE_IN_LINES.sub(_escape, text)
+    return _COMMAND.sub(lambda match: f"{match[1] or ''}\\x{ord(match[0][-1]):02x}", plain)
+
+
+def json_text(value: Any, *, indent: int = 1) -> str:
+    r"""JSON in which readable letters of any language are letters, and what :func:`escaped` escapes is escaped.
+
+    >>> print(json_text(["\u202ea\x9b", "\u00b5"]))
+    [
+     "\u202ea\u009b",
+     "\u00b5"
+    ]
+    """
+    return escaped_json(json.dumps(value, indent=indent, ensure_ascii=False)) + "\n"
+
+
+def escaped_json(text: str) -> str:
+    """JSON that means the same, without what :func:`escaped` and :func:`screen_text` escape."""
+    return _ACTIVE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def code_text(text: str) -> str:
+    r"""Text in Markdown as code.
+
+    >>> print(code_text("t.py::test[a|b`c]"), code_text("`"))
+    ``t.py::test[a|b`c]`` `` ` ``
+    """
+    plain = printable(text)
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", plain)), default=0))
+    space = " " if plain.startswith("`") or plain.endswith("`") else ""
+    return f"{fence}{space}{plain}{space}{fence}"
 
 
 def printable(text: object, longest: int = LONGEST) -> str:

@@ -21,6 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from perfsuite.errors import UnsupportedCase
+from perfsuite.files import why_not_private
 
 NAME = "simmusa_device"
 SOURCES = Path(__file__).parent / "csrc"
@@ -55,6 +56,8 @@ def library() -> Path:
 
 def why_not() -> str:
     """What is missing to build, and what to do; empty when nothing is, or when it is built."""
+    if not os.environ.get("SIMMUSA_CACHE") and (problem := why_not_private(cache())):
+        return f"{cache()} {problem}; set SIMMUSA_CACHE to a folder of your own"
     try:
         if library().exists():
             return ""
@@ -113,7 +116,13 @@ def _build(target: Path, longest_s: float) -> None:
     command = [sys.executable, "-m", "simmusa.build", str(workplace)]
     pipe = subprocess.PIPE
     process = subprocess.Popen(
-        command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+        command,
+        cwd=workplace,  # -m puts the working directory first on the path
+        stdout=pipe,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        start_new_session=True,
     )
     try:
         said, _ = process.communicate(timeout=longest_s)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -131,3 +134,23 @@ def test_a_gain_is_the_new_yardstick_once_a_second_session_of_the_machine_shows_
     done = stored.run("--perf-gate")
     done.assert_outcomes(passed=2, failed=1)
     done.stdout.fnmatch_lines(["*cpu-2*+2* %*"])
+
+
+@pytest.mark.parametrize("verbosity", [[], ["-qq"], ["--no-summary"]], ids=" ".join)
+def test_a_baseline_that_cannot_be_written_is_a_line_at_every_verbosity(stored, monkeypatch, verbosity):
+    before = baseline_file().read_bytes()
+    real = os.replace
+
+    def full(source, target):
+        if str(target).endswith(".json") and "baselines" in str(target):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    found = stored.run("--perf-update=append", *verbosity)
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    told = [line for line in found.outlines if "cannot be written: No space left on device" in line]
+    assert [re.sub(r".*error: .*/baselines", "", line) for line in told] == [
+        f"/{'/'.join(baseline_file().parts[-2:])} cannot be written: No space left on device; the file is as it was"
+    ]
+    assert baseline_file().read_bytes() == before

@@ -84,7 +84,9 @@ def test_a_full_disk_costs_the_page_and_not_the_run(repo, monkeypatch):
     monkeypatch.setattr(page, "write_page", full)
     done = repo.run("--perf-html=run.html")
     done.assert_outcomes(passed=2, failed=1)
-    done.stdout.fnmatch_lines(["page *run.html was not written: *No space left*; perfsuite report *.jsonl --html *"])
+    done.stdout.fnmatch_lines(
+        ["perfsuite: error: page *run.html was not written: *No space left*; perfsuite report *.jsonl --html *"]
+    )
 
 
 def test_report_writes_the_page_of_a_journal_beside_another(repo, capsys):

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from perfsuite.cli import main as cli
 from perfsuite.journal import read_journal
 from perfsuite.plugin.options import positive_duration
 from perfsuite.workload import Budget
@@ -51,12 +52,32 @@ def test_a_wrong_set_up_is_told_also_when_nothing_is_selected(pytester, monkeypa
     assert found.ret == pytest.ExitCode.USAGE_ERROR
 
 
-def test_a_directory_that_cannot_be_made_is_one_line(pytester, monkeypatch):
+@pytest.mark.parametrize("quiet", [[], ["-qq"]], ids=" ".join)
+def test_a_journal_that_the_root_cannot_take_is_in_the_users_cache(pytester, monkeypatch, capsys, quiet):
     repo = repository(pytester, monkeypatch, ONE)
     pytester.path.joinpath(".perfsuite").write_text("a file in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
+    found = repo.run(*quiet)
+    assert found.ret == pytest.ExitCode.OK
+    (journal,) = pytester.path.glob("cache/perfsuite/journals/*/journal-*.jsonl")
+    assert journal.parent.stat().st_mode & 0o777 == 0o700
+    told = [line for line in found.outlines if line.startswith("perfsuite: the journal of this run is ")]
+    why = f"{pytester.path}/.perfsuite cannot be written: Not a directory"
+    assert told == [f"perfsuite: the journal of this run is {journal}: {why}"]
+    capsys.readouterr()
+    assert cli.main(["show"]) == 0
+    assert f"journal {journal}\n" in capsys.readouterr().out
+
+
+def test_a_run_without_a_place_for_its_journal_is_one_line(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, ONE)
+    for name in (".perfsuite", "cache"):
+        pytester.path.joinpath(name).write_text("a file in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
     found = repo.run()
     assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines(["ERROR: journal */.perfsuite/journal-*.jsonl cannot be made: *name another file*"])
+    found.stderr.fnmatch_lines(["ERROR: no place for the journal: */.perfsuite cannot be written: *--perf-journal"])
+    assert not repo.driver.jobs
 
 
 @pytest.mark.parametrize(

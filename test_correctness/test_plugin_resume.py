@@ -122,18 +122,25 @@ def test_other_hardware_and_damage_are_one_line(repo, pytester):
     found.stderr.fnmatch_lines(["ERROR: journal */one.jsonl, line 3: 'resul' is not what a line of a journal is*"])
 
 
-def test_a_full_disk_is_one_warning_and_the_run_goes_on(repo, pytester, monkeypatch):
+@pytest.mark.parametrize("quiet", [[], ["-q"], ["-qq"], ["-v"], ["--no-summary"]], ids=" ".join)
+def test_a_full_disk_loses_cases_of_the_journal_alone_and_fails_the_run(repo, pytester, monkeypatch, quiet):
     synced = []
+    monkeypatch.setattr("perfsuite.plugin.suite.other_places", lambda root, path: iter(()))
 
     def full(descriptor):
         synced.append(descriptor)
-        if len(synced) > 2:
+        if len(synced) > 2:  # the header, and the first case with its environment
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", full)
-    found = repo.run("--benchmark-json=out.json")
-    found.assert_outcomes(passed=3)
-    told = [line for line in found.outlines if "No space left" in line]
-    assert [line.startswith("warning: journal ") for line in told] == [True, False]  # below the tables, on the screen
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        found = repo.run("--benchmark-json=out.json", "--junitxml=out.xml", "--perf-journal=j.jsonl", *quiet)
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    said = [line for line in found.outlines if line.startswith("perfsuite: error: ")]
+    assert said == [
+        f"perfsuite: error: journal: 1 of 3 cases kept in {pytester.path}/j.jsonl, 2 lost: No space left on device"
+    ]
     assert "Traceback" not in found.stdout.str()
     assert len(json.loads(pytester.path.joinpath("out.json").read_text())["benchmarks"]) == 3
+    assert pytester.path.joinpath("out.xml").read_text().count('name="latency') >= 0
+    assert list(read_journal(pytester.path / "j.jsonl").results) == ["test_it.py::test_first[cpu]"]

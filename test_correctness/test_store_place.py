@@ -7,7 +7,6 @@ import os
 import pytest
 
 from perfsuite.baselines import files, store
-from perfsuite.baselines.lock import replace
 from perfsuite.cli import main as cli
 from perfsuite.errors import BaselineError
 from test_correctness.helpers.stored_files import HARDWARE, offer, run_of, sessions_in
@@ -77,7 +76,9 @@ def test_a_large_file_is_refused_by_its_size_unread(tmp_path, monkeypatch):
         os.truncate(file.fileno(), 200_000_000)
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: pytest.fail("it was read"))
     for use in (lambda: store.load(tmp_path, HARDWARE), lambda: offer(tmp_path, run_of("s0"))):
-        with pytest.raises(BaselineError, match=f":1: has 200000000 bytes, more than the {files.MAX_BYTES}"):
+        with pytest.raises(
+            BaselineError, match=f"cannot be read: it has 200000000 bytes, more than the {files.MAX_BYTES}"
+        ):
             use()
 
 
@@ -103,5 +104,5 @@ def test_line_ends_stay(tmp_path, line_end):
 
 
 def test_a_new_file_has_plain_newlines(tmp_path):
-    replace(tmp_path / "new.json", "a\nb\n")
+    files.write(tmp_path / "new.json", "a\nb\n")
     assert (tmp_path / "new.json").read_bytes() == b"a\nb\n"

@@ -231,18 +231,16 @@ def test_a_disk_that_is_full_at_the_end_costs_report_and_summary_and_no_result(m
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    write_text = Path.write_text
-    monkeypatch.setattr(
-        Path,
-        "write_text",
-        lambda path, *given, **named: (full if path.suffix == ".md" else write_text)(path, *given, **named),
-    )
-    monkeypatch.setattr("perfsuite.plugin.ci.open", full, raising=False)
+    real = os.replace
+    monkeypatch.setattr(os, "replace", lambda draft, path: (full if str(path).endswith(".md") else real)(draft, path))
     result = mine.run("--perf-report=r.md", "--perf-summary=s.md")
     result.assert_outcomes(passed=2, skipped=1)
-    assert result.ret == 0
+    assert result.ret == 1
     result.stdout.fnmatch_lines_random(
-        ["report *r.md was not written: No space left*", "summary *s.md was not written: No space left*"]
+        [
+            "perfsuite: error: report *r.md was not written: *No space left*",
+            "perfsuite: error: summary *s.md cannot be written: No space left*",
+        ]
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from perfsuite.audit.table import AuditColumn, AuditTable, Fact, Row
 from perfsuite.errors import ConfigurationError
+from perfsuite.files import content, why
 from perfsuite.published.numbers import printed
 from perfsuite.published.records import PublishedReport, PublishedRow, PublishedTable, Stated
 from perfsuite.published.roles import ROLES, SCALES
@@ -123,9 +124,10 @@ def read_tables(path: Path, roles: Mapping[str, ColumnMeaning], facts: Mapping[s
     and for rows that are longer than their header.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = content(path, pipe=True).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: cannot be read ({error}); give a CSV, Markdown or JSON file") from None
+        told = why(error) if isinstance(error, OSError) else error
+        raise ConfigurationError(f"{path}: cannot be read ({told}); give a CSV, Markdown or JSON file") from None
     delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
     grids = [_delimited(text, delimiter)] if delimiter else list(_markdown(text))
     tables = [_grid_table(path, line, grid, roles, facts) for line, grid in grids if grid and set(grid[0]) & set(roles)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from perfsuite.baselines.lock import replace
 from perfsuite.errors import BaselineError
+from perfsuite.files import WriteFailed, put, why
+from perfsuite.files import content as read_content
 
 MAX_BYTES = 128 << 20
 """Larger files are refused unread.  10,000 cases with 24 runs each, the most that is kept of one, are 98 MiB."""
@@ -17,15 +18,9 @@ def content(path: Path, *, folder: Path | None, links: bool) -> bytes:
     """What a file holds.  BaselineError when it lies elsewhere (:func:`refuse_foreign`), is too large or unreadable."""
     refuse_foreign(path, folder=folder, links=links)
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise BaselineError(
-                f"{path}:1: has {size} bytes, more than the {MAX_BYTES} that a baseline may have; the file is left as "
-                "it is: it is none, or restore it from version control"
-            )
-        return path.read_bytes()
+        return read_content(path, MAX_BYTES)
     except OSError as error:
-        raise BaselineError(f"{path}: cannot be read: {error.strerror}") from None
+        raise BaselineError(f"{path}: cannot be read: {why(error)}") from None
 
 
 def refuse_foreign(path: Path, *, folder: Path | None, links: bool) -> None:
@@ -48,21 +43,23 @@ def write(path: Path, text: str) -> None:
 
     Raises BaselineError when it would be too large to be read, or cannot be written.
     """
-    line_end = _line_end(path)
-    size = len(text.encode()) + (text.count("\n") if line_end == "\r\n" else 0)
-    if size > MAX_BYTES:
+    data = text.encode(errors="backslashreplace").replace(b"\n", _line_end(path))
+    if len(data) > MAX_BYTES:
         raise BaselineError(
-            f"{path}: would have {size} bytes, more than the {MAX_BYTES} that a baseline may have; the file is as it "
-            "was: drop cases with perfsuite baselines prune"
+            f"{path}: would have {len(data)} bytes, more than the {MAX_BYTES} that a baseline may have; the file is as "
+            "it was: drop cases with perfsuite baselines prune"
         )
-    replace(path, text, line_end=line_end)
+    try:
+        put(path, data, draft="new")
+    except WriteFailed as error:
+        raise BaselineError(f"{path} {error}") from None
 
 
-def _line_end(path: Path) -> str:
+def _line_end(path: Path) -> bytes:
     """How the first line of a file ends; a newline where there is no file or no line."""
     try:
         with open(path, "rb") as file:
             first, newline, _ = file.read(_HEAD_BYTES).partition(b"\n")
     except OSError:
-        return "\n"
-    return "\r\n" if newline and first.endswith(b"\r") else "\n"
+        return b"\n"
+    return b"\r\n" if newline and first.endswith(b"\r") else b"\n"

@@ -1,4 +1,4 @@
-"""One writer at a time: an advisory lock on a side file, and replacing a file as a whole."""
+"""One writer at a time: an advisory lock on a side file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perfsuite.errors import BaselineError
+from perfsuite.files import why
 
 DEADLINE_S = 60.0
 """How long a writer waits for the others."""
@@ -30,31 +31,37 @@ def locked(path: Path, deadline_s: float = DEADLINE_S) -> Iterator[None]:
         descriptor = _acquire(side, time.monotonic() + deadline_s)
     except OSError as error:
         raise BaselineError(
-            f"{side} cannot be locked: {error.strerror}; baselines need a folder that can be written and locked"
+            f"{side} cannot be locked: {why(error)}; baselines need a folder that can be written and locked"
         ) from None
     try:
         yield
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # a side file that stays is taken over by the next writer
             side.unlink()
-        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
 
 
 def _acquire(side: Path, until: float) -> int:
     while True:
-        descriptor = os.open(side, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        made = not side.exists()
+        descriptor = os.open(side, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_named(descriptor, side):
+                return descriptor
         except BlockingIOError:
-            os.close(descriptor)
             if time.monotonic() > until:
+                os.close(descriptor)
                 raise BaselineError(
                     f"{side} has been locked by another process for too long; end that process and run again"
                 ) from None
             time.sleep(_POLL_S)
-            continue
-        if _is_named(descriptor, side):
-            return descriptor
+        except OSError:  # a file system without locks: nobody else holds it either
+            os.close(descriptor)
+            if made:
+                side.unlink(missing_ok=True)
+            raise
         os.close(descriptor)
 
 
@@ -66,36 +73,3 @@ def _is_named(descriptor: int, side: Path) -> bool:
         return False
     held = os.fstat(descriptor)
     return (named.st_ino, named.st_dev) == (held.st_ino, held.st_dev)
-
-
-def replace(path: Path, text: str, *, line_end: str = "\n") -> None:
-    """Put ``text`` where ``path`` is: a reader sees the old file or the new one, also after a power cut.
-
-    Call it with the lock held.  A symbolic link stays one, and permissions stay what they were.  Halves of characters,
-    which UTF-8 lacks, become escapes.  Raises BaselineError.
-    """
-    target = Path(os.path.realpath(path))
-    fresh = target.with_name(f".{target.name}.new")
-    try:
-        mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
-        with open(fresh, "w", encoding="utf-8", errors="backslashreplace", newline=line_end) as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, target)
-        folder = os.open(target.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise BaselineError(f"{path} cannot be written: {error.strerror}; the file is as it was") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 
 from perfsuite.arms import Arm, arm_of, described_imports, run_arm
 from perfsuite.baselines.summarise import summarise
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command
+from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, print_lines
 from perfsuite.comparison import Comparison, compare, progress, table
 from perfsuite.decoding import to_json
 from perfsuite.errors import ConfigurationError, PerfsuiteError
 from perfsuite.files import require_writable, write_file
+from perfsuite.masking import masked_words
 from perfsuite.records import Result
 from perfsuite.statistics.paired import MIN_PAIRS
 from perfsuite.units import format_seconds, parse_duration, plural
@@ -147,7 +148,7 @@ def run_ab(options: argparse.Namespace) -> int:
         arms = []
         for side, env in zip("ab", environments, strict=True):
             revision = getattr(options, side)
-            name = " ".join([revision or "working tree", *(f"{key}={value}" for key, value in env.items())])
+            name = " ".join([revision or "working tree", *masked_words(f"{key}={value}" for key, value in env.items())])
             python = getattr(options, f"{side}_python") or sys.executable
             arm = Arm(name=f"{side} ({name})", root=root)
             if revision:
@@ -156,7 +157,7 @@ def run_ab(options: argparse.Namespace) -> int:
         runs = _Runs(arms=arms, arguments=arguments, deadline_s=parse_duration(options.deadline))
         planned = looks(options.pairs, options.max_pairs) if options.until_decided else [options.pairs]
         comparisons = measure(runs, planned, options.tolerance)
-    print("\n".join(lines(runs, comparisons, planned, options.tolerance)))
+    print_lines(lines(runs, comparisons, planned, options.tolerance))
     if options.json:
         write_file(options.json, json.dumps(to_json(comparisons), indent=1) + "\n", option="--json")
     if options.html is not None:

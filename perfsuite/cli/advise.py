@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json
+from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.cli.project import base_training, job_arguments, node_of, read_platform
 from perfsuite.cli.projected import SIMULATED
 from perfsuite.errors import ConfigurationError, InvalidParameter
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(_plain(advice, calibration, options))
     else:
-        print("\n".join(_told(advice, calibration, options)))
+        print_lines(_told(advice, calibration, options))
     return EXIT_OK if advice.chosen else EXIT_FOUND
 
 

@@ -14,7 +14,7 @@ from perfsuite.audit.audit import RULES, applicable, audit, derived_label, more_
 from perfsuite.audit.read import parse_facts, parse_roles, read_tables, tables_of
 from perfsuite.audit.rule import AuditFinding, Rule
 from perfsuite.audit.table import AuditTable
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, json_argument, print_json
+from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, json_argument, print_json, print_lines
 from perfsuite.errors import ConfigurationError
 from perfsuite.published.lookup import shipped
 from perfsuite.published.read import read_report
@@ -64,21 +64,21 @@ def run(options: argparse.Namespace) -> int:
     Raises PerfsuiteError for wrong usage.
     """
     if options.list_roles:
-        print("\n".join(role_lines()))
+        print_lines(role_lines())
         return EXIT_OK
     if options.list_rules:
-        print("\n".join(rule_lines()))
+        print_lines(rule_lines())
         return EXIT_OK
     if not options.file and (options.roles or options.fact):
         raise ConfigurationError("--roles and --fact describe a file's table; name the file before them")
     audited = [_read(path, options) for path in options.file] if options.file else [_of(report) for report in shipped()]
     if options.labels:
-        print("\n".join(label_lines([source.report for source in audited if source.report])))
+        print_lines(label_lines([source.report for source in audited if source.report]))
         return EXIT_OK
     if options.json:
         print_json([_json(source) for source in audited])
     else:
-        print("\n".join(line for source in audited for line in _lines(source)))
+        print_lines(line for source in audited for line in _lines(source))
     if options.file:
         is_wrong = any(finding.severity == "contradiction" for source in audited for finding in source.findings)
     else:

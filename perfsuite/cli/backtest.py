@@ -8,7 +8,8 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, json_argument, print_json
+from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, json_argument, print_json, print_lines
+from perfsuite.files import write_file
 from perfsuite.projection import backtest_runs
 from perfsuite.projection.backtest import Backtested
 from perfsuite.projection.band import FILE
@@ -26,13 +27,13 @@ def run(options: argparse.Namespace) -> int:
     """Recompute, print; EXIT_FOUND where a table is beyond its budget."""
     tested = [one for name in backtest_runs.find_tables(options.table) for one in backtest_runs.run_named(name)]
     if options.write_bands:
-        FILE.write_text(json.dumps(backtest_runs.bands(), indent=1) + "\n", encoding="utf-8")
+        write_file(FILE, json.dumps(backtest_runs.bands(), indent=1) + "\n")
     if options.json:
         print_json([_json(one) for one in tested])
     else:
-        print("\n".join(line for one in _table(tested) for line in [one]))
+        print_lines(line for one in _table(tested) for line in [one])
         if options.rows:
-            print("\n".join(line for one in tested for line in _rows(one)))
+            print_lines(line for one in tested for line in _rows(one))
     return EXIT_OK if all(one.within_budget for one in tested) else EXIT_FOUND
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perfsuite.baselines.baseline import Baseline, Entry
-from perfsuite.cli.command import EXIT_OK, Command, json_argument, platform_file_argument, print_json
+from perfsuite.cli.command import EXIT_OK, Command, json_argument, platform_file_argument, print_json, print_lines
 from perfsuite.cli.results import read_results
 from perfsuite.decoding import to_json
 from perfsuite.errors import ConfigurationError
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         print_json([{"file": str(path), **to_json(one)} for path, one in written])
         return EXIT_OK
     for path, one in written:
-        print("\n".join(_told(path, one)))
+        print_lines(_told(path, one))
     return EXIT_OK
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite.cli.command import EXIT_OK, Command, json_argument, platform_file_argument, print_json
+from perfsuite.cli.command import EXIT_OK, Command, json_argument, platform_file_argument, print_json, print_lines
 from perfsuite.cli.results import read_run
 from perfsuite.decoding import to_json
 from perfsuite.platforms import load_catalog
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json([to_json(answer) for answer in told])
     else:
-        print("\n".join(_lines(recordings, told)))
+        print_lines(_lines(recordings, told))
     return EXIT_OK
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from perfsuite.text import escaped, json_text
 
 EXIT_OK = 0
 EXIT_FOUND = 1
@@ -60,4 +61,10 @@ def json_argument(parser: argparse.ArgumentParser) -> None:
 
 def print_json(value: Any) -> None:
     """For other programs."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json_text(value, indent=2), end="")
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Text for people, whatever the lines hold: none of them becomes two."""
+    for line in lines:
+        print(escaped(line))

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json
+from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.decoding import to_json
 from perfsuite.errors import ConfigurationError, PerfsuiteError
 from perfsuite.platforms import Fingerprint, Host, Machine, detect_machine, fingerprint, load_catalog, read_environment
@@ -32,7 +32,7 @@ def _env(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"platform": machine.name, "fingerprint": to_json(key), "environment": environment})
     else:
-        print("\n".join(_env_lines(machine, key, environment)))
+        print_lines(_env_lines(machine, key, environment))
     return EXIT_OK
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from datetime import datetime, timezone
 from pathlib import Path
 
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, exit_codes
+from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, exit_codes, print_lines
 from perfsuite.errors import ConfigurationError
 from perfsuite.history import file
 from perfsuite.history.describe import list_lines, show_lines
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    print("\n".join(list_lines(file.read(options.path))))
+    print_lines(list_lines(file.read(options.path)))
     return EXIT_OK
 
 
@@ -82,7 +82,7 @@ def _show(options: argparse.Namespace) -> int:
     findings = searched(
         history.sessions, Repository(root=options.repository), options.branch, options.case, options.since
     )
-    print("\n".join(show_lines(history, findings)))
+    print_lines(show_lines(history, findings))
     if options.html is not None:
         from perfsuite.reports.page.page import write_history
 

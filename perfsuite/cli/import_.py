@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, platform_file_argument
+from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, platform_file_argument, print_lines
 from perfsuite.errors import ConfigurationError
 from perfsuite.imports.file import write_imported
 from perfsuite.imports.formats import FORMATS, find_format, read_file
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     is_doubtful = False
     for imported in files:
         doubted = doubts(imported, device)
-        print("\n".join(_lines(imported, doubted, None if options.all else SHOWN)))
+        print_lines(_lines(imported, doubted, None if options.all else SHOWN))
         is_doubtful |= bool(imported.refused) or any(doubt.severity == "contradiction" for doubt in doubted)
     if options.out:
         write_imported(options.out, files)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 
-from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json
+from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.decoding import to_json
 from perfsuite.platforms import (
     Catalog,
@@ -39,7 +39,7 @@ def _platforms(arguments: argparse.Namespace) -> int:
         )
         return EXIT_OK
     for model in models:
-        print("\n".join([*_model_lines(model, here[model.name]), ""]))
+        print_lines([*_model_lines(model, here[model.name]), ""])
     remarks = "; ".join(machine.remarks())
     print(f"this machine: {machine}{f'; {remarks}' if remarks else ''}")
     return EXIT_OK

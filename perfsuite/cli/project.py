@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, get_args
 
-from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json
+from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.cli.projected import curve_lines, lines, point_json, projection_json
 from perfsuite.errors import ConfigurationError, did_you_mean
 from perfsuite.files import write_file
@@ -94,9 +94,9 @@ def run(options: argparse.Namespace) -> int:
         print_json(plain)
         return EXIT_OK
     shown = gains if options.sensitivity else {}
-    print("\n".join(lines(found, metrics, shown, job, calibration)))
+    print_lines(lines(found, metrics, shown, job, calibration))
     if options.curve:
-        print("\n".join(["", *curve_lines(points, missing, mtbf, options.checkpoint_s)]))
+        print_lines(["", *curve_lines(points, missing, mtbf, options.checkpoint_s)])
     if options.trace:
         print(f"wrote {options.trace}")
     return EXIT_OK

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline
+from perfsuite.decoding import plain_json
 from perfsuite.errors import ConfigurationError
+from perfsuite.files import open_regular, why
 from perfsuite.journal import Journal, read_journal
 from perfsuite.platforms import Catalog
 from perfsuite.reports.stored import stored_result
 from perfsuite.reports.tables.case import from_result
 from perfsuite.reports.tables.recording import Recording, recording_of
+
+_LONGEST_HEADER = 1 << 24
 
 
 def read_results(path: Path) -> Journal | Baseline:
@@ -33,10 +36,13 @@ def require_file(path: Path, kinds: str) -> None:
 
 def first_object(path: Path) -> Mapping[str, Any] | None:
     """The JSON object on the first line; None where there is none: a baseline file has no object on one line alone."""
-    with path.open("rb") as file:
-        first = file.readline()
     try:
-        plain = json.loads(first)
+        with open_regular(path) as file:
+            first = file.readline(_LONGEST_HEADER)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {why(error)}") from None
+    try:
+        plain = plain_json(first)
     except ValueError:
         return None
     return plain if isinstance(plain, dict) else {}

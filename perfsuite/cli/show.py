@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perfsuite import garbage
-from perfsuite.cli.command import EXIT_OK, Command
+from perfsuite.cli.command import EXIT_OK, Command, print_lines
 from perfsuite.cli.results import read_results
 from perfsuite.errors import ConfigurationError
 from perfsuite.gate.describe import word
 from perfsuite.journal import Journal
+from perfsuite.journal_places import newest
 from perfsuite.reports.case_details import case_lines
 from perfsuite.reports.notable import notable
 from perfsuite.reports.plain import encodable
@@ -23,11 +24,18 @@ from perfsuite.reports.sections import tables
 from perfsuite.reports.stored import record_of_baseline
 from perfsuite.reports.terminal import TerminalRow, clock_lines, peak_lines
 from perfsuite.run_record import GateRecord, RunRecord
+from perfsuite.text import printable
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
-    parser.add_argument("results", type=Path, metavar="RESULTS", help="journal or baseline file")
+    parser.add_argument(
+        "results",
+        nargs="?",
+        type=Path,
+        metavar="RESULTS",
+        help="journal or baseline file; default: the newest journal of this directory's project",
+    )
     parser.add_argument("--case", metavar="TEXT", help="only cases whose id contains TEXT, with all that is known")
     parser.add_argument(
         "--show", choices=("summary", "tables", "cases"), help="one screen (default), tables, or each case in full"
@@ -37,13 +45,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 @garbage.kept()
 def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite show``."""
-    results = read_results(options.results)
-    record = results.record if isinstance(results, Journal) else record_of_baseline(results, options.results.name)
+    path = options.results or newest(Path.cwd())
+    if options.results is None:
+        print(f"journal {printable(path)}")
+    results = read_results(path)
+    record = results.record if isinstance(results, Journal) else record_of_baseline(results, path.name)
     if options.case:
         record = _only(record, options.case)
     width = shutil.get_terminal_size((80, 24)).columns - 1
-    for line in lines(record, options.show or ("cases" if options.case else "summary"), width):
-        print(encodable(line, sys.stdout.encoding))
+    show = options.show or ("cases" if options.case else "summary")
+    print_lines(encodable(line, sys.stdout.encoding) for line in lines(record, show, width))
     return EXIT_OK
 
 

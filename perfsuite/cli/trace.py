@@ -7,13 +7,14 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command
+from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command, print_lines
 from perfsuite.errors import ConfigurationError, InvalidParameter
 from perfsuite.journal import Journal, read_journal
 from perfsuite.reports.pipeline import pipeline_section
 from perfsuite.reports.timelines.files import check_timeline, write_case
 from perfsuite.schedules import replay
 from perfsuite.step_records import Timeline
+from perfsuite.text import printable
 from perfsuite.units import plural
 
 
@@ -42,11 +43,10 @@ def run(options: argparse.Namespace) -> int:
                 written += write_case(case, simulated_beside(timeline), options.out)
         except InvalidParameter as problem:
             problems.append(f"{case}: {problem}")
-    for line in pipeline_section(journal.results[case] for case in timelines):
-        print(line)
-    print("", *written, sep="\n")
+    print_lines(pipeline_section(journal.results[case] for case in timelines))
+    print_lines(["", *map(str, written)])
     for line in problems:
-        print(f"perfsuite: error: {line}", file=sys.stderr)
+        print(f"perfsuite: error: {printable(line, 1000)}", file=sys.stderr)
     return EXIT_USAGE if problems else EXIT_OK
 
 

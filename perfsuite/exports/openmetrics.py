@@ -23,7 +23,7 @@ def as_openmetrics(rows: Sequence[ExportRow]) -> str:
     for row in newest(rows):
         name = _name(row.metric)
         if name not in gauges:
-            about = "time of a case" if row.metric == TIME else row.metric
+            about = "time of a case" if row.metric == TIME else escaped(row.metric)
             gauges[name] = client.Gauge(name, f"perfsuite: {about}", _LABELS, registry=registry)
         labels = {label: getattr(row, label) for label in _LABELS}
         gauges[name].labels(**{label: _label(value) for label, value in labels.items()}).set(row.value)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 
 from perfsuite.exports.row import TIME, ExportRow, newest
-from perfsuite.text import cell_text
+from perfsuite.text import cell_text, json_text
 
 
 def as_bencher(rows: Sequence[ExportRow]) -> str:
@@ -16,7 +15,7 @@ def as_bencher(rows: Sequence[ExportRow]) -> str:
     cases: dict[str, dict[str, dict[str, float]]] = {}
     for row in newest(rows):
         cases.setdefault(row.case, {})[row.metric.replace("_", "-")] = {"value": row.value}
-    return json.dumps(cases, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(cases)
 
 
 def as_github_action_benchmark(rows: Sequence[ExportRow]) -> str:
@@ -29,7 +28,7 @@ def as_github_action_benchmark(rows: Sequence[ExportRow]) -> str:
         for row in newest(rows)
         if row.metric == TIME
     ]
-    return json.dumps(entries, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(entries)
 
 
 def as_otava(rows: Sequence[ExportRow]) -> str:
@@ -48,5 +47,5 @@ def as_otava(rows: Sequence[ExportRow]) -> str:
     for measured in sessions.values():
         first = next(iter(measured.values()))
         seconds = [measured[case].value if case in measured else "" for case in cases]
-        writer.writerow([first.time, cell_text(first.commit), cell_text(first.branch), *seconds])
+        writer.writerow([cell_text(first.time), cell_text(first.commit), cell_text(first.branch), *seconds])
     return text.getvalue()

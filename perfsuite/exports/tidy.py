@@ -5,11 +5,10 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import json
 from collections.abc import Sequence
 
 from perfsuite.exports.row import ExportRow
-from perfsuite.text import cell_text
+from perfsuite.text import cell_text, json_text
 
 SCHEMA = 1
 
@@ -17,7 +16,7 @@ SCHEMA = 1
 def as_json(rows: Sequence[ExportRow]) -> str:
     """``{"perfsuite_rows": 1, "rows": [...]}``."""
     plain = {"perfsuite_rows": SCHEMA, "rows": [dataclasses.asdict(row) for row in rows]}
-    return json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(plain)
 
 
 def as_csv(rows: Sequence[ExportRow]) -> str:
@@ -26,7 +25,7 @@ def as_csv(rows: Sequence[ExportRow]) -> str:
     parts = sorted({part for row in rows for part in row.environment})
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*names, *(f"environment.{part}" for part in parts)])
+    writer.writerow([*names, *(cell_text(f"environment.{part}") for part in parts)])
     for row in rows:
         cells = [getattr(row, name) for name in names]
         writer.writerow([*map(_cell, cells), *(_cell(row.environment.get(part, "")) for part in parts)])

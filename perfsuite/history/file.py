@@ -6,18 +6,16 @@ cannot be read as it should is named with line and reason, and never written.
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from perfsuite.baselines.lock import locked
-from perfsuite.baselines.lock import replace as put
 from perfsuite.baselines.runs import moment
 from perfsuite.errors import HistoryError
+from perfsuite.files import WriteFailed, content, put, why
 from perfsuite.history.session import HistorySession, joined, line_of, read_line
 
 _CONFLICT = (b"<<<<<<<", b"=======", b">>>>>>>", b"|||||||")
@@ -43,12 +41,7 @@ class HistoryFile:
 
 def read(path: Path) -> HistoryFile:
     """The history at ``path``.  Raises HistoryError naming line, reason and what to do."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise HistoryError(
-            f"{path}: cannot be read: {error.strerror}; give a history that --perf-history wrote"
-        ) from None
+    data = _content(path)
     sessions: dict[str, HistorySession] = {}
     places: dict[str, int] = {}
     lines = data.split(b"\n")
@@ -71,6 +64,13 @@ def read(path: Path) -> HistoryFile:
         sessions[session.session] = one
         places.setdefault(session.session, number)
     return HistoryFile(path=path, sessions=in_time(sessions.values()))
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return content(path)
+    except OSError as error:
+        raise HistoryError(f"{path}: cannot be read: {why(error)}; give a history that --perf-history wrote") from None
 
 
 def in_time(sessions: Iterable[HistorySession]) -> tuple[HistorySession, ...]:
@@ -125,33 +125,14 @@ def require_fit(path: Path, session: HistorySession) -> bool:
 
 def append(path: Path, session: HistorySession) -> bool:
     """Add a session's line; False where it is there already.  Raises HistoryError, BaselineError for the lock."""
+    line = _encoded(session)
+    _session(path, 0, line, is_cut=False)  # what could not be read again would damage the history
     with locked(path):
         if not require_fit(path, session):
             return False
-        _write(path, line_of(session).encode(errors="backslashreplace") + b"\n")
+        old = _content(path) if path.exists() else b""
+        _put(path, old + b"\n" * (not old.endswith(b"\n") and bool(old)) + line)
     return True
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Append bytes that are on disk when this returns; where that fails the file is as it was."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        end = os.lseek(descriptor, 0, os.SEEK_END)
-        try:
-            if end and os.pread(descriptor, 1, end - 1) != b"\n":  # an editor took the last line's end away
-                data = b"\n" + data
-            left = data
-            while left:
-                left = left[os.write(descriptor, left) :]
-            os.fsync(descriptor)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, end)
-            raise
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise HistoryError(f"{path}: cannot be written: {error.strerror}; {_NOTHING_CHANGED}") from None
 
 
 def merge(path: Path, others: Sequence[Path]) -> tuple[HistoryFile, int]:
@@ -221,4 +202,15 @@ def _is_named(case: str, pattern: str) -> bool:
 
 
 def _rewrite(history: HistoryFile) -> None:
-    put(history.path, "".join(f"{line_of(session)}\n" for session in history.sessions))
+    _put(history.path, b"".join(map(_encoded, history.sessions)))
+
+
+def _encoded(session: HistorySession) -> bytes:
+    return f"{line_of(session)}\n".encode(errors="backslashreplace")
+
+
+def _put(path: Path, data: bytes) -> None:
+    try:
+        put(path, data, draft="new")
+    except WriteFailed as error:
+        raise HistoryError(f"{path} {error}") from None

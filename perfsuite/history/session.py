@@ -22,6 +22,7 @@ from perfsuite.decoding import to_json
 from perfsuite.metrics import REGISTRY
 from perfsuite.records import Result
 from perfsuite.run_record import Revision
+from perfsuite.text import escaped_json
 
 SCHEMA = 1
 """Version of a line; a reader refuses a higher one."""
@@ -147,7 +148,7 @@ def line_of(session: HistorySession) -> str:
             case: [point.log_time, point.clean_share, point.metrics] for case, point in sorted(session.cases.items())
         },
     }
-    return json.dumps(plain, separators=(",", ":"), ensure_ascii=False)
+    return escaped_json(json.dumps(plain, separators=(",", ":"), ensure_ascii=False))
 
 
 def read_line(line: bytes) -> HistorySession:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfsuite.decoding import from_json, to_json
+from perfsuite.decoding import from_json, plain_json, to_json
 from perfsuite.errors import ImportFailed
-from perfsuite.files import write_file
+from perfsuite.files import content, why, write_file
 from perfsuite.imports.formats import read_file
 from perfsuite.imports.row import Imported, Told
+from perfsuite.text import json_text
 
 SCHEMA = 1
 _KEY = "perfsuite_imported"
@@ -19,15 +19,15 @@ _KEY = "perfsuite_imported"
 def write_imported(path: Path, files: Sequence[Imported]) -> None:
     """Write what files gave; ConfigurationError where that cannot be."""
     plain = {_KEY: SCHEMA, "files": [to_json(imported) for imported in files]}
-    write_file(path, json.dumps(plain, indent=1, ensure_ascii=False) + "\n", option="--out")
+    write_file(path, json_text(plain), option="--out")
 
 
 def read_imported(path: Path) -> tuple[Imported, ...]:
     """What ``perfsuite import --out`` wrote, or what another tool did, if that is unambiguous.  Raises ImportFailed."""
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = plain_json(content(path).decode())
     except OSError as error:
-        raise ImportFailed(f"{path} cannot be read: {error.strerror}; give what perfsuite import --out wrote") from None
+        raise ImportFailed(f"{path} cannot be read: {why(error)}; give what perfsuite import --out wrote") from None
     except ValueError:
         plain = None
     if not isinstance(plain, dict) or _KEY not in plain:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from perfsuite.errors import ImportFailed, did_you_mean
+from perfsuite.files import content, why
 from perfsuite.imports import deepspeed, flagperf, megatron, nccl_tests, pytest_benchmark, superbench, torchtitan
 from perfsuite.imports.row import Format, Imported, Source, Told
 
@@ -49,8 +51,10 @@ def read_file(path: Path, told: Told, known: Format | None = None) -> Imported:
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ImportFailed(f"{path} has more than {MAX_BYTES} bytes; give the part of it with the figures")
-        return path.read_text(encoding="utf-8-sig", errors="replace")
+        return content(path, MAX_BYTES, pipe=True).decode("utf-8-sig", "replace")
     except OSError as error:
-        raise ImportFailed(f"{path} cannot be read: {error.strerror}; give a log or result file") from None
+        if error.errno == errno.EFBIG:
+            raise ImportFailed(
+                f"{path} has more than {MAX_BYTES} bytes; give the part of it with the figures"
+            ) from None
+        raise ImportFailed(f"{path} cannot be read: {why(error)}; give a log or result file") from None

@@ -10,7 +10,7 @@ from typing import Any
 from perfsuite.imports.factors import collective_named
 from perfsuite.imports.nccl_text import Log, LogPoint
 from perfsuite.imports.row import Source
-from perfsuite.platforms.environment import secret_free
+from perfsuite.masking import is_secret_name, masked
 
 _KEPT = re.compile(r"^(NCCL|RCCL|MCCL|UCX)_\w+$|^(CUDA|MUSA|HIP)_VISIBLE_DEVICES$")
 """Variables that change what is measured; the others of the whole environment in the file are nobody's business."""
@@ -40,8 +40,8 @@ def read_json(source: Source) -> Log:
         ) from None
     if len(names) > 1:
         raise source.fault(1, f"two collectives in one file ({', '.join(sorted(names))})", "give a file for each")
-    kept = {name: value for name, _, value in variables if _KEPT.match(name) and secret_free(name)}
-    settings = {f"environment {name}": value for name, value in kept.items()}
+    kept = {name: value for name, _, value in variables if _KEPT.match(name) and not is_secret_name(name)}
+    settings = {f"environment {name}": masked(value) for name, value in kept.items()}
     if "nccl_version" in plain:
         settings["nccl_version"] = str(plain["nccl_version"])
     return Log(points=points, ranks=ranks, named=collective_named("".join(names)), settings=settings)

@@ -75,19 +75,19 @@ def generate(model: Model, directory: Path, samples: int) -> Dataset:
         if dataset.samples == samples:
             return dataset
     directory.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=directory.name, dir=directory.parent))
-    tables = [_write(part, draft, samples, seed) for seed, part in enumerate(_stored(model))]
-    parts = [{**vars(table), "shape": list(table.shape)} for table in tables]
-    (draft / INDEX).write_text(json.dumps({"samples": samples, "parts": parts}, indent=1))
-    draft.chmod(0o755)
+    draft = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
-        os.replace(draft, directory)
-    except OSError:  # another process was faster, or an older and different one is in the way
-        if directory.exists() and _holds(directory, model, samples):
-            shutil.rmtree(draft)
-        else:
-            shutil.rmtree(directory)
+        tables = [_write(part, draft, samples, seed) for seed, part in enumerate(_stored(model))]
+        parts = [{**vars(table), "shape": list(table.shape)} for table in tables]
+        (draft / INDEX).write_text(json.dumps({"samples": samples, "parts": parts}, indent=1))
+        try:
             os.replace(draft, directory)
+        except OSError:  # another process was faster, or an older and different one is in the way
+            if not _holds(directory, model, samples):
+                shutil.rmtree(directory)
+                os.replace(draft, directory)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     return read(directory, model)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from perfsuite.decoding import to_json
+from perfsuite.masking import is_secret_name, masked, masked_value
 from perfsuite.platforms.cpu import memory_bytes, read_processor
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.machine import Machine
@@ -39,7 +40,6 @@ _VARIABLES = re.compile(
     r"^(NCCL|MCCL|CUDA|MUSA|MUDNN|MUBLAS|CUBLAS|NVIDIA|MTHREADS|TORCH|PYTORCH|OMP|GOMP|KMP|MKL|GLOO|DS|UCX|FI|MALLOC)_"
     r"|^(LD_PRELOAD|DNNL_MAX_CPU_ISA|ATEN_CPU_CAPABILITY)$"
 )
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,19 +120,16 @@ def read_environment(
         driver=machine.family.software(),
         packages=_packages(),
         variables={
-            name: value for name, value in sorted(host.environ.items()) if _VARIABLES.search(name) and secret_free(name)
+            name: masked(value)
+            for name, value in sorted(host.environ.items())
+            if _VARIABLES.search(name) and not is_secret_name(name)
         },
         notes=(*machine.remarks(), *machine.family.quirks(machine.model)),
-        worker=worker or {},
+        worker=masked_value(worker or {}),
         options=options or {},
-        declared=declared or {},
+        declared=masked_value(declared or {}),
         topology=machine.family.topology(),
     )
-
-
-def secret_free(name: str) -> bool:
-    """Whether an environment variable's name does not say that it holds a secret."""
-    return not _SECRET.search(name)
 
 
 def boot_of(host: Host) -> str:

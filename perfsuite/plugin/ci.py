@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perfsuite.errors import first_line
-from perfsuite.plugin import projecting
+from perfsuite.plugin import projecting, written
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.recorded import record_key
 from perfsuite.plugin.state import suite_key
-from perfsuite.plugin.targets import require_writable
 
 if TYPE_CHECKING:
     from perfsuite.run_record import RunRecord
@@ -34,8 +33,6 @@ class CiState:
     annotations: bool
     show_hosts: bool
     places: Places
-    problems: list[str]
-    """Why a file was not written."""
 
 
 ci_key = pytest.StashKey[CiState]()
@@ -58,48 +55,46 @@ def begin(session: pytest.Session, cases: list[pytest.Item]) -> None:
     asked = config.getoption("perf_summary")
     path = config.invocation_params.dir / asked if asked else None
     if path is not None:
-        require_writable(path, "--perf-summary")
+        written.require_writable(path, "--perf-summary")
     config.stash[ci_key] = CiState(
         summary=path,
         annotations=config.getoption("perf_annotations"),
         show_hosts=config.getoption("perf_show_hosts"),
         places={item.nodeid: (item.location[0], (item.location[1] or 0) + 1) for item in cases},
-        problems=[],
     )
 
 
 def write(config: pytest.Config) -> None:
-    """To the file asked for and to the page of the CI service; a file that cannot be written costs no result."""
+    """To the file asked for and to the page of the CI service; a file that cannot be written fails the run."""
     state, run = config.stash.get(ci_key, None), config.stash.get(record_key, None)
-    targets = [(state.summary if state else None, "w"), (os.environ.get("GITHUB_STEP_SUMMARY"), "a")]
-    if state is None or run is None or not any(path for path, _ in targets):
+    step = os.environ.get("GITHUB_STEP_SUMMARY")
+    if state is None or run is None or not (state.summary or step):
         return
     suite = config.stash.get(suite_key, None)
     projected = "".join(f"{line}\n" for line in projecting.markdown(suite)) if suite is not None else ""
     if not (run.results or run.failures or projected):
         return
+    from perfsuite import files
     from perfsuite.reports.notable import notable
     from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary
 
     text = markdown_summary(run, notable(run), show_hosts=state.show_hosts)
     if len((text + projected).encode()) <= LIMIT_BYTES:
         text += projected
-    for path, mode in targets:
+    data = text.encode("utf-8", "backslashreplace")
+    for path, put in ((state.summary, files.put), (Path(step) if step else None, files.append)):
         if path:
             try:
-                with open(path, mode, encoding="utf-8") as file:
-                    file.write(text)
-            except OSError as error:
-                state.problems.append(f"summary {path} was not written: {error.strerror}")
+                put(path, data)
+            except files.WriteFailed as error:
+                written.fail(config, f"summary {path} {error}")
 
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:
-    """Annotations, and which file was not written."""
+    """Annotations."""
     state, run = config.stash.get(ci_key, None), config.stash.get(record_key, None)
     if state is None:
         return
-    for problem in state.problems:
-        terminalreporter.write_line(problem, red=True)
     if run is not None and state.annotations and os.environ.get("GITHUB_ACTIONS"):
         terminalreporter.ensure_newline()
         workspace = os.environ.get("GITHUB_WORKSPACE", "")

@@ -190,7 +190,7 @@ def open_journal(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
     """The header: platform, devices, transport, torch, and what to beware of; nothing without perf cases."""
-    quiet = config.getoption("verbose") < 0 or config.getoption("collectonly")
+    quiet = config.getoption("verbose", 0) < 0 or config.getoption("collectonly")
     if quiet or not any(is_case(item) for item in items):
         return []
     return suite_of(config).header()

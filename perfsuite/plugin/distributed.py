@@ -58,6 +58,8 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     """One line and the command that runs what was left out."""
     count = config.stash.get(_left_out_key, 0)
     if count:
-        command = " ".join(["pytest", *config.invocation_params.args, "-n0"])
+        from perfsuite.masking import masked_words
+
+        command = " ".join(["pytest", *masked_words(map(str, config.invocation_params.args)), "-n0"])
         told = f"{plural(count, 'perf case')} left out, measured alone or not at all"
         terminalreporter.write_line(f"perfsuite: {told}: {command}", yellow=True)

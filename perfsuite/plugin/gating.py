@@ -263,7 +263,7 @@ class Gating:
 
     def _say(self, text: str) -> None:
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None and self.config.getoption("verbose") >= 0:
+        if reporter is not None and self.config.getoption("verbose", 0) >= 0:
             reporter.ensure_newline()
             reporter.write_line(f"perfsuite: {text}")
 

@@ -12,6 +12,7 @@ import pytest
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.plugin.options import runs_tests
+from perfsuite.plugin.output import Out
 from perfsuite.plugin.state import suite_key, suite_of
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ class HistoryState:
     """The line without cases, made before anything is measured; None where nothing will be added."""
     said: str = ""
     """What became of it."""
-    problem: str = ""
-    """Why nothing was added."""
 
 
 state_key = pytest.StashKey[HistoryState]()
@@ -82,7 +81,7 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
 
 
 def finish(session: pytest.Session) -> None:
-    """Add the line of what this session measured; where that fails, the run does."""
+    """Add the line of what this session measured; PerfsuiteError where that fails."""
     state = session.config.stash[state_key]
     suite = session.config.stash.get(suite_key, None)
     if state.path is None or state.blank is None or suite is None or suite.session is None:
@@ -102,20 +101,12 @@ def finish(session: pytest.Session) -> None:
     )
     if not line.cases:
         return
-    try:
-        file.append(state.path, line)
-    except PerfsuiteError as error:
-        state.problem = str(error)
-        if session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    else:
-        state.said = f"history {state.path}: {len(line.cases)} cases added; perfsuite history show {state.path}"
+    file.append(state.path, line)
+    state.said = f"history {state.path}: {len(line.cases)} cases added; perfsuite history show {state.path}"
 
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:
-    """Name the history, or why nothing was added."""
+    """Name the history."""
     state = config.stash[state_key]
     if state.said:
-        terminalreporter.write_line(state.said)
-    if state.problem:
-        terminalreporter.write_line(f"error: nothing was added to the history: {state.problem}", red=True)
+        Out(terminalreporter).line(state.said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
@@ -69,11 +70,14 @@ def _start_method(config: pytest.Config) -> Literal["fork", "exec"]:
         return "fork"
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
-    """Under a launcher, say what this process exits with: torchrun turns every code but 0 into 1."""
-    transport = config.stash.get(transport_key, None)
-    if transport is not None:
-        terminalreporter.write_line(
-            f"perfsuite: the driver exits with {int(exitstatus)}, whatever {transport.name} says"
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
+    """Under a launcher, say last what this process exits with: torchrun turns every code but 0 into 1."""
+    returned = yield
+    transport = session.config.stash.get(transport_key, None)
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if transport is not None and reporter is not None:
+        reporter.write_line(
+            f"perfsuite: the driver exits with {int(session.exitstatus)}, whatever {transport.name} says"
         )
+    return returned

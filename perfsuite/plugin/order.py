@@ -6,12 +6,14 @@ after everybody's summary: the driver's exit code, in :mod:`perfsuite.plugin.lau
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from perfsuite.errors import first_line
 from perfsuite.plugin import (
     benchmark,
     ci,
@@ -29,6 +31,7 @@ from perfsuite.plugin import (
     recorded,
     tables,
     trace,
+    written,
 )
 from perfsuite.plugin.state import suite_key
 
@@ -60,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     history.configure(config)
     page.configure(config)
     distributed.configure(config)
+    config.pluginmanager.register(_Files(), "perfsuite.files")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -89,6 +93,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
     ci.begin(session, cases)
     history.begin(session, cases)
     page.begin(session, cases)
+    written.begin(session, cases)
     return returned
 
 
@@ -126,23 +131,48 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
     """End every process before the reports are written: whatever happens in those, nothing is left running."""
-    gate = _gate(session.config)
+    config, gate = session.config, _gate(session.config)
     try:
         if gate is not None:
             gate.finish(session)
-        if suite_key in session.config.stash:
-            recorded.end(session, gate)
-        outcome.close_unless_hurried(session.config)
-        ci.write(session.config)
-        history.finish(session)
+        if suite_key in config.stash:
+            written.attempt(config, "the record of the run", lambda: recorded.end(session, gate))
+        outcome.close_unless_hurried(config)
+        written.attempt(config, "the summary was not written", lambda: ci.write(config))
+        written.attempt(config, "nothing was added to the history", lambda: history.finish(session))
         return (yield)
     finally:
-        outcome.close(session.config)
+        if gate is not None and gate.problem and not config.stash.get(written.summarised_key, False):
+            written.fail(config, first_line(gate.problem))
+        written.tell(session)
+        outcome.close(config)
+
+
+class _Files:
+    """Files that were asked for, after everybody else's such as JUnit's and before anything is printed."""
+
+    @pytest.hookimpl(wrapper=True)  # inside the terminal's, which is registered later, and around pytest-benchmark's
+    def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[Any]:
+        config = session.config
+        returned = None
+        try:
+            returned = yield
+        except OSError as error:  # pytest would print this and nothing else: no verdict, no summary
+            written.fail(config, f"another plugin could not write its file: {error}")
+        written.attempt(config, "--perf-trace", lambda: trace.write(config))
+        for what, place, write in (
+            ("page", config.stash.get(page.page_key, None), page.write),
+            ("report", config.stash[tables.state_key].path, tables.write),
+        ):
+            written.attempt(config, f"{what} {place} was not written", functools.partial(write, config))
+        written.settle(session)
+        return returned
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """perfsuite's sections, after pytest's failures and before other plugins' tables."""
+    config.stash[written.summarised_key] = True
     if suite_key in config.stash and options.runs_tests(config):
         from perfsuite.plugin.summary import show as show_summary
 
@@ -153,7 +183,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         from perfsuite.plugin.gating import show as show_gate
 
         show_gate(terminalreporter, config)
-    page.write(config)
     if recorded.record_key in config.stash:
         importlib.import_module("perfsuite.plugin.summary").show_screen(terminalreporter, config)
     tables.show(terminalreporter, config)

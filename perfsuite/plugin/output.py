@@ -42,7 +42,7 @@ def configure(config: pytest.Config) -> None:
     for where, value in (("--perf-show", asked), ("ini perf_show", written)):
         if value and value not in get_args(Show):
             raise pytest.UsageError(f"{where}: {value!r} is nothing to show; choose {', '.join(get_args(Show))}")
-    verbose = config.getoption("verbose")
+    verbose = config.getoption("verbose", 0)
     spoken = "tables" if verbose > 0 else "quiet" if verbose < 0 else ""
     config.stash[level_key] = cast("Level", asked or spoken or written or "summary")
 
@@ -85,8 +85,9 @@ class Out:
     def line(self, text: str, **colour: bool) -> None:
         """A line of text as it is: a terminal wraps it, and a log can be searched for it."""
         from perfsuite.reports.plain import encodable
+        from perfsuite.text import escaped, screen_text
 
-        self._reporter.write_line(encodable(text, self._encoding), **colour)
+        self._reporter.write_line(encodable(screen_text(escaped(text)), self._encoding), **colour)
 
     def fold(self, text: str, **colour: bool) -> None:
         """A line of text in lines of the terminal's width; an id or a path that is longer stands alone."""

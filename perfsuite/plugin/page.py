@@ -1,7 +1,7 @@
 """``--perf-html[=FILE]``: the run as one HTML page, written after the last case.
 
 A place that cannot be written to is told before anything is measured.  After that a page that cannot be written is a
-line at the end: the journal has everything, and ``perfsuite report --html`` writes it from there.
+line at the end and fails the run: the journal has everything, and ``perfsuite report --html`` writes it from there.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import ConfigurationError, PerfsuiteError
+from perfsuite.plugin import written
 from perfsuite.plugin.options import runs_tests
-from perfsuite.plugin.output import level_key
+from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.recorded import record_key
 from perfsuite.plugin.state import suite_key
-from perfsuite.plugin.targets import require_writable
 
 BESIDE = "beside the journal"
 """Where the page goes when no file is named; no file is called so."""
@@ -25,8 +25,6 @@ page_key = pytest.StashKey[Path]()
 """Where the page of this run goes."""
 written_key = pytest.StashKey[Path]()
 """Where it was written."""
-problem_key = pytest.StashKey[str]()
-"""Why it was not."""
 
 
 def declare(parser: pytest.Parser) -> None:
@@ -56,7 +54,7 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
     path = _place(session.config)
     if path is None or not cases or not runs_tests(session.config):
         return
-    require_writable(path, "--perf-html")
+    written.require_writable(path, "--perf-html")
     session.config.stash[page_key] = path
 
 
@@ -75,7 +73,7 @@ def _place(config: pytest.Config) -> Path | None:
 
 
 def write(config: pytest.Config) -> None:
-    """Write the page of the run; what became of it is kept for the screen and for :func:`show`."""
+    """Write the page of the run, and keep where for the screen and :func:`show`; ConfigurationError on failure."""
     path, record = config.stash.get(page_key, None), config.stash.get(record_key, None)
     if path is None or record is None:
         return
@@ -91,16 +89,13 @@ def write(config: pytest.Config) -> None:
     except PerfsuiteError as error:
         journal = suite.session.journal if suite.session else None
         later = f"; perfsuite report {journal.path} --html FILE writes it" if journal else ""
-        config.stash[problem_key] = f"page {path} was not written: {error}{later}"
-    else:
-        config.stash[written_key] = path
+        raise ConfigurationError(f"{error}{later}") from None
+    config.stash[written_key] = path
 
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:
-    """Name the page where no screen did; why there is none, where it could not be made."""
+    """Name the page where no screen did."""
     record = config.stash.get(record_key, None)
     on_screen = record is not None and (record.results or record.failures) and config.stash[level_key] != "quiet"
-    if problem_key in config.stash:
-        terminalreporter.write_line(config.stash[problem_key], red=True)
-    elif written_key in config.stash and not on_screen:
-        terminalreporter.write_line(f"page {config.stash[written_key]}")
+    if written_key in config.stash and not on_screen:
+        Out(terminalreporter).line(f"page {config.stash[written_key]}")

@@ -147,7 +147,7 @@ class ProgressReporter:
 def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
     """Start to count, unless nothing will run or -q was given."""
     config = session.config
-    if config.getoption("collectonly") or config.getoption("verbose") < 0:
+    if config.getoption("collectonly") or config.getoption("verbose", 0) < 0:
         return
     nodes = frozenset(item.nodeid for item in cases if item.get_closest_marker("skip") is None)
     if nodes and config.pluginmanager.has_plugin("terminalreporter"):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from perfsuite.plugin import written
 from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.tables import SKIPPED, state_key
 
@@ -35,6 +36,7 @@ def end(session: pytest.Session, gate: Gating | None) -> None:
     from perfsuite.plugin.summary import warnings
     from perfsuite.run_record import RunEnd, RunRecord
 
+    written.settle(session)
     run, missing = suite.session, config.stash[state_key].missing
     judged = gate.record() if gate is not None and gate.keeper.verdicts else None
     last = RunEnd(

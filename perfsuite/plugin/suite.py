@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import perfsuite
-from perfsuite.errors import ConfigurationError, JournalError, PerfsuiteError
+from perfsuite.errors import ConfigurationError, PerfsuiteError
 from perfsuite.journal import Header, read_journal
+from perfsuite.journal_places import other_places, usable_folder
 from perfsuite.journal_writer import JournalWriter
+from perfsuite.masking import masked_words
 from perfsuite.platforms import (
     Catalog,
     DeviceModel,
@@ -40,7 +42,7 @@ from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_o
 from perfsuite.plugin.revision import revision_of
 from perfsuite.plugin.world_sizes import LaunchSizes
 from perfsuite.run_record import Revision
-from perfsuite.runtime import own_tree
+from perfsuite.runtime import own_tree, private
 from perfsuite.runtime.scratch import make_directory
 from perfsuite.session import PerfSession, new_session_id
 from perfsuite.units import plural
@@ -73,6 +75,8 @@ class Suite:
         """Extended cases that were deselected."""
         self.opened = False
         """Whether this run measures, and has a journal."""
+        self.journal_elsewhere = ""
+        """Where the journal goes and why not into the root directory; empty if it does."""
         self.started_at = ""
         """UTC, ISO 8601."""
         self.verdicts: dict[str, str] = {}
@@ -138,8 +142,8 @@ class Suite:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What the command line gave pytest."""
-        return tuple(map(str, self.config.invocation_params.args))
+        """What the command line gave pytest, without secrets."""
+        return masked_words(map(str, self.config.invocation_params.args))
 
     @functools.cached_property
     def _families(self) -> Mapping[str, Family]:
@@ -268,19 +272,12 @@ class Suite:
             revision=self.revision,
             arguments=self.arguments,
         )
-        session.journal = JournalWriter(self.settings.journal or self._default_journal(session), header)
-
-    def _default_journal(self, session: PerfSession) -> Path:
-        directory = self.config.rootpath / ".perfsuite"
-        try:
-            if not directory.exists():
-                directory.mkdir()
-                (directory / ".gitignore").write_text("*\n")  # in other people's repositories too
-        except OSError as error:
-            raise JournalError(
-                f"directory {directory} for the journal cannot be made: {error.strerror}; name a file by --perf-journal"
-            ) from None
-        return directory / f"journal-{session.id}.jsonl"
+        root, path = self.config.rootpath, self.settings.journal
+        if path is None:
+            folder, why_not = usable_folder(root, self.config.invocation_params.dir)
+            path = folder / f"journal-{session.id}.jsonl"
+            self.journal_elsewhere = f"the journal of this run is {path}: {why_not}" if why_not else ""
+        session.journal = JournalWriter(path, header, functools.partial(other_places, root, path))
 
     @contextlib.contextmanager
     def running_case(self) -> Iterator[None]:
@@ -341,6 +338,7 @@ class Suite:
             )
         if self.machine.simulated:
             lines.append("the devices are simulated: no time here is a measurement")
+        lines += private.remarks()
         if self.settings.budget.smoke:
             lines.append("--benchmark-disable: every case is built, checked and run once; nothing is measured")
         return lines

@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from perfsuite.errors import PerfsuiteError, first_line
+from perfsuite.plugin import written
 from perfsuite.plugin.options import runs_tests
+from perfsuite.plugin.output import Out
 from perfsuite.plugin.state import suite_key, suite_of
-from perfsuite.plugin.targets import require_writable
-
-if TYPE_CHECKING:
-    from perfsuite.reports.tables.recording import Recording
 
 STYLE_NAMES = ("opensora", "latte", "flagperf", "oneflow", "methods")
 """Names of ``perfsuite.reports.tables.styles.STYLES``, which a run that asks for no report does not import."""
@@ -36,6 +34,8 @@ class ReportState:
     """Where it goes; None when none was asked for."""
     style: str
     """Empty: those that fit what was measured."""
+    said: str = ""
+    """What became of it."""
     missing: dict[str, str] = field(default_factory=dict)
     """Why a case has no result, by node id."""
 
@@ -82,7 +82,7 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
     """Find out before anything is measured whether the report can be written."""
     path = session.config.stash[state_key].path
     if path is not None and cases and runs_tests(session.config):
-        require_writable(path, "--perf-report")
+        written.require_writable(path, "--perf-report")
 
 
 def keep_reason(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
@@ -100,13 +100,18 @@ def keep_reason(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.T
         missing[item.nodeid] = f"failed: {first_line(call.excinfo.value)}"
 
 
-def show(terminalreporter: Any, config: pytest.Config) -> None:
-    """Write the report and name it; why not, where it cannot be made."""
+def write(config: pytest.Config) -> None:
+    """Write the report, unless nothing was measured that a report shows.
+
+    Raises ConfigurationError where the file cannot be written.
+    """
     suite, state = config.stash.get(suite_key, None), config.stash[state_key]
     if state.path is None or suite is None or suite.session is None or not (suite.session.results or state.missing):
         return
+    from perfsuite.files import write_file
     from perfsuite.plugin.suite import versions
     from perfsuite.reports.tables.recording import recording_of
+    from perfsuite.reports.tables.report import find_style, fitting_styles, report
 
     session, machine = suite.session, suite.machine
     run = recording_of(
@@ -118,23 +123,20 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
         versions=versions(),
         device=machine.model,
     )
-    try:
-        styles = _write(state, run)
-    except (PerfsuiteError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        terminalreporter.write_line(f"report {state.path} was not written: {reason}", red=True)
-    else:
-        terminalreporter.write_line(f"report {state.path}: {styles}")
-
-
-def _write(state: ReportState, run: Recording) -> str:
-    """Write the file; names of the styles in it.  Raises PerfsuiteError where there is nothing to show, or OSError."""
-    from perfsuite.reports.tables.report import find_style, fitting_styles, report
-
-    assert state.path is not None
     styles = (find_style(state.style),) if state.style else fitting_styles([run])
-    if not styles:
-        raise PerfsuiteError("nothing was measured that any report has a table for")
-    state.path.parent.mkdir(parents=True, exist_ok=True)
-    state.path.write_text(report([run], styles), encoding="utf-8")
-    return ", ".join(style.name for style in styles)
+    try:
+        if not styles:
+            raise PerfsuiteError("nothing was measured that any report has a table for")
+        text = report([run], styles)
+    except PerfsuiteError as error:  # nothing went wrong: there is nothing to show
+        state.said = f"report {state.path} was not written: {error}"
+    else:
+        write_file(state.path, text)
+        state.said = f"report {state.path}: {', '.join(style.name for style in styles)}"
+
+
+def show(terminalreporter: Any, config: pytest.Config) -> None:
+    """Name the report."""
+    state = config.stash[state_key]
+    if state.said:
+        Out(terminalreporter).line(state.said)

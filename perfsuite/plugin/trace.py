@@ -1,7 +1,7 @@
 """``--perf-trace DIR``: a trace and a picture of every pipeline case, written as soon as the case is measured.
 
 A folder that cannot be written to is told before anything is measured.  After that a file that cannot be written is a
-warning at the end: the case was measured, its timeline is in the journal, and ``perfsuite trace`` writes it from there.
+line at the end and fails the run: the timeline is in the journal, and ``perfsuite trace`` writes it from there.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import PerfsuiteError
+from perfsuite.plugin import written
 from perfsuite.plugin.fixtures import state_key
 from perfsuite.plugin.options import runs_tests, settings_key
+from perfsuite.plugin.output import Out
 from perfsuite.plugin.state import suite_key
 from perfsuite.units import plural
 
@@ -79,21 +81,24 @@ def add(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         tracing.add(item)
 
 
-def show(terminalreporter: Any, config: pytest.Config) -> None:
-    """How many cases are in the folder, and a warning per case that is not."""
+def write(config: pytest.Config) -> None:
+    """Write the page of the pictures; cases whose files could not be written fail the run."""
     tracing = config.stash.get(tracing_key, None)
     if tracing is None:
         return
+    for case, problem in tracing.problems.items():
+        written.fail(config, f"--perf-trace: {case}: {problem}{_remedy(config)}")
     if tracing.written:
         from perfsuite.reports.timelines.index import write_index
 
-        try:
-            write_index(tracing.written, tracing.folder)
-        except PerfsuiteError as error:
-            terminalreporter.write_line(f"warning: --perf-trace: {error}", yellow=True)
-    terminalreporter.write_line(_said(tracing))
-    for case, problem in tracing.problems.items():
-        terminalreporter.write_line(f"warning: --perf-trace: {case}: {problem}{_remedy(config)}", yellow=True)
+        write_index(tracing.written, tracing.folder)
+
+
+def show(terminalreporter: Any, config: pytest.Config) -> None:
+    """How many cases are in the folder."""
+    tracing = config.stash.get(tracing_key, None)
+    if tracing is not None:
+        Out(terminalreporter).line(_said(tracing))
 
 
 def _said(tracing: Tracing) -> str:

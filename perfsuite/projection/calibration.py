@@ -16,10 +16,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from perfsuite.decoding import from_json, to_json
+from perfsuite.decoding import from_json, plain_json, to_json
 from perfsuite.errors import ConfigurationError
-from perfsuite.files import write_file
+from perfsuite.files import content, why, write_file
 from perfsuite.platforms import DeviceModel
+from perfsuite.text import json_text
 
 SCHEMA = 1
 KIND = "perfsuite calibration"
@@ -204,15 +205,15 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
     """Write the file, whole or not at all; ConfigurationError says why it could not be."""
     body = to_json(calibration)
     whole = {"kind": KIND, "schema": SCHEMA, "checksum": _checksum(body), "calibration": body}
-    write_file(path, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    write_file(path, json_text(whole))
 
 
 def read_calibration(path: Path) -> Calibration:
     """The calibration in a file; ConfigurationError says line and reason where it is none, or damaged, or newer."""
     try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
+        whole = plain_json(content(path).decode())
     except OSError as error:
-        raise ConfigurationError(f"calibration {path} cannot be read: {error.strerror}; give a file") from None
+        raise ConfigurationError(f"calibration {path} cannot be read: {why(error)}; give a file") from None
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"calibration {path} is not UTF-8 at byte {error.start}; write it anew") from None
     except json.JSONDecodeError as error:
@@ -220,6 +221,8 @@ def read_calibration(path: Path) -> Calibration:
             f"calibration {path}, line {error.lineno}: {error.msg}; the file is truncated or damaged: "
             "write it anew with perfsuite calibrate"
         ) from None
+    except ValueError as error:
+        raise ConfigurationError(f"calibration {path}: {error}; write it anew with perfsuite calibrate") from None
     return _decode(whole, path)
 
 
@@ -245,4 +248,4 @@ def _decode(whole: Any, path: Path) -> Calibration:
 
 def _checksum(body: Any) -> str:
     text = json.dumps(body, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()

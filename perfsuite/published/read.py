@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from perfsuite.decoding import from_json
+from perfsuite.decoding import from_json, plain_json
 from perfsuite.errors import BaselineError
+from perfsuite.files import content, why
 from perfsuite.published.numbers import printed
 from perfsuite.published.records import SCHEMA, LabelJudgement, PublishedReport, PublishedRow, PublishedTable
 from perfsuite.published.roles import ROLES
@@ -29,13 +30,15 @@ def _text(raw: Any) -> str:
 def read_report(path: Path) -> PublishedReport:
     """One report's file; BaselineError names file, place and reason when it is damaged or of a newer schema."""
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = plain_json(content(path).decode())
     except OSError as error:
-        raise BaselineError(f"{path}: cannot be read ({error.strerror}); give the path of a file of tables") from None
+        raise BaselineError(f"{path}: cannot be read ({why(error)}); give the path of a file of tables") from None
     except UnicodeDecodeError as error:
         raise BaselineError(f"{path}: byte {error.start} is not UTF-8; restore the file") from None
     except json.JSONDecodeError as error:
         raise BaselineError(f"{path}:{error.lineno}: not JSON ({error.msg}); restore the file") from None
+    except ValueError as error:
+        raise BaselineError(f"{path}: {error}; restore the file") from None
     schema = plain.get("schema") if isinstance(plain, dict) else None
     if not isinstance(schema, int) or isinstance(schema, bool) or "tables" not in plain:
         raise BaselineError(f"{path}: no file of published tables (it lacks schema and tables); give one that is")

@@ -20,7 +20,7 @@ from perfsuite.reports.notable import Notable, change_in_words
 from perfsuite.reports.plain import without_hosts, without_paths
 from perfsuite.reports.screen import outcome_counts, skip_reasons
 from perfsuite.run_record import RunRecord
-from perfsuite.text import printable
+from perfsuite.text import code_text, printable
 from perfsuite.units import format_seconds, plural, readable_rate
 
 LIMIT_BYTES = 64_000
@@ -74,7 +74,7 @@ def _extreme(verdicts: Sequence[Verdict], direction: str, superlative: str) -> l
     assert finding is not None
     assert finding.effect is not None
     change = change_in_words(finding.effect, finding.interval, finding.quantity)
-    return [f"{told}, {superlative} {code(extreme.case)} {change}"]
+    return [f"{told}, {superlative} {code_text(extreme.case)} {change}"]
 
 
 def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts: bool = False) -> str:
@@ -91,7 +91,7 @@ def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts:
     if findings:
         lines.add("")
         kept = lines.rows(
-            f"- {said(one.sentence)}{f', {code(one.case)}' if one.case else ''}" for one in findings[:_NOTABLE]
+            f"- {said(one.sentence)}{f', {code_text(one.case)}' if one.case else ''}" for one in findings[:_NOTABLE]
         )
         if kept < len(findings):
             lines.add(f"- and {len(findings) - kept} more in the journal")
@@ -230,21 +230,9 @@ def _text(text: str) -> str:
     return _ACTIVE.sub(r"\\\1", without_paths(printable(text)))
 
 
-def code(text: str) -> str:
-    r"""An id as code.
-
-    >>> print(code("t.py::test[a|b`c]"), code("`"))
-    ``t.py::test[a|b`c]`` `` ` ``
-    """
-    plain = printable(text)
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", plain)), default=0))
-    space = " " if plain.startswith("`") or plain.endswith("`") else ""
-    return f"{fence}{space}{plain}{space}{fence}"
-
-
 def _cell(text: str) -> str:
     """An id as code in a table, where a bar ends a cell even in code."""
-    return code(text).replace("|", "\\|")
+    return code_text(text).replace("|", "\\|")
 
 
 def case_metrics(result: Result) -> Iterator[tuple[str, str]]:

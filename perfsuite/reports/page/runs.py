@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from perfsuite.baselines.baseline import Baseline
+from perfsuite.masking import masked_words
 from perfsuite.platforms import DeviceModel
 from perfsuite.records import Result
 from perfsuite.reports.hosts import hosts_of
@@ -47,7 +48,7 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "commit", _short(commit)
     yield "branch", revision.branch
     yield "subject", revision.subject
-    yield "command", " ".join(("pytest", *record.arguments)) if record.arguments else ""
+    yield "command", " ".join(("pytest", *masked_words(record.arguments))) if record.arguments else ""
 
 
 def _short(commit: str) -> str:

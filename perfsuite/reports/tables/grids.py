@@ -17,6 +17,7 @@ from perfsuite.reports.tables.published import PublishedLine, published_of
 from perfsuite.reports.tables.recipe_ids import id_of_row, plain_id
 from perfsuite.reports.tables.recording import ReportCases
 from perfsuite.reports.tables.spec import CASE, ColumnSpec, Style, TableSpec
+from perfsuite.text import code_text
 from perfsuite.units import GIB, readable_unit
 
 _RATIOS = ("speedup", "scaling_efficiency")
@@ -192,4 +193,4 @@ def _doubts(cases: Sequence[TableCase], shown: Mapping[str, str]) -> Iterator[st
         if "speedup" in case.values:
             said = speed_up_violation(case.values["speedup"], case.ranks, case.base_ranks)
             if said:
-                yield f"{said}, look at the base: `{case.case}`"
+                yield f"{said}, look at the base: {code_text(case.case)}"

@@ -7,8 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from unicodedata import east_asian_width
 
+from perfsuite.text import escaped
+
 _NUMBER = re.compile(r"-?[\d.]+(e-?\d+)?( \[[MRX?]+\])?( vs .*| \(base\))?")
 """A figure, its label, what it is counted from."""
+
+_TAG_OR_LINK = re.compile(r"<(?=[A-Za-z/!?])|(?<!\\)\](?=\()")
+_NEITHER = {"<": "&lt;", "]": "]\\"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +45,7 @@ def markdown(grid: Grid, level: int = 3) -> list[str]:
     table = [[escape(cell) for cell in row] for row in (grid.columns, *grid.rows)]
     widths = [max(3, *(_width(row[index]) for row in table)) for index in range(len(grid.columns))]
     right = [_is_right(grid.rows, index) for index in range(len(grid.columns))]
-    lines = [f"{'#' * level} {grid.title}", ""]
+    lines = [f"{'#' * level} {escape(grid.title)}", ""]
     for index, row in enumerate(table):
         cells = [_padded(cell, width, to_right) for cell, width, to_right in zip(row, widths, right, strict=True)]
         lines.append(f"| {' | '.join(cells)} |")
@@ -67,12 +72,12 @@ def _padded(text: str, width: int, to_right: bool) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Text for one cell or list item.
+    r"""Text for one cell or list item, which is neither a tag nor a link.
 
-    >>> print(escape("a | b"))
-    a \| b
+    >>> print(escape("a | b <i>[c](d)"))
+    a \| b &lt;i>[c]\(d)
     """
-    return " ".join(text.split()).replace("|", "\\|")
+    return _TAG_OR_LINK.sub(lambda match: _NEITHER[match[0]], escaped(" ".join(text.split()))).replace("|", "\\|")
 
 
 def _is_right(rows: Sequence[Sequence[str]], column: int) -> bool:

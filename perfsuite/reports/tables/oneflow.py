@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.case_names import case_name
 from perfsuite.reports.tables.spec import DP, GLOBAL, LAYOUT, PP, SAMPLES, TP, ColumnSpec, Style, TableSpec, setting
+from perfsuite.text import code_text
 
 
 def is_of_grid(case: TableCase) -> bool:
@@ -40,7 +41,7 @@ def _checked(rows: Sequence[TableCase]) -> Iterator[str]:
         yield f"checked: {rule} in every row"
     for case, said in wrong.items():
         if said:
-            yield f"CONTRADICTION in `{case}`: {said}"
+            yield f"CONTRADICTION in {code_text(case)}: {said}"
 
 
 _GROUP, _CASE = setting("group", "group"), setting("case", "case_name")

@@ -17,6 +17,7 @@ from perfsuite.reports.tables.recording import Recording, ReportCases, gathered
 from perfsuite.reports.tables.spec import Style
 from perfsuite.reports.tables.speed_ups import scaled
 from perfsuite.reports.tables.styles import STYLES
+from perfsuite.text import code_text
 
 _NAMED = 4
 """Cases without a row that are named for each reason."""
@@ -83,7 +84,7 @@ def _unmeasured_lines(reasons: Mapping[str, str]) -> Iterator[str]:
     """A line per reason with its cases, the first few of them by name."""
     cases: dict[str, list[str]] = {}
     for case, reason in sorted(reasons.items()):
-        cases.setdefault(without_paths(reason), []).append(f"`{case}`")
+        cases.setdefault(without_paths(reason), []).append(code_text(case))
     for reason, names in sorted(cases.items()):
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         yield f"- {escape(reason)}: {', '.join(names[:_NAMED])}{more}"
@@ -120,7 +121,7 @@ def _described(recording: Recording) -> str:
     measured = sum(bool(case.values) for case in recording.cases)
     torch = f", torch {recording.versions['torch']}" if "torch" in recording.versions else ""
     simulated = "; the devices are simulated: no time here is a measurement" if recording.simulated else ""
-    return f"{measured} measured cases on {recording.hardware}{torch}{simulated}"
+    return escape(f"{measured} measured cases on {recording.hardware}{torch}{simulated}")
 
 
 def _require_rows(style: Style, recordings: Sequence[Recording], material: ReportCases) -> None:

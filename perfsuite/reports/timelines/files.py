@@ -28,7 +28,7 @@ def file_stem(case: str) -> str:
     share a file, on no system.
     """
     name = re.sub(r"[^\w.=+-]+", "-", case.partition("::")[2] or case, flags=re.ASCII).strip("-.")
-    return f"{name[:_LONGEST].rstrip('-.')}-{hashlib.sha256(case.encode()).hexdigest()[:8]}"
+    return f"{name[:_LONGEST].rstrip('-.')}-{hashlib.sha256(case.encode(errors='backslashreplace')).hexdigest()[:8]}"
 
 
 def write_case(case: str, timeline: Timeline, folder: Path) -> tuple[Path, Path]:

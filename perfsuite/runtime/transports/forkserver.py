@@ -32,9 +32,13 @@ from perfsuite.runtime.transports.orphans import adopt_orphans, children
 
 _PR_SET_PDEATHSIG = 1
 BOOT = (
-    "import json,sys; a=json.loads(sys.argv[1]); sys.path[:]=a.pop('sys_path'); import {module} as m; m.{function}(**a)"
+    "import sys; sys.path[:]=filter(None, sys.path); import json; a=json.loads(sys.argv[1]); "
+    "sys.path[:]=a.pop('sys_path'); import {module} as m; m.{function}(**a)"
 )
-"""``python -c`` text that starts a module with the driver's ``sys.path``, installed or not."""
+"""``python -c`` text that starts a module with the driver's ``sys.path``, installed or not.
+
+``-c`` puts the working directory first: a ``json.py`` that somebody left there is not run.
+"""
 
 
 def boot_command(function: str, arguments: dict[str, Any]) -> list[str]:

@@ -84,7 +84,7 @@ def find_key(launch: Launch, environ: Mapping[str, str]) -> bytes | None:
         return given
     _require_single_host(launch)
     file = _automatic_file(launch)
-    return _read_private(file) if file.exists() else None
+    return _read_private(file, os.O_NOFOLLOW) if file.exists() else None
 
 
 def _given_key(environ: Mapping[str, str]) -> bytes | None:
@@ -118,8 +118,8 @@ def _require_single_host(launch: Launch) -> None:
         )
 
 
-def _read_private(file: Path) -> bytes:
-    fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def _read_private(file: Path, flags: int = 0) -> bytes:
+    fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     with os.fdopen(fd, "rb") as stream:
         _require_private(os.fstat(fd), file)
         return stream.read(1 << 16)

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from perfsuite.runtime.private import compiler_variables
 from perfsuite.runtime.transports.base import WRAPPER
 from perfsuite.runtime.transports.forkserver import boot_command
 from perfsuite.runtime.transports.launchers import launcher_variables
@@ -161,7 +162,7 @@ def worker_environment() -> dict[str, str]:
     """The driver's environment without the launcher's variables and thread settings, which perfsuite sets itself."""
     hidden = {*launcher_variables(os.environ), "OMP_NUM_THREADS", "PYTEST_CURRENT_TEST"}
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
-    return {**kept, "TORCH_GLOO_LAZY_INIT": "1"}
+    return {**kept, "TORCH_GLOO_LAZY_INIT": "1", **compiler_variables()}
 
 
 def _heard(control: socket.socket) -> bytes:

@@ -11,6 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from perfsuite.errors import ConfigurationError
+from perfsuite.files import why_not_private
+
 
 @contextmanager
 def compiling(root: Path) -> Iterator[Path]:
@@ -20,7 +23,11 @@ def compiling(root: Path) -> Iterator[Path]:
     the system's lock on a file of ours tells who compiles, and ends with its process: a lock of torch's was left over.
     """
     folder = root / "perfsuite" / f"torch-{version('torch')}-{sys.implementation.cache_tag}"
-    folder.mkdir(parents=True, exist_ok=True)
+    if problem := why_not_private(folder.parent):
+        raise ConfigurationError(
+            f"compiled kernels go to {folder.parent}, which {problem}; set TORCH_EXTENSIONS_DIR to a folder of your own"
+        )
+    folder.mkdir(exist_ok=True)
     with (folder / "compiling").open("a") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         for left in folder.glob("*/lock"):

@@ -6,12 +6,13 @@ the file leaves out or sets to "auto" come from the case; a field that says some
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from perfsuite.decoding import plain_json
 from perfsuite.errors import InvalidParameter
+from perfsuite.files import content, why
 
 MICRO = "train_micro_batch_size_per_gpu"
 ACCUMULATION = "gradient_accumulation_steps"
@@ -22,11 +23,9 @@ _DTYPE_SECTIONS = ("bf16", "fp16")
 def read(path: str) -> dict[str, Any]:
     """The object in the file; raises InvalidParameter that names the file and what is wrong with it."""
     try:
-        settings = json.loads(Path(path).read_text())
+        settings = plain_json(content(Path(path)))
     except OSError as error:
-        raise InvalidParameter(
-            f"config={path!r} cannot be read: {error.strerror}; give a DeepSpeed JSON file"
-        ) from None
+        raise InvalidParameter(f"config={path!r} cannot be read: {why(error)}; give a DeepSpeed JSON file") from None
     except ValueError as error:
         raise InvalidParameter(f"config={path!r} is no JSON: {error}; give a DeepSpeed JSON file") from None
     if not isinstance(settings, dict):

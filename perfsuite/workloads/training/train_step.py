@@ -8,8 +8,6 @@ Ranks run free: no barrier comes before a sample.
 
 from __future__ import annotations
 
-import os
-import tempfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -370,20 +368,22 @@ class TrainStep(Workload):
         import torch
         import torch.distributed as dist
 
+        from perfsuite.runtime.private import data_folder
+
         shapes = zlib.crc32(repr(model.parts).encode())
-        cache = Path(tempfile.gettempdir()) / f"perfsuite-data-{os.getuid()}"
-        directory = cache / f"{model.name}-{shapes:08x}-{self.dataset_samples}"
         problem: OSError | None = None
-        if rank.local_rank == 0:  # one rank of each host writes, the others wait for it
-            try:
+        directory = Path()
+        try:
+            directory = data_folder() / f"{model.name}-{shapes:08x}-{self.dataset_samples}"
+            if rank.local_rank == 0:  # one rank of each host writes, the others wait for it
                 generate(model, directory, self.dataset_samples)
-            except OSError as error:
-                problem = error
+        except OSError as error:
+            problem = error
         failed = torch.tensor([float(problem is not None)], device=rank.device)
         dist.all_reduce(failed, dist.ReduceOp.MAX, group=rank.group())
         if bool(failed.item()):
             raise InvalidParameter(
-                f"data='generated' cannot be written under {cache} ({problem or 'on another host'}); "
+                f"data='generated' cannot be written ({problem.strerror if problem else 'on another host'}); "
                 "make room there or set TMPDIR"
             )
         return read(directory, model)

@@ -1,0 +1,123 @@
+"""Secrets in what a run records: the command line, variables, parameters and log lines of others.
+
+A secret is found by the name that it is given to (``--api-key=...``, ``PASSWORD=...``), by its form (``ghp_...``, a
+JSON web token) or by its place (``https://user:password@host``).  Only its value is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+MASK = "***"
+_LAST = frozenset(
+    (
+        *("password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "cookie"),
+        *("token", "authtoken", "apikey", "accesskey", "privatekey", "secretkey", "authorization"),
+    )
+)
+"""What the last word of a name is, if its value is a secret."""
+_KEYS = frozenset(
+    (
+        *("access", "account", "api", "auth", "client", "deploy", "encryption", "host", "license", "master"),
+        *("perfsuite", "private", "secret", "service", "shared", "signing", "ssh", "ssl", "storage", "subscription"),
+    )
+)
+"""What comes before ``key`` then: not a sort key or a cache key."""
+_TOKENS = frozenset(
+    ("bos", "cls", "eos", "image", "mask", "next", "pad", "per", "sep", "special", "unk", "max", "min", "num")
+)
+"""What comes before ``token`` where it is one of a text: ``pad_token``."""
+_NO_VALUE = frozenset(("no", "without", "skip", "use", "show", "require", "ignore"))
+"""What an option begins with that switches something and has no value."""
+_LONGEST_NAME = 200
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_PAIRS = ("--metadata", "--capability", "--variable", "--env", "--build-arg")
+"""Options that take a name and its value as two words, such as pytest-metadata's."""
+_FORMS = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    r"gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|sk-(?:\w+-)*\w{16,}|sk_live_\w{16,}"
+    r"|xox[abeprs]-[\w-]{10,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|dckr_pat_[\w-]{20,}|AIza[\w-]{30,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}|eyJ[\w-]{8,2000}\.[\w-]{8,4000}\.[\w-]*)"
+)
+"""Forms that services give their tokens so that they can be found."""
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
+_USER = re.compile(r"(?<=://)([^\s/@:]*):[^\s/@]+(?=@)|(?<=://)[^\s/@:]{20,}(?=@)")
+_SCHEME = re.compile(r"\b(Bearer|Basic|token)(\s+|%20)[\w.~+/=-]{8,}", re.IGNORECASE)
+_NAME = re.compile(r"""(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*)(?P<mark>["']?\s*[=:]\s*)""")
+_VALUE = re.compile(r"""(?P<quote>["'])(?P<quoted>[^"']*)|[^\s,;&"'}]+""")
+_SCHEMES = ("Bearer", "Basic", "token")
+_ONE_WORD = re.compile(r"""[\w.~+/=$%!-]{8,}(?=[\s,;&"'}]|$)""")
+"""What stands after a colon in prose is no secret: ``unexpected token: }``."""
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether what has this name is a secret.
+
+    >>> [is_secret_name(name) for name in ("PERFSUITE_KEY", "accessKey", "pad_token", "sort-key", "token_embedding")]
+    [True, True, False, False, False]
+    """
+    words = [word.lower() for word in _WORD.findall(name[-_LONGEST_NAME:])]
+    if not words or (len(words) > 1 and words[0] in _NO_VALUE):
+        return False
+    before = words[-2] if len(words) > 1 else ""
+    if words[-1] == "key":
+        return before in _KEYS
+    return words[-1] in _LAST and not (words[-1] == "token" and before in _TOKENS)
+
+
+def masked(text: str) -> str:
+    """The text with every secret in it replaced by :data:`MASK`.
+
+    >>> masked("git clone https://ann:geheim@host/x; API_KEY='abc' curl -H 'Authorization: Bearer abcdefgh'")
+    "git clone https://ann:***@host/x; API_KEY='***' curl -H 'Authorization: Bearer ***'"
+    """
+    text = _PRIVATE_KEY.sub(MASK, text)
+    text = _USER.sub(lambda match: MASK if match[1] is None else f"{match[1]}:{MASK}", text)
+    text = _SCHEME.sub(lambda match: f"{match[1]}{match[2]}{MASK}", text)
+    return _without_named(_FORMS.sub(MASK, text))
+
+
+def _without_named(text: str) -> str:
+    """The text without the values of names that say that they are secret."""
+    parts, done = [], 0
+    for match in _NAME.finditer(text):
+        mark = match["mark"].strip()
+        if match.start() < done or not is_secret_name(match["name"]):
+            continue
+        if mark == ":" and not _ONE_WORD.match(text, match.end()):
+            continue
+        value = _VALUE.match(text, match.end())
+        if value is not None and (value["quoted"] or not value["quote"]) and value[0] not in _SCHEMES:
+            parts += [text[done : match.end()], value["quote"] or "", MASK]
+            done = value.end()
+    return "".join([*parts, text[done:]])
+
+
+def masked_words(words: Iterable[str]) -> tuple[str, ...]:
+    """A command line without its secrets, also where an option's value is a word of its own; ids of tests stay."""
+    words = tuple(words)
+    return tuple(
+        word if "::" in word and "://" not in word else MASK if _is_value(words, index) else masked(word)
+        for index, word in enumerate(words)
+    )
+
+
+def _is_value(words: Sequence[str], index: int) -> bool:
+    """Whether a word is the value of the option, or of the name, before it, and that is a secret's."""
+    if not words[index] or words[index].startswith("-") or index == 0:
+        return False
+    option = words[index - 1]
+    if option.startswith("-"):
+        return "=" not in option and is_secret_name(option)
+    return index > 1 and words[index - 2] in _PAIRS and is_secret_name(option)
+
+
+def masked_value(value: Any, name: str = "") -> Any:
+    """A JSON value without the secrets in its texts and in the fields whose names say that they hold one."""
+    if isinstance(value, str):
+        return MASK if value and is_secret_name(name) else masked(value)
+    if isinstance(value, Mapping):
+        return {key: masked_value(item, key) for key, item in value.items()}
+    return [masked_value(item, name) for item in value] if isinstance(value, (list, tuple)) else value

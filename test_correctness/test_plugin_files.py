@@ -1,0 +1,172 @@
+"""Files of a run that cannot be written: one line at every verbosity, a failing exit code, and all else is there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from perfsuite.journal import read_journal
+from perfsuite.plugin import launch
+from perfsuite.reports.page import page as page_module
+from test_correctness.helpers.scripted_driver import repository
+
+pytest_plugins = ["pytester"]
+
+TWO = "".join(f"def test_{name}(perf):\n    perf(step, name={name!r})\n" for name in ("first", "second"))
+VERBOSITIES = pytest.mark.parametrize("verbosity", [[], ["-q"], ["-qq"], ["-v"], ["--no-summary"]], ids=" ".join)
+
+
+@pytest.fixture
+def repo(pytester, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
+    return repository(pytester, monkeypatch, TWO)
+
+
+def errors(found):
+    start = "perfsuite: error: "
+    return [line.removeprefix(start) for line in found.outlines if line.startswith(start)]
+
+
+@VERBOSITIES
+def test_a_folder_that_is_removed_during_the_run(pytester, monkeypatch, verbosity):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
+    removes = "import shutil\ndef test_between():\n    shutil.rmtree('.perfsuite')\n"
+    repo = repository(pytester, monkeypatch, TWO.replace("def test_second", f"{removes}def test_second"))
+    found = repo.run("--junitxml=out.xml", *verbosity)
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    (kept,) = pytester.path.glob("cache/perfsuite/journals/*/journal-*.jsonl")
+    first = pytester.path / ".perfsuite" / kept.name
+    why = "another program removed, replaced or changed it during the run"
+    assert errors(found) == [f"journal: 2 of 2 cases kept in {kept}: {first}: {why}"]
+    journal = read_journal(kept)
+    assert len(journal.results) == 2
+    assert journal.end is not None
+    assert journal.end.exit_status == 1
+    assert 'tests="3"' in Path("out.xml").read_text()
+
+
+@VERBOSITIES
+def test_a_folder_that_is_removed_after_the_last_case(pytester, monkeypatch, verbosity):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
+    removes = "import shutil\ndef test_zuletzt():\n    shutil.rmtree('.perfsuite')\n"
+    found = repository(pytester, monkeypatch, TWO + removes).run(*verbosity)
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    (told,) = errors(found)
+    assert told.startswith("journal: 2 of 2 cases kept in ")
+
+
+@VERBOSITIES
+def test_a_page_that_fails_in_any_way_costs_neither_junit_nor_verdicts(repo, monkeypatch, verbosity):
+    def broken(material):
+        raise RuntimeError("a chart has no axis\nsecond line")
+
+    monkeypatch.setattr(page_module, "render", broken)
+    found = repo.run("--perf-html=page.html", "--junitxml=out.xml", "--perf-report=r.md", *verbosity)
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    place = Path("page.html").absolute()
+    why = "RuntimeError in broken: a chart has no axis; please report this"
+    assert errors(found) == [f"page {place} was not written: {why}"]
+    assert 'tests="2"' in Path("out.xml").read_text()
+    assert "Traceback" not in found.stdout.str()
+    if "--no-summary" not in verbosity:
+        assert "2 measured" in found.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--perf-html=out/x.html", "page *x.html was not written: *; perfsuite report * --html FILE writes it"),
+        ("--perf-summary=out/x", "summary * cannot be written: No space left on device"),
+        ("--perf-history=out/x", "nothing was added to the history: * cannot be written: No space *"),
+    ],
+)
+def test_a_file_that_does_not_fit_fails_the_run(repo, monkeypatch, option, told):
+    Path("out").mkdir()
+    replace = os.replace
+
+    def full(source, target):
+        if Path(target).parent.name == "out":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    found = repo.run(option, "--junitxml=out.xml", "-qq")
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    (line,) = errors(found)
+    assert re.fullmatch(told.replace("*", ".*"), line)
+    assert 'tests="2"' in Path("out.xml").read_text()
+    assert os.listdir("out") == []
+
+
+def test_a_storage_of_pytest_benchmark_that_cannot_be_is_told_before_anything_is_measured(repo):
+    Path(".benchmarks").write_text("a file in the way")
+    found = repo.run("--benchmark-autosave")
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.fnmatch_lines(["ERROR: --benchmark-autosave: *.benchmarks* cannot be written: *; name another file"])
+    assert not repo.driver.jobs
+
+
+@pytest.mark.parametrize("option", ["--benchmark-autosave", "--junitxml=gone/out.xml"])
+def test_a_file_of_another_plugin_costs_no_verdict_and_none_of_ours(pytester, monkeypatch, option):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
+    breaks = (
+        "import os, shutil\n"
+        "def test_between():\n"
+        "    shutil.rmtree('.benchmarks', ignore_errors=True)\n"
+        "    open('.benchmarks', 'w'), open('gone', 'w')\n"
+    )
+    found = repository(pytester, monkeypatch, TWO + breaks).run(option, "--perf-html=page.html")
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    (told,) = errors(found)
+    assert told.startswith("another plugin could not write its file: ")
+    assert "2 measured" in found.stdout.str()
+    assert Path("page.html").exists()
+
+
+def test_files_are_written_without_a_summary_too(repo):
+    found = repo.run("--no-summary", "--perf-html=x.html", "--perf-summary=x.md")
+    assert found.ret == pytest.ExitCode.OK
+    assert Path("x.html").exists()
+    assert Path("x.md").exists()
+
+
+def test_a_step_summary_that_cannot_be_written_fails_the_run(repo, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "none/step.md")
+    found = repo.run()
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    assert errors(found) == ["summary none/step.md cannot be written: No such file or directory"]
+
+
+def test_a_step_summary_is_added_to(repo, monkeypatch):
+    Path("step.md").write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "step.md")
+    assert repo.run().ret == pytest.ExitCode.OK
+    assert Path("step.md").read_text().startswith("before\n**perfsuite**")
+
+
+def test_without_a_terminal_reporter_the_line_goes_to_stderr(repo, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "none/step.md")
+    found = repo.run("-p", "no:terminal")
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    found.stderr.fnmatch_lines(["perfsuite: error: summary none/step.md cannot be written: *"])
+
+
+def test_the_driver_says_the_code_that_it_exits_with():
+    said = []
+    reporter = SimpleNamespace(write_line=said.append)
+    stash = pytest.Stash()
+    stash[launch.transport_key] = SimpleNamespace(name="torchrun")
+    config = SimpleNamespace(stash=stash, pluginmanager=SimpleNamespace(get_plugin=lambda name: reporter))
+    session = SimpleNamespace(config=config, exitstatus=0)
+    hook = launch.pytest_sessionfinish(session)
+    next(hook)
+    session.exitstatus = pytest.ExitCode.TESTS_FAILED  # by a file that could not be written
+    with contextlib.suppress(StopIteration):
+        hook.send(None)
+    assert said == ["perfsuite: the driver exits with 1, whatever torchrun says"]
