@@ -7,6 +7,7 @@ before reports and gate do.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -97,8 +98,12 @@ class PerfSession:
         fingerprint: str,
         open_driver: Callable[[], Runner],
         read_environment: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+        uninterrupted: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """``read_environment`` makes the environment of this run from what a worker says of itself."""
+        """``read_environment`` makes the environment of this run from what a worker says of itself.
+
+        ``uninterrupted`` holds signals back while a line of the journal is written.
+        """
         self.id = id
         self.machine = machine
         self.fingerprint = fingerprint
@@ -116,6 +121,7 @@ class PerfSession:
         self._resumed: Journal | None = None
         self._open_driver = open_driver
         self._read_environment = read_environment
+        self._uninterrupted = uninterrupted
         self._driver: Runner | None = None
         self._environment: Mapping[str, Any] | None = None
         self.measured_peaks = MeasuredPeaks(self._run_job)
@@ -367,7 +373,8 @@ class PerfSession:
         if self.journal is None or self.journal_problem:
             return
         try:
-            write(self.journal)
+            with self._uninterrupted():
+                write(self.journal)
         except JournalError as problem:
             self.journal_problem = str(problem)
 

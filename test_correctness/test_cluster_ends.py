@@ -245,14 +245,15 @@ def test_a_driver_that_was_stopped_itself_loses_nobody(tmp_path, with_agent):
             process.communicate()
 
 
-def test_sigterm_ends_an_agent_and_its_workers(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_and_sighup_end_an_agent_and_its_workers(tmp_path, monkeypatch, number):
     with launched(2, tmp_path, monkeypatch) as run:
         run.transport.acquire(2, fresh=False, env={}, deadline_s=60)
         workers = descendants(run.agents[1].pid)
-        run.agents[1].terminate()
-        assert run.agents[1].wait(30) == 128 + signal.SIGTERM
+        run.agents[1].send_signal(number)
+        assert run.agents[1].wait(30) == 128 + number
         assert gone(workers)
-        assert loss(run.transport).endswith("is lost: it got SIGTERM")
+        assert loss(run.transport).endswith(f"is lost: it got {number.name}")
 
 
 def test_an_agent_ends_with_its_launcher(tmp_path, monkeypatch):

@@ -152,7 +152,7 @@ def test_a_relay_on_another_port_of_the_driver_s_host_is_passed_over():
                 agent,
                 lambda: Meeting(key=KEY),
                 star.greeting(agent, "there", 1),
-                farewell={},
+                farewell=lambda _: {},
                 deadline_s=30,
                 alive=lambda: True,
             )

@@ -64,7 +64,7 @@ def meeting_of(launch: Launch, key: bytes = KEY) -> Meeting:
 def reach(launch: Launch, key: bytes = KEY, hello=None, *, deadline_s: float = 30.0, alive=lambda: True):
     hello = hello or star.greeting(launch, "here", 1)
     find = lambda: meeting_of(launch, key)  # noqa: E731
-    return door.reach_driver(launch, find, hello, farewell={}, deadline_s=deadline_s, alive=alive)
+    return door.reach_driver(launch, find, hello, farewell=lambda _: {}, deadline_s=deadline_s, alive=alive)
 
 
 def knock(pool: ThreadPoolExecutor, launch: Launch, key: bytes = KEY, *, deadline_s: float = 30.0) -> Future:

@@ -38,6 +38,7 @@ from perfsuite.plugin import history, launch, projecting
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
 from perfsuite.plugin.revision import revision_of
+from perfsuite.plugin.signals import Signals
 from perfsuite.plugin.world_sizes import LaunchSizes
 from perfsuite.run_record import Revision
 from perfsuite.runtime.scratch import make_directory
@@ -78,10 +79,7 @@ class Suite:
         """Verdict of each judged case in one word, by node id."""
         self.naming = False
         """Whether the cases of a perf test are being made, whose ids name dataclasses and dtypes."""
-        self.running = False
-        """Whether ranks are at work on a case, which a signal may interrupt."""
-        self.hurried = False
-        """A signal or a lost agent ended the run: a launcher is about to kill this process too."""
+        self.signals = Signals(config)
         self._remove_logs: Callable[[], None] = lambda: None
 
     @property
@@ -211,6 +209,7 @@ class Suite:
             machine=machine,
             fingerprint=fingerprint(machine).key,
             open_driver=self._open_driver,
+            uninterrupted=self.signals.held,
             read_environment=lambda worker: read_environment(
                 machine, declared=self.catalog.declared, options=timed_options(self.settings), worker=worker
             ).to_json(),
@@ -257,7 +256,8 @@ class Suite:
             revision=self.revision,
             arguments=self.arguments,
         )
-        session.journal = JournalWriter(self.settings.journal or self._default_journal(session), header)
+        with self.signals.held():
+            session.journal = JournalWriter(self.settings.journal or self._default_journal(session), header)
 
     def _default_journal(self, session: PerfSession) -> Path:
         directory = self.config.rootpath / ".perfsuite"
@@ -273,15 +273,15 @@ class Suite:
 
     @contextlib.contextmanager
     def running_case(self) -> Iterator[None]:
-        """While ranks work on a case, :attr:`running` is true."""
+        """While ranks work on a case, a signal may interrupt it."""
         if self.first_case_at is None:
             self.first_case_at = time.monotonic()
             self.load_before = read_host_load(self.machine.family.host, self.own_processes())
-        self.running = True
+        self.signals.running = True
         try:
             yield
         finally:
-            self.running = False
+            self.signals.running = False
 
     def budget_left_s(self) -> float | None:
         """What is left of --perf-time-budget; None without one."""

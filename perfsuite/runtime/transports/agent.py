@@ -27,7 +27,7 @@ from perfsuite.runtime.transports.exchange import LEAVING, Exchange
 from perfsuite.runtime.transports.keys import find_meeting
 from perfsuite.runtime.transports.launchers import Launch
 from perfsuite.runtime.transports.slot import OneSlot
-from perfsuite.runtime.transports.star import GOT_SIGTERM, greeting
+from perfsuite.runtime.transports.star import TOLD, greeting
 from perfsuite.runtime.transports.wire import Link, LinkLost
 
 DISMISSED = 0
@@ -47,13 +47,15 @@ def serve_agent(launch: Launch, *, environ: Mapping[str, str] = os.environ, dead
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, _leave)
     parent = os.getppid()
     try:
         link, welcome = reach_driver(
             launch,
             lambda: find_meeting(launch, environ),
             greeting(launch, socket.gethostname(), os.getpid()),
-            farewell={LEAVING: GOT_SIGTERM},
+            farewell=_farewell,
             deadline_s=deadline_s,
             alive=lambda: os.getppid() == parent,
         )
@@ -66,10 +68,15 @@ def serve_agent(launch: Launch, *, environ: Mapping[str, str] = os.environ, dead
         return int(ended.code or 0)
 
 
-def _leave(*_: object) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # launchers send it more than once
-    raise SystemExit(128 + signal.SIGTERM)
+def _leave(number: int, _: object) -> None:
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)  # launchers send it more than once
+    raise SystemExit(128 + number)
+
+
+def _farewell(ended: SystemExit) -> Message:
+    """The last word of an agent that a signal told to end."""
+    return {LEAVING: f"{TOLD}{signal.Signals(int(ended.code or 0) - 128).name}"}
 
 
 @contextlib.contextmanager
@@ -77,9 +84,9 @@ def _last_word(link: Link) -> Iterator[None]:
     """An agent that is told to end before it serves says so too: the driver may have taken it in."""
     try:
         yield
-    except SystemExit:
+    except SystemExit as ended:
         with contextlib.suppress(LinkLost):
-            link.send({LEAVING: GOT_SIGTERM})
+            link.send(_farewell(ended))
         raise
 
 
@@ -131,7 +138,7 @@ class _Agent:
                 for event in self._slot.poll(0.0):
                     self._tell(_as_frame(event, self._epoch))
         except SystemExit as ended:
-            self._tell({LEAVING: self._cause or GOT_SIGTERM})
+            self._tell({LEAVING: self._cause} if self._cause else _farewell(ended))
             return ENDED_EARLY if self._cause else int(ended.code or 0)
         finally:
             self._slot.close()

@@ -24,7 +24,7 @@ from perfsuite.runtime.transports.exchange import Arrival
 from perfsuite.runtime.transports.keys import offer_meeting
 from perfsuite.runtime.transports.launchers import Launch
 from perfsuite.runtime.transports.slot import OneSlot
-from perfsuite.runtime.transports.star import GOT_SIGTERM, Star, gather
+from perfsuite.runtime.transports.star import TOLD, Star, gather
 
 _ANSWER_S = 10.0
 """An agent that has not answered so long after the deadline of what it was asked is stopped or cut off."""
@@ -41,7 +41,7 @@ class _Loss:
 
     text: str
     told_to: bool
-    """It got SIGTERM: as a rule from a launcher, because another process had died."""
+    """It got SIGTERM or SIGHUP: as a rule from a launcher, because another process had died."""
 
 
 class ClusterTransport(Transport):
@@ -252,7 +252,7 @@ class ClusterTransport(Transport):
             f"the agent of {facts} is lost: {arrival.reason}; the run ends, because a launcher "
             "does not replace it: see its output and that of the launcher"
         )
-        self._lost[arrival.rank] = _Loss(text=text, told_to=arrival.reason == GOT_SIGTERM)
+        self._lost[arrival.rank] = _Loss(text=text, told_to=arrival.reason.startswith(TOLD))
         self._events.append(Event(slot=arrival.rank, kind="agent_lost", text=text))
 
     def _give_up(self, rank: int, reason: str) -> None:

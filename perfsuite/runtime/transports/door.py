@@ -173,7 +173,7 @@ def reach_driver(
     find: Callable[[], Meeting | None],
     hello: Message,
     *,
-    farewell: Message,
+    farewell: Callable[[SystemExit], Message],
     deadline_s: float,
     alive: Callable[[], bool],
 ) -> tuple[Link, Message]:
@@ -276,7 +276,7 @@ def _read_exactly(sock: socket.socket, count: int, until: float, closed: str) ->
     return data
 
 
-def _await_welcome(link: Link, farewell: Message, alive: Callable[[], bool]) -> Message:
+def _await_welcome(link: Link, farewell: Callable[[SystemExit], Message], alive: Callable[[], bool]) -> Message:
     try:
         welcome = None
         while welcome is None:
@@ -291,9 +291,9 @@ def _await_welcome(link: Link, farewell: Message, alive: Callable[[], bool]) -> 
     except (LinkLost, LaunchError):
         link.close()
         raise
-    except SystemExit:
+    except SystemExit as ended:
         with contextlib.suppress(LinkLost):
-            link.send(farewell)
+            link.send(farewell(ended))
         raise
     return welcome
 

@@ -27,8 +27,8 @@ from perfsuite.runtime.transports.keys import Meeting
 from perfsuite.runtime.transports.launchers import Launch
 from perfsuite.runtime.transports.wire import Link, LinkLost
 
-GOT_SIGTERM = "it got SIGTERM"
-"""Last word of an agent that was told to end: a launcher tells so to all when one process has died."""
+TOLD = "it got "
+"""Begins the last word of an agent that a signal told to end: a launcher does so to all when one process has died."""
 _TICK_S = 0.2
 
 
