@@ -187,7 +187,7 @@ def lively(monkeypatch):
 @pytest.mark.parametrize(
     ("hosts", "why"),
     [
-        (1, r"is stopped by a signal; kill -CONT lets it go on \(state T\)"),
+        (1, r"its process is stopped by a signal; kill -CONT lets it go on \(state T\)"),
         (2, r"its host answers, so its process is stopped \(SIGSTOP\) or hangs"),
     ],
 )

@@ -217,7 +217,7 @@ def _why_silent(sock: socket.socket) -> str:
     """What its kernel says of a silent process."""
     if sock.family == socket.AF_UNIX:
         pid, *_ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return state_of(pid).removeprefix("Process: ").strip() or "it is stopped or hangs"
+        return f"its process {state_of(pid).removeprefix('Process: ').strip() or 'is stopped or hangs'}"
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK_AT + 4)
     last_ack_ms = struct.unpack_from("I", info, _LAST_ACK_AT)[0]
     if last_ack_ms < SILENCE_S * 1000 / 2:
