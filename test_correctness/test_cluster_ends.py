@@ -201,6 +201,22 @@ def test_an_agent_that_is_stopped_is_given_up_whatever_the_driver_waits_for(tmp_
         assert run.agents[1].wait(30) != 0
 
 
+BROKEN = f"""
+from perfsuite.runtime.transports import exchange
+def turn(self):
+    raise RuntimeError("out of luck")
+exchange.Exchange.turn = turn
+{AGENT}"""
+
+
+def test_an_agent_that_cannot_serve_its_link_any_more_ends(tmp_path, monkeypatch):
+    """It would not see the driver's end."""
+    with launched(2, tmp_path, monkeypatch, agent=(BROKEN,)) as run:
+        assert run.agents[1].wait(30) != 0
+        assert "the agent of rank 1" in run.transport.await_loss(30.0)
+        assert "ends because the driver is gone: its link cannot be served: RuntimeError" in run.agents[1].stderr.read()
+
+
 PAUSED_DRIVER = """
 import os, pathlib, sys, threading, time
 from perfsuite.runtime.transports import exchange

@@ -252,6 +252,14 @@ def test_the_end_of_the_other_side_is_a_lost_link_after_its_last_words(pair):
         next_frame(driver)
 
 
+def test_a_connection_that_ends_in_the_middle_of_a_frame_says_so(pair):
+    driver, agent = pair
+    agent.sock.sendall(agent._sealer.seal(b'{"half": "of this"}')[:30])
+    agent.close()
+    with pytest.raises(wire.LinkLost, match="its connection closed in the middle of a frame"):
+        next_frame(driver)
+
+
 def test_strangers_without_the_key_are_turned_away(pool):
     launch = between_hosts()
     with opened(launch) as entrance, connect(entrance.address) as browser, connect(entrance.address) as old:
@@ -413,6 +421,25 @@ def test_gathering_brings_every_agent_and_its_facts(pool):
     net.dismiss(30)
     net.dismiss(30)
     assert net.receive(0) == []
+
+
+def test_a_driver_that_cannot_serve_its_links_any_more_says_so(pool, monkeypatch):
+    def turn(self):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(star.Exchange, "turn", turn)
+    launch = a_launch()
+    gathered = gathering(pool, launch)
+    over = threading.Event()
+    agent = pool.submit(reach, an_agent(launch, 1), deadline_s=3600, alive=lambda: not over.is_set())
+    net = gathered.result(30)
+    (loss,) = net.receive(30)
+    assert (loss.rank, loss.frame) == (1, None)
+    assert loss.reason == "the driver cannot serve its link: RuntimeError('out of luck')"
+    net.dismiss(0)
+    over.set()
+    with pytest.raises(LaunchError):
+        agent.result(30)
 
 
 def test_frames_that_come_with_the_welcome_are_kept(pool):

@@ -179,7 +179,10 @@ class _Agent:
         """In a thread: serve the link; end this process when driver or launcher is gone, whatever it is doing."""
         silent = cause = ""
         while not cause:
-            self._exchange.turn()
+            try:
+                self._exchange.turn()
+            except Exception as problem:  # nobody would see the driver's end any more
+                self._exchange.drop(_DRIVER, f"its link cannot be served: {problem!r}")
             before, silent = silent, self._exchange.silent().get(_DRIVER, "")
             if silent and not before:  # Ctrl-Z, say: a host that is gone shows as a lost connection
                 self._say(f"waits for the driver: {silent}")
@@ -193,8 +196,9 @@ class _Agent:
         self._say(f"ends because {cause}")
         os.kill(os.getpid(), signal.SIGTERM)
         until = time.monotonic() + _LAST_RESORT_S
-        while time.monotonic() < until:
+        while time.monotonic() < until and not self._exchange.lost:
             self._exchange.turn()  # its last words have to leave
+        time.sleep(max(0.0, until - time.monotonic()))
         os._exit(ENDED_EARLY)
 
     def _say(self, what: str) -> None:

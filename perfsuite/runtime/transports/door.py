@@ -199,8 +199,11 @@ def reach_driver(
                 last = f"{_where(address)}: {problem or 'no handshake'}"
         time.sleep(_RETRY_S)
     ports = candidate_ports(launch)
-    where = "this host" if launch.single_host else f"ports {ports[0]}-{ports[-1]} of {launch.master_addr}"
-    see = "its output" if launch.single_host else "its output, the address of rank 0 and the firewall"
+    if launch.single_host:
+        where, see = "this host", "its output, and that TMPDIR is the same"
+    else:
+        where = f"ports {ports[0]}-{ports[-1]} of {launch.master_addr}"
+        see = "its output, the address of rank 0 and the firewall"
     raise LaunchError(
         f"rank {launch.rank} found no driver on {where} within {deadline_s:g} s ({last}): "
         f"rank 0 must run the same command there; see {see}"

@@ -117,10 +117,14 @@ class Star:
         self._exchange.close()
 
     def _serve(self) -> None:
-        while not self._closed:
-            self._exchange.turn()
-            for rank, reason in self._exchange.silent().items():
-                self._exchange.drop(rank, reason)
+        try:
+            while not self._closed:
+                self._exchange.turn()
+                for rank, reason in self._exchange.silent().items():
+                    self._exchange.drop(rank, reason)
+        except Exception as problem:  # whoever waits for an agent must hear of it
+            for rank in self.ranks:
+                self._exchange.drop(rank, f"the driver cannot serve its link: {problem!r}")
 
 
 def best_address(addresses: Mapping[int, str], facts: Mapping[int, AgentFacts]) -> str:
