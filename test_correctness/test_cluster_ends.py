@@ -121,16 +121,28 @@ def hasty(before):
         os.kill(os.getpid(), 15)
         return before(*arguments, **named)
     return told
-if sys.argv[1] == "welcome":
+class Hasty(wire.socket.socket):
+    def send(self, data):
+        sent = super().send(data)
+        os.kill(os.getpid(), 15)
+        return sent
+class HastyLink(wire.Link):
+    def __init__(self, sock, *keys):
+        super().__init__(Hasty(fileno=sock.detach()), *keys)
+if sys.argv[1] == "hello":
+    from perfsuite.runtime.transports import door
+    door.Link = HastyLink
+elif sys.argv[1] == "welcome":
     wire.Link.receive = hasty(wire.Link.receive)
 else:
     agent.OneSlot.__init__ = hasty(agent.OneSlot.__init__)
 sys.exit(""",
 )
-"""Told to end when the driver's welcome is there and not read, or read and nothing is served yet."""
+"""Told to end when it has just said hello, when the driver's welcome is there and not read, or read and nothing is
+served yet."""
 
 
-@pytest.mark.parametrize("moment", ["welcome", "slot"])
+@pytest.mark.parametrize("moment", ["hello", "welcome", "slot"])
 def test_an_agent_that_is_told_to_end_before_it_serves_says_so(tmp_path, monkeypatch, moment):
     """The launcher tells all to end when one has died: what it told to is not named in its place."""
     with launched(2, tmp_path, monkeypatch, agent=(HASTY, moment)) as run:

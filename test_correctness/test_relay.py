@@ -56,9 +56,10 @@ def relayed(change):
     relay = Relay(("127.0.0.2", port), ("127.0.0.1", port), change)
     try:
         with ThreadPoolExecutor(1) as pool:
-            knocking = pool.submit(door._knock, agent, port, KEY, star.greeting(agent, "there", 1))
-            link, _ = entrance.next_arrival(30) or pytest.fail("the relay did not pass the handshake on")
-            other = knocking.result(30)
+            arriving = pool.submit(entrance.next_arrival, 30)
+            other = door._knock(agent, port, KEY)
+            other.send(star.greeting(agent, "there", 1))
+            link, _ = arriving.result(30) or pytest.fail("the relay did not pass the handshake on")
         yield relay, link, other
     finally:
         relay.close()

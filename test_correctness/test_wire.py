@@ -447,7 +447,7 @@ def test_frames_that_come_with_the_welcome_are_kept(pool):
     with opened(launch) as entrance:
         agent = knock(pool, an_agent(launch, 1))
         link, _ = entrance.next_arrival(30) or pytest.fail("nobody came")
-        link._outgoing += link._sealer.seal(b'{"welcome": 1}')
+        link._outgoing.append(link._sealer.seal(b'{"welcome": 1}'))
         link.send({"verb": "start"})
         other, welcome = agent.result(30)
         assert (welcome, next_frame(other)) == ({"welcome": 1}, {"verb": "start"})
@@ -476,7 +476,8 @@ def test_agents_of_another_launch_or_with_a_taken_rank_are_refused(pool):
     gathered = gathering(pool, launch)
     mine = an_agent(launch, 1)
     hello = star.greeting(mine, "there", 1)
-    good = door._knock(mine, _open_port(launch), KEY, hello)
+    good = door._knock(mine, _open_port(launch), KEY)
+    good.send(hello)
     odd = [
         ({**hello, "rank": True}, "refused"),
         ({**hello, "pid": None}, "refused"),
@@ -502,7 +503,9 @@ def test_an_agent_that_leaves_while_others_are_awaited_is_named(pool):
     launch = between_hosts(world_size=3)
     gathered = gathering(pool, launch)
     agent = an_agent(launch, 2)
-    door._knock(agent, _open_port(launch), KEY, star.greeting(agent, "there", 77)).close()
+    link = door._knock(agent, _open_port(launch), KEY)
+    link.send(star.greeting(agent, "there", 77))
+    link.close()
     with pytest.raises(LaunchError, match=r"rank 2 on there \(pid 77\) ended before all ranks were there"):
         gathered.result(60)
 

@@ -191,8 +191,8 @@ def reach_driver(
         for address in _addresses(launch, meeting):
             assert meeting is not None
             try:
-                link = _knock(launch, address, meeting.key, hello)
-                return link, _await_welcome(link, farewell, alive)
+                link = _knock(launch, address, meeting.key)
+                return link, _introduce(link, hello, farewell, alive)
             except (ConnectionRefusedError, FileNotFoundError):
                 pass
             except (OSError, Refused, LinkLost) as problem:
@@ -226,16 +226,14 @@ def _introduction(launch: Launch, address: Path | int) -> Introduction:
     return Introduction(run_id=launch.run_id, world_size=launch.world_size, address=str(address))
 
 
-def _knock(launch: Launch, address: Path | int, key: bytes, hello: Message) -> Link:
+def _knock(launch: Launch, address: Path | int, key: bytes) -> Link:
     sock = _connect(launch, address)
     try:
         session = _prove(sock, AgentHandshake(key, _introduction(launch, address), launch.rank))
-        link = Link(sock, session.to_driver, session.to_agent)
-        link.send(hello)
+        return Link(sock, session.to_driver, session.to_agent)
     except BaseException:
         sock.close()
         raise
-    return link
 
 
 def _connect(launch: Launch, address: Path | int) -> socket.socket:
@@ -279,8 +277,12 @@ def _read_exactly(sock: socket.socket, count: int, until: float, closed: str) ->
     return data
 
 
-def _await_welcome(link: Link, farewell: Callable[[SystemExit], Message], alive: Callable[[], bool]) -> Message:
+def _introduce(
+    link: Link, hello: Message, farewell: Callable[[SystemExit], Message], alive: Callable[[], bool]
+) -> Message:
+    """Say hello; returns the welcome."""
     try:
+        link.send(hello)
         welcome = None
         while welcome is None:
             while not link.readable(1.0):

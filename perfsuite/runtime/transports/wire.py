@@ -39,7 +39,7 @@ class Link:
         self.sock = sock
         self._sealer = Sealer(send_key)
         self._opener = Opener(receive_key)
-        self._outgoing = bytearray()
+        self._outgoing: deque[bytes | memoryview] = deque()
         self._frames: deque[Message] = deque()
 
     @property
@@ -73,21 +73,26 @@ class Link:
         payload = b"" if frame is None else protocol.encode(frame)
         if len(payload) > MAX_FRAME_BYTES:
             raise LinkLost(f"a frame of {len(payload) >> 20} MiB is longer than {MAX_FRAME_BYTES >> 20} MiB")
-        self._outgoing += self._sealer.seal(payload)
+        self._outgoing.append(self._sealer.seal(payload))
         self.flush()
 
     def flush(self) -> None:
         """Hand to the kernel what it takes; raises LinkLost."""
-        try:
-            while self._outgoing:
-                sent = self.sock.send(self._outgoing[:_CHUNK])
-                del self._outgoing[:sent]
-        except BlockingIOError:
-            pass
-        except (BrokenPipeError, ConnectionResetError):
-            self._outgoing.clear()  # the end of the connection shows in receive, after the last words of the other end
-        except OSError as problem:
-            raise LinkLost(f"its connection broke: {problem.strerror or problem}") from None
+        while self._outgoing:
+            data = self._outgoing.popleft()  # a signal that comes with the end of the call must not send it twice
+            try:
+                sent = self.sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            except (BrokenPipeError, ConnectionResetError):  # shows in receive, after the other end's last words
+                self._outgoing.clear()
+                return
+            except OSError as problem:
+                raise LinkLost(f"its connection broke: {problem.strerror or problem}") from None
+            if sent < len(data):
+                self._outgoing.appendleft(memoryview(data)[sent:])
+            if not sent:
+                return
 
     def receive(self) -> list[Message]:
         """Frames that are there whole, beats left out.
