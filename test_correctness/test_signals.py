@@ -150,6 +150,14 @@ def test_handlers_go_back_at_once_after_a_run_without_signals(run):
     assert all(signal.getsignal(number) != run._take for number in (TERM, HUP))
 
 
+def test_a_handler_that_came_later_stays(run):
+    """An agent of a launch has its own."""
+    signal.signal(TERM, signal.SIG_IGN)
+    (restore,) = run.config.cleanups
+    restore()
+    assert signal.getsignal(TERM) is signal.SIG_IGN
+
+
 def test_ignored_signals_stay_ignored():
     """Under nohup, or in the background of a shell script."""
     before = signal.signal(HUP, signal.SIG_IGN)

@@ -76,7 +76,8 @@ class Signals:
 
     def _give_back(self) -> None:
         for number, before in self._before.items():
-            signal.signal(number, before)
+            if signal.getsignal(number) == self._take:  # else somebody else handles it since
+                signal.signal(number, before)
 
     def _leave_to_others(self, number: int) -> None:
         self._give_back()

@@ -114,6 +114,8 @@ class _Agent:
         self._epoch = 0
         """Number of kills: tells the driver which events are of a worker that it has given up."""
         self._dismissed = threading.Event()
+        self._over = threading.Event()
+        """All has been said: the thread that serves the link ends."""
         self._cause = ""
         """Why this agent ends early, where that is not by a SIGTERM from outside."""
         self._verbs: Mapping[str, Callable[[Message], Any]] = {
@@ -128,7 +130,8 @@ class _Agent:
     def serve(self) -> int:
         """Carry out commands and pass on events, until dismissed."""
         # The link is never closed here: the driver takes its end for the end of this process, which closes it.
-        threading.Thread(target=self._watch, name="perfsuite-link", daemon=True).start()
+        watching = threading.Thread(target=self._watch, name="perfsuite-link", daemon=True)
+        watching.start()
         try:
             while not self._dismissed.is_set():
                 wait([self._exchange.news, *self._slot.waitables()])
@@ -143,6 +146,9 @@ class _Agent:
         finally:
             self._slot.close()
             self._have_said_all()
+            self._over.set()
+            self._exchange.wake()
+            watching.join(_LAST_WORDS_S)
         return DISMISSED
 
     def _answer(self, frame: Message) -> None:
@@ -178,7 +184,7 @@ class _Agent:
     def _watch(self) -> None:
         """In a thread: serve the link; end this process when driver or launcher is gone, whatever it is doing."""
         silent = cause = ""
-        while not cause:
+        while not cause and not self._over.is_set():
             try:
                 self._exchange.turn()
             except Exception as problem:  # nobody would see the driver's end any more
@@ -190,16 +196,16 @@ class _Agent:
                 cause = f"the driver is gone: {self._exchange.lost[_DRIVER]}"
             elif os.getppid() != self._parent:
                 cause = "its launcher is gone"
-        if self._dismissed.is_set():
+        if self._dismissed.is_set() or self._over.is_set():
             return
         self._cause = cause
         self._say(f"ends because {cause}")
         os.kill(os.getpid(), signal.SIGTERM)
         until = time.monotonic() + _LAST_RESORT_S
-        while time.monotonic() < until and not self._exchange.lost:
+        while time.monotonic() < until and not self._exchange.lost and not self._over.is_set():
             self._exchange.turn()  # its last words have to leave
-        time.sleep(max(0.0, until - time.monotonic()))
-        os._exit(ENDED_EARLY)
+        if not self._over.wait(max(0.0, until - time.monotonic())):
+            os._exit(ENDED_EARLY)
 
     def _say(self, what: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads
