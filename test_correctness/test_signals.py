@@ -129,7 +129,8 @@ def test_a_signal_waits_until_a_line_is_written(run):
         send(TERM)
 
 
-def test_handlers_go_back_after_the_run_after_a_burst_that_outlasts_it(run, clock, killed):
+def test_handlers_go_back_after_the_run_after_a_burst_that_outlasts_it(run, clock, killed, monkeypatch):
+    monkeypatch.setattr(signals, "_is_command", lambda: True)
     with pytest.raises(KeyboardInterrupt):
         send(INT)
     clock[0] += 5
@@ -140,6 +141,15 @@ def test_handlers_go_back_after_the_run_after_a_burst_that_outlasts_it(run, cloc
     clock[0] += 5
     send(INT)
     assert killed == [INT]
+    assert signal.getsignal(INT) is signal.default_int_handler
+
+
+def test_handlers_go_back_at_once_in_a_program_that_goes_on(run, monkeypatch):
+    monkeypatch.setattr(signals, "_is_command", lambda: False)
+    with pytest.raises(KeyboardInterrupt):
+        send(INT)
+    (restore,) = run.config.cleanups
+    restore()
     assert signal.getsignal(INT) is signal.default_int_handler
 
 

@@ -11,12 +11,14 @@ while a test runs that is no perf case: it may send itself signals, and a second
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, Literal
 
 import pytest
@@ -68,9 +70,9 @@ class Signals:
                 self._act(number)
 
     def _restore(self) -> None:
-        """After a signal only once the burst is over, which may last until this process ends."""
+        """Where the process is about to end, after a signal only once the burst is over."""
         self.phase = "over"
-        if not self._last_s:
+        if not self._last_s or not _is_command():
             self._give_back()
         self._last_s = dict.fromkeys(self._last_s, time.monotonic())
 
@@ -116,3 +118,14 @@ class Signals:
                 raise CaseStopped(name)
             if self.phase == "collects":
                 raise pytest.exit.Exception(session.shouldstop, pytest.ExitCode.INTERRUPTED)
+
+
+def _is_command() -> bool:
+    """Whether this process is pytest's own and ends with the run; else a program called ``pytest.main``."""
+    frame: FrameType | None = sys._getframe()
+    names = []
+    while frame is not None:
+        names.append(frame.f_code.co_name if frame.f_globals.get("__name__") == "_pytest.config" else "")
+        frame = frame.f_back
+    calls = itertools.dropwhile(lambda name: name not in ("main", "_main"), names)  # of the innermost run
+    return any(name.endswith("console_main") for name in itertools.takewhile(bool, calls))

@@ -70,10 +70,10 @@ class Relay:
         with contextlib.suppress(OSError):
             for length in HANDSHAKE[direction]:
                 message = _exactly(source, length)
+                self.met += (direction, len(message)) == ("to agent", HANDSHAKE["to agent"][-1])
                 target.sendall(message)
                 if not message:
                     return target.shutdown(socket.SHUT_WR)
-            self.met += direction == "to agent"
             for frame in frames_of(source):
                 for each in change(frame):
                     if direction == "to agent":
