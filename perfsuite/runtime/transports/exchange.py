@@ -58,7 +58,6 @@ class Exchange:
         self._arrivals: deque[Arrival] = deque()
         self._requests: deque[tuple[int, Message | None]] = deque()
         """Frames to send; None closes the link."""
-        self._sent = 0
         self._news_r, self._news_w = _bell()
         self._wake_r, self._wake_w = _bell()
         self._selector = selectors.DefaultSelector()
@@ -87,14 +86,17 @@ class Exchange:
             self._requests.append((rank, None))
             _ring(self._wake_w)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether :meth:`take` has something, also where a signal interrupted an earlier call."""
+        return bool(self._arrivals)
+
     def take(self) -> list[Arrival]:
         """What has come since the last call."""
         _hush(self._news_r)
         arrivals = []
         while self._arrivals:
             arrivals.append(self._arrivals.popleft())
-        if arrivals and self._arrivals:
-            _ring(self._news_w)
         return arrivals
 
     def wake(self) -> None:

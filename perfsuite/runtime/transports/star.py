@@ -87,7 +87,7 @@ class Star:
         """What came from agents; waits up to ``timeout_s`` for that or for ``also``."""
         if self._closed:
             return []
-        wait([self._exchange.news, *also], timeout_s)
+        wait([self._exchange.news, *also], 0.0 if self._exchange.has_news else timeout_s)
         arrivals = []
         for arrival in self._exchange.take():
             if arrival.rank in self._told:
