@@ -113,7 +113,7 @@ class _Agent:
         )
         self._epoch = 0
         """Number of kills: tells the driver which events are of a worker that it has given up."""
-        self._dismissed = threading.Event()
+        self._ending = threading.Event()
         self._over = threading.Event()
         """All has been said: the thread that serves the link ends."""
         self._cause = ""
@@ -133,7 +133,7 @@ class _Agent:
         watching = threading.Thread(target=self._watch, name="perfsuite-link", daemon=True)
         watching.start()
         try:
-            while not self._dismissed.is_set():
+            while not self._ending.is_set():
                 wait([self._exchange.news, *self._slot.waitables()])
                 for arrival in self._exchange.take():
                     if arrival.frame is not None:
@@ -141,8 +141,10 @@ class _Agent:
                 for event in self._slot.poll(0.0):
                     self._tell(_as_frame(event, self._epoch))
         except SystemExit as ended:
-            self._tell({LEAVING: self._cause} if self._cause else _farewell(ended))
-            return ENDED_EARLY if self._cause else int(ended.code or 0)
+            cause = self._cause
+            self._ending.set()  # the driver hangs up on a farewell: that is no cause then
+            self._tell({LEAVING: cause} if cause else _farewell(ended))
+            return ENDED_EARLY if cause else int(ended.code or 0)
         finally:
             self._slot.close()
             self._have_said_all()
@@ -153,7 +155,7 @@ class _Agent:
 
     def _answer(self, frame: Message) -> None:
         if frame["verb"] == "dismiss":
-            self._dismissed.set()
+            self._ending.set()
             return
         try:
             value = self._verbs[frame["verb"]](frame)
@@ -196,7 +198,7 @@ class _Agent:
                 cause = f"the driver is gone: {self._exchange.lost[_DRIVER]}"
             elif os.getppid() != self._parent:
                 cause = "its launcher is gone"
-        if self._dismissed.is_set() or self._over.is_set():
+        if self._ending.is_set() or self._over.is_set():
             return
         self._cause = cause
         self._say(f"ends because {cause}")
