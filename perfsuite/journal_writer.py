@@ -34,12 +34,22 @@ class JournalWriter:
     the places ``elsewhere`` that takes it.  :attr:`problem` tells of it, and how many cases are kept where.
     """
 
-    def __init__(self, path: Path, header: Header, elsewhere: Callable[[], Iterator[Path]] = lambda: iter(())) -> None:
-        """Raises JournalError, and leaves no file, when the file exists or cannot be made."""
+    def __init__(
+        self,
+        path: Path,
+        header: Header,
+        elsewhere: Callable[[], Iterator[Path]] = lambda: iter(()),
+        uninterrupted: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """Raises JournalError, and leaves no file, when the file exists or cannot be made.
+
+        ``uninterrupted`` holds signals back while a line is written.
+        """
         self.path = path
         self.trouble = ""
         """What went wrong with the first place; empty while nothing did."""
         self._elsewhere = elsewhere
+        self._uninterrupted = uninterrupted
         self._first = path
         self._lines: list[Mapping[str, Any] | Result] = []
         """Every line, results undecoded: what the file should hold."""
@@ -116,10 +126,11 @@ class JournalWriter:
                     self.path.unlink()
 
     def _add(self, line: Mapping[str, Any] | Result) -> None:
-        self._lines.append(line)
-        self._is_worth_keeping |= isinstance(line, Result) or next(iter(line)) not in _ASIDE
-        if self._descriptor >= 0:
-            self._keep_up()
+        with self._uninterrupted():
+            self._lines.append(line)
+            self._is_worth_keeping |= isinstance(line, Result) or next(iter(line)) not in _ASIDE
+            if self._descriptor >= 0:
+                self._keep_up()
 
     def _keep_up(self) -> None:
         try:

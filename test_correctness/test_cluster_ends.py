@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import time
 
 import pytest
 
 from perfsuite.errors import AgentLost, CaseStopped
-from perfsuite.runtime.transports import cluster
+from perfsuite.runtime.transports import cluster, exchange
 from perfsuite.runtime.transports.cluster import ClusterTransport
 from test_correctness.helpers import steps
 from test_correctness.helpers.agents import AGENT, PRELOAD, environ_of, job, launched, start
@@ -119,16 +121,28 @@ def hasty(before):
         os.kill(os.getpid(), 15)
         return before(*arguments, **named)
     return told
-if sys.argv[1] == "welcome":
+class Hasty(wire.socket.socket):
+    def send(self, data):
+        sent = super().send(data)
+        os.kill(os.getpid(), 15)
+        return sent
+class HastyLink(wire.Link):
+    def __init__(self, sock, *keys):
+        super().__init__(Hasty(fileno=sock.detach()), *keys)
+if sys.argv[1] == "hello":
+    from perfsuite.runtime.transports import door
+    door.Link = HastyLink
+elif sys.argv[1] == "welcome":
     wire.Link.receive = hasty(wire.Link.receive)
 else:
     agent.OneSlot.__init__ = hasty(agent.OneSlot.__init__)
 sys.exit(""",
 )
-"""Told to end when the driver's welcome is there and not read, or read and nothing is served yet."""
+"""Told to end when it has just said hello, when the driver's welcome is there and not read, or read and nothing is
+served yet."""
 
 
-@pytest.mark.parametrize("moment", ["welcome", "slot"])
+@pytest.mark.parametrize("moment", ["hello", "welcome", "slot"])
 def test_an_agent_that_is_told_to_end_before_it_serves_says_so(tmp_path, monkeypatch, moment):
     """The launcher tells all to end when one has died: what it told to is not named in its place."""
     with launched(2, tmp_path, monkeypatch, agent=(HASTY, moment)) as run:
@@ -153,25 +167,121 @@ def test_a_loss_that_a_signal_kept_from_being_told_is_named_all_the_same(tmp_pat
         assert "the agent of rank 1" in run.transport.await_loss(0.0)
 
 
-def test_an_agent_that_is_stopped_is_given_up(tmp_path, monkeypatch):
+def test_an_agent_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
+    """It still says that it is alive: its main thread hangs, say."""
     monkeypatch.setattr(cluster, "_ANSWER_S", 0.5)
-    with launched(2, tmp_path, monkeypatch) as run:
-        run.agents[1].send_signal(signal.SIGSTOP)
+    with launched(2, tmp_path, monkeypatch, agent=(DEAF,)) as run:
         with pytest.raises(AgentLost, match=r"rank 1 on .*it gave no answer within 1 s"):
             run.transport.acquire(2, fresh=False, env={}, deadline_s=0.5)
+        assert [event.kind for event in run.transport.poll(0)] == ["agent_lost"]
+        assert run.agents[1].wait(30) != 0
+
+
+DEAF = f"""
+import signal
+from perfsuite.runtime.transports import agent
+agent._Agent._acquire = lambda *_: signal.pause()
+{AGENT}"""
+LIVELY = f"""
+from perfsuite.runtime.transports import exchange
+exchange.BEAT_S, exchange.SILENCE_S = 0.1, 2.5
+{AGENT}"""
+"""Beats so often that a test need not wait for ten seconds; the driver's side is set alike."""
+
+
+@pytest.fixture
+def lively(monkeypatch):
+    monkeypatch.setattr(exchange, "BEAT_S", 0.1)
+    monkeypatch.setattr(exchange, "SILENCE_S", 2.5)
+
+
+@pytest.mark.usefixtures("lively")
+@pytest.mark.parametrize(
+    ("hosts", "why"),
+    [
+        (1, r"its process is stopped by a signal; kill -CONT lets it go on \(state T\)"),
+        (2, r"its host answers, so its process is stopped \(SIGSTOP\) or hangs"),
+    ],
+)
+def test_an_agent_that_is_stopped_is_given_up_whatever_the_driver_waits_for(tmp_path, monkeypatch, hosts, why):
+    with launched(2, tmp_path, monkeypatch, hosts=hosts, agent=(LIVELY,)) as run:
+        run.agents[1].send_signal(signal.SIGSTOP)
+        with pytest.raises(AgentLost, match=rf"rank 1 on .* is lost: it has sent nothing for 2.5 s: {why}"):
+            run.transport.acquire(2, fresh=False, env={}, deadline_s=3600)
         assert [event.kind for event in run.transport.poll(0)] == ["agent_lost"]
         run.agents[1].send_signal(signal.SIGCONT)
         assert run.agents[1].wait(30) != 0
 
 
-def test_sigterm_ends_an_agent_and_its_workers(tmp_path, monkeypatch):
+BROKEN = f"""
+from perfsuite.runtime.transports import exchange
+def turn(self):
+    raise RuntimeError("out of luck")
+exchange.Exchange.turn = turn
+{AGENT}"""
+
+
+def test_an_agent_that_cannot_serve_its_link_any_more_ends(tmp_path, monkeypatch):
+    """It would not see the driver's end."""
+    with launched(2, tmp_path, monkeypatch, agent=(BROKEN,)) as run:
+        assert run.agents[1].wait(30) != 0
+        assert "the agent of rank 1" in run.transport.await_loss(30.0)
+        assert "ends because the driver is gone: its link cannot be served: RuntimeError" in run.agents[1].stderr.read()
+
+
+PAUSED_DRIVER = """
+import os, pathlib, sys, threading, time
+from perfsuite.runtime.transports import exchange
+from perfsuite.runtime.transports.cluster import ClusterTransport
+from perfsuite.runtime.transports.launchers import detect_launch
+exchange.BEAT_S, exchange.SILENCE_S = 0.1, 2.5
+transport = ClusterTransport(
+    detect_launch(os.environ), start_method="fork", preload=(), log_directory=pathlib.Path(sys.argv[1])
+)
+transport.gather()
+print("gathered", flush=True)
+sys.stdin.readline()
+print(transport.acquire(2, fresh=False, env={}, deadline_s=60), [event.kind for event in transport.poll(0)], flush=True)
+transport.close()
+"""
+
+
+@pytest.mark.parametrize("with_agent", [False, True])
+def test_a_driver_that_was_stopped_itself_loses_nobody(tmp_path, with_agent):
+    """Ctrl-Z and fg: its agents wait, stopped with it or not."""
+    environ = environ_of(0, 2, tmp_path)
+    driver = start(PAUSED_DRIVER, environ, str(tmp_path / "logs"), stdin=subprocess.PIPE)
+    agent = start(LIVELY, {**environ, "RANK": "1", "LOCAL_RANK": "1"})
+    stopped = [driver, agent] if with_agent else [driver]
+    try:
+        assert driver.stdout.readline() == "gathered\n"
+        for process in stopped:
+            process.send_signal(signal.SIGSTOP)
+        if with_agent:
+            time.sleep(4.0)
+        else:
+            assert "agent of rank 1 waits for the driver: it has sent nothing for 2.5 s" in agent.stderr.readline()
+        for process in stopped:
+            process.send_signal(signal.SIGCONT)
+        out, err = driver.communicate("go on\n", timeout=60)
+        assert (out, err) == ("True []\n", "")
+        out, err = agent.communicate(timeout=30)
+        assert (agent.returncode, out, err) == (0, "", "")
+    finally:
+        for process in (driver, agent):
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_and_sighup_end_an_agent_and_its_workers(tmp_path, monkeypatch, number):
     with launched(2, tmp_path, monkeypatch) as run:
         run.transport.acquire(2, fresh=False, env={}, deadline_s=60)
         workers = descendants(run.agents[1].pid)
-        run.agents[1].terminate()
-        assert run.agents[1].wait(30) == 128 + signal.SIGTERM
+        run.agents[1].send_signal(number)
+        assert run.agents[1].wait(30) == 128 + number
         assert gone(workers)
-        assert loss(run.transport).endswith("is lost: it got SIGTERM")
+        assert loss(run.transport).endswith(f"is lost: it got {number.name}")
 
 
 def test_an_agent_ends_with_its_launcher(tmp_path, monkeypatch):

@@ -6,14 +6,13 @@ import ast
 import os
 import socket
 import subprocess
-import types
 from pathlib import Path
 
 import pytest
 
 from perfsuite.runtime.ranks import rendezvous
 from perfsuite.runtime.transports import star
-from perfsuite.runtime.transports.star import AgentFacts, Star
+from perfsuite.runtime.transports.star import AgentFacts
 from test_correctness.helpers.processes import listening_on
 
 PACKAGE = Path(__file__).parent.parent / "perfsuite"
@@ -66,14 +65,14 @@ def test_the_launch_s_address_is_the_one_by_which_other_hosts_came(monkeypatch):
     """A host's own name may be a loopback address on that host, so that its own agents come by another."""
     monkeypatch.setattr(star, "gethostname", lambda: "a")
     hosts = {1: ("a", "127.0.1.1"), 2: ("b", "10.0.0.1"), 3: ("b", "10.0.0.1")}
-    links = {rank: types.SimpleNamespace(local_host=lambda at=at: at) for rank, (_, at) in hosts.items()}
+    addresses = {rank: at for rank, (_, at) in hosts.items()}
     facts = {
         rank: AgentFacts(rank=rank, host=host, pid=1, local_rank=rank % 2, local_world_size=2, cores=(0,))
         for rank, (host, _) in hosts.items()
     }
-    assert Star(links, facts).address() == "10.0.0.1"
-    assert Star({1: links[1]}, facts).address() == "127.0.1.1"
-    assert Star({}, {}).address() == "127.0.0.1"
+    assert star.best_address(addresses, facts) == "10.0.0.1"
+    assert star.best_address({1: addresses[1]}, facts) == "127.0.1.1"
+    assert star.best_address({}, {}) == "127.0.0.1"
 
 
 def pickling(tree: ast.AST) -> list[str]:

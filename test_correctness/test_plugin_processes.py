@@ -134,22 +134,85 @@ def test_an_installed_perfsuite_serves_another_repository(theirs):
     assert not list(theirs.parent.glob("*perfsuite-*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_stuck_run_with_its_reports_and_nothing_left(theirs, number):
+def until_stuck(theirs: Path) -> None:
+    until = time.monotonic() + 90
+    while not all((theirs / f"tests/stuck{rank}").exists() for rank in (0, 1)):
+        assert time.monotonic() < until, "the case did not start"
+        time.sleep(0.05)
+
+
+def send(process: subprocess.Popen[str], numbers) -> None:
+    """As launchers and impatient people do: within a tenth of a second."""
+    for number in numbers:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+        time.sleep(0.03)
+
+
+def assert_no_traceback(output: str) -> None:
+    for word in ("Traceback", "INTERNALERROR", "Exception ignored"):
+        assert word not in output, output
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (signal.SIGTERM, signal.SIGTERM, signal.SIGINT),
+        (signal.SIGINT, signal.SIGINT, signal.SIGINT),
+        pytest.param((signal.SIGHUP, signal.SIGTERM), marks=pytest.mark.slow),
+        pytest.param((signal.SIGINT, signal.SIGTERM, signal.SIGINT), marks=pytest.mark.slow),
+    ],
+    ids=lambda numbers: "-".join(number.name for number in numbers),
+)
+def test_signals_end_a_stuck_run_with_its_reports_and_nothing_left(theirs, numbers):
     arguments = ("-k", "decorated or stuck", "--junitxml=junit.xml", "--benchmark-json=out.json")
+    name = numbers[0].name
     with running(theirs, *MODULE, *arguments) as process:
-        until = time.monotonic() + 90
-        while not all((theirs / f"tests/stuck{rank}").exists() for rank in (0, 1)):
-            assert time.monotonic() < until, "the case did not start"
-            time.sleep(0.05)
-        process.send_signal(number)
+        until_stuck(theirs)
+        send(process, numbers)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert_no_traceback(output)
+    assert "signals.py" not in output, "where the run was is of interest"
     cases = {case.get("name"): case for case in ElementTree.parse(theirs / "junit.xml").iter("testcase")}
     assert cases["test_decorated[cpu-ws2-4KiB]"].find("failure") is None
-    if number == signal.SIGTERM:
-        assert cases["test_stuck[cpu-ws2]"].find("failure").attrib["message"].startswith("Failed: stopped by SIGTERM")
+    if name != "SIGINT":
+        assert cases["test_stuck[cpu-ws2]"].find("failure").attrib["message"].startswith(f"Failed: stopped by {name}")
     assert "test_decorated" in (theirs / "out.json").read_text()
     assert not list(theirs.parent.glob("*perfsuite-*"))
     (journal,) = theirs.glob(".perfsuite/journal-*.jsonl")
-    assert read_journal(journal).interrupted == {"tests/test_theirs.py::test_stuck[cpu-ws2]": number.name}
+    assert read_journal(journal).interrupted == {"tests/test_theirs.py::test_stuck[cpu-ws2]": name}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [(signal.SIGINT,) * 3, (signal.SIGTERM,) * 2, (signal.SIGINT, signal.SIGTERM)])
+@pytest.mark.parametrize("moment", range(16))
+def test_signals_at_any_moment_leave_whole_reports_and_nothing_running(theirs, numbers, moment):
+    """From the first collected perf test to the exit of the process, in steps of a sixteenth of the whole."""
+    marker = theirs / "collected"
+    tests = theirs / "tests/test_theirs.py"
+    tests.write_text(f"{tests.read_text()}\n@world_sizes(2)\ndef test_last(perf, ranks):\n    perf(step, on=ranks)\n")
+    (theirs / "tests/conftest.py").write_text(
+        f"import pathlib\ndef pytest_itemcollected(item): pathlib.Path({str(marker)!r}).touch()\n"
+    )
+    with running(theirs, *MODULE, "-k", "not stuck", "--junitxml=junit.xml") as process:
+        until = time.monotonic() + 90
+        while not marker.exists():
+            assert time.monotonic() < until, "nothing was collected"
+            time.sleep(0.01)
+        time.sleep(moment * float(os.environ.get("PERFSUITE_TEST_RUN_S", "6")) / 16)
+        send(process, numbers)
+        output, _ = process.communicate(timeout=90)
+    assert process.returncode in (0, pytest.ExitCode.INTERRUPTED, -numbers[0]), output
+    assert_no_traceback(output)
+    for journal in theirs.glob(".perfsuite/journal-*.jsonl"):
+        read_journal(journal)
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_ends_a_run_without_a_traceback_and_leaves_nothing(theirs):
+    command = " ".join((*MODULE, "-k", "'not stuck'", "2>errors", "|", "head", "-1"))
+    with running(theirs, "sh", "-c", command) as process:
+        output, _ = process.communicate(timeout=90)
+    assert "test session starts" in output
+    assert_no_traceback((theirs / "errors").read_text())

@@ -20,7 +20,7 @@ import os, sys
 from perfsuite.runtime import scratch
 from perfsuite.runtime.transports import keys
 from perfsuite.runtime.transports.launchers import detect_launch
-directory, offered = scratch.make_directory("run")[0], keys.offer_key(detect_launch(os.environ), {})
+directory, offered = scratch.make_directory("run")[0], keys.offer_meeting(detect_launch(os.environ), {})
 print(directory, offered.file, flush=True)
 sys.stdin.read()
 """
@@ -90,18 +90,18 @@ def test_nothing_else_is_touched(tmp):
 def test_a_key_that_was_replaced_meanwhile_is_not_taken_for_the_old_one(tmp, monkeypatch):
     launch = detect_launch(a_launch("mine"))
     assert isinstance(launch, Launch)
-    old = keys.offer_key(launch, {})
+    old = keys.offer_meeting(launch, {})
     old.lock.close()  # as at its driver's end
     hold, new = scratch.hold, []
 
     def hold_and_be_replaced(descriptor):
         monkeypatch.setattr(scratch, "hold", hold)
-        new.append(keys.offer_key(launch, {}))
+        new.append(keys.offer_meeting(launch, {}))
         return hold(descriptor)
 
     monkeypatch.setattr(scratch, "hold", hold_and_be_replaced)
     scratch.clear()
-    assert new[0].file.read_bytes() == new[0].key
+    assert new[0].file.read_bytes() == new[0].content
     new[0].discard()
     assert list(scratch.keys_home().iterdir()) == []
 

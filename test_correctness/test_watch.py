@@ -12,7 +12,7 @@ from perfsuite.records import DeviceLook, Sample
 from perfsuite.reports.devices import sustained_lines, throttled_lines
 from perfsuite.runtime.protocol import TIMING
 from perfsuite.runtime.ranks.timer import Timer
-from perfsuite.runtime.watch import DeviceWatch
+from perfsuite.runtime.watch import Deadline, DeviceWatch
 from perfsuite.workload import Budget
 from test_correctness.test_metrics import measured
 
@@ -92,3 +92,30 @@ def test_a_sustained_run_goes_on_for_its_time_whatever_else_would_end_it(elapsed
     timer = Timer(member, budget, spans=None, aligned=True)  # type: ignore[arg-type]
     timer._shared_elapsed_s = elapsed_s
     assert enough == timer._enough(taken)
+
+
+def test_a_deadline_does_not_count_time_in_which_the_driver_was_stopped():
+    now = [100.0]
+    deadline = Deadline(10.0, now=lambda: now[0])
+    for _ in range(8):
+        now[0] += 0.5
+        left_s = deadline.left_s()
+    assert left_s == 6.0
+    now[0] += 3600.0  # Ctrl-Z, and fg an hour later
+    assert deadline.left_s() == 6.0
+    now[0] += 0.5
+    deadline.shorten(2.0)
+    assert deadline.left_s() == 2.0
+    deadline.shorten(60.0)
+    now[0] += 2.5
+    assert deadline.left_s() == -0.5
+
+
+def test_a_driver_that_is_held_up_again_and_again_comes_to_its_deadline():
+    now = [100.0]
+    deadline = Deadline(10.0, now=lambda: now[0])
+    turns = 0
+    while deadline.left_s() > 0:
+        now[0] += 4.0
+        turns += 1
+    assert turns == 6

@@ -1,4 +1,4 @@
-"""Keys, ports, handshakes and frames between the driver and its agents, over real sockets."""
+"""Keys, sockets, handshakes and links between the driver and its agents, over real sockets."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import tempfile
 import threading
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
 
 import pytest
 
 from perfsuite.errors import LaunchError
-from perfsuite.runtime.transports import keys, star, wire
+from perfsuite.runtime.transports import door, frames, keys, star, wire
+from perfsuite.runtime.transports.keys import Meeting
 from perfsuite.runtime.transports.launchers import Launch
 
 KEY = b"0123456789abcdef"
+OTHER_KEY = b"another key of 16"
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +43,10 @@ def a_launch(rank: int = 0, world_size: int = 2, *, local_world_size: int | None
     )
 
 
+def between_hosts(rank: int = 0, world_size: int = 2) -> Launch:
+    return a_launch(rank, world_size, local_world_size=1)
+
+
 def an_agent(launch: Launch, rank: int) -> Launch:
     return a_launch(rank, launch.world_size, local_world_size=launch.local_world_size, run_id=launch.run_id)
 
@@ -52,11 +57,18 @@ def pool():
         yield threads
 
 
+def meeting_of(launch: Launch, key: bytes = KEY) -> Meeting:
+    return Meeting(key=key, socket=Path(tempfile.gettempdir()) / "socket")
+
+
+def reach(launch: Launch, key: bytes = KEY, hello=None, *, deadline_s: float = 30.0, alive=lambda: True):
+    hello = hello or star.greeting(launch, "here", 1)
+    find = lambda: meeting_of(launch, key)  # noqa: E731
+    return door.reach_driver(launch, find, hello, farewell=lambda _: {}, deadline_s=deadline_s, alive=alive)
+
+
 def knock(pool: ThreadPoolExecutor, launch: Launch, key: bytes = KEY, *, deadline_s: float = 30.0) -> Future:
-    hello = star.greeting(launch, "here", 1)
-    return pool.submit(
-        wire.reach_driver, launch, lambda: key, hello, farewell={}, deadline_s=deadline_s, alive=lambda: True
-    )
+    return pool.submit(reach, launch, key, deadline_s=deadline_s)
 
 
 def connect(port: int) -> socket.socket:
@@ -64,25 +76,45 @@ def connect(port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def joined(pool: ThreadPoolExecutor):
-    """(the driver's end, the agent's end) of a fresh link."""
-    launch = a_launch()
-    door = wire.Door(launch, KEY)
-    agent = knock(pool, an_agent(launch, 1))
-    link, _ = door.next_arrival(30) or pytest.fail("nobody came")
-    link.send({"welcome": True})
-    other, _ = agent.result(30)
+def opened(launch: Launch):
+    """The door of a launch."""
+    opened = door.Door(launch, meeting_of(launch))
     try:
-        yield link, other
+        yield opened
     finally:
-        for each in (door, link, other):
-            each.close()
+        opened.close()
+
+
+def let_in(entrance: door.Door, *, within_s: float = 60.0) -> wire.Link:
+    """Welcome the next agent."""
+    link, _ = entrance.next_arrival(within_s) or pytest.fail("nobody came")
+    link.send({})
+    return link
+
+
+def next_frame(link: wire.Link):
+    while (frame := link.receive_one()) is None:
+        link.readable(30)
+    return frame
+
+
+@pytest.fixture(params=[a_launch, between_hosts])
+def pair(request, pool):
+    """(the driver's end, the agent's end) of a fresh link, on one host and between hosts."""
+    launch = request.param()
+    with opened(launch) as entrance:
+        agent = knock(pool, an_agent(launch, 1))
+        link = let_in(entrance)
+        other, _ = agent.result(30)
+        yield link, other
+        link.close()
+        other.close()
 
 
 def test_ports_are_the_same_on_all_ranks_and_differ_between_launches():
     launch = a_launch()
-    assert wire.candidate_ports(launch) == wire.candidate_ports(an_agent(launch, 1))
-    ports = {wire.candidate_ports(a_launch())[0] for _ in range(64)}
+    assert door.candidate_ports(launch) == door.candidate_ports(an_agent(launch, 1))
+    ports = {door.candidate_ports(a_launch())[0] for _ in range(64)}
     assert len(ports) > 32
     assert all(20000 <= port < 32768 for port in ports)
 
@@ -91,33 +123,55 @@ def test_a_user_key_is_the_same_for_driver_and_agents(tmp_path):
     file = tmp_path / "key"
     file.write_bytes(KEY + b"\n")
     file.chmod(0o600)
-    launch = a_launch(local_world_size=1)
-    for environ in ({"PERFSUITE_KEY": KEY.decode()}, {"PERFSUITE_KEY_FILE": str(file)}):
-        offered = keys.offer_key(launch, environ)
-        assert offered.key == KEY == keys.find_key(an_agent(launch, 1), environ)
-        offered.discard()
-    assert file.exists(), "a key of the user's is not ours to remove"
+    for launch in (between_hosts(), a_launch()):
+        for environ in ({"PERFSUITE_KEY": KEY.decode()}, {"PERFSUITE_KEY_FILE": str(file)}):
+            offered = keys.offer_meeting(launch, environ)
+            assert offered.meeting == keys.find_meeting(an_agent(launch, 1), environ)
+            assert offered.meeting.key == KEY
+            assert KEY not in offered.content, "a key of the user's is not ours to write down"
+            offered.discard()
+    assert file.exists(), "nor to remove"
 
 
-def test_on_one_host_the_driver_makes_the_key_and_removes_it(tmp_path):
-    launch, agent = a_launch(), None
+def test_a_key_that_only_the_driver_was_given_is_told():
+    launch = a_launch()
+    offered = keys.offer_meeting(launch, {"PERFSUITE_KEY": KEY.decode()})
+    with pytest.raises(LaunchError, match="rank 1 has none: give all processes of the launch the same one, or none"):
+        keys.find_meeting(an_agent(launch, 1), {})
+    offered.discard()
+
+
+def test_on_one_host_the_driver_makes_key_and_socket_and_removes_them(tmp_path):
+    launch = a_launch()
     agent = an_agent(launch, 1)
-    assert keys.find_key(agent, {}) is None
-    killed_before = keys.offer_key(launch, {})
-    offered = keys.offer_key(launch, {})
-    assert offered.key == keys.find_key(agent, {}) != killed_before.key
-    assert offered.file is not None
+    assert keys.find_meeting(agent, {}) is None
+    killed_before = keys.offer_meeting(launch, {})
+    offered = keys.offer_meeting(launch, {})
+    assert offered.meeting == keys.find_meeting(agent, {})
+    assert offered.meeting.key != killed_before.meeting.key
+    assert offered.meeting.socket != killed_before.meeting.socket
     assert (offered.file.stat().st_mode & 0o777, offered.file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert offered.meeting.socket.parent.stat().st_mode & 0o777 == 0o700
     killed_before.discard()
     assert offered.file.exists(), "it belongs to the later launch"
     offered.discard()
     offered.discard()
-    assert list(offered.file.parent.iterdir()) == []
+    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
+
+
+def test_what_an_older_version_offers_is_nothing():
+    launch = a_launch()
+    offered = keys.offer_meeting(launch, {})
+    for content in (b"0" * 64, b"[]", b"{}", b"\xff", b""):
+        offered.file.write_bytes(content)
+        assert keys.find_meeting(an_agent(launch, 1), {}) is None
+    offered.discard()
+    offered.file.unlink()
 
 
 def test_several_hosts_without_a_key_are_refused():
-    launch = a_launch(local_world_size=1)
-    for ask in (keys.offer_key, keys.find_key):
+    launch = between_hosts()
+    for ask in (keys.offer_meeting, keys.find_meeting):
         with pytest.raises(LaunchError, match=r"several hosts, and neither PERFSUITE_KEY nor.*token_hex"):
             ask(launch, {})
 
@@ -128,7 +182,7 @@ def test_a_key_file_that_others_can_read_is_refused(tmp_path, mode):
     file.write_bytes(KEY)
     file.chmod(mode)
     with pytest.raises(LaunchError, match=rf"has mode {mode:04o}: others could read.*chmod 0600"):
-        keys.offer_key(a_launch(), {"PERFSUITE_KEY_FILE": str(file)})
+        keys.offer_meeting(a_launch(), {"PERFSUITE_KEY_FILE": str(file)})
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
@@ -138,200 +192,219 @@ def test_a_key_file_of_somebody_else_is_refused(tmp_path):
     file.chmod(0o600)
     os.chown(file, 12345, -1)
     with pytest.raises(LaunchError, match=r"belongs to user id 12345"):
-        keys.offer_key(a_launch(), {"PERFSUITE_KEY_FILE": str(file)})
+        keys.offer_meeting(a_launch(), {"PERFSUITE_KEY_FILE": str(file)})
 
 
 def test_short_missing_and_unkeepable_keys_are_refused(tmp_path):
     with pytest.raises(LaunchError, match=r"PERFSUITE_KEY has 3 characters: a key needs at least 16"):
-        keys.offer_key(a_launch(), {"PERFSUITE_KEY": "abc"})
+        keys.offer_meeting(a_launch(), {"PERFSUITE_KEY": "abc"})
     with pytest.raises(LaunchError, match=r"PERFSUITE_KEY_FILE=.*nothing cannot be read \(No such file"):
-        keys.find_key(a_launch(), {"PERFSUITE_KEY_FILE": str(tmp_path / "nothing")})
+        keys.find_meeting(a_launch(), {"PERFSUITE_KEY_FILE": str(tmp_path / "nothing")})
     (tmp_path / f"perfsuite-{os.getuid()}").mkdir(mode=0o755)
     with pytest.raises(LaunchError, match=r"has mode 0755: others could read or replace the key"):
-        keys.offer_key(a_launch(), {})
+        keys.offer_meeting(a_launch(), {})
     (tmp_path / f"perfsuite-{os.getuid()}").rmdir()
     (tmp_path / f"perfsuite-{os.getuid()}").write_text("")
     with pytest.raises(LaunchError, match=r"is no directory"):
-        keys.offer_key(a_launch(), {})
+        keys.offer_meeting(a_launch(), {})
 
 
 def test_an_unwritable_temporary_directory_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(LaunchError, match=r"no key can be written under .*missing \(No such file"):
-        keys.offer_key(a_launch(), {})
+        keys.offer_meeting(a_launch(), {})
 
 
-def test_frames_of_every_size_arrive_whole_in_both_directions(pool):
-    with joined(pool) as (driver, agent):
+def test_frames_of_every_size_arrive_whole_in_both_directions(pair, pool):
+    for sender, receiver in (pair, pair[::-1]):
         for size in (0, 100, 20_000, 8 << 20):
             text = "é" * size
-            sent = pool.submit(driver.send, {"text": text})
-            assert {"text": text} == agent.receive()
-            sent.result(30)
-            sent = pool.submit(agent.send, {"text": text})
-            assert {"text": text} == driver.receive()
-            sent.result(30)
+            arriving = pool.submit(next_frame, receiver)
+            sender.send({"text": text})
+            while sender.has_outgoing:
+                sender.flush()
+            assert {"text": text} == arriving.result(30)
 
 
-@pytest.mark.parametrize("frame", [pickle.dumps({"verb": "dismiss"}), b"[1, 2]", b"{", b"\xff\xfe"])
-def test_anything_but_a_json_object_breaks_the_link(pool, frame):
-    with joined(pool) as (driver, agent):
-        with Connection(os.dup(agent.fileno())) as raw:
-            raw.send_bytes(frame)
-        with pytest.raises(wire.LinkLost, match="broke"):
-            driver.receive()
+@pytest.mark.parametrize("payload", [pickle.dumps({"verb": "dismiss"}), b"[1, 2]", b"{", b"\xff\xfe", b"[" * 100_000])
+def test_anything_but_a_json_object_breaks_the_link(pair, payload):
+    driver, agent = pair
+    agent.sock.sendall(agent._sealer.seal(payload))
+    with pytest.raises(wire.LinkLost, match="broke"):
+        next_frame(driver)
 
 
-def test_a_frame_beyond_the_limit_breaks_the_link(pool, monkeypatch):
+def test_a_frame_beyond_the_limit_is_not_sent(pair, monkeypatch):
     monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 1000)
-    with joined(pool) as (driver, agent):
-        agent.send({"text": "x" * 2000})
-        with pytest.raises(wire.LinkLost):
-            driver.receive()
+    with pytest.raises(wire.LinkLost, match="a frame of 0 MiB is longer than 0 MiB"):
+        pair[1].send({"text": "x" * 2000})
 
 
-def test_the_end_of_the_other_side_is_a_lost_link(pool):
-    with joined(pool) as (driver, agent):
-        agent.close()
-        assert driver.readable(30)
-        with pytest.raises(wire.LinkLost, match="closed"):
-            driver.receive()
-        with contextlib.suppress(wire.LinkLost):
-            driver.send({})  # the first frame may still leave
-        with pytest.raises(wire.LinkLost, match="cannot send"):
-            driver.send({})
+def test_the_end_of_the_other_side_is_a_lost_link_after_its_last_words(pair):
+    driver, agent = pair
+    driver.send({"unread": "so the kernel resets the connection"})
+    agent.send({"leaving": "now"})
+    agent.close()
+    for _ in range(3):
+        driver.send({"to": "nobody"})
+    assert next_frame(driver) == {"leaving": "now"}
+    with pytest.raises(wire.LinkLost, match="its connection closed"):
+        next_frame(driver)
+
+
+def test_a_connection_that_ends_in_the_middle_of_a_frame_says_so(pair):
+    driver, agent = pair
+    agent.sock.sendall(agent._sealer.seal(b'{"half": "of this"}')[:30])
+    agent.close()
+    with pytest.raises(wire.LinkLost, match="its connection closed in the middle of a frame"):
+        next_frame(driver)
 
 
 def test_strangers_without_the_key_are_turned_away(pool):
-    launch = a_launch()
-    door = wire.Door(launch, KEY)
-    with connect(door.port) as sock:
-        sock.setblocking(True)
-        with Connection(sock.detach()) as stranger, pytest.raises(AuthenticationError):
-            answer_challenge(stranger, b"another key of 16")
-    with connect(door.port) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
-    agent = knock(pool, an_agent(launch, 1))
-    link, hello = door.next_arrival(30) or pytest.fail("nobody came")
-    assert hello["rank"] == 1
-    link.send({})
-    agent.result(30)[0].close()
-    door.close()
-    link.close()
-    assert sorted(door.turned_away) == ["another key", "no handshake"]
+    launch = between_hosts()
+    with opened(launch) as entrance, connect(entrance.address) as browser, connect(entrance.address) as old:
+        browser.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+        old.sendall(frames._OPENING.pack(b"perfsuite", 2, 1, bytes(32)))
+        stranger = knock(pool, an_agent(launch, 1), OTHER_KEY, deadline_s=0.5)
+        agent = knock(pool, an_agent(launch, 1))
+        link = let_in(entrance)
+        agent.result(30)[0].close()
+        while not stranger.done():
+            assert entrance.next_arrival(0.1) is None
+        with pytest.raises(LaunchError, match=rf"port {entrance.address}: it has another key or serves another launch"):
+            stranger.result(30)
+        assert old.recv(4096)[:11] == b"perfsuite\0\3", "an agent of another version is told so"
+        link.close()
+    assert entrance.turned_away.keys() == {"another key, launch or port", "no handshake"}
 
 
 def test_silent_strangers_hold_nobody_up(pool, monkeypatch):
-    monkeypatch.setattr(wire, "HANDSHAKE_S", 600.0)
-    launch = a_launch()
-    door = wire.Door(launch, KEY)
+    monkeypatch.setattr(door, "HANDSHAKE_S", 600.0)
+    launch = between_hosts()
     with contextlib.ExitStack() as strangers:
+        entrance = strangers.enter_context(opened(launch))
         for _ in range(20):
-            strangers.enter_context(connect(door.port))
+            strangers.enter_context(connect(entrance.address))
         agent = knock(pool, an_agent(launch, 1))
-        link, _ = door.next_arrival(60) or pytest.fail("the agent had to wait for the strangers")
-        link.send({})
+        link = let_in(entrance)
         agent.result(30)[0].close()
         link.close()
-        monkeypatch.setattr(wire, "HANDSHAKE_S", 1.0)
-        door.close()
 
 
-def test_a_stranger_who_drips_bytes_is_cut_off(monkeypatch):
-    monkeypatch.setattr(wire, "HANDSHAKE_S", 1.0)
-    door = wire.Door(a_launch(), KEY)
+def test_thousands_of_connections_cost_neither_files_nor_the_launch(pool):
+    launch = between_hosts()
+    with contextlib.ExitStack() as strangers:
+        entrance = strangers.enter_context(opened(launch))
+        for _ in range(1500):
+            sock = strangers.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(("127.0.0.1", entrance.address))
+        agent = knock(pool, an_agent(launch, 1), deadline_s=600)
+        link = let_in(entrance, within_s=600)
+        assert len(entrance._visits) <= 256
+        agent.result(30)[0].close()
+        link.close()
+
+
+def test_a_stranger_who_drips_bytes_is_cut_off(monkeypatch, pool):
+    monkeypatch.setattr(door, "HANDSHAKE_S", 0.3)
     done = threading.Event()
-    with connect(door.port) as stranger:
+    with opened(between_hosts()) as entrance, connect(entrance.address) as stranger:
 
         def drip() -> None:
             with contextlib.suppress(OSError):
-                stranger.sendall(b"\0\0\1\0")
-                while not done.wait(0.1):
-                    stranger.sendall(b"x")
+                for byte in b"perfsuite\0\3" + bytes(1000):
+                    stranger.sendall(bytes([byte]))
+                    if done.wait(0.1):
+                        return
 
-        dripping = threading.Thread(target=drip)
-        dripping.start()
-        try:
-            while stranger.recv(4096):  # the challenge, then the end
-                pass
-        except ConnectionResetError:
-            pass
-        finally:
-            done.set()
-            dripping.join()
-    door.close()
-    assert door.turned_away == ["no handshake"]
+        dripping = pool.submit(drip)
+        while not entrance.turned_away:
+            assert entrance.next_arrival(0.1) is None
+        done.set()
+        dripping.result(30)
+        assert entrance.turned_away == {"no handshake": 1}
 
 
-def test_an_agent_with_the_wrong_key_says_so_at_its_deadline(pool):
-    launch = a_launch()
-    door = wire.Door(launch, KEY)
-    agent = knock(pool, an_agent(launch, 1), b"another key of 16", deadline_s=1.0)
-    with pytest.raises(LaunchError, match=rf"rank 1 found no driver.*\(port {door.port} has another key\)"):
-        agent.result(30)
-    assert door.next_arrival(0) is None
-    door.close()
-
-
-def test_an_agent_without_a_launcher_stops_looking(pool):
-    launch = an_agent(a_launch(), 1)
-    with pytest.raises(LaunchError, match="nobody listens"):
-        wire.reach_driver(launch, lambda: KEY, {}, farewell={}, deadline_s=3600, alive=lambda: False)
+def test_an_agent_without_a_launcher_stops_looking():
+    for launch in (a_launch(1), between_hosts(1)):
+        with pytest.raises(LaunchError, match="nobody listens"):
+            reach(launch, deadline_s=3600, alive=lambda: False)
+        with pytest.raises(LaunchError, match="nobody listens"):
+            reach(launch, deadline_s=0.1)
 
 
 def test_a_driver_that_does_not_know_the_key_gets_no_agent(pool, monkeypatch):
-    monkeypatch.setattr(wire, "HANDSHAKE_S", 2.0)
-    launch = a_launch()
-    with socket.create_server(("127.0.0.1", wire.candidate_ports(launch)[0])) as impostor:
+    monkeypatch.setattr(door, "HANDSHAKE_S", 2.0)
+    launch = between_hosts()
+    with socket.create_server(("127.0.0.1", door.candidate_ports(launch)[0])) as impostor:
         agent = knock(pool, an_agent(launch, 1), deadline_s=1.0)
         sock, _ = impostor.accept()
-        with Connection(sock.detach()) as connection:
-            connection.send_bytes(b"#CHALLENGE#" + b"x" * 20)
-            connection.recv_bytes(256)
-            connection.send_bytes(b"#WELCOME#")
-            with pytest.raises(AuthenticationError):
-                deliver_challenge(connection, b"another key of 16")
+        with sock:
+            opening = sock.recv(100)
+            sock.sendall(frames._ANSWER.pack(b"perfsuite", frames.PROTOCOL, opening[-32:]))
+            sock.sendall(sock.recv(100))  # the agent's own proof
+            assert sock.recv(100) == b"", "it sends no frame"
         impostor.close()
         with pytest.raises(LaunchError, match="found no driver"):
             agent.result(60)
 
 
 def test_taken_ports_are_passed_over_by_both_sides(pool, monkeypatch):
-    monkeypatch.setattr(wire, "HANDSHAKE_S", 1.0)
-    launch = a_launch()
-    first, second, third, *_ = wire.candidate_ports(launch)
-    with socket.create_server(("127.0.0.1", first)), socket.create_server(("127.0.0.1", second)):
-        door = wire.Door(launch, KEY)
-        assert third <= door.port
+    monkeypatch.setattr(door, "HANDSHAKE_S", 1.0)
+    launch = between_hosts()
+    first, second, third, *_ = door.candidate_ports(launch)
+    with contextlib.ExitStack() as stack:
+        for port in (first, second):
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        entrance = stack.enter_context(opened(launch))
+        assert third <= entrance.address
         agent = knock(pool, an_agent(launch, 1))
-        link, _ = door.next_arrival(60) or pytest.fail("nobody came")
-        link.send({})
+        link = let_in(entrance)
         agent.result(30)[0].close()
-        door.close()
         link.close()
 
 
 def test_all_ports_in_use_is_one_line():
-    launch = a_launch()
+    launch = between_hosts()
     with contextlib.ExitStack() as taken:
-        for port in wire.candidate_ports(launch):
+        for port in door.candidate_ports(launch):
             with contextlib.suppress(OSError):
                 taken.enter_context(socket.create_server(("127.0.0.1", port)))
         with pytest.raises(LaunchError, match=r"ports \d+-\d+ of this host are all in use: .*ss -ltnp") as refused:
-            wire.Door(launch, KEY)
+            door.Door(launch, meeting_of(launch))
     assert "\n" not in str(refused.value)
 
 
-def test_several_hosts_are_listened_to_on_every_address(pool):
-    launch = a_launch(local_world_size=1)
-    door = wire.Door(launch, KEY)
-    address = socket.gethostbyname(socket.gethostname())
-    socket.create_connection((address, door.port), timeout=30).close()
-    door.close()
+def test_several_hosts_are_listened_to_on_every_address():
+    with opened(between_hosts()) as entrance:
+        address = socket.gethostbyname(socket.gethostname())
+        socket.create_connection((address, entrance.address), timeout=30).close()
+
+
+def test_one_host_meets_at_a_socket_however_long_its_path_and_at_no_port(pool, tmp_path, monkeypatch):
+    deep = tmp_path / ("a directory with a long name " * 6) / "b"
+    deep.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    launch = a_launch()
+    assert len(str(deep)) > 108
+    with opened(launch) as entrance:
+        agent = knock(pool, an_agent(launch, 1))
+        link = let_in(entrance)
+        assert (link.sock.family, link.peer, link.local_host()) == (socket.AF_UNIX, "this host", "127.0.0.1")
+        agent.result(30)[0].close()
+        link.close()
+
+
+def test_a_place_that_holds_no_socket_is_one_line(tmp_path):
+    with pytest.raises(
+        LaunchError, match=r"no socket can be made in /proc/self \(.*\): .*set TMPDIR to a directory of"
+    ):
+        door.Door(a_launch(), Meeting(key=KEY, socket=Path("/proc/self/socket")))
 
 
 def gathering(pool: ThreadPoolExecutor, launch: Launch, deadline_s: float = 30.0) -> Future:
-    return pool.submit(star.gather, launch, KEY, deadline_s, {"hello": "all"})
+    return pool.submit(star.gather, launch, meeting_of(launch), deadline_s, {"hello": "all"})
 
 
 def test_gathering_brings_every_agent_and_its_facts(pool):
@@ -346,15 +419,49 @@ def test_gathering_brings_every_agent_and_its_facts(pool):
     for link, _ in links:
         link.close()
     net.dismiss(30)
+    net.dismiss(30)
+    assert net.receive(0) == []
+
+
+def test_a_driver_that_cannot_serve_its_links_any_more_says_so(pool, monkeypatch):
+    def turn(self):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(star.Exchange, "turn", turn)
+    launch = a_launch()
+    gathered = gathering(pool, launch)
+    over = threading.Event()
+    agent = pool.submit(reach, an_agent(launch, 1), deadline_s=3600, alive=lambda: not over.is_set())
+    net = gathered.result(30)
+    (loss,) = net.receive(30)
+    assert (loss.rank, loss.frame) == (1, None)
+    assert loss.reason == "the driver cannot serve its link: RuntimeError('out of luck')"
+    net.dismiss(0)
+    over.set()
+    with pytest.raises(LaunchError):
+        agent.result(30)
+
+
+def test_frames_that_come_with_the_welcome_are_kept(pool):
+    launch = a_launch()
+    with opened(launch) as entrance:
+        agent = knock(pool, an_agent(launch, 1))
+        link, _ = entrance.next_arrival(30) or pytest.fail("nobody came")
+        link._outgoing.append(link._sealer.seal(b'{"welcome": 1}'))
+        link.send({"verb": "start"})
+        other, welcome = agent.result(30)
+        assert (welcome, next_frame(other)) == ({"welcome": 1}, {"verb": "start"})
+        link.close()
+        other.close()
 
 
 def test_ranks_that_do_not_come_are_named(pool):
     launch = a_launch(world_size=8)
     gathered = gathering(pool, launch, deadline_s=3.0)
     agents = [knock(pool, an_agent(launch, rank), deadline_s=3600) for rank in (2, 6)]
-    stranger = knock(pool, an_agent(launch, 1), b"another key of 16", deadline_s=1.0)
+    stranger = knock(pool, an_agent(launch, 1), OTHER_KEY, deadline_s=1.0)
     with pytest.raises(
-        LaunchError, match=r"rank 1, 3-5, 7 of 8 did not come within 3 s \(ranks came from here; \d+ con"
+        LaunchError, match=r"rank 1, 3-5, 7 of 8 did not come within 3 s \(ranks came from here; \d+ con.*another key"
     ):
         gathered.result(60)
     for agent in agents:
@@ -365,16 +472,26 @@ def test_ranks_that_do_not_come_are_named(pool):
 
 
 def test_agents_of_another_launch_or_with_a_taken_rank_are_refused(pool):
-    launch = a_launch(world_size=3)
+    launch = between_hosts(world_size=3)
     gathered = gathering(pool, launch)
-    good = wire._knock("127.0.0.1", _open_port(launch), KEY, star.greeting(an_agent(launch, 1), "there", 1))
-    hello = star.greeting(an_agent(launch, 1), "there", 2)
-    odd = [{**hello, "run_id": "another"}, {**hello, "protocol": 0}, {**hello, "rank": 3}, {**hello, "pid": None}]
-    for each in odd:
-        with pytest.raises(LaunchError, match="refused"):
-            wire.reach_driver(an_agent(launch, 1), lambda: KEY, each, farewell={}, deadline_s=0.3, alive=lambda: True)
-    with pytest.raises(LaunchError, match="rank 1 is taken by rank 1 on"):
-        wire.reach_driver(an_agent(launch, 1), lambda: KEY, hello, farewell={}, deadline_s=0.3, alive=lambda: True)
+    mine = an_agent(launch, 1)
+    hello = star.greeting(mine, "there", 1)
+    good = door._knock(mine, _open_port(launch), KEY)
+    good.send(hello)
+    odd = [
+        ({**hello, "rank": True}, "refused"),
+        ({**hello, "pid": None}, "refused"),
+        ({**hello, "cores": 7}, "its greeting is not whole"),
+        ({**hello, "also": 7}, "its greeting is not whole"),
+        ({**hello, "rank": 2}, "its connection closed"),
+        (hello, "rank 1 is taken by rank 1 on"),
+    ]
+    for each, why in odd:
+        with pytest.raises(LaunchError, match=why):
+            reach(mine, hello=each, deadline_s=0.3)
+    beyond = a_launch(3, 4, local_world_size=1, run_id=launch.run_id)
+    with pytest.raises(LaunchError, match="it has another key or serves another launch"):
+        reach(beyond, hello=hello, deadline_s=0.3)
     last = knock(pool, an_agent(launch, 2))
     net = gathered.result(30)
     last.result(30)[0].close()
@@ -383,9 +500,11 @@ def test_agents_of_another_launch_or_with_a_taken_rank_are_refused(pool):
 
 
 def test_an_agent_that_leaves_while_others_are_awaited_is_named(pool):
-    launch = a_launch(world_size=3)
+    launch = between_hosts(world_size=3)
     gathered = gathering(pool, launch)
-    link = wire._knock("127.0.0.1", _open_port(launch), KEY, star.greeting(an_agent(launch, 2), "there", 77))
+    agent = an_agent(launch, 2)
+    link = door._knock(agent, _open_port(launch), KEY)
+    link.send(star.greeting(agent, "there", 77))
     link.close()
     with pytest.raises(LaunchError, match=r"rank 2 on there \(pid 77\) ended before all ranks were there"):
         gathered.result(60)
@@ -393,7 +512,7 @@ def test_an_agent_that_leaves_while_others_are_awaited_is_named(pool):
 
 def _open_port(launch: Launch) -> int:
     while True:
-        for port in wire.candidate_ports(launch):
+        for port in door.candidate_ports(launch):
             with contextlib.suppress(OSError):
                 connect(port).close()
                 return port

@@ -100,18 +100,21 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     """The gate settles what is open and the peaks are measured again while there are ranks to run on."""
-    outcome.fail_the_case_on_sigterm(session)
     gate = _gate(session.config)
+    outcome.begin(session, "tests")
     try:
-        returned = yield
-    except BaseException:  # somebody ended the run, who does not want to wait
+        try:
+            returned = yield
+        except BaseException:  # somebody ended the run, who does not want to wait
+            if gate is not None:
+                gate.give_up()
+            raise
         if gate is not None:
-            gate.give_up()
-        raise
-    if gate is not None:
-        gate.end(session)
-    outcome.finish(session)
-    return returned
+            gate.end(session)
+        outcome.finish(session)
+        return returned
+    finally:
+        outcome.begin(session, "ends")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -132,6 +135,7 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
     """End every process before the reports are written: whatever happens in those, nothing is left running."""
     config, gate = session.config, _gate(session.config)
+    outcome.begin(session, "ends")
     try:
         if gate is not None:
             gate.finish(session)

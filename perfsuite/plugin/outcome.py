@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from pytest_benchmark.fixture import FixtureAlreadyUsed
 
 from perfsuite.errors import AgentLost, CaseStopped, ExpectedFailure, PerfsuiteError, UnsupportedCase, first_line
 from perfsuite.plugin.benchmark import ONE_RECORD
-from perfsuite.plugin.collect import cases_of, is_case
+from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.fixtures import NEVER_CALLED, CaseState, state_key
 from perfsuite.plugin.state import suite_key, suite_of
 from perfsuite.units import format_seconds
@@ -55,7 +53,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
     except PerfsuiteError as error:
         if isinstance(error, AgentLost):
             item.session.shouldstop = f"perfsuite: {first_line(error)}"
-            suite_of(item.config).hurried = True
+            suite_of(item.config).signals.hurried = True
         raise _failure(str(error)) from None
     except CaseStopped as stopped:
         causes = (str(stopped), suite_of(item.config).lost_agents())
@@ -130,28 +128,11 @@ def finish(session: pytest.Session) -> None:
         suite.session.finish()
 
 
-def fail_the_case_on_sigterm(session: pytest.Session) -> None:
-    """From here to the end SIGTERM fails the running perf case and leaves time for all reports.
-
-    torchrun sends it to everybody when one process dies, as likely while the reports are written as before.
-    """
-    here = threading.current_thread() is threading.main_thread()  # only there can signals be handled
-    if not here or not cases_of(session):
-        return
-
-    def stop(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whoever sends it again does not want to wait for reports
-        session.shouldstop = "perfsuite: stopped by SIGTERM"
-        suite_of(session.config).hurried = True
-        if suite_of(session.config).running:
-            raise CaseStopped("SIGTERM")
-
-    before = signal.signal(signal.SIGTERM, stop)
-
-    def restore() -> None:
-        signal.signal(signal.SIGTERM, before)
-
-    session.config.add_cleanup(restore)
+def begin(session: pytest.Session, phase: Literal["tests", "ends"]) -> None:
+    """A signal means something else from here on, where there are perf cases."""
+    suite: Suite | None = session.config.stash.get(suite_key, None)
+    if suite is not None:
+        suite.signals.phase = phase
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -168,7 +149,7 @@ def close_unless_hurried(config: pytest.Config) -> None:
     runs then still ends with this process.
     """
     suite: Suite | None = config.stash.get(suite_key, None)
-    if suite is None or not suite.hurried:
+    if suite is None or not suite.signals.hurried:
         close(config)
 
 

@@ -43,7 +43,7 @@ def end(session: pytest.Session, gate: Gating | None) -> None:
         at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         took_s=round(time.monotonic() - suite.first_case_at, 1) if suite.first_case_at is not None else 0.0,
         exit_status=int(session.exitstatus),
-        warnings=() if suite.hurried else tuple(warnings(suite, run)),
+        warnings=() if suite.signals.hurried else tuple(warnings(suite, run)),
         failed={
             case: told.removeprefix(FAILED)[:_LONGEST]
             for case, told in missing.items()

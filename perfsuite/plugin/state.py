@@ -23,4 +23,5 @@ def suite_of(config: pytest.Config) -> Suite:
         from perfsuite.plugin.suite import Suite
 
         config.stash[suite_key] = Suite(config)
+        config.stash[suite_key].signals.install()
     return config.stash[suite_key]

@@ -40,6 +40,7 @@ from perfsuite.plugin import compare, history, launch, projecting
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
 from perfsuite.plugin.revision import revision_of
+from perfsuite.plugin.signals import Signals
 from perfsuite.plugin.world_sizes import LaunchSizes
 from perfsuite.run_record import Revision
 from perfsuite.runtime import own_tree, private
@@ -83,10 +84,7 @@ class Suite:
         """Verdict of each judged case in one word, by node id."""
         self.naming = False
         """Whether the cases of a perf test are being made, whose ids name dataclasses and dtypes."""
-        self.running = False
-        """Whether ranks are at work on a case, which a signal may interrupt."""
-        self.hurried = False
-        """A signal or a lost agent ended the run: a launcher is about to kill this process too."""
+        self.signals = Signals(config)
         self._remove_logs: Callable[[], None] = lambda: None
 
     @property
@@ -273,23 +271,26 @@ class Suite:
             arguments=self.arguments,
         )
         root, path = self.config.rootpath, self.settings.journal
-        if path is None:
-            folder, why_not = usable_folder(root, self.config.invocation_params.dir)
-            path = folder / f"journal-{session.id}.jsonl"
-            self.journal_elsewhere = f"the journal of this run is {path}: {why_not}" if why_not else ""
-        session.journal = JournalWriter(path, header, functools.partial(other_places, root, path))
+        with self.signals.held():
+            if path is None:
+                folder, why_not = usable_folder(root, self.config.invocation_params.dir)
+                path = folder / f"journal-{session.id}.jsonl"
+                self.journal_elsewhere = f"the journal of this run is {path}: {why_not}" if why_not else ""
+            session.journal = JournalWriter(
+                path, header, functools.partial(other_places, root, path), self.signals.held
+            )
 
     @contextlib.contextmanager
     def running_case(self) -> Iterator[None]:
-        """While ranks work on a case, :attr:`running` is true."""
+        """While ranks work on a case, a signal may interrupt it."""
         if self.first_case_at is None:
             self.first_case_at = time.monotonic()
             self.load_before = read_host_load(self.machine.family.host, self.own_processes())
-        self.running = True
+        self.signals.running = True
         try:
             yield
         finally:
-            self.running = False
+            self.signals.running = False
 
     def budget_left_s(self) -> float | None:
         """What is left of --perf-time-budget; None without one."""

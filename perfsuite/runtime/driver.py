@@ -24,7 +24,7 @@ from perfsuite.runtime.failures import RankFailure, exception_of
 from perfsuite.runtime.reference import refer
 from perfsuite.runtime.stacks import judge
 from perfsuite.runtime.transports.base import Message, Place, Transport
-from perfsuite.runtime.watch import DeviceWatch
+from perfsuite.runtime.watch import Deadline, DeviceWatch
 from perfsuite.units import format_seconds
 from perfsuite.workload import Budget, Pin, Process, Purpose, Workload
 
@@ -298,14 +298,14 @@ class Driver:
             self._transport.send(slot, command)
         wait = _Wait(slots=frozenset(commands))
         limit_s = start_s or timeout_s
-        deadline = time.monotonic() + limit_s
+        deadline = Deadline(limit_s)
         try:
-            while wait.answered != wait.slots and not wait.lost and (left := deadline - time.monotonic()) > 0:
+            while wait.answered != wait.slots and not wait.lost and (left := deadline.left_s()) > 0:
                 self._take_events(wait, min(left, _POLL_S))
                 if start_s and wait.begun == wait.slots:
-                    start_s, limit_s, deadline = 0.0, timeout_s, time.monotonic() + timeout_s
+                    start_s, limit_s, deadline = 0.0, timeout_s, Deadline(timeout_s)
                 if wait.errors or wait.exits:
-                    deadline = min(deadline, time.monotonic() + GRACE_S)
+                    deadline.shorten(GRACE_S)
                     self._await_grace(wait, deadline)
                     break
         except BaseException:  # Ctrl-C or SIGTERM while ranks are at work: nothing of them can be used again
@@ -317,8 +317,8 @@ class Driver:
             self._fail(wait, sorted(commands), limit_s, shape)
         return wait.done
 
-    def _await_grace(self, wait: _Wait, deadline: float) -> None:
-        while wait.answered != wait.slots and not wait.lost and (left := deadline - time.monotonic()) > 0:
+    def _await_grace(self, wait: _Wait, deadline: Deadline) -> None:
+        while wait.answered != wait.slots and not wait.lost and (left := deadline.left_s()) > 0:
             self._take_events(wait, min(left, _POLL_S))
 
     def _take_events(self, wait: _Wait, timeout_s: float) -> None:

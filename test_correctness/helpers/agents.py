@@ -47,11 +47,12 @@ def environ_of(rank: int, world_size: int, directory: Path, *, hosts: int = 1) -
     return {**kept, **ours, **({"PERFSUITE_KEY": "a key for tests alone"} if hosts > 1 else {})}
 
 
-def start(script: str, environ: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+def start(script: str, environ: dict[str, str], *arguments: str, stdin=None) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
         cwd=ROOT,
         env=environ,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -22,16 +22,19 @@ from typing import Any
 from perfsuite.errors import LaunchError, RanksFailed
 from perfsuite.runtime import scratch
 from perfsuite.runtime.transports.base import Event, Message
-from perfsuite.runtime.transports.keys import find_key
+from perfsuite.runtime.transports.door import reach_driver
+from perfsuite.runtime.transports.exchange import LEAVING, Exchange
+from perfsuite.runtime.transports.keys import find_meeting
 from perfsuite.runtime.transports.launchers import Launch
 from perfsuite.runtime.transports.slot import OneSlot
-from perfsuite.runtime.transports.star import GOT_SIGTERM, greeting
-from perfsuite.runtime.transports.wire import Link, LinkLost, reach_driver
+from perfsuite.runtime.transports.star import TOLD, greeting
+from perfsuite.runtime.transports.wire import Link, LinkLost
 
 DISMISSED = 0
 ENDED_EARLY = 1
 """Exit status when the driver or the launcher is gone, or no driver was found."""
-_WATCH_S = 1.0
+_DRIVER = 0
+_LAST_WORDS_S = 2.0
 _LAST_RESORT_S = 15.0
 """A main thread that has not left by then is stuck in a system call; the process ends without it."""
 
@@ -44,13 +47,15 @@ def serve_agent(launch: Launch, *, environ: Mapping[str, str] = os.environ, dead
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, _leave)
     parent = os.getppid()
     try:
         link, welcome = reach_driver(
             launch,
-            lambda: find_key(launch, environ),
+            lambda: find_meeting(launch, environ),
             greeting(launch, socket.gethostname(), os.getpid()),
-            farewell={"leaving": GOT_SIGTERM},
+            farewell=_farewell,
             deadline_s=deadline_s,
             alive=lambda: os.getppid() == parent,
         )
@@ -63,10 +68,15 @@ def serve_agent(launch: Launch, *, environ: Mapping[str, str] = os.environ, dead
         return int(ended.code or 0)
 
 
-def _leave(*_: object) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # launchers send it more than once
-    raise SystemExit(128 + signal.SIGTERM)
+def _leave(number: int, _: object) -> None:
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)  # launchers send it more than once
+    raise SystemExit(128 + number)
+
+
+def _farewell(ended: SystemExit) -> Message:
+    """The last word of an agent that a signal told to end."""
+    return {LEAVING: f"{TOLD}{signal.Signals(int(ended.code or 0) - 128).name}"}
 
 
 @contextlib.contextmanager
@@ -74,9 +84,9 @@ def _last_word(link: Link) -> Iterator[None]:
     """An agent that is told to end before it serves says so too: the driver may have taken it in."""
     try:
         yield
-    except SystemExit:
+    except SystemExit as ended:
         with contextlib.suppress(LinkLost):
-            link.send({"leaving": GOT_SIGTERM})
+            link.send(_farewell(ended))
         raise
 
 
@@ -93,7 +103,7 @@ def _log_directory(welcome: Message) -> Any:
 class _Agent:
     def __init__(self, launch: Launch, link: Link, welcome: Message, logs: Path, parent: int) -> None:
         self._rank = launch.rank
-        self._link = link
+        self._exchange = Exchange({_DRIVER: link})
         self._parent = parent
         self._slot = OneSlot(
             start_method=welcome["start_method"],
@@ -103,9 +113,9 @@ class _Agent:
         )
         self._epoch = 0
         """Number of kills: tells the driver which events are of a worker that it has given up."""
-        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._wake_r, self._wake_w = os.pipe()
-        self._dismissed = threading.Event()
+        self._ending = threading.Event()
+        self._over = threading.Event()
+        """All has been said: the thread that serves the link ends."""
         self._cause = ""
         """Why this agent ends early, where that is not by a SIGTERM from outside."""
         self._verbs: Mapping[str, Callable[[Message], Any]] = {
@@ -120,25 +130,32 @@ class _Agent:
     def serve(self) -> int:
         """Carry out commands and pass on events, until dismissed."""
         # The link is never closed here: the driver takes its end for the end of this process, which closes it.
-        threading.Thread(target=self._watch, name="perfsuite-link", daemon=True).start()
+        watching = threading.Thread(target=self._watch, name="perfsuite-link", daemon=True)
+        watching.start()
         try:
-            while not self._dismissed.is_set():
-                ready = wait([self._wake_r, *self._slot.waitables()])
-                if self._wake_r in ready:
-                    os.read(self._wake_r, 1)
-                    self._answer(self._inbox.get())
+            while not self._ending.is_set():
+                wait([self._exchange.news, *self._slot.waitables()])
+                for arrival in self._exchange.take():
+                    if arrival.frame is not None:
+                        self._answer(arrival.frame)
                 for event in self._slot.poll(0.0):
                     self._tell(_as_frame(event, self._epoch))
         except SystemExit as ended:
-            self._tell({"leaving": self._cause or GOT_SIGTERM})
-            return ENDED_EARLY if self._cause else int(ended.code or 0)
+            cause = self._cause
+            self._ending.set()  # the driver hangs up on a farewell: that is no cause then
+            self._tell({LEAVING: cause} if cause else _farewell(ended))
+            return ENDED_EARLY if cause else int(ended.code or 0)
         finally:
             self._slot.close()
+            self._have_said_all()
+            self._over.set()
+            self._exchange.wake()
+            watching.join(_LAST_WORDS_S)
         return DISMISSED
 
     def _answer(self, frame: Message) -> None:
         if frame["verb"] == "dismiss":
-            self._dismissed.set()
+            self._ending.set()
             return
         try:
             value = self._verbs[frame["verb"]](frame)
@@ -159,28 +176,42 @@ class _Agent:
         self._epoch = frame["epoch"]
 
     def _tell(self, frame: Message) -> None:
-        with contextlib.suppress(LinkLost):  # the watching thread sees it too and ends this process
-            self._link.send(frame)
+        self._exchange.send(_DRIVER, frame)
+
+    def _have_said_all(self) -> None:
+        until = time.monotonic() + _LAST_WORDS_S
+        while not self._exchange.is_idle and not self._exchange.lost and time.monotonic() < until:
+            time.sleep(0.01)
 
     def _watch(self) -> None:
-        """In a thread: take in frames; end this process when driver or launcher is gone, whatever it is doing."""
-        cause = ""
-        while not cause:
+        """In a thread: serve the link; end this process when driver or launcher is gone, whatever it is doing."""
+        silent = cause = ""
+        while not cause and not self._over.is_set():
             try:
-                if self._link.readable(_WATCH_S):
-                    self._inbox.put(self._link.receive())
-                    os.write(self._wake_w, b"x")
-            except LinkLost as lost:
-                cause = f"the driver is gone: {lost}"
-            if os.getppid() != self._parent:
+                self._exchange.turn()
+            except Exception as problem:  # nobody would see the driver's end any more
+                self._exchange.drop(_DRIVER, f"its link cannot be served: {problem!r}")
+            before, silent = silent, self._exchange.silent().get(_DRIVER, "")
+            if silent and not before:  # Ctrl-Z, say: a host that is gone shows as a lost connection
+                self._say(f"waits for the driver: {silent}")
+            if _DRIVER in self._exchange.lost:
+                cause = f"the driver is gone: {self._exchange.lost[_DRIVER]}"
+            elif os.getppid() != self._parent:
                 cause = "its launcher is gone"
-        if self._dismissed.is_set():
+        if self._ending.is_set() or self._over.is_set():
             return
         self._cause = cause
-        print(f"perfsuite: agent of rank {self._rank} ends because {cause}", file=sys.stderr, flush=True)
+        self._say(f"ends because {cause}")
         os.kill(os.getpid(), signal.SIGTERM)
-        self._dismissed.wait(_LAST_RESORT_S)
-        os._exit(ENDED_EARLY)
+        until = time.monotonic() + _LAST_RESORT_S
+        while time.monotonic() < until and not self._exchange.lost and not self._over.is_set():
+            self._exchange.turn()  # its last words have to leave
+        if not self._over.wait(max(0.0, until - time.monotonic())):
+            os._exit(ENDED_EARLY)
+
+    def _say(self, what: str) -> None:
+        with contextlib.suppress(OSError):  # nobody reads
+            print(f"perfsuite: agent of rank {self._rank} {what}", file=sys.stderr, flush=True)
 
 
 def _as_frame(event: Event, epoch: int) -> Message:

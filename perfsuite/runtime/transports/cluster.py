@@ -20,10 +20,11 @@ from typing import Any, Literal
 from perfsuite.errors import AgentLost, RanksFailed
 from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.transports.base import Event, Message, Place, Transport
-from perfsuite.runtime.transports.keys import offer_key
+from perfsuite.runtime.transports.exchange import Arrival
+from perfsuite.runtime.transports.keys import offer_meeting
 from perfsuite.runtime.transports.launchers import Launch
 from perfsuite.runtime.transports.slot import OneSlot
-from perfsuite.runtime.transports.star import GOT_SIGTERM, Arrival, Star, gather
+from perfsuite.runtime.transports.star import TOLD, Star, gather
 
 _ANSWER_S = 10.0
 """An agent that has not answered so long after the deadline of what it was asked is stopped or cut off."""
@@ -40,7 +41,7 @@ class _Loss:
 
     text: str
     told_to: bool
-    """It got SIGTERM: as a rule from a launcher, because another process had died."""
+    """It got SIGTERM or SIGHUP: as a rule from a launcher, because another process had died."""
 
 
 class ClusterTransport(Transport):
@@ -85,11 +86,12 @@ class ClusterTransport(Transport):
         Raises LaunchError: no key for several hosts, all ports in use, agents that did not come.
         """
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), name="perfsuite-parent", daemon=True).start()
-        key = offer_key(self._launch, self._environ)
+        offer = offer_meeting(self._launch, self._environ)
+        self._star.dismiss(0.0)
         try:
-            self._star = gather(self._launch, key.key, self._deadline_s, self._welcome)
+            self._star = gather(self._launch, offer.meeting, self._deadline_s, self._welcome)
         finally:
-            key.discard()  # every agent has used it, or none will
+            offer.discard()  # every agent has used it, or none will
 
     def start(self) -> None:
         """See :meth:`Transport.start`."""
@@ -234,8 +236,6 @@ class ClusterTransport(Transport):
         for arrival in self._star.receive(timeout_s, self._local.waitables() if local else ()):
             if arrival.frame is None:
                 self._note_loss(arrival)
-            elif "leaving" in arrival.frame:
-                self._star.drop(arrival.rank, arrival.frame["leaving"])
             elif "event" in arrival.frame:
                 self._note_event(arrival.rank, arrival.frame)
             elif arrival.frame["reply"] in self._replies:
@@ -252,7 +252,7 @@ class ClusterTransport(Transport):
             f"the agent of {facts} is lost: {arrival.reason}; the run ends, because a launcher "
             "does not replace it: see its output and that of the launcher"
         )
-        self._lost[arrival.rank] = _Loss(text=text, told_to=arrival.reason == GOT_SIGTERM)
+        self._lost[arrival.rank] = _Loss(text=text, told_to=arrival.reason.startswith(TOLD))
         self._events.append(Event(slot=arrival.rank, kind="agent_lost", text=text))
 
     def _give_up(self, rank: int, reason: str) -> None:

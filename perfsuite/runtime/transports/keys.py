@@ -1,24 +1,26 @@
-"""The secret that proves to the driver and its agents that they belong to one launch.
+"""The secret that proves to the driver and its agents that they belong to one launch, and where one host's meet.
 
 ``PERFSUITE_KEY`` holds it, or ``PERFSUITE_KEY_FILE`` names a file that only its owner can read.  A launch on one host
-needs neither: the driver leaves a fresh key in a private directory, which a process of another user cannot read.
+needs neither: the driver leaves a fresh key in a private directory, which a process of another user cannot read.  The
+same file names the socket of that driver.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from perfsuite.errors import LaunchError
-from perfsuite.runtime.scratch import hold, keys_home
+from perfsuite.runtime.scratch import hold, keys_home, make_directory
 from perfsuite.runtime.transports.launchers import Launch
 
 KEY = "PERFSUITE_KEY"
@@ -29,67 +31,92 @@ _MAKE_FILE = "make one: (umask 077 && python -c 'import secrets; print(secrets.t
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfferedKey:
-    """The driver's key."""
+class Meeting:
+    """What a process must know to meet the others of its launch."""
 
     key: bytes
+    socket: Path = Path()
+    """Where the driver of a launch on one host listens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """The driver's :class:`Meeting`, and what it has put where the agents look for it."""
+
+    meeting: Meeting
     file: Path | None = None
-    """The file that was made for this launch, to be removed by :meth:`discard`; None for a key of the user's."""
+    """The file that was made for this launch; None between hosts, where the key is the user's."""
+    content: bytes = b""
     lock: IO[bytes] | None = None
-    """The file, held as long as the key is offered: nobody takes it for one that a killed driver left."""
+    """The file, held as long as it is offered: nobody takes it for one that a killed driver left."""
+    remove: Callable[[], None] = lambda: None
+    """Removes the directory of the socket."""
 
     def discard(self) -> None:
         """Remove the file unless another launch has replaced it.  Idempotent."""
+        self.remove()
         if self.lock is not None:
             self.lock.close()
         if self.file is not None:
             with contextlib.suppress(OSError):
-                if self.file.read_bytes() == self.key:
+                if self.file.read_bytes() == self.content:
                     self.file.unlink()
 
 
-def offer_key(launch: Launch, environ: Mapping[str, str]) -> OfferedKey:
+def offer_meeting(launch: Launch, environ: Mapping[str, str]) -> Offer:
     """On the driver: the user's key, or on a single host a new one, put where the agents look for it.
 
     Raises LaunchError for several hosts without a key and for a key that others could know.
     """
     given = _given_key(environ)
-    if given is not None:
-        return OfferedKey(key=given)
-    _require_single_host(launch)
-    key = secrets.token_hex(32).encode()
+    if not launch.single_host:
+        return Offer(meeting=Meeting(key=_require_key(launch, given)))
+    fresh = secrets.token_hex(32)
     try:
         file = _automatic_file(launch)
-        # Written beside and renamed: an agent sees the whole key or none, a key left by a killed driver is replaced.
+        directory, remove = make_directory("driver")
+        socket = directory / "socket"
+        content = json.dumps({"key": None if given else fresh, "socket": str(socket)}).encode()
+        # Written beside and renamed: an agent sees the whole file or none, one left by a killed driver is replaced.
         fd, draft = tempfile.mkstemp(dir=file.parent)  # mode 0600
         hold(fd)
         stream = os.fdopen(fd, "wb", buffering=0)
-        stream.write(key)
+        stream.write(content)
         os.replace(draft, file)
     except OSError as problem:
         raise LaunchError(
             f"no key can be written under {tempfile.gettempdir()} ({problem.strerror}): processes of a launch prove "
-            f"by it that they belong together; make the directory writable, or set TMPDIR or {KEY}"
+            "by it that they belong together; make the directory writable, or set TMPDIR"
         ) from None
-    return OfferedKey(key=key, file=file, lock=stream)
+    meeting = Meeting(key=given or fresh.encode(), socket=socket)
+    return Offer(meeting=meeting, file=file, content=content, lock=stream, remove=remove)
 
 
-def find_key(launch: Launch, environ: Mapping[str, str]) -> bytes | None:
-    """On an agent: the key, or None as long as the driver of a single host has not offered one.
+def find_meeting(launch: Launch, environ: Mapping[str, str]) -> Meeting | None:
+    """On an agent: what the driver offers; None as long as the driver of a single host has not offered anything.
 
-    Raises LaunchError as :func:`offer_key` does.
+    Raises LaunchError as :func:`offer_meeting` does.
     """
     given = _given_key(environ)
-    if given is not None:
-        return given
-    _require_single_host(launch)
+    if not launch.single_host:
+        return Meeting(key=_require_key(launch, given))
     file = _automatic_file(launch)
-    return _read_private(file, os.O_NOFOLLOW) if file.exists() else None
+    try:
+        offered = json.loads(_read_private(file, os.O_NOFOLLOW))
+        socket, key = Path(offered["socket"]), given or os.fsencode(offered["key"] or "")
+    except (OSError, ValueError, TypeError, KeyError):  # nobody has offered anything, or another version did
+        return None
+    if not key:
+        raise LaunchError(
+            f"the driver has a key of its own in {KEY} or {KEY_FILE}, and rank {launch.rank} has none: "
+            "give all processes of the launch the same one, or none"
+        )
+    return Meeting(key=key, socket=socket)
 
 
 def _given_key(environ: Mapping[str, str]) -> bytes | None:
     if environ.get(KEY):
-        return _long_enough(environ[KEY].strip().encode(), KEY)
+        return _long_enough(os.fsencode(environ[KEY].strip()), KEY)
     if not environ.get(KEY_FILE):
         return None
     file = Path(environ[KEY_FILE])
@@ -110,12 +137,13 @@ def _long_enough(key: bytes, source: str) -> bytes:
     return key
 
 
-def _require_single_host(launch: Launch) -> None:
-    if not launch.single_host:
+def _require_key(launch: Launch, given: bytes | None) -> bytes:
+    if given is None:
         raise LaunchError(
             f"{launch.launcher} gave ranks on several hosts, and neither {KEY} nor {KEY_FILE} is set: control over a "
             f"network needs a key; set {KEY_FILE} on all hosts to a shared file of mode 0600 ({_MAKE_FILE})"
         )
+    return given
 
 
 def _read_private(file: Path, flags: int = 0) -> bytes:
@@ -147,4 +175,4 @@ def _automatic_file(launch: Launch) -> Path:
     if not stat.S_ISDIR(status.st_mode):
         raise LaunchError(f"{directory} is no directory: the key of a launch goes there; remove it or set {KEY}")
     _require_private(status, directory)
-    return directory / f"key-{hashlib.sha256(launch.run_id.encode()).hexdigest()[:16]}"
+    return directory / f"key-{hashlib.sha256(os.fsencode(launch.run_id)).hexdigest()[:16]}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,14 @@ from typing import Any
 from perfsuite.errors import LaunchError
 from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.transports.base import Message
+from perfsuite.runtime.transports.door import Door
+from perfsuite.runtime.transports.exchange import Arrival, Exchange
+from perfsuite.runtime.transports.keys import Meeting
 from perfsuite.runtime.transports.launchers import Launch
-from perfsuite.runtime.transports.wire import PROTOCOL, Door, Link, LinkLost
+from perfsuite.runtime.transports.wire import Link, LinkLost
 
-GOT_SIGTERM = "it got SIGTERM"
-"""Last word of an agent that was told to end: a launcher tells so to all when one process has died."""
+TOLD = "it got "
+"""Begins the last word of an agent that a signal told to end: a launcher does so to all when one process has died."""
 _TICK_S = 0.2
 
 
@@ -44,78 +48,58 @@ class AgentFacts:
         return f"rank {self.rank} on {self.host} (pid {self.pid})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arrival:
-    """Something that came from an agent."""
-
-    rank: int
-    frame: Message | None
-    """None: the agent is lost."""
-    reason: str = ""
-    """How the loss showed."""
-
-
 class Star:
     """Frames to and from the agents, by rank."""
 
     def __init__(self, links: Mapping[int, Link], facts: Mapping[int, AgentFacts]) -> None:
-        self._links = dict(links)
-        self._dropped: list[Arrival] = []
-        self.lost: dict[int, str] = {}
-        """Why each agent that was given up was, also where a signal interrupted :meth:`receive` before it said so."""
+        """Take over the links; a thread serves them from now on."""
         self.facts = dict(facts)
         """Every agent that came, lost ones included."""
+        self._addresses = {rank: link.local_host() for rank, link in links.items()}
+        self._exchange = Exchange(links)
+        self._told: set[int] = set()
+        """Ranks whose loss :meth:`receive` has reported."""
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="perfsuite-agents", daemon=True)
+        if links:
+            self._thread.start()
 
     @property
     def ranks(self) -> Collection[int]:
         """Ranks whose agents are there."""
-        return self._links.keys()
+        return [] if self._closed else [rank for rank in self._addresses if rank not in self._exchange.lost]
+
+    @property
+    def lost(self) -> dict[int, str]:
+        """Why each agent that was given up was, also where a signal interrupted :meth:`receive` before it said so."""
+        return dict(self._exchange.lost)
 
     def address(self) -> str:
-        """The driver's address that agents reach it by: one on another host, if any is.
-
-        The launcher's name for this host may be a loopback address here.  Where agents came to several addresses it is
-        that of the lowest rank.
-        """
-        here = gethostname()
-        ranks = sorted(self._links, key=lambda rank: (self.facts[rank].host == here, rank))
-        return self._links[ranks[0]].local_host() if ranks else "127.0.0.1"
+        """The driver's address that agents reach it by."""
+        return best_address({rank: self._addresses[rank] for rank in self.ranks}, self.facts)
 
     def send(self, ranks: Iterable[int], frame: Message) -> None:
         """Hand ``frame`` to the agents of ``ranks``; an agent that cannot be reached shows in :meth:`receive`."""
         for rank in list(ranks):
-            link = self._links.get(rank)
-            if link is not None:
-                try:
-                    link.send(frame)
-                except LinkLost as lost:
-                    self.drop(rank, str(lost))
+            self._exchange.send(rank, frame)
 
     def receive(self, timeout_s: float, also: Sequence[Connection | socket] = ()) -> list[Arrival]:
-        """What came, one frame of each agent at most; waits up to ``timeout_s`` for a frame or for ``also``."""
-        ranks: dict[Any, int] = {link: rank for rank, link in self._links.items()}
-        waits: list[Any] = [*ranks, *also]
-        if self._dropped or not waits:
-            timeout_s = 0.0
-        ready = wait(waits, timeout_s) if waits else []
+        """What came from agents; waits up to ``timeout_s`` for that or for ``also``."""
+        if self._closed:
+            return []
+        wait([self._exchange.news, *also], 0.0 if self._exchange.has_news else timeout_s)
         arrivals = []
-        for link in ready:
-            if link in ranks:
-                try:
-                    arrivals.append(Arrival(rank=ranks[link], frame=self._links[ranks[link]].receive()))
-                except LinkLost as lost:
-                    self.drop(ranks[link], str(lost))
-        dropped, self._dropped = self._dropped, []
-        return arrivals + dropped
+        for arrival in self._exchange.take():
+            if arrival.rank in self._told:
+                continue
+            if arrival.frame is None:
+                self._told.add(arrival.rank)
+            arrivals.append(arrival)
+        return arrivals
 
     def drop(self, rank: int, reason: str) -> None:
         """Give an agent up: close its connection, which ends it, and report the loss in :meth:`receive`."""
-        link = self._links.get(rank)
-        if link is not None:
-            self.lost[rank] = reason
-            del self._links[rank]
-            link.close()
-            self._dropped.append(Arrival(rank=rank, frame=None, reason=reason))
+        self._exchange.drop(rank, reason)
 
     def dismiss(self, deadline_s: float) -> None:
         """Tell all agents to leave and wait until their processes have ended.  Idempotent.
@@ -124,20 +108,43 @@ class Star:
         """
         until = time.monotonic() + deadline_s
         self.send(self.ranks, {"verb": "dismiss"})
-        while self._links and (left := until - time.monotonic()) > 0:
+        while self.ranks and (left := until - time.monotonic()) > 0:
             self.receive(left)
-        for link in list(self._links.values()):
-            link.close()
-        self._links.clear()
+        self._closed = True
+        self._exchange.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._exchange.close()
+
+    def _serve(self) -> None:
+        try:
+            while not self._closed:
+                self._exchange.turn()
+                for rank, reason in self._exchange.silent().items():
+                    self._exchange.drop(rank, reason)
+        except Exception as problem:  # whoever waits for an agent must hear of it
+            for rank in self.ranks:
+                self._exchange.drop(rank, f"the driver cannot serve its link: {problem!r}")
 
 
-def gather(launch: Launch, key: bytes, deadline_s: float, welcome: Message) -> Star:
+def best_address(addresses: Mapping[int, str], facts: Mapping[int, AgentFacts]) -> str:
+    """Of this host's addresses that agents came to, one that an agent on another host came to, if any did.
+
+    The launcher's name for this host may be a loopback address here.  Where agents came to several addresses it is
+    that of the lowest rank.
+    """
+    here = gethostname()
+    ranks = sorted(addresses, key=lambda rank: (facts[rank].host == here, rank))
+    return addresses[ranks[0]] if ranks else "127.0.0.1"
+
+
+def gather(launch: Launch, meeting: Meeting, deadline_s: float, welcome: Message) -> Star:
     """Wait until the agents of all other ranks have come, then send each of them ``welcome``.
 
     Raises LaunchError naming those that did not come in ``deadline_s`` seconds, or that left again.
     """
     _allow_connections(launch.world_size)
-    door = Door(launch, key)
+    door = Door(launch, meeting)
     links: dict[int, Link] = {}
     facts: dict[int, AgentFacts] = {}
     until = time.monotonic() + deadline_s
@@ -166,9 +173,6 @@ def gather(launch: Launch, key: bytes, deadline_s: float, welcome: Message) -> S
 def greeting(launch: Launch, host: str, pid: int) -> Message:
     """The first frame of an agent."""
     return {
-        "protocol": PROTOCOL,
-        "run_id": launch.run_id,
-        "world_size": launch.world_size,
         "rank": launch.rank,
         "host": host,
         "pid": pid,
@@ -186,25 +190,16 @@ def _take_in(launch: Launch, link: Link, hello: Message, links: dict[int, Link],
         link.close()
         return
     links[hello["rank"]] = link
-    facts[hello["rank"]] = AgentFacts(
-        rank=hello["rank"],
-        host=str(hello["host"]),
-        pid=hello["pid"],
-        local_rank=hello["local_rank"],
-        local_world_size=hello["local_world_size"],
-        cores=tuple(hello["cores"]),
-    )
+    facts[hello["rank"]] = AgentFacts(**{**hello, "cores": tuple(hello["cores"])})
 
 
 def _objection(launch: Launch, hello: Message, facts: Mapping[int, AgentFacts]) -> str:
     """Why this agent is not of this launch; empty when it is."""
     numbers = [hello.get(name) for name in ("rank", "pid", "local_rank", "local_world_size")]
-    if hello.get("protocol") != PROTOCOL:
-        return f"it speaks protocol {hello.get('protocol')}, the driver {PROTOCOL}; install one perfsuite everywhere"
-    if (hello.get("run_id"), hello.get("world_size")) != (launch.run_id, launch.world_size):
-        return "it belongs to another launch"
-    if not all(isinstance(number, int) for number in numbers) or not 0 < hello["rank"] < launch.world_size:
+    if not all(type(number) is int for number in numbers) or not 0 < hello["rank"] < launch.world_size:
         return f"rank {hello.get('rank')} is not one of 1 to {launch.world_size - 1}"
+    if hello.keys() != greeting(launch, "", 0).keys() or not isinstance(hello["cores"], list):
+        return "its greeting is not whole"
     if hello["rank"] in facts:
         return f"rank {hello['rank']} is taken by {facts[hello['rank']]}"
     return ""
@@ -212,7 +207,7 @@ def _objection(launch: Launch, hello: Message, facts: Mapping[int, AgentFacts]) 
 
 def _allow_connections(world_size: int) -> None:
     """Raise this process's own limit of open files: a usual one of 1024 ends at as many ranks."""
-    needed = 4 * world_size + 256  # a handshake holds three descriptors for a moment
+    needed = world_size + 768  # strangers in their handshake, and pytest itself
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY != hard < needed:
         raise LaunchError(
@@ -231,14 +226,14 @@ def _require_present(links: Mapping[int, Link], facts: Mapping[int, AgentFacts])
 
 
 def _who_is_missing(
-    launch: Launch, facts: Mapping[int, AgentFacts], deadline_s: float, turned_away: Sequence[str]
+    launch: Launch, facts: Mapping[int, AgentFacts], deadline_s: float, turned_away: Mapping[str, int]
 ) -> str:
     missing = [rank for rank in range(1, launch.world_size) if rank not in facts]
     hosts = sorted({agent.host for agent in facts.values()})
     came = (
         f"ranks came from {', '.join(hosts[:8])}{', ...' if len(hosts) > 8 else ''}" if hosts else "no other rank came"
     )
-    strangers = f"; {len(turned_away)} connections were turned away ({', '.join(sorted(set(turned_away)))})"
+    strangers = f"; {sum(turned_away.values())} connections were turned away ({', '.join(sorted(turned_away))})"
     return (
         f"rank {_spans(missing)} of {launch.world_size} did not come within {deadline_s:g} s ({came}"
         f"{strangers if turned_away else ''}): every process of the launch must run the same command and reach "
