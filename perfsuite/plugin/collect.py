@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perfsuite.errors import ConfigurationError, PerfsuiteError
+from perfsuite.plugin import launch
 from perfsuite.plugin.options import budget_of, settings_key
 from perfsuite.plugin.state import suite_key, suite_of
 from perfsuite.plugin.sweep import Scale, Sweep, read_sweep
@@ -189,8 +190,17 @@ def open_journal(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
-    """The header: platform, devices, transport, torch, and what to beware of; nothing without perf cases."""
-    quiet = config.getoption("verbose") < 0 or config.getoption("collectonly")
-    if quiet or not any(is_case(item) for item in items):
+    """The header: platform, devices, transport, torch, and what to beware of; nothing without perf cases.
+
+    With -q only that a launch runs the other tests on one rank.
+    """
+    cases = sum(map(is_case, items))
+    if not cases or config.getoption("collectonly"):
         return []
-    return suite_of(config).header()
+    suite = suite_of(config)
+    if suite.problem is not None:
+        return []
+    header = suite.header() if config.getoption("verbose") >= 0 else []
+    if suite.cluster is not None and cases < len(items):
+        header.append(launch.others_line(suite.cluster.name, len(items) - cases))
+    return header

@@ -1,7 +1,7 @@
 """What several concerns do at one hook, in order; a hook that one concern alone needs stands in that concern's module.
 
 Around a ``yield`` stands what the rest of pytest, other plugins included, does at that hook.  One line more is said
-after everybody's summary: the driver's exit code, in :mod:`perfsuite.plugin.launch`.
+after everybody's summary: a driver's exit code, in :mod:`perfsuite.plugin.launch`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from perfsuite.plugin import (
     distributed,
     gate_options,
     history,
+    launch,
     options,
     outcome,
     output,
@@ -34,6 +35,9 @@ from perfsuite.plugin.state import suite_key
 
 if TYPE_CHECKING:
     from perfsuite.plugin.gating import Gating
+
+_selected_key = pytest.StashKey[bool]()
+"""True once collection has come to its end and every plugin has selected its tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,19 +66,29 @@ def pytest_configure(config: pytest.Config) -> None:
     distributed.configure(config)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[Any]:
     """Make the collected tests cases, refuse what is wrong with them, leave out what this run does not ask for."""
     benchmark.give_clock(config, items)
     collect.refuse_wrong_cases(config, items)
     collect.leave_out_extended(config, items)
+    returned = yield  # other plugins select too
+    config.stash[_selected_key] = True
+    return returned
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
-    """It is known which cases there are: open what keeps them, and find out what would be missing at the end."""
+    """It is known which cases there are: open what keeps them, and find out what would be missing at the end.
+
+    pytest calls this at the end of a collection that an error or Ctrl-C ended, too: nothing will run then.
+    """
+    if not session.config.stash.get(_selected_key, False):
+        return (yield)
     distributed.leave_out_measured(session)
     cases = collect.cases_of(session)
+    if not launch.take_part(session, cases):
+        return (yield)
     session.config.stash[recorded.cases_key] = frozenset(item.nodeid for item in cases)
     compare.give_bare_option_back(session)
     collect.open_journal(session, cases)
@@ -95,6 +109,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     """The gate settles what is open and the peaks are measured again while there are ranks to run on."""
+    launch.serve(session)
     outcome.fail_the_case_on_sigterm(session)
     gate = _gate(session.config)
     try:
@@ -126,6 +141,7 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
     """End every process before the reports are written: whatever happens in those, nothing is left running."""
+    launch.give_output(session.config)
     gate = _gate(session.config)
     try:
         if gate is not None:
@@ -147,7 +163,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         from perfsuite.plugin.summary import show as show_summary
 
         show_summary(terminalreporter, config)
-        output.leave_out_perf_rows(config, config.stash[recorded.cases_key])
+        output.leave_out_perf_rows(config, config.stash.get(recorded.cases_key, frozenset()))
     trace.show(terminalreporter, config)
     if _gate(config) is not None:
         from perfsuite.plugin.gating import show as show_gate

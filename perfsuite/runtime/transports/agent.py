@@ -23,9 +23,9 @@ from perfsuite.errors import LaunchError, RanksFailed
 from perfsuite.runtime import scratch
 from perfsuite.runtime.transports.base import Event, Message
 from perfsuite.runtime.transports.keys import find_key
-from perfsuite.runtime.transports.launchers import Launch
+from perfsuite.runtime.transports.launchers import Launch, gathering_s
 from perfsuite.runtime.transports.slot import OneSlot
-from perfsuite.runtime.transports.star import GOT_SIGTERM, greeting
+from perfsuite.runtime.transports.star import GOT_SIGTERM, PATIENCE_S, greeting, say_waiting
 from perfsuite.runtime.transports.wire import Link, LinkLost, reach_driver
 
 DISMISSED = 0
@@ -36,15 +36,29 @@ _LAST_RESORT_S = 15.0
 """A main thread that has not left by then is stuck in a system call; the process ends without it."""
 
 
-def serve_agent(launch: Launch, *, environ: Mapping[str, str] = os.environ, deadline_s: float = 300.0) -> int:
+def serve_agent(
+    launch: Launch,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    deadline_s: float | None = None,
+    slot: OneSlot | None = None,
+    stays: bool = False,
+) -> int:
     """Serve until the driver dismisses this agent; returns the exit status of the process, 0 when dismissed.
 
-    ``deadline_s`` is how long to look for the driver.  Must be called from the main thread, once, at the end of which
-    the process ends: signal handlers stay as they are set here.
+    ``deadline_s`` is how long to look for the driver.  ``slot`` was made and started before, by one who closes it.
+    A process that ``stays`` gets its signal handlers back; another one is about to end and ignores SIGTERM from here
+    on, which launchers send to all when rank 0 has failed.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _leave)
+    deadline_s = gathering_s(launch) if deadline_s is None else deadline_s
+    link = None
     parent = os.getppid()
+    leave_signals = _take_signals(stays)
+    waiting = threading.Timer(
+        PATIENCE_S, say_waiting, (launch, "rank 0 and those that it waits for", deadline_s, environ)
+    )
+    waiting.daemon = True
+    waiting.start()
     try:
         link, welcome = reach_driver(
             launch,
@@ -54,13 +68,39 @@ def serve_agent(launch: Launch, *, environ: Mapping[str, str] = os.environ, dead
             deadline_s=deadline_s,
             alive=lambda: os.getppid() == parent,
         )
+        waiting.cancel()
         with _last_word(link), _log_directory(welcome) as logs:
-            return _Agent(launch, link, welcome, logs, parent).serve()
+            return _Agent(launch, link, welcome, logs, parent=parent, slot=slot).serve()
     except LaunchError as problem:
         print(f"perfsuite: {problem}", file=sys.stderr, flush=True)
         return ENDED_EARLY
     except SystemExit as ended:
         return int(ended.code or 0)
+    finally:
+        waiting.cancel()
+        leave_signals()
+        if link is not None:
+            link.close()
+
+
+def _take_signals(stays: bool) -> Callable[[], None]:
+    """Ctrl-C belongs to the driver, SIGTERM ends the agent; returns what to do with both signals at its end.
+
+    Only the main thread can have handlers; in another one a signal does what it did before.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    after = {
+        number: signal.getsignal(number) if stays else signal.SIG_IGN for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _leave)
+
+    def leave_signals() -> None:
+        for number, handler in after.items():
+            signal.signal(number, handler)
+
+    return leave_signals
 
 
 def _leave(*_: object) -> None:
@@ -91,11 +131,13 @@ def _log_directory(welcome: Message) -> Any:
 
 
 class _Agent:
-    def __init__(self, launch: Launch, link: Link, welcome: Message, logs: Path, parent: int) -> None:
+    def __init__(
+        self, launch: Launch, link: Link, welcome: Message, logs: Path, *, parent: int, slot: OneSlot | None
+    ) -> None:
         self._rank = launch.rank
         self._link = link
         self._parent = parent
-        self._slot = OneSlot(
+        self._slot = slot or OneSlot(
             start_method=welcome["start_method"],
             preload=tuple(welcome["preload"]),
             log_directory=logs,
@@ -119,7 +161,6 @@ class _Agent:
 
     def serve(self) -> int:
         """Carry out commands and pass on events, until dismissed."""
-        # The link is never closed here: the driver takes its end for the end of this process, which closes it.
         threading.Thread(target=self._watch, name="perfsuite-link", daemon=True).start()
         try:
             while not self._dismissed.is_set():
@@ -134,6 +175,7 @@ class _Agent:
             return ENDED_EARLY if self._cause else int(ended.code or 0)
         finally:
             self._slot.close()
+            self._dismissed.set()  # whatever ended it: the watching thread has nothing to watch any more
         return DISMISSED
 
     def _answer(self, frame: Message) -> None:
@@ -170,7 +212,7 @@ class _Agent:
                 if self._link.readable(_WATCH_S):
                     self._inbox.put(self._link.receive())
                     os.write(self._wake_w, b"x")
-            except LinkLost as lost:
+            except (LinkLost, OSError) as lost:  # OSError: this end was closed, after the last word
                 cause = f"the driver is gone: {lost}"
             if os.getppid() != self._parent:
                 cause = "its launcher is gone"

@@ -21,7 +21,7 @@ from perfsuite.errors import AgentLost, RanksFailed
 from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.transports.base import Event, Message, Place, Transport
 from perfsuite.runtime.transports.keys import offer_key
-from perfsuite.runtime.transports.launchers import Launch
+from perfsuite.runtime.transports.launchers import Launch, gathering_s
 from perfsuite.runtime.transports.slot import OneSlot
 from perfsuite.runtime.transports.star import GOT_SIGTERM, Arrival, Star, gather
 
@@ -53,7 +53,7 @@ class ClusterTransport(Transport):
         start_method: Literal["fork", "exec"],
         preload: tuple[str, ...],
         log_directory: Path,
-        deadline_s: float = 300.0,
+        deadline_s: float | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         """``deadline_s`` is how long to wait for the agents; the other arguments are a LocalTransport's.
@@ -63,7 +63,7 @@ class ClusterTransport(Transport):
         self.name = launch.launcher
         self.capacity = launch.world_size
         self._launch = launch
-        self._deadline_s = deadline_s
+        self._deadline_s = gathering_s(launch) if deadline_s is None else deadline_s
         self._environ = environ
         self._welcome: Message = {
             "start_method": start_method,
@@ -80,19 +80,19 @@ class ClusterTransport(Transport):
         self._lost: dict[int, _Loss] = {}
 
     def gather(self) -> None:
-        """Wait until every agent of the launch is there.  To be called once, before anything else.
+        """Wait until every agent of the launch is there.  To be called once; only :meth:`start` may come before.
 
         Raises LaunchError: no key for several hosts, all ports in use, agents that did not come.
         """
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), name="perfsuite-parent", daemon=True).start()
         key = offer_key(self._launch, self._environ)
         try:
-            self._star = gather(self._launch, key.key, self._deadline_s, self._welcome)
+            self._star = gather(self._launch, key.key, self._deadline_s, self._welcome, self._environ)
         finally:
             key.discard()  # every agent has used it, or none will
 
     def start(self) -> None:
-        """See :meth:`Transport.start`."""
+        """See :meth:`Transport.start`; agents that have not come yet start what they need by themselves."""
         self._star.send(self._star.ranks, {"verb": "start"})
         self._local.start()
 
