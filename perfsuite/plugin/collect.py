@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,17 +18,37 @@ if TYPE_CHECKING:
     from perfsuite.plugin.suite import Suite
 
 
-def is_perf(fixturenames: Iterable[str]) -> bool:
+Definitions = Mapping[str, Sequence[Any]]
+"""The fixtures that a test can ask for, by name; the last of a name is the one that it gets."""
+
+
+def _is_perf(fixturenames: Iterable[str], definitions: Definitions) -> bool:
     """Whether a test uses this plugin's ``perf``, which brings ``platform`` and ``benchmark`` with it.
 
-    A fixture of the same name in somebody's conftest does not, and its tests are left alone.
+    A fixture of the same name in somebody's conftest or plugin does not, and its tests are left alone.
     """
-    return {"perf", "platform", "benchmark"} <= set(fixturenames)
+    if not {"perf", "platform", "benchmark"} <= set(fixturenames):
+        return False
+    if not definitions:  # of a pytest that keeps them elsewhere
+        return True
+    for each in reversed(definitions.get("perf", ())):
+        if (each.func.__module__, each.func.__name__) == ("perfsuite.plugin.fixtures", "perf"):
+            return True
+        if "perf" not in each.argnames:  # it replaces those before, and passes none of them on
+            return False
+    return False
+
+
+def definitions_of(item: pytest.Item) -> Definitions:
+    """The fixtures of a collected test."""
+    # pytest has no public way to ask which fixtures a test gets.
+    found: Definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    return found
 
 
 def is_case(item: pytest.Item) -> bool:
     """Whether a collected test is a perf case."""
-    return is_perf(getattr(item, "fixturenames", ()))
+    return _is_perf(getattr(item, "fixturenames", ()), definitions_of(item))
 
 
 def cases_of(session: pytest.Session) -> list[pytest.Item]:
@@ -39,7 +59,7 @@ def cases_of(session: pytest.Session) -> list[pytest.Item]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[Any]:
     """One parametrize call with platform, ranks, size and dtype, so that the id reads ``s4000-ws8-64MiB-bf16``."""
-    if not is_perf(metafunc.fixturenames):
+    if not _is_perf(metafunc.fixturenames, getattr(metafunc, "_arg2fixturedefs", {})):
         return (yield)
     suite = suite_of(metafunc.config)
     suite.asked = True

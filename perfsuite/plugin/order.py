@@ -18,6 +18,7 @@ from perfsuite.plugin import (
     collect,
     compare,
     distributed,
+    expected,
     gate_options,
     history,
     launch,
@@ -129,8 +130,11 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """What a report of a perf case means to everybody who keeps one."""
+    if collect.is_case(item):
+        benchmark.drop_foreign_benchmark(item)
     report = yield
     if collect.is_case(item):
+        expected.refuse_unnamed_verdict(item, call, report)
         benchmark.mark_failed(item, report)
         trace.add(item, call)
         tables.keep_reason(item, call, report)
