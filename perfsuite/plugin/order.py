@@ -16,6 +16,7 @@ from perfsuite.plugin import (
     benchmark,
     ci,
     collect,
+    collisions,
     compare,
     distributed,
     expected,
@@ -41,8 +42,13 @@ _selected_key = pytest.StashKey[bool]()
 """True once collection has come to its end and every plugin has selected its tests."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Declare options and ini keys; their values are checked when pytest is configured, where an error is one line."""
+    config: Any = pluginmanager.get_plugin("pytestconfig")
+    collisions.declare(parser, config, _declare)
+
+
+def _declare(parser: pytest.Parser) -> None:
     options.declare(parser)
     output.declare(parser)
     ci.declare(parser)
@@ -53,18 +59,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     page.declare(parser)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser) -> Iterator[Any]:
+    """Let a conftest.py have the options that it declares, also where ours have the same name."""
+    collisions.withdraw(parser, early_config)
+    try:
+        return (yield)
+    finally:
+        collisions.declare(parser, early_config, _declare, again=True)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options before pytest-benchmark looks at its own, and before anything is measured."""
-    compare.take_bare_option(config)
-    options.configure(config)
-    output.configure(config)
-    gate_options.configure(config)  # runs that count as evidence tighten the options above
-    tables.configure(config)
-    projecting.configure(config)
-    history.configure(config)
-    page.configure(config)
-    distributed.configure(config)
+    with collisions.our_values(config):
+        compare.take_bare_option(config)
+        options.configure(config)
+        output.configure(config)
+        gate_options.configure(config)  # runs that count as evidence tighten the options above
+        tables.configure(config)
+        projecting.configure(config)
+        history.configure(config)
+        page.configure(config)
+        distributed.configure(config)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -34,7 +34,7 @@ from perfsuite.platforms import (
 )
 from perfsuite.platforms.quiet import HostLoad, read_host_load
 from perfsuite.platforms.torch_version import installed_torch, require_importable_torch, require_torch
-from perfsuite.plugin import history, launch, projecting
+from perfsuite.plugin import collisions, history, launch, projecting
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
 from perfsuite.plugin.revision import revision_of
@@ -332,6 +332,7 @@ class Suite:
             lines.append(
                 f"the current directory is not the root {self.config.rootpath}: pytest-benchmark stores its files here"
             )
+        lines += collisions.lines(self.config)
         if self.machine.simulated:
             lines.append("the devices are simulated: no time here is a measurement")
         if self.settings.budget.smoke:
