@@ -139,9 +139,10 @@ def test_where_nothing_runs_rank_0_alone_tells_what_there_is(launched, option):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_perf_cases_that_are_not_selected_gather_nobody(launched, rank):
-    found = launched(rank, PLAIN + PERF).run("-m", "not platform")
-    found.assert_outcomes(passed=1, deselected=1)
+@pytest.mark.parametrize("options", [["-m", "not platform"], ["--benchmark-skip"]])
+def test_perf_cases_that_will_not_run_gather_nobody(launched, rank, options):
+    found = launched(rank, PLAIN + PERF).run(*options)
+    found.assert_outcomes(passed=1, deselected=int("-m" in options), skipped=int("-m" not in options))
     assert "the driver exits" not in found.stdout.str()
     assert launched.done == []
 

@@ -196,7 +196,8 @@ def take_part(session: pytest.Session, cases: Sequence[pytest.Item]) -> bool:
     """
     config = session.config
     broken = session.testsfailed and not config.option.continue_on_collection_errors
-    if launch_key not in config.stash or not cases or broken:
+    measures = cases and not config.getoption("benchmark_skip", False)
+    if launch_key not in config.stash or not measures or broken:
         give_output(config)
         return True
     runs = runs_tests(config)
