@@ -69,6 +69,8 @@ def serve_agent(
             alive=lambda: os.getppid() == parent,
         )
         waiting.cancel()
+        if signal.getsignal(signal.SIGINT) is _leave:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the driver's from here on
         with _last_word(link), _log_directory(welcome) as logs:
             return _Agent(launch, link, welcome, logs, parent=parent, slot=slot).serve()
     except LaunchError as problem:
@@ -84,7 +86,7 @@ def serve_agent(
 
 
 def _take_signals(stays: bool) -> Callable[[], None]:
-    """Ctrl-C belongs to the driver, SIGTERM ends the agent; returns what to do with both signals at its end.
+    """SIGTERM ends the agent, and so does Ctrl-C until there is a driver; returns what to do with both at its end.
 
     Only the main thread can have handlers; in another one a signal does what it did before.
     """
@@ -93,8 +95,8 @@ def _take_signals(stays: bool) -> Callable[[], None]:
     after = {
         number: signal.getsignal(number) if stays else signal.SIG_IGN for number in (signal.SIGINT, signal.SIGTERM)
     }
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _leave)
+    for number in after:
+        signal.signal(number, _leave)
 
     def leave_signals() -> None:
         for number, handler in after.items():
@@ -103,10 +105,10 @@ def _take_signals(stays: bool) -> Callable[[], None]:
     return leave_signals
 
 
-def _leave(*_: object) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # launchers send it more than once
-    raise SystemExit(128 + signal.SIGTERM)
+def _leave(number: int, _: object) -> None:
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)  # launchers send it more than once
+    raise SystemExit(128 + number)
 
 
 @contextlib.contextmanager
