@@ -100,7 +100,8 @@ def _take_signals(stays: bool) -> Callable[[], None]:
 
     def leave_signals() -> None:
         for number, handler in after.items():
-            signal.signal(number, handler)
+            if handler is not None:  # one that Python did not set cannot be set by it
+                signal.signal(number, handler)
 
     return leave_signals
 
