@@ -21,7 +21,7 @@ if sys.version_info < (3, 10):  # noqa: UP036  run from a checkout nothing else 
     )
 
 if TYPE_CHECKING:
-    from perfsuite.errors import InvalidParameter, PerfsuiteError, UnsupportedCase, WrongResult
+    from perfsuite.errors import InvalidParameter, PerfsuiteError, UnsupportedCase, VerdictFailed, WrongResult
     from perfsuite.mesh import MeshShape
     from perfsuite.plugin.decorators import dtypes, sizes, world_sizes
     from perfsuite.records import Measurement, Metric, Result, Work
@@ -41,6 +41,7 @@ __all__ = [
     "Result",
     "Step",
     "UnsupportedCase",
+    "VerdictFailed",
     "Work",
     "Workload",
     "WrongResult",
@@ -51,7 +52,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "perfsuite.errors": ("InvalidParameter", "PerfsuiteError", "UnsupportedCase", "WrongResult"),
+    "perfsuite.errors": ("InvalidParameter", "PerfsuiteError", "UnsupportedCase", "VerdictFailed", "WrongResult"),
     "perfsuite.mesh": ("MeshShape",),
     "perfsuite.plugin.decorators": ("dtypes", "sizes", "world_sizes"),
     "perfsuite.records": ("Measurement", "Metric", "Result", "Work"),

@@ -14,6 +14,7 @@
     │   ├── RanksFailed           ranks died, raised or hung
     │   ├── OutOfMemory           the device's memory ran out; the session makes it a result, not a failure
     │   └── AgentLost             a cluster's agent is gone: the case fails and the run ends
+    ├── VerdictFailed             a judge, such as the gate, fails a case that ran; an xfail must name it
     ├── BaselineError             a stored file is truncated, hand-broken, foreign or of a newer schema
     ├── HistoryError              a history is damaged, of other hardware, or cannot be written
     ├── ImportFailed              a file of another tool cannot be read, or says too little to be compared
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TypeVar
 
 
 class PerfsuiteError(Exception):
@@ -77,6 +79,9 @@ class WrongResult(CaseError):
 class RanksFailed(CaseError):
     """Some ranks of a case died, raised or hung; ``str()`` is a report that names each with host, cause and stack."""
 
+    raised: tuple[type[BaseException], ...] = ()
+    """The types that ranks raised, by rank, as far as this process knows them; none where a rank died or hung."""
+
 
 class OutOfMemory(CaseError):
     """A rank has no device memory left; the message is ``OOM at X GiB of Y``, and for what where not for a tensor."""
@@ -84,6 +89,13 @@ class OutOfMemory(CaseError):
 
 class AgentLost(CaseError):
     """A process of a cluster launch that serves a rank is gone; the running case fails and the run ends."""
+
+
+class VerdictFailed(PerfsuiteError):
+    """A judge, such as the gate, fails a case that ran by itself.
+
+    ``xfail`` expects a failure of the test, and no verdict on its time, unless it says ``raises=VerdictFailed``.
+    """
 
 
 class BaselineError(PerfsuiteError):
@@ -109,6 +121,32 @@ class CaseStopped(BaseException):
         """``signal`` is its name: SIGTERM."""
         self.signal = signal
         super().__init__(f"stopped by {signal} while this case was running")
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def also(base: type[E], other: type[BaseException]) -> type[E]:
+    """A class of exceptions with one message that are ``base`` and ``other``; ``base`` where Python has none such.
+
+    >>> error = also(RanksFailed, ZeroDivisionError)("rank 1 raised it")
+    >>> isinstance(error, RanksFailed), isinstance(error, ZeroDivisionError), str(error), type(error).__name__
+    (True, True, 'rank 1 raised it', 'RanksFailed')
+    """
+    bases = (other,) if issubclass(other, base) else (base,) if issubclass(base, other) else (base, other)
+    members = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "__init__": base.__init__ if bases[0] is base else BaseException.__init__,
+        "__str__": lambda self: str(self.args[0]) if self.args else "",
+    }
+    try:
+        made = type(base.__name__, bases, members)
+        made("")
+    except Exception:  # layouts that do not go together, a class that wants other arguments or no subclasses
+        return base
+    return made
 
 
 def first_line(message: object) -> str:

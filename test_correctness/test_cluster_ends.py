@@ -150,6 +150,24 @@ def test_an_agent_that_is_told_to_end_before_it_serves_says_so(tmp_path, monkeyp
         assert run.agents[1].wait(30) == 128 + signal.SIGTERM
 
 
+IMPATIENT = AGENT.replace(
+    "sys.exit(", "from perfsuite.runtime.transports import agent\nagent.PATIENCE_S = 0.1\nsys.exit("
+)
+
+
+def test_ctrl_c_ends_an_agent_that_nobody_drives(tmp_path):
+    """Its shell has left-over variables; with a driver Ctrl-C is the driver's."""
+    alone = start(IMPATIENT, {**environ_of(0, 2, tmp_path), "RANK": "1", "LOCAL_RANK": "1"})
+    try:
+        assert "rank 1 of 2 (env) waits for rank 0" in alone.stderr.readline()
+        alone.send_signal(signal.SIGINT)
+        assert alone.communicate(timeout=30) == ("", "")
+        assert alone.returncode == 128 + signal.SIGINT
+    finally:
+        alone.kill()
+        alone.communicate()
+
+
 def test_a_loss_that_a_signal_kept_from_being_told_is_named_all_the_same(tmp_path, monkeypatch):
     with launched(2, tmp_path, monkeypatch) as run:
         receive = run.transport._star.receive

@@ -17,8 +17,8 @@ import pytest
 
 from perfsuite.errors import OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.records import Sample
-from test_correctness.helpers.gated_repository import CASES, ScriptedArms, baseline_file, commit_all, store
-from test_correctness.helpers.scripted_driver import measurement, repository
+from test_correctness.helpers.gated_repository import ScriptedArms, baseline_file, commit_all
+from test_correctness.helpers.scripted_driver import measurement
 
 pytest_plugins = ["pytester"]
 
@@ -121,11 +121,28 @@ def test_a_case_without_clean_samples_fails_in_place_or_is_named(stored, machine
     named.assert_outcomes(failed=1)
 
 
-def test_xfail_covers_a_regression(pytester, monkeypatch, machine, kept):
-    repo = repository(pytester, monkeypatch, CASES.replace("\n@pytest", "\n@pytest.mark.xfail\n@pytest"), machine)
-    store(repo, kept)
-    machine.factors[1] = 1.2
-    repo.run("--perf-gate").assert_outcomes(xfailed=1, xpassed=2)
+XFAIL = {
+    "a failure of any kind": ("", {"failed": 1, "xpassed": 2}),
+    "another failure": ("raises=ZeroDivisionError", {"failed": 1, "xpassed": 2}),
+    "the verdict": ("raises=VerdictFailed", {"xfailed": 1, "xpassed": 2}),
+    "the verdict, strictly": ("raises=(KeyError, VerdictFailed), strict=True", {"xfailed": 1, "failed": 2}),
+    "the verdict elsewhere": ("False, reason='', raises=VerdictFailed", {"failed": 1, "passed": 2}),
+}
+
+
+@pytest.mark.parametrize("option", [[], ["-x"]], ids=["at the end", "in place"])
+@pytest.mark.parametrize("way", XFAIL)
+def test_a_regression_is_expected_only_where_xfail_names_it(stored, pytester, machine, way, option):
+    mark, outcomes = XFAIL[way]
+    file = pytester.path / "test_it.py"
+    marked = file.read_text().replace("\n@pytest", f"\n@pytest.mark.xfail({mark})\n@pytest")
+    file.write_text("from perfsuite import VerdictFailed\n" + marked)
+    machine.factors[2] = 1.2  # the last, after which -x has nothing to stop
+    if option and "strict" in mark:
+        outcomes = {"failed": 1}
+    found = stored.run("--perf-gate", *option).parseoutcomes()
+    assert found == outcomes
+    assert stored.run("--perf-gate", "--runxfail").parseoutcomes() == {"failed": 1, "passed": 2}
 
 
 def test_a_case_that_fails_by_itself_is_reported_at_once_and_not_gated(stored, machine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
 
@@ -162,9 +163,129 @@ def test_a_case_that_fails_after_it_was_measured_is_in_no_file(pytester, monkeyp
     assert list(benchmarks(pytester.path / "out.json")) == ["test_fine[cpu]"]
 
 
+REPLACED = {
+    "switched off": ("", ["-p", "no:benchmark"]),
+    "a conftest's": ("@pytest.fixture\ndef benchmark():\n    return lambda function: function()\n", []),
+    "a conftest's that is nothing": ("@pytest.fixture\ndef benchmark():\n    return None\n", []),
+    "one that says it is another": (
+        """
+class Codspeed:
+    @property
+    def __class__(self):
+        from pytest_benchmark.fixture import BenchmarkFixture
+        return BenchmarkFixture
+    def pedantic(self, target, **options):
+        return target()
+
+@pytest.fixture
+def benchmark():
+    return Codspeed()
+""",
+        [],
+    ),
+    "a plugin's": (
+        """
+@pytest.fixture
+def their_benchmark():
+    return lambda function: function()
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session):
+    if hasattr(pytest, "register_fixture"):
+        pytest.register_fixture(name="benchmark", func=lambda their_benchmark: their_benchmark, node=session)
+    else:
+        fixtures = session._fixturemanager._arg2fixturedefs
+        fixtures["benchmark"] = fixtures["their_benchmark"]
+""",
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("way", REPLACED)
+def test_whoever_replaces_the_fixture_benchmark_gets_one_line(pytester, monkeypatch, way):
+    conftest, options = REPLACED[way]
+    tests = """
+def test_perf(perf):
+    perf(step)
+
+def test_after(benchmark, perf):
+    perf(step)
+
+@pytest.mark.benchmark(group="any")
+def test_grouped(perf):
+    perf(step)
+
+def test_plain():
+    pass
+"""
+    known = "\ndef pytest_configure(config):\n    config.addinivalue_line('markers', 'benchmark: theirs')\n"
+    marker = known if options else ""  # the marker of a test is its author's to declare
+    repo = repository(pytester, monkeypatch, "import pytest\n" + tests)
+    pytester.makeconftest('import pytest\npytest_plugins = ["perfsuite.plugin"]\n' + conftest + marker)
+    found = repo.run(*options, "-W", "error")
+    assert found.parseoutcomes() == {"passed": 1, "errors": 3}
+    shown = [line for line in found.outlines if line.startswith("perf records what it measures by pytest-benchmark, ")]
+    assert len(shown) == 3
+    assert all(line.endswith("or add -m 'not platform' to leave the perf cases out") for line in shown)
+    assert not re.search("INTERNALERROR|fixture 'benchmark' not found|Traceback|File ", found.stdout.str())
+    assert repo.driver.timed() == []
+    plain = repo.run(*options, "-m", "not platform", "-W", "error")
+    assert (plain.ret, plain.parseoutcomes()) == (0, {"passed": 1, "deselected": 3})
+
+
+def test_a_fixture_that_passes_pytest_benchmarks_on_is_not_another(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, "def test_perf(perf):\n    perf(step)\n")
+    wraps = "@pytest.fixture\ndef benchmark(benchmark):\n    benchmark.extra_info['seed'] = 7\n    return benchmark\n"
+    pytester.makeconftest('import pytest\npytest_plugins = ["perfsuite.plugin"]\n' + wraps)
+    repo.run("--benchmark-json=out.json").assert_outcomes(passed=1)
+    assert benchmarks(pytester.path / "out.json")["test_perf[cpu]"]["extra_info"]["seed"] == 7
+
+
+def test_a_fixture_perf_of_another_plugin_is_left_alone(pytester, monkeypatch):
+    tests = "def test_theirs(perf, platform):\n    assert (perf(2), platform) == (4, 'theirs')\n"
+    theirs = """
+@pytest.fixture
+def platform():
+    return "theirs"
+
+@pytest.fixture
+def perf(platform, benchmark):
+    return lambda number: benchmark(lambda: 2 * number)
+"""
+    repo = repository(pytester, monkeypatch, tests)
+    pytester.makeconftest('import pytest\npytest_plugins = ["perfsuite.plugin"]\n' + theirs)
+    found = repo.run("--benchmark-max-time=0.01")
+    found.assert_outcomes(passed=1)
+    assert "journal" not in found.stdout.str()
+    assert repo.driver.started == 0
+
+
 def test_without_pytest_benchmark_other_tests_still_run(repo):
     found = repo.run("-p", "no:benchmark", "-k", "no_benchmark")
     found.assert_outcomes(passed=1, deselected=4)
+
+
+def test_perfsuite_loads_where_pytest_benchmark_is_not_installed(pytester, monkeypatch):
+    pytester.makepyfile(test_plain="def test_plain():\n    pass\n")
+    pytester.makepyfile(
+        program="""
+import sys
+
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "pytest_benchmark":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Gone())
+import pytest
+sys.exit(pytest.main(["-p", "no:benchmark", "-p", "perfsuite.plugin", "-p", "no:hypothesispytest", "test_plain.py"]))
+"""
+    )
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    found = pytester.run(sys.executable, "program.py")
+    assert found.ret == 0
+    found.assert_outcomes(passed=1)
 
 
 BEFORE_MEASURING = {

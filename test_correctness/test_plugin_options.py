@@ -11,7 +11,7 @@ from perfsuite.cli import main as cli
 from perfsuite.journal import read_journal
 from perfsuite.plugin.options import positive_duration
 from perfsuite.workload import Budget
-from test_correctness.helpers.scripted_driver import repository
+from test_correctness.helpers.scripted_driver import ROOT, repository
 
 pytest_plugins = ["pytester"]
 
@@ -212,3 +212,48 @@ def test_options_that_change_what_is_timed_are_recorded(pytester, monkeypatch, g
     repository(pytester, monkeypatch, ONE).run("--perf-journal=j.jsonl", *given).assert_outcomes(passed=1)
     (result,) = read_journal(pytester.path / "j.jsonl").results.values()
     assert result.environment["options"] == recorded
+
+
+THEIRS = """
+import pytest
+
+def pytest_addoption(parser):
+    parser.addoption("--perf-report", action="store_true", help="theirs")
+    parser.addoption("--perf-scale", default="x", choices=["x", "y"])
+    parser.addoption("--perf-runs", default="many")
+    parser.addini("perf_timeout", "theirs", default="")
+
+@pytest.fixture
+def theirs(pytestconfig):
+    return [pytestconfig.getoption(name) for name in ("--perf-report", "perf_scale", "perf_runs")]
+"""
+
+
+@pytest.mark.parametrize("loaded", ["-p", "conftest"])
+def test_options_that_a_conftest_declares_are_its_own(pytester, monkeypatch, loaded):
+    """Real ones: pytest refuses a second option of one name, whose ever it is."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("PYTEST_PLUGINS", raising=False)
+    pytester.makeconftest(THEIRS + ('pytest_plugins = ["perfsuite.plugin"]\n' if loaded == "conftest" else ""))
+    pytester.makepyfile(
+        test_theirs="import os\ndef test_theirs(theirs):\n    assert str(theirs) == os.environ['WANTED']\n"
+    )
+    options = ["-p", "perfsuite.plugin"] if loaded == "-p" else []
+    for given, wanted in (
+        ([], [False, "x", "many"]),
+        (["--perf-report", "--perf-scale", "y", "--perf-runs", "few", "--perf-timeout", "3s"], [True, "y", "few"]),
+    ):
+        monkeypatch.setenv("WANTED", str(wanted))
+        found = pytester.runpytest_subprocess(*options, *given, "-p", "no:hypothesispytest")
+        found.assert_outcomes(passed=1)
+        assert "perfsuite:" not in found.stdout.str()
+
+
+def test_a_run_with_perf_cases_says_which_options_it_does_not_have(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, ONE)
+    pytester.makeconftest(THEIRS + 'pytest_plugins = ["perfsuite.plugin"]\n')
+    found = repo.run()
+    found.assert_outcomes(passed=1)
+    found.stdout.fnmatch_lines(
+        ["perfsuite: warning: another plugin or a conftest.py has --perf-scale, *: perfsuite's option * is off"]
+    )

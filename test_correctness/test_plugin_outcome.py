@@ -138,10 +138,12 @@ def test_whoever_judges_a_case_can_fail_it(pytester, monkeypatch):
     assert "test_second" not in pytester.path.joinpath("out.json").read_text()
 
 
-def test_a_judged_case_that_is_expected_to_fail_does(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, "import pytest\npytestmark = pytest.mark.xfail\n" + THREE)
+@pytest.mark.parametrize(("raises", "outcome"), [("", "failed"), ("(raises=VerdictFailed)", "xfailed")])
+def test_a_judgement_is_expected_only_where_it_is_named(pytester, monkeypatch, raises, outcome):
+    marked = f"import pytest\nfrom perfsuite import VerdictFailed\npytestmark = pytest.mark.xfail{raises}\n"
+    repo = repository(pytester, monkeypatch, marked + THREE)
     pytester.makeconftest(JUDGE)
-    assert repo.run().parseoutcomes() == {"xfailed": 1, "xpassed": 2}
+    assert repo.run().parseoutcomes() == {outcome: 1, "xpassed": 2}
 
 
 def test_smoke_runs_are_not_judged(pytester, monkeypatch):
@@ -174,10 +176,11 @@ def test_under_xdist_measured_cases_are_left_out_and_smoke_runs_are_not(pytester
 
     said = {}
     repo = repository(pytester, monkeypatch, THREE)
-    run = pytester.inline_run("-k", "first", plugins=[Worker()])
+    alone = ("-k", "first", "-p", "no:rerunfailures")  # whose workers talk to a controller
+    run = pytester.inline_run(*alone, plugins=[Worker()])
     assert run.getfailures() == []
     assert (repo.driver.jobs, said) == ([], {"perfsuite_left_out": 1})
-    pytester.inline_run("-k", "first", "--benchmark-disable", plugins=[Worker()]).assertoutcome(passed=1)
+    pytester.inline_run(*alone, "--benchmark-disable", plugins=[Worker()]).assertoutcome(passed=1)
 
 
 @pytest.mark.parametrize("option", ["--perf-gate", "--perf-update=append", "--perf-runs=3"])

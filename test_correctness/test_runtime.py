@@ -233,6 +233,7 @@ def test_a_skip_of_some_ranks_is_one_of_the_case(driver, monkeypatch):
         driver.run(job(steps.leaving, 2, how="xfail", culprits=(0, 1)))
     with pytest.raises(RanksFailed, match=r"^rank 1 on .* raised ZeroDivisionError") as failure:
         driver.run(job(steps.leaving, 2, how=("skip", "error"), culprits=(0, 1)))
+    assert isinstance(failure.value, ZeroDivisionError)
     assert "rank 0 on" in str(failure.value)
     assert "skipped: no luck today" in str(failure.value)
 
@@ -240,6 +241,7 @@ def test_a_skip_of_some_ranks_is_one_of_the_case(driver, monkeypatch):
 def test_a_message_of_megabytes_is_cut(driver):
     with pytest.raises(RanksFailed, match=r"^rank 0 on .* raised ValueError: begin xxx") as failure:
         driver.run(job(steps.shouting, 1, characters=50_000_000))
+    assert isinstance(failure.value, ValueError)
     report = str(failure.value)
     assert len(report) < 50_000
     assert "characters left out" in report.splitlines()[0]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.plugin import launch
 from perfsuite.plugin.collect import scale_of
 from perfsuite.plugin.state import suite_of
 from perfsuite.published.recipes import find
@@ -63,7 +62,7 @@ def require_fit(request, platform):
 
         memory_gib = platform.memory.value if platform.memory else None
         machine = suite_of(request.config).machine
-        alone = request.config.stash.get(launch.transport_key, None) is None
+        alone = suite_of(request.config).cluster is None
         shared = memory_gib is None and machine.family.shareable and platform.name == machine.name and alone
         if shared and machine.devices[0].memory_bytes:
             memory_gib = machine.devices[0].memory_bytes / GIB

@@ -8,6 +8,7 @@ comparison hold exactly the seconds per iteration that the ranks reported.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from perfsuite.errors import InvalidParameter
 from perfsuite.plugin import projecting
-from perfsuite.plugin.collect import is_case
+from perfsuite.plugin.collect import definitions_of, is_case
 from perfsuite.plugin.state import suite_key
 
 if TYPE_CHECKING:
@@ -26,6 +27,43 @@ ONE_RECORD = (
     "perf and benchmark were both used in one test, and a case has one record; use perf for what runs on ranks, "
     "benchmark for a function of this process, each in a test of its own"
 )
+
+
+_REMEDY = "or add -m 'not platform' to leave the perf cases out"
+
+
+def require_benchmark(item: pytest.Item) -> None:
+    """Fail a case in one line where nothing has the fixture ``benchmark``; the other tests of a run are not touched."""
+    if "benchmark" not in definitions_of(item):
+        raise pytest.fail.Exception(
+            "perf records what it measures by pytest-benchmark, and its fixture benchmark is not there: leave out "
+            f"-p no:benchmark, add -p pytest_benchmark.plugin where plugins are not loaded by themselves, {_REMEDY}",
+            pytrace=False,
+        )
+
+
+def require_own_benchmark(benchmark: object) -> None:
+    """Fail a case in one line whose fixture ``benchmark`` is not pytest-benchmark's."""
+    if not _is_own(benchmark):
+        kind = type(benchmark)
+        raise pytest.fail.Exception(
+            "perf records what it measures by pytest-benchmark, but another plugin or a conftest.py has replaced its "
+            f"fixture benchmark by one that gives {kind.__module__}.{kind.__qualname__}: run without it, {_REMEDY}",
+            pytrace=False,
+        )
+
+
+def drop_foreign_benchmark(item: pytest.Item) -> None:
+    """Take a fixture value from a case that pytest-benchmark takes for its own and cannot report."""
+    funcargs = getattr(item, "funcargs", {})
+    if "benchmark" in funcargs and not _is_own(funcargs["benchmark"]):
+        del funcargs["benchmark"]
+
+
+def _is_own(benchmark: object) -> bool:
+    module = sys.modules.get("pytest_benchmark.fixture")
+    # Not isinstance: pytest-codspeed's says by __class__ that it is pytest-benchmark's.
+    return module is not None and issubclass(type(benchmark), module.BenchmarkFixture)
 
 
 class WorkerClock:
@@ -48,6 +86,8 @@ clock_key = pytest.StashKey[WorkerClock]()
 
 def give_clock(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """Give every perf case the worker clock, merged into its own benchmark marker: only the nearest one is read."""
+    if not hasattr(config, "_benchmarksession"):  # without pytest-benchmark its marker is unknown
+        return
     clock = config.stash.setdefault(clock_key, WorkerClock())
     plain = pytest.mark.benchmark(timer=clock)
     for item in items:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from perfsuite.errors import ConfigurationError, PerfsuiteError
+from perfsuite.plugin import launch
 from perfsuite.plugin.options import budget_of, settings_key
 from perfsuite.plugin.state import suite_key, suite_of
 from perfsuite.plugin.sweep import Scale, Sweep, read_sweep
@@ -17,17 +18,37 @@ if TYPE_CHECKING:
     from perfsuite.plugin.suite import Suite
 
 
-def is_perf(fixturenames: Iterable[str]) -> bool:
+Definitions = Mapping[str, Sequence[Any]]
+"""The fixtures that a test can ask for, by name; the last of a name is the one that it gets."""
+
+
+def _is_perf(fixturenames: Iterable[str], definitions: Definitions) -> bool:
     """Whether a test uses this plugin's ``perf``, which brings ``platform`` and ``benchmark`` with it.
 
-    A fixture of the same name in somebody's conftest does not, and its tests are left alone.
+    A fixture of the same name in somebody's conftest or plugin does not, and its tests are left alone.
     """
-    return {"perf", "platform", "benchmark"} <= set(fixturenames)
+    if not {"perf", "platform", "benchmark"} <= set(fixturenames):
+        return False
+    if not definitions:  # of a pytest that keeps them elsewhere
+        return True
+    for each in reversed(definitions.get("perf", ())):
+        if (each.func.__module__, each.func.__name__) == ("perfsuite.plugin.fixtures", "perf"):
+            return True
+        if "perf" not in each.argnames:  # it replaces those before, and passes none of them on
+            return False
+    return False
+
+
+def definitions_of(item: pytest.Item) -> Definitions:
+    """The fixtures of a collected test."""
+    # pytest has no public way to ask which fixtures a test gets.
+    found: Definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    return found
 
 
 def is_case(item: pytest.Item) -> bool:
     """Whether a collected test is a perf case."""
-    return is_perf(getattr(item, "fixturenames", ()))
+    return _is_perf(getattr(item, "fixturenames", ()), definitions_of(item))
 
 
 def cases_of(session: pytest.Session) -> list[pytest.Item]:
@@ -38,7 +59,7 @@ def cases_of(session: pytest.Session) -> list[pytest.Item]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[Any]:
     """One parametrize call with platform, ranks, size and dtype, so that the id reads ``s4000-ws8-64MiB-bf16``."""
-    if not is_perf(metafunc.fixturenames):
+    if not _is_perf(metafunc.fixturenames, getattr(metafunc, "_arg2fixturedefs", {})):
         return (yield)
     suite = suite_of(metafunc.config)
     suite.asked = True
@@ -189,8 +210,17 @@ def open_journal(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
-    """The header: platform, devices, transport, torch, and what to beware of; nothing without perf cases."""
-    quiet = config.getoption("verbose", 0) < 0 or config.getoption("collectonly")
-    if quiet or not any(is_case(item) for item in items):
+    """The header: platform, devices, transport, torch, and what to beware of; nothing without perf cases.
+
+    With -q only that a launch runs the other tests on one rank.
+    """
+    cases = sum(map(is_case, items))
+    if not cases or config.getoption("collectonly"):
         return []
-    return suite_of(config).header()
+    suite = suite_of(config)
+    if suite.problem is not None:
+        return []
+    header = suite.header() if config.getoption("verbose", 0) >= 0 else []
+    if suite.cluster is not None and cases < len(items):
+        header.append(launch.others_line(suite.cluster.name, len(items) - cases))
+    return header

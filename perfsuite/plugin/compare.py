@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.plugin.collect import is_perf
+from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.state import suite_key
 
@@ -29,9 +29,8 @@ def give_bare_option_back(session: pytest.Session) -> None:
     benchmarks = getattr(config, "_benchmarksession", None)
     if not config.stash.get(bare_key, False) or benchmarks is None:
         return
-    fixtures = [getattr(item, "fixturenames", ()) for item in session.items]
-    perf = any(is_perf(names) for names in fixtures)
-    plain = any("benchmark" in names and not is_perf(names) for names in fixtures)
+    perf = any(is_case(item) for item in session.items)
+    plain = any("benchmark" in getattr(item, "fixturenames", ()) and not is_case(item) for item in session.items)
     suite = config.stash.get(suite_key, None)
     config.option.benchmark_compare = True
     if perf and not plain and suite is not None and suite.session is not None:

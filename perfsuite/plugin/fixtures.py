@@ -12,8 +12,8 @@ import pytest
 
 from perfsuite.errors import InvalidParameter, PerfsuiteError, UnsupportedCase
 from perfsuite.plugin import projecting
-from perfsuite.plugin.benchmark import ONE_RECORD, clock_key, feed, feed_nothing
-from perfsuite.plugin.collect import is_perf
+from perfsuite.plugin.benchmark import ONE_RECORD, clock_key, feed, feed_nothing, require_own_benchmark
+from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.options import budget_of
 from perfsuite.plugin.state import suite_of
 from perfsuite.workload import FunctionWorkload, Workload
@@ -38,7 +38,7 @@ class Ranks:
 
 @dataclass(kw_only=True)
 class CaseState:
-    """What became of one perf test; kept in the stash of its item for the hooks that report it."""
+    """What became of one set-up of a perf test; kept in the stash of its item for the hooks that report it."""
 
     called: bool = False
     result: Result | None = None
@@ -83,7 +83,8 @@ def perf(request: pytest.FixtureRequest, platform: DeviceModel, benchmark: Any) 
     is one rank.  To be called once per test.
     """
     item: pytest.Function = request.node
-    state = item.stash.setdefault(state_key, CaseState())
+    require_own_benchmark(benchmark)
+    state = item.stash[state_key] = CaseState()  # of this set-up: plugins that run a failed test again make another
 
     def run(what: Any, /, on: Ranks | int | None = None, **parameters: Any) -> Result:
         __tracebackhide__ = True
@@ -92,7 +93,7 @@ def perf(request: pytest.FixtureRequest, platform: DeviceModel, benchmark: Any) 
         state.called = True
         if getattr(benchmark, "_mode", None):  # without it pytest-benchmark says so, after everything was measured
             raise InvalidParameter(ONE_RECORD)
-        if not is_perf(item.fixturenames):
+        if not is_case(item):
             raise InvalidParameter("perf was asked for by getfixturevalue; name it among the arguments of the test")
         from perfsuite.session import Case  # there since collection
 

@@ -28,6 +28,7 @@ from perfsuite.platforms import fingerprint
 from perfsuite.platforms.environment import boot_of
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.telemetry import Telemetry, disturbance, family_of_processes
+from perfsuite.plugin import retries
 from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.fixtures import CaseState, state_key
 from perfsuite.plugin.gate_options import GateOptions, gate_options_key, tolerances_of
@@ -124,31 +125,33 @@ class Gating:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-        """Hold the reports of a gated case until its verdict stands."""
-        if not self.options.gate or self.in_place or not is_case(item):
+        """Run a case once, whatever runs failed tests again, and hold its reports until its verdict stands."""
+        if not self.options.fresh or not is_case(item):
             return None
         hook = item.ihook
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        reports = runtestprotocol(item, log=False, nextitem=nextitem)
-        if self._result(item) is None:
-            for report in reports:
-                hook.pytest_runtest_logreport(report=report)
-        else:
-            self.held.append((item, reports))
+        reports = runtestprotocol(item, log=not self.options.gate, nextitem=nextitem)
+        if self.options.gate:
+            result = self._result(item)
+            if result is None:
+                for report in reports:
+                    hook.pytest_runtest_logreport(report=report)
+            elif self.in_place:
+                verdict = self.keeper.settle_one(result.case, len(self.cases), self._say)
+                self.suite.verdicts[result.case] = word(verdict)
+                self._report(item, reports, verdict)
+            else:
+                self.held.append((item, reports))
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 
     @pytest.hookimpl(trylast=True)
     def pytest_perfsuite_judge(self, item: pytest.Item, result: Result) -> Judgement | None:
-        """Take in every measured case; settle it at once where its report cannot wait."""
+        """Take in every measured case; its verdict comes when its test is over."""
         assert self.suite.session is not None
-        if result.case in self.suite.session.reused:
-            return None
-        self.keeper.take(result, tolerances_of(item))
-        if not (self.options.gate and self.in_place):
-            return None
-        verdict = self.keeper.settle_one(result.case, len(self.cases), self._say)
-        return Judgement(verdict=word(verdict), failure=self._failure(verdict))
+        if result.case not in self.suite.session.reused:
+            self.keeper.take(result, tolerances_of(item))
+        return None
 
     def _result(self, item: pytest.Item) -> Result | None:
         state: CaseState | None = item.stash.get(state_key, None)
@@ -209,18 +212,22 @@ class Gating:
     def _release(self, *, settled: bool) -> None:
         held, self.held = self.held, []
         for item, reports in held:
-            verdict = self.keeper.verdicts.get(item.nodeid) if settled else None
-            failure = self._failure(verdict) if verdict else ""
-            for report in reports:
-                final = remade(item, report, failure) if failure and report.when == "call" else report
-                if verdict and final.when in ("call", "teardown"):
-                    final.user_properties = with_verdict(final.user_properties, verdict)
-                item.ihook.pytest_runtest_logreport(report=final)
+            self._report(item, reports, self.keeper.verdicts.get(item.nodeid) if settled else None)
         if settled and self.options.gate:
             for line in suite_lines(self.keeper.suite, self.options.fail_on):
                 if line.startswith(SUITE_FAILS):
                     for report in suite_reports(line):
                         self.config.hook.pytest_runtest_logreport(report=report)
+
+    def _report(self, item: pytest.Item, reports: Sequence[pytest.TestReport], verdict: Verdict | None) -> None:
+        """Hand out the reports of a case with its verdict in them."""
+        failure = self._failure(verdict) if verdict else ""
+        for report in reports:
+            fails = failure and report.when == "call" and not report.skipped  # it failed by itself, as expected
+            final = remade(item, report, failure) if fails else report
+            if verdict and final.when in ("call", "teardown"):
+                final.user_properties = with_verdict(final.user_properties, verdict)
+            item.ihook.pytest_runtest_logreport(report=final)
 
     def _update(self) -> None:
         if self.options.update is None:
@@ -284,6 +291,8 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
         gating.refuse_nothing_gated()
     except PerfsuiteError as error:
         raise pytest.UsageError(str(error)) from None
+    if options.fresh:
+        retries.keep_first_tries(config, cases)
     config.stash[gating_key] = gating
     config.pluginmanager.register(gating, "perfsuite.gating")
 

@@ -1,83 +1,243 @@
-"""Under torchrun, mpirun or srun: process 0 goes on as the driver, every other one serves a rank."""
+"""Under torchrun, mpirun or srun: with perf cases process 0 is the driver and every other one serves a rank.
+
+Every process collects.  Only then is it known whether there are perf cases; without them nothing here does anything,
+and every process runs its own pytest.
+"""
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfsuite.errors import ConfigurationError, LaunchError
+from perfsuite.errors import LaunchError
 from perfsuite.plugin.options import runs_tests
-from perfsuite.runtime.transports.launchers import detect_launch
+from perfsuite.plugin.signals import is_command
+from perfsuite.runtime.transports.launchers import Launch, detect_launch, launcher_variables
+from perfsuite.units import plural
 
 if TYPE_CHECKING:
+    from perfsuite.plugin.suite import Suite
     from perfsuite.runtime.transports.cluster import ClusterTransport
+    from perfsuite.runtime.transports.slot import OneSlot
 
 PRELOAD = ("numpy", "torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
 """What a forkserver imports once instead of every worker."""
 
+launch_key = pytest.StashKey[Launch]()
+"""The launch that this process belongs to; absent without a launcher."""
 transport_key: pytest.StashKey[ClusterTransport] = pytest.StashKey()
-"""The transport of a launch, in the process of rank 0; absent without a launcher."""
+"""The transport of a launch, made for the first perf case; absent without a launcher."""
 problem_key = pytest.StashKey[LaunchError]()
 """What is wrong with the launcher's environment; told only where there are perf cases."""
+_held_key: pytest.StashKey[_Held] = pytest.StashKey()
+_slot_key: pytest.StashKey[OneSlot] = pytest.StashKey()
+_agent_key = pytest.StashKey[bool]()
+
+
+class _Served(Exception):
+    """An agent was dismissed: passes pytest's own end of a session, whose reports are the driver's."""
+
+    def __init__(self, status: int) -> None:
+        """``status`` is what ``pytest.main`` returns."""
+        self.status = status
+        super().__init__(status)
+
+
+class _Held:
+    """What pytest writes on another rank than 0 until it is known whether that rank reports; registered as a plugin."""
+
+    def __init__(self, terminal: Any) -> None:
+        self._writer = terminal._tw
+        self._file, self._kept = self._writer._file, io.StringIO()
+        self._writer._file = self._kept
+
+    def give(self) -> None:
+        """Write what was held, and hold nothing more.  Idempotent."""
+        if self._writer._file is self._kept:
+            self._writer._file = self._file
+            self._writer.write(self._kept.getvalue(), flush=True)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_internalerror(self) -> None:
+        """Show an error inside pytest or a plugin, also in an agent."""
+        self.give()
+
+
+class _Leave:
+    """Registered last, so that its wrapper is the outermost: no other plugin of an agent ends a session."""
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self) -> Iterator[None]:
+        """Leave before any plugin writes its file or summary."""
+        yield from self._now()
+
+    def _now(self) -> Iterator[None]:
+        raise _Served(self._status)
+
+
+class _Driver:
+    """Registered in the driver of a launch.
+
+    Tests that are no perf cases run on rank 0 alone, and see the process of somebody who launched nothing: one that
+    joins a process group fails at once instead of waiting for the others.
+    """
+
+    def __init__(self, launcher: str) -> None:
+        self._launcher = launcher
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
+        """Hide the launcher's variables from everything but perf cases."""
+        from perfsuite.plugin.collect import is_case
+
+        hidden = {} if is_case(item) else {name: os.environ.pop(name) for name in launcher_variables(os.environ)}
+        try:
+            return (yield)
+        finally:
+            os.environ.update(hidden)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[Any]:
+        """Say last what this process exits with: torchrun turns every code but 0 into 1."""
+        returned = yield
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            code = int(session.exitstatus)
+            reporter.write_line(f"perfsuite: the driver exits with {code}, whatever {self._launcher} says")
+        return returned
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
+    """Find out whether a launcher started this process; give the caller of an agent its status."""
+    if not hasattr(config, "workerinput"):  # pytest-xdist's workers have the variables of their controller
+        try:
+            launch = detect_launch(os.environ)
+        except LaunchError as problem:
+            config.stash[problem_key] = problem
+        else:
+            if launch is not None:
+                config.stash[launch_key] = launch
+    try:
+        return (yield)
+    except _Served as served:
+        return served.status
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Become the driver or an agent before anything is collected; see docs/clusters.md.
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """On other ranks than 0, hold back what pytest writes until collection has told who reports."""
+    config = session.config
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if is_other_rank(config) and hasattr(getattr(terminal, "_tw", None), "_file"):
+        config.stash[_held_key] = held = _Held(terminal)
+        config.pluginmanager.register(held, "perfsuite.held")
 
-    Whoever wants another plugin's pytest under torchrun switches this one off by ``-p no:perfsuite.plugin``.
-    """
-    try:
-        launch = detect_launch(os.environ)
-    except LaunchError as problem:
-        config.stash[problem_key] = problem
-        return None
-    if launch is None:
-        return None
-    # Only a launch pays for importing what serves one: this plugin is loaded in every pytest run.
-    from perfsuite.runtime.scratch import make_directory
-    from perfsuite.runtime.transports.agent import serve_agent
-    from perfsuite.runtime.transports.cluster import ClusterTransport
 
-    runs = runs_tests(config)
-    if launch.rank != 0:
-        return serve_agent(launch) if runs else 0
-    if runs:
+def is_other_rank(config: pytest.Config) -> bool:
+    """Whether this is a process of a launch and not that of rank 0."""
+    launch = config.stash.get(launch_key, None)
+    return launch is not None and launch.rank != 0
+
+
+def transport_of(suite: Suite) -> ClusterTransport | None:
+    """The transport of the launch, not yet gathered when first asked for; None without a launcher."""
+    config = suite.config
+    if transport_key not in config.stash and launch_key in config.stash:
+        # Only a launch pays for importing what serves one: this plugin is loaded in every pytest run.
+        from perfsuite.runtime.scratch import make_directory
+        from perfsuite.runtime.transports.cluster import ClusterTransport
+
         logs, remove_logs = make_directory("run")
         config.add_cleanup(remove_logs)
-        transport = ClusterTransport(launch, start_method=_start_method(config), preload=PRELOAD, log_directory=logs)
+        transport = ClusterTransport(
+            config.stash[launch_key],
+            start_method=suite.machine.family.start_method,
+            preload=PRELOAD,
+            log_directory=logs,
+        )
         # Called on every way out, last registered first: the agents have ended before the directory goes.
         config.add_cleanup(transport.close)
+        config.stash[transport_key] = transport
+    return config.stash.get(transport_key, None)
+
+
+def start_early(suite: Suite) -> None:
+    """On another rank than 0: have what its worker needs imported while pytest goes on collecting."""
+    config = suite.config
+    if _slot_key in config.stash:
+        return
+    from perfsuite.runtime.scratch import make_directory
+    from perfsuite.runtime.transports.slot import OneSlot
+
+    logs, remove_logs = make_directory("agent")
+    config.add_cleanup(remove_logs)
+    slot = OneSlot(
+        start_method=suite.machine.family.start_method,
+        preload=PRELOAD,
+        log_directory=logs,
+        first_slot=config.stash[launch_key].rank,
+    )
+    config.add_cleanup(slot.close)
+    config.stash[_slot_key] = slot
+    slot.start()
+
+
+def take_part(session: pytest.Session, cases: Sequence[pytest.Item]) -> bool:
+    """Once it is known which tests will run: gather the agents, or become one; False for an agent.
+
+    Raises UsageError where agents did not come.
+    """
+    config = session.config
+    broken = session.testsfailed and not config.option.continue_on_collection_errors
+    measures = cases and not config.getoption("benchmark_skip", False)
+    if launch_key not in config.stash or not measures or broken:
+        give_output(config)
+        return True
+    runs = runs_tests(config)
+    if is_other_rank(config):
+        config.stash[_agent_key] = runs  # where nothing will run rank 0 alone tells what there is
+        return not runs
+    transport = config.stash.get(transport_key, None)
+    if runs and transport is not None:
         try:
             transport.gather()
         except LaunchError as problem:
             raise pytest.UsageError(str(problem)) from None
-        config.stash[transport_key] = transport
-    return None
+        config.pluginmanager.register(_Driver(transport.name), "perfsuite.driver")
+    return True
 
 
-def _start_method(config: pytest.Config) -> Literal["fork", "exec"]:
-    """How rank processes of this machine's family start; what is wrong with the options is said after collection."""
-    from perfsuite.platforms import detect_machine, load_catalog
-
-    try:
-        catalog = load_catalog(config.getini("perf_platforms"))
-        return detect_machine(catalog, config.getoption("perf_platform")).family.start_method
-    except ConfigurationError:
-        return "fork"
+def give_output(config: pytest.Config) -> None:
+    """What this process has to say is its own: write what was held back."""
+    if _held_key in config.stash and _agent_key not in config.stash:
+        config.stash[_held_key].give()
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
-    """Under a launcher, say last what this process exits with: torchrun turns every code but 0 into 1."""
-    returned = yield
-    transport = session.config.stash.get(transport_key, None)
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if transport is not None and reporter is not None:
-        reporter.write_line(
-            f"perfsuite: the driver exits with {int(session.exitstatus)}, whatever {transport.name} says"
-        )
-    return returned
+def serve(session: pytest.Session) -> None:
+    """In an agent: serve the driver, then leave pytest with nothing written; returns at once in other processes."""
+    config = session.config
+    if not config.stash.get(_agent_key, False):
+        return
+    from perfsuite.runtime.transports.agent import serve_agent
+
+    slot = config.stash.get(_slot_key, None)
+    status = serve_agent(config.stash[launch_key], slot=slot, stays=not is_command())
+    config.pluginmanager.register(_Leave(status), "perfsuite.leave")
+    raise session.Failed("perfsuite: this process served a rank")  # the one end of a loop of which pytest says nothing
+
+
+def others_line(name: str, count: int) -> str:
+    """What a mixed run under a launcher says of its other tests."""
+    run = "runs" if count == 1 else "run"
+    return (
+        f"perfsuite: {plural(count, 'test')} beside the perf cases {run} on rank 0 only, without the variables of "
+        f"{name}; tests that need all ranks belong into a run of their own: -m 'not platform'"
+    )

@@ -262,7 +262,7 @@ def _read_budget(config: pytest.Config) -> Budget:
         yardstick=config.getoption("perf_yardstick"),
         timeout_s=positive_duration(timeout, "--perf-timeout")
         if timeout is not None
-        else positive_duration(config.getini("perf_timeout"), "ini perf_timeout"),
+        else positive_duration(config.getini("perf_timeout") or DEFAULT_TIMEOUT, "ini perf_timeout"),
         fixed_timeout=timeout is not None,
     )
 

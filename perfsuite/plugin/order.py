@@ -1,7 +1,7 @@
 """What several concerns do at one hook, in order; a hook that one concern alone needs stands in that concern's module.
 
 Around a ``yield`` stands what the rest of pytest, other plugins included, does at that hook.  One line more is said
-after everybody's summary: the driver's exit code, in :mod:`perfsuite.plugin.launch`.
+after everybody's summary: a driver's exit code, in :mod:`perfsuite.plugin.launch`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from perfsuite.plugin import (
     benchmark,
     ci,
     collect,
+    collisions,
     compare,
     distributed,
+    expected,
     gate_options,
     history,
+    launch,
     options,
     outcome,
     output,
@@ -38,9 +41,17 @@ from perfsuite.plugin.state import suite_key
 if TYPE_CHECKING:
     from perfsuite.plugin.gating import Gating
 
+_selected_key = pytest.StashKey[bool]()
+"""True once collection has come to its end and every plugin has selected its tests."""
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Declare options and ini keys; their values are checked when pytest is configured, where an error is one line."""
+    config: Any = pluginmanager.get_plugin("pytestconfig")
+    collisions.declare(parser, config, _declare)
+
+
+def _declare(parser: pytest.Parser) -> None:
     options.declare(parser)
     output.declare(parser)
     ci.declare(parser)
@@ -51,34 +62,55 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     page.declare(parser)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser) -> Iterator[Any]:
+    """Let a conftest.py have the options that it declares, also where ours have the same name."""
+    collisions.withdraw(parser, early_config)
+    try:
+        return (yield)
+    finally:
+        collisions.declare(parser, early_config, _declare, again=True)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options before pytest-benchmark looks at its own, and before anything is measured."""
-    compare.take_bare_option(config)
-    options.configure(config)
-    output.configure(config)
-    gate_options.configure(config)  # runs that count as evidence tighten the options above
-    tables.configure(config)
-    projecting.configure(config)
-    history.configure(config)
-    page.configure(config)
-    distributed.configure(config)
+    with collisions.our_values(config):
+        compare.take_bare_option(config)
+        options.configure(config)
+        output.configure(config)
+        gate_options.configure(config)  # runs that count as evidence tighten the options above
+        tables.configure(config)
+        projecting.configure(config)
+        history.configure(config)
+        page.configure(config)
+        distributed.configure(config)
     config.pluginmanager.register(_Files(), "perfsuite.files")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[Any]:
     """Make the collected tests cases, refuse what is wrong with them, leave out what this run does not ask for."""
     benchmark.give_clock(config, items)
     collect.refuse_wrong_cases(config, items)
     collect.leave_out_extended(config, items)
+    returned = yield  # other plugins select too
+    config.stash[_selected_key] = True
+    return returned
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
-    """It is known which cases there are: open what keeps them, and find out what would be missing at the end."""
+    """It is known which cases there are: open what keeps them, and find out what would be missing at the end.
+
+    pytest calls this at the end of a collection that an error or Ctrl-C ended, too: nothing will run then.
+    """
+    if not session.config.stash.get(_selected_key, False):
+        return (yield)
     distributed.leave_out_measured(session)
     cases = collect.cases_of(session)
+    if not launch.take_part(session, cases):
+        return (yield)
     session.config.stash[recorded.cases_key] = frozenset(item.nodeid for item in cases)
     compare.give_bare_option_back(session)
     collect.open_journal(session, cases)
@@ -100,6 +132,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     """The gate settles what is open and the peaks are measured again while there are ranks to run on."""
+    launch.serve(session)
     gate = _gate(session.config)
     outcome.begin(session, "tests")
     try:
@@ -122,8 +155,11 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """What a report of a perf case means to everybody who keeps one."""
+    if collect.is_case(item):
+        benchmark.drop_foreign_benchmark(item)
     report = yield
     if collect.is_case(item):
+        expected.refuse_unnamed_verdict(item, call, report)
         benchmark.mark_failed(item, report)
         trace.add(item, call)
         tables.keep_reason(item, call, report)
@@ -135,6 +171,7 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
     """End every process before the reports are written: whatever happens in those, nothing is left running."""
     config, gate = session.config, _gate(session.config)
+    launch.give_output(config)
     outcome.begin(session, "ends")
     try:
         if gate is not None:
@@ -181,7 +218,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         from perfsuite.plugin.summary import show as show_summary
 
         show_summary(terminalreporter, config)
-        output.leave_out_perf_rows(config, config.stash[recorded.cases_key])
+        output.leave_out_perf_rows(config, config.stash.get(recorded.cases_key, frozenset()))
     trace.show(terminalreporter, config)
     if _gate(config) is not None:
         from perfsuite.plugin.gating import show as show_gate

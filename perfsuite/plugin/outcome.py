@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from pytest_benchmark.fixture import FixtureAlreadyUsed
 
-from perfsuite.errors import AgentLost, CaseStopped, ExpectedFailure, PerfsuiteError, UnsupportedCase, first_line
-from perfsuite.plugin.benchmark import ONE_RECORD
+from perfsuite.errors import (
+    AgentLost,
+    CaseStopped,
+    ExpectedFailure,
+    OutOfMemory,
+    PerfsuiteError,
+    UnsupportedCase,
+    VerdictFailed,
+    also,
+    first_line,
+)
+from perfsuite.plugin import expected, retries
+from perfsuite.plugin.benchmark import ONE_RECORD, require_benchmark
 from perfsuite.plugin.collect import is_case
+from perfsuite.plugin.expected import failure
 from perfsuite.plugin.fixtures import NEVER_CALLED, CaseState, state_key
 from perfsuite.plugin.state import suite_key, suite_of
 from perfsuite.units import format_seconds
 
 if TYPE_CHECKING:
     from perfsuite.plugin.suite import Suite
+
+
+_given_key = pytest.StashKey[list[tuple[str, object]]]()
+"""Properties that the last try of a case gave its test."""
 
 
 class CaseSkipped(pytest.skip.Exception):  # type: ignore[name-defined, misc] # pytest types the attribute as a value
@@ -28,6 +44,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuse or skip a perf case before anything of it is set up."""
     if not is_case(item):
         return
+    require_benchmark(item)
     suite = suite_of(item.config)
     left_s = suite.budget_left_s()
     if left_s is not None and left_s <= 0 and item.get_closest_marker("skip") is None:
@@ -41,35 +58,50 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
-    """Turn perfsuite's errors into failures that show their message alone, and have a measured case judged."""
+    """Turn perfsuite's errors into failures that show their message alone, and have a measured case judged.
+
+    Plugins that run a failed test again call this for every try, and some call no other hook: so what a try leaves for
+    the reports is put in order here.
+    """
     if not is_case(item):
         return (yield)
     try:
-        returned = yield
-    except UnsupportedCase as missing:
-        raise CaseSkipped(str(missing)) from None
-    except ExpectedFailure as expected:
-        raise pytest.xfail.Exception(str(expected), pytrace=False) from None
-    except PerfsuiteError as error:
-        if isinstance(error, AgentLost):
-            item.session.shouldstop = f"perfsuite: {first_line(error)}"
-            suite_of(item.config).signals.hurried = True
-        raise _failure(str(error)) from None
-    except CaseStopped as stopped:
-        causes = (str(stopped), suite_of(item.config).lost_agents())
-        raise _failure("; ".join(filter(None, causes))) from None
-    except FixtureAlreadyUsed:
-        raise pytest.fail.Exception(ONE_RECORD, pytrace=False) from None
-    _require_called(item)
-    _judge(item)
+        try:
+            returned = yield
+        except BaseException as error:
+            shown = _as_pytest_has_it(item, error)
+            if shown is error:
+                raise
+            raise shown from None
+        _require_called(item)
+        _judge(item)
+        _expect_out_of_memory(item)
+    except BaseException as error:
+        retries.failed(item, error)
+        raise
+    finally:
+        give_properties(item)
+    retries.passed(item)
     return returned
 
 
-def _failure(message: str) -> BaseException:
-    """The message alone; what ranks wrote may hold escape sequences, and a terminal is not theirs to colour."""
-    from perfsuite.text import escaped
-
-    return pytest.fail.Exception("\n".join(map(escaped, message.split("\n"))), pytrace=False)
+def _as_pytest_has_it(item: pytest.Item, error: BaseException) -> BaseException:
+    """What pytest is to see in place of an ``error`` that a perf case ended with."""
+    shown = error
+    if isinstance(error, UnsupportedCase):
+        shown = CaseSkipped(str(error))
+    elif isinstance(error, ExpectedFailure):
+        shown = pytest.xfail.Exception(str(error), pytrace=False)
+    elif isinstance(error, PerfsuiteError):
+        if isinstance(error, AgentLost):
+            item.session.shouldstop = f"perfsuite: {first_line(error)}"
+            suite_of(item.config).signals.hurried = True
+        shown = failure(str(error), expected.shown_type(item, error))
+    elif isinstance(error, CaseStopped):
+        shown = failure("; ".join(filter(None, (str(error), suite_of(item.config).lost_agents()))))
+    elif type(error).__name__ == "FixtureAlreadyUsed":  # pytest-benchmark's, which need not be installed
+        shown = failure(ONE_RECORD)
+    return shown
 
 
 def _require_called(item: pytest.Item) -> None:
@@ -79,7 +111,7 @@ def _require_called(item: pytest.Item) -> None:
         return
     benchmark = getattr(item, "funcargs", {})["benchmark"]
     used = getattr(benchmark, "_mode", None)
-    raise pytest.fail.Exception(ONE_RECORD if used else NEVER_CALLED, pytrace=False)
+    raise failure(ONE_RECORD if used else NEVER_CALLED)
 
 
 def _judge(item: pytest.Item) -> None:
@@ -90,7 +122,16 @@ def _judge(item: pytest.Item) -> None:
     if judgement is not None:
         suite_of(item.config).verdicts[item.nodeid] = judgement.verdict
         if judgement.failure:
-            raise pytest.fail.Exception(judgement.failure, pytrace=False)
+            raise failure(judgement.failure, VerdictFailed)
+
+
+def _expect_out_of_memory(item: pytest.Item) -> None:
+    """Out of memory is a result and no failure, except of a case that is expected to fail."""
+    state = item.stash.get(state_key, None)
+    result = state.result if state else None
+    if result is not None and result.outcome == "out_of_memory" and expected.mark_of(item) is not None:
+        torchs = getattr(sys.modules.get("torch"), "OutOfMemoryError", RuntimeError)
+        raise failure(result.detail or "out of memory", also(OutOfMemory, torchs))
 
 
 def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
@@ -103,8 +144,17 @@ def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
         if report.failed:
             tails = sorted(state.log_tails.items())
             report.sections.extend((f"log of rank {rank}", tail) for rank, tail in tails)
-        item.user_properties.extend(properties(state, suite_of(item.config).verdicts.get(item.nodeid, "")))
-        report.user_properties = list(item.user_properties)
+        report.user_properties = item.user_properties  # the very list: a try that follows brings it up to date
+
+
+def give_properties(item: pytest.Item) -> None:
+    """Give the test the properties of this try, in place of those of the one before."""
+    state = item.stash.get(state_key, None)
+    if state is not None:
+        given = item.stash.get(_given_key, [])
+        own = properties(state, suite_of(item.config).verdicts.get(item.nodeid, ""))
+        item.user_properties[:] = [pair for pair in item.user_properties if pair not in given] + own
+        item.stash[_given_key] = own
 
 
 def properties(state: CaseState, verdict: str) -> list[tuple[str, object]]:

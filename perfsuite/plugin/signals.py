@@ -72,7 +72,7 @@ class Signals:
     def _restore(self) -> None:
         """Where the process is about to end, after a signal only once the burst is over."""
         self.phase = "over"
-        if not self._last_s or not _is_command():
+        if not self._last_s or not is_command():
             self._give_back()
         self._last_s = dict.fromkeys(self._last_s, time.monotonic())
 
@@ -120,7 +120,7 @@ class Signals:
                 raise pytest.exit.Exception(session.shouldstop, pytest.ExitCode.INTERRUPTED)
 
 
-def _is_command() -> bool:
+def is_command() -> bool:
     """Whether this process is pytest's own and ends with the run; else a program called ``pytest.main``."""
     frame: FrameType | None = sys._getframe()
     names = []

@@ -36,7 +36,7 @@ from perfsuite.platforms import (
 )
 from perfsuite.platforms.quiet import HostLoad, read_host_load
 from perfsuite.platforms.torch_version import installed_torch, require_importable_torch, require_torch
-from perfsuite.plugin import compare, history, launch, projecting
+from perfsuite.plugin import collisions, compare, history, launch, projecting
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
 from perfsuite.plugin.revision import revision_of
@@ -51,6 +51,7 @@ from perfsuite.units import plural
 if TYPE_CHECKING:
     from perfsuite.runtime.driver import Driver
     from perfsuite.runtime.transports.base import Transport
+    from perfsuite.runtime.transports.cluster import ClusterTransport
 
 LOST_AGENT_S = 2.0
 """torchrun tells everybody to end a tenth of a second after a process died: no news of it may have come by then."""
@@ -112,11 +113,15 @@ class Suite:
         return (mine, *(self.catalog.models[name] for name in named if name != mine.name))
 
     @functools.cached_property
+    def cluster(self) -> ClusterTransport | None:
+        """The launcher's transport; None without a launcher."""
+        return launch.transport_of(self)
+
+    @functools.cached_property
     def transport(self) -> Transport:
         """How rank processes are reached: the launcher's, else this host alone."""
-        cluster = self.config.stash.get(launch.transport_key, None)
-        if cluster is not None:
-            return cluster
+        if self.cluster is not None:
+            return self.cluster
         from perfsuite.runtime.transports.local import LocalTransport  # not before something runs
 
         logs, self._remove_logs = make_directory("run")
@@ -124,8 +129,7 @@ class Suite:
 
     def own_processes(self) -> frozenset[int]:
         """Processes of this host from which all that the run starts here descends: this one, and agents beside it."""
-        cluster = self.config.stash.get(launch.transport_key, None)
-        return frozenset({os.getpid(), *(cluster.agents_here() if cluster is not None else ())})
+        return frozenset({os.getpid(), *(self.cluster.agents_here() if self.cluster is not None else ())})
 
     @functools.cached_property
     def revision(self) -> Revision:
@@ -151,9 +155,8 @@ class Suite:
         """World sizes that sweeps over them follow on a platform: asked for, or what the launch or this host has."""
         if self.settings.world_sizes or model.name != self.machine.name:
             return LaunchSizes(asked=self.settings.world_sizes)
-        cluster = self.config.stash.get(launch.transport_key, None)
-        if cluster is not None:
-            return LaunchSizes(capacity=cluster.capacity or 0)
+        if self.cluster is not None:
+            return LaunchSizes(capacity=self.cluster.capacity or 0)
         return LaunchSizes(capacity=0 if self.machine.family.shareable else self.machine.device_count)
 
     @functools.cached_property
@@ -169,7 +172,7 @@ class Suite:
         absent = self._why_absent(model)
         if absent or model.name != self.machine.name:
             return absent
-        cluster = self.config.stash.get(launch.transport_key, None)
+        cluster = self.cluster
         if cluster is not None and cluster.capacity is not None and world_size > cluster.capacity:
             return (
                 f"{world_size} ranks, but {cluster.name} gave {cluster.capacity}; start at least {world_size}, "
@@ -248,7 +251,10 @@ class Suite:
         idle = option("benchmark_skip", False) or hasattr(self.config, "workerinput")
         if self.session is not None and runs_tests(self.config) and not idle:
             with contextlib.suppress(ConfigurationError):  # told by the first case that runs: all may be skipped
-                self.session.start()
+                if launch.is_other_rank(self.config):
+                    launch.start_early(self)
+                else:
+                    self.session.start()
 
     def open(self) -> None:
         """The run has perf cases: read the journal to resume, open the new one.  Raises PerfsuiteError."""
@@ -300,8 +306,7 @@ class Suite:
 
     def lost_agents(self) -> str:
         """Agents of a launch that are gone; waits a moment for them to show, because a launcher's signal is faster."""
-        cluster = self.config.stash.get(launch.transport_key, None)
-        return cluster.await_loss(LOST_AGENT_S) if cluster else ""
+        return self.cluster.await_loss(LOST_AGENT_S) if self.cluster else ""
 
     def close(self) -> None:
         """End every process that the run started.  Idempotent."""
@@ -314,9 +319,8 @@ class Suite:
     # -- for people ----------------------------------------------------------------------------------------------
 
     def header(self) -> list[str]:
-        """One line that says what is measured with what, and a line per warning."""
-        machine = self.machine
-        cluster = self.config.stash.get(launch.transport_key, None)
+        """Return one line that says what is measured with what, and a line per warning."""
+        machine, cluster = self.machine, self.cluster
         ranks = f" with {cluster.capacity} ranks" if cluster else ""
         transport = f"{cluster.name if cluster else 'local'}{ranks}"
         hardware = self.session.fingerprint if self.session else "unknown"
@@ -337,6 +341,7 @@ class Suite:
             lines.append(
                 f"the current directory is not the root {self.config.rootpath}: pytest-benchmark stores its files here"
             )
+        lines += collisions.lines(self.config)
         if self.machine.simulated:
             lines.append("the devices are simulated: no time here is a measurement")
         lines += private.remarks()

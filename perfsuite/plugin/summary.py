@@ -12,7 +12,7 @@ import pytest
 from perfsuite.gate.physics import examine
 from perfsuite.platforms.environment import congestion_control
 from perfsuite.platforms.quiet import disturbance, read_host_load, warning
-from perfsuite.plugin import projecting
+from perfsuite.plugin import projecting, retries
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.page import written_key
@@ -151,7 +151,13 @@ def warnings(suite: Suite, session: PerfSession) -> list[str]:
         session.journal_problem,
         paced(congestion_control(host), [session.results[case] for case, _ in disturbed]),
     ]
-    return [line for line in (*lines, *throttled_lines(session.results.values()), *oddities(session.results)) if line]
+    told = (
+        *lines,
+        *retries.lines(suite.config),
+        *throttled_lines(session.results.values()),
+        *oddities(session.results),
+    )
+    return [line for line in told if line]
 
 
 def paced(control: str, results: Iterable[Result]) -> str:

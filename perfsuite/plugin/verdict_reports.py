@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Literal
 
 import pytest
 
+from perfsuite.errors import VerdictFailed
 from perfsuite.gate.describe import describe
 from perfsuite.gate.verdict import Verdict
+from perfsuite.plugin.expected import covers_verdict, failure
+from perfsuite.plugin.tables import keep_reason
 
 SUITE_NODE = "perfsuite gate::the suite as a whole"
 """Node id under which a suite that fails stands among the tests; nothing can be selected by it."""
 
 
-def remade(item: pytest.Item, report: pytest.TestReport, failure: str) -> pytest.TestReport:
+def remade(item: pytest.Item, report: pytest.TestReport, failed: str) -> pytest.TestReport:
     """The call report of a case that passed by itself and fails by its verdict.
 
-    It goes through the same hooks as any failure, so that xfail and reports of other plugins work.
+    Made here and by no hook: a plugin that runs failed tests again would measure until the verdict is another one.
     """
 
     def fail() -> None:
-        raise pytest.fail.Exception(failure, pytrace=False)
+        raise failure(failed, VerdictFailed)
 
     call = pytest.CallInfo.from_call(fail, when="call")
-    call.duration, call.start, call.stop = report.duration, report.start, report.stop
-    if isinstance(item, pytest.Function):
-        item.funcargs = {}  # the fixtures are gone; other plugins' hooks would use them
-    before = list(item.user_properties)
-    new: pytest.TestReport = item.ihook.pytest_runtest_makereport(item=item, call=call)
-    item.user_properties[:] = before
-    new.user_properties = list(report.user_properties)
+    assert call.excinfo is not None
+    new = copy.copy(report)
+    new.longrepr = item.repr_failure(call.excinfo)
     new.sections = list(report.sections)
-    new.perf_failure = failure.partition(" ")[0].rstrip(";:").upper()  # type: ignore[attr-defined]  # reports carry what plugins put on them
+    covered = covers_verdict(item)
+    new.outcome = "failed" if covered is None else "skipped"
+    attributes = vars(new)  # reports carry what plugins put on them
+    if covered is None:
+        attributes.pop("wasxfail", None)
+        attributes["perf_failure"] = failed.partition(" ")[0].rstrip(";:").upper()
+    else:
+        attributes["wasxfail"] = covered
+    keep_reason(item, call, new)
     return new
 
 

@@ -382,6 +382,7 @@ class Driver:
                 phase=error["phase"],
                 detail=error["traceback"],
                 kind=error["kind"],
+                types=error.get("types", ()),
             )
         if slot in wait.done:
             return RankFailure(rank=slot, host=host, state="finished", what="", phase=phase)

@@ -8,9 +8,10 @@ for the others.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from perfsuite.errors import (
     CaseError,
@@ -21,6 +22,7 @@ from perfsuite.errors import (
     RanksFailed,
     UnsupportedCase,
     WrongResult,
+    also,
 )
 
 RankState = Literal["died", "raised", "hung", "stuck", "working", "skipped", "dragged", "waiting", "finished"]
@@ -69,13 +71,17 @@ class RankFailure:
     """Behind the rank's number, where it stands in the mesh; empty where the number says it."""
     kind: str = ""
     """Of the exception, see protocol.ERROR_KINDS; empty for a rank that raised none."""
+    types: Sequence[Sequence[str]] = ()
+    """Module and name of the exception's class and of those that it inherits from, the nearest first."""
 
 
 def exception_of(world_size: int, failures: Sequence[RankFailure], limit: str) -> PerfsuiteError:
     """What stands for the whole case: what all that raised on their own raised alike, else RanksFailed with a report.
 
-    ``limit`` is told where it ended the case.  A skip or an expected failure of some ranks is one of the case when no
-    rank failed otherwise; what others raise because a rank ran out of memory is a consequence of that.
+    It is an instance of what the ranks raised too, of the lowest rank's where they raised several, so that
+    ``pytest.raises`` and ``xfail(raises=...)`` see it.  ``limit`` is told where it ended the case.  A skip or an
+    expected failure of some ranks is one of the case when no rank failed otherwise; what others raise because a rank
+    ran out of memory is a consequence of that.
     """
     own = [failure for failure in consequences(failures) if failure.state == "raised"]
     causes = [failure for failure in own if failure.kind == "out_of_memory"]
@@ -85,8 +91,33 @@ def exception_of(world_size: int, failures: Sequence[RankFailure], limit: str) -
     kinds = {failure.kind for failure in causes}
     if len(kinds) == 1 and kinds <= set(_EXCEPTIONS) and not any(failure.state == "died" for failure in failures):
         first = min(causes, key=lambda failure: failure.rank)
-        return _EXCEPTIONS[first.kind](_where(first) + first.what)
-    return RanksFailed(compose(world_size, failures, limit))
+        kind = _EXCEPTIONS[first.kind]
+        return also(kind, _known(first.types) or kind)(_where(first) + first.what)
+    raised = _raised(failures)
+    error = (also(RanksFailed, raised[0]) if raised else RanksFailed)(compose(world_size, failures, limit))
+    error.raised = raised
+    return error
+
+
+def _raised(failures: Sequence[RankFailure]) -> tuple[type[BaseException], ...]:
+    """The types that the ranks raised, by rank; none where another rank died or hung, or raised what is not known."""
+    causes = [failure for failure in consequences(failures) if failure.state in _CAUSES and not _is_word(failure)]
+    types = [_known(failure.types) for failure in sorted(causes, key=lambda failure: failure.rank)]
+    return () if None in types else tuple(dict.fromkeys(filter(None, types)))
+
+
+def _known(types: Sequence[Sequence[str]]) -> type[BaseException] | None:
+    """The nearest of these classes that this process has, without importing anything.
+
+    Only the test's own process has a use for it, in ``raises=``, and what that names is loaded.
+    """
+    for module, path in types:
+        held: Any = sys.modules.get(module)
+        for name in path.split("."):
+            held = getattr(held, name, None)
+        if isinstance(held, type) and issubclass(held, Exception | SystemExit) and not issubclass(held, StopIteration):
+            return held
+    return None
 
 
 def _where(failure: RankFailure) -> str:

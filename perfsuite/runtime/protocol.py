@@ -16,7 +16,8 @@ store   host                                        ``{"done": {"port": ...}}``;
 leave   --                                          ``{"done": {}}`` once the rank has left its process group
 ======  ==========================================  ==================================================================
 
-Any verb may answer ``{"error": {"kind", "message", "traceback", "phase"}}``; ``kind`` is one of ERROR_KINDS.
+Any verb may answer ``{"error": {"kind", "message", "traceback", "phase", "types"}}``; ``kind`` is one of ERROR_KINDS,
+``types`` are module and name of the exception's class and those that it inherits from.
 ``timeout_s`` is how long joining may take; the process group itself waits for longer than any case (see
 :mod:`perfsuite.runtime.ranks.rendezvous`).
 """

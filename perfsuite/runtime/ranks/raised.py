@@ -22,6 +22,8 @@ DESTROYED = (
     "its process group is gone: the workload called torch.distributed.destroy_process_group(), but the group belongs "
     "to perfsuite, which ends it after the case; remove the call"
 )
+MOST_TYPES = 20
+"""Classes of an exception that are told, the nearest first; a class with more is a curiosity."""
 _OWN = Path(__file__).parent
 _CLEAN = (
     (WrongResult, "wrong_result"),
@@ -43,6 +45,7 @@ def describe(error: BaseException, *, phase: str, code: DeviceCode | None, destr
     trace = "".join(traceback.format_exception(type(error), error, _own_frames(error.__traceback__)))
     return {
         "kind": kind,
+        "types": [[each.__module__, each.__qualname__] for each in type(error).__mro__[:-2][:MOST_TYPES]],
         "message": cut(message, MESSAGE_CHARS),
         "traceback": cut(trace, TRACEBACK_CHARS),
         "phase": phase,

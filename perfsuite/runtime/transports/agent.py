@@ -25,31 +25,44 @@ from perfsuite.runtime.transports.base import Event, Message
 from perfsuite.runtime.transports.door import reach_driver
 from perfsuite.runtime.transports.exchange import LEAVING, Exchange
 from perfsuite.runtime.transports.keys import find_meeting
-from perfsuite.runtime.transports.launchers import Launch
+from perfsuite.runtime.transports.launchers import Launch, gathering_s
 from perfsuite.runtime.transports.slot import OneSlot
-from perfsuite.runtime.transports.star import TOLD, greeting
+from perfsuite.runtime.transports.star import PATIENCE_S, TOLD, greeting, say_waiting
 from perfsuite.runtime.transports.wire import Link, LinkLost
 
 DISMISSED = 0
 ENDED_EARLY = 1
 """Exit status when the driver or the launcher is gone, or no driver was found."""
 _DRIVER = 0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LAST_WORDS_S = 2.0
 _LAST_RESORT_S = 15.0
 """A main thread that has not left by then is stuck in a system call; the process ends without it."""
 
 
-def serve_agent(launch: Launch, *, environ: Mapping[str, str] = os.environ, deadline_s: float = 300.0) -> int:
+def serve_agent(
+    launch: Launch,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    deadline_s: float | None = None,
+    slot: OneSlot | None = None,
+    stays: bool = False,
+) -> int:
     """Serve until the driver dismisses this agent; returns the exit status of the process, 0 when dismissed.
 
-    ``deadline_s`` is how long to look for the driver.  Must be called from the main thread, once, at the end of which
-    the process ends: signal handlers stay as they are set here.
+    ``deadline_s`` is how long to look for the driver.  ``slot`` was made and started before, by one who closes it.
+    A process that ``stays`` gets its signal handlers back; another one is about to end and ignores SIGTERM from here
+    on, which launchers send to all when rank 0 has failed.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _leave)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        signal.signal(signal.SIGHUP, _leave)
+    deadline_s = gathering_s(launch) if deadline_s is None else deadline_s
+    link = None
     parent = os.getppid()
+    leave_signals = _take_signals(stays)
+    waiting = threading.Timer(
+        PATIENCE_S, say_waiting, (launch, "rank 0 and those that it waits for", deadline_s, environ)
+    )
+    waiting.daemon = True
+    waiting.start()
     try:
         link, welcome = reach_driver(
             launch,
@@ -59,17 +72,46 @@ def serve_agent(launch: Launch, *, environ: Mapping[str, str] = os.environ, dead
             deadline_s=deadline_s,
             alive=lambda: os.getppid() == parent,
         )
+        waiting.cancel()
+        if signal.getsignal(signal.SIGINT) is _leave:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the driver's from here on
         with _last_word(link), _log_directory(welcome) as logs:
-            return _Agent(launch, link, welcome, logs, parent).serve()
+            return _Agent(launch, link, welcome, logs, parent=parent, slot=slot).serve()
     except LaunchError as problem:
         print(f"perfsuite: {problem}", file=sys.stderr, flush=True)
         return ENDED_EARLY
     except SystemExit as ended:
         return int(ended.code or 0)
+    finally:
+        waiting.cancel()
+        leave_signals()
+        if link is not None:
+            link.close()
+
+
+def _take_signals(stays: bool) -> Callable[[], None]:
+    """SIGTERM and SIGHUP end the agent, and so does Ctrl-C until there is a driver; returns what to do at its end.
+
+    Only the main thread can have handlers; in another one a signal does what it did before.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup
+        del before[signal.SIGHUP]
+    for number in before:
+        signal.signal(number, _leave)
+
+    def leave_signals() -> None:
+        for number, handler in before.items():
+            if handler is not None:  # one that Python did not set cannot be set by it
+                signal.signal(number, handler if stays else signal.SIG_IGN)
+
+    return leave_signals
 
 
 def _leave(number: int, _: object) -> None:
-    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for each in _SIGNALS:
         signal.signal(each, signal.SIG_IGN)  # launchers send it more than once
     raise SystemExit(128 + number)
 
@@ -101,11 +143,13 @@ def _log_directory(welcome: Message) -> Any:
 
 
 class _Agent:
-    def __init__(self, launch: Launch, link: Link, welcome: Message, logs: Path, parent: int) -> None:
+    def __init__(
+        self, launch: Launch, link: Link, welcome: Message, logs: Path, *, parent: int, slot: OneSlot | None
+    ) -> None:
         self._rank = launch.rank
         self._exchange = Exchange({_DRIVER: link})
         self._parent = parent
-        self._slot = OneSlot(
+        self._slot = slot or OneSlot(
             start_method=welcome["start_method"],
             preload=tuple(welcome["preload"]),
             log_directory=logs,
@@ -129,7 +173,6 @@ class _Agent:
 
     def serve(self) -> int:
         """Carry out commands and pass on events, until dismissed."""
-        # The link is never closed here: the driver takes its end for the end of this process, which closes it.
         watching = threading.Thread(target=self._watch, name="perfsuite-link", daemon=True)
         watching.start()
         try:
@@ -151,6 +194,8 @@ class _Agent:
             self._over.set()
             self._exchange.wake()
             watching.join(_LAST_WORDS_S)
+            if not watching.is_alive():
+                self._exchange.close()
         return DISMISSED
 
     def _answer(self, frame: Message) -> None:

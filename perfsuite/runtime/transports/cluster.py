@@ -22,7 +22,7 @@ from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.transports.base import Event, Message, Place, Transport
 from perfsuite.runtime.transports.exchange import Arrival
 from perfsuite.runtime.transports.keys import offer_meeting
-from perfsuite.runtime.transports.launchers import Launch
+from perfsuite.runtime.transports.launchers import Launch, gathering_s
 from perfsuite.runtime.transports.slot import OneSlot
 from perfsuite.runtime.transports.star import TOLD, Star, gather
 
@@ -54,7 +54,7 @@ class ClusterTransport(Transport):
         start_method: Literal["fork", "exec"],
         preload: tuple[str, ...],
         log_directory: Path,
-        deadline_s: float = 300.0,
+        deadline_s: float | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         """``deadline_s`` is how long to wait for the agents; the other arguments are a LocalTransport's.
@@ -64,7 +64,7 @@ class ClusterTransport(Transport):
         self.name = launch.launcher
         self.capacity = launch.world_size
         self._launch = launch
-        self._deadline_s = deadline_s
+        self._deadline_s = gathering_s(launch) if deadline_s is None else deadline_s
         self._environ = environ
         self._welcome: Message = {
             "start_method": start_method,
@@ -81,7 +81,7 @@ class ClusterTransport(Transport):
         self._lost: dict[int, _Loss] = {}
 
     def gather(self) -> None:
-        """Wait until every agent of the launch is there.  To be called once, before anything else.
+        """Wait until every agent of the launch is there.  To be called once; only :meth:`start` may come before.
 
         Raises LaunchError: no key for several hosts, all ports in use, agents that did not come.
         """
@@ -89,12 +89,12 @@ class ClusterTransport(Transport):
         offer = offer_meeting(self._launch, self._environ)
         self._star.dismiss(0.0)
         try:
-            self._star = gather(self._launch, offer.meeting, self._deadline_s, self._welcome)
+            self._star = gather(self._launch, offer.meeting, self._deadline_s, self._welcome, self._environ)
         finally:
             offer.discard()  # every agent has used it, or none will
 
     def start(self) -> None:
-        """See :meth:`Transport.start`."""
+        """See :meth:`Transport.start`; agents that have not come yet start what they need by themselves."""
         self._star.send(self._star.ranks, {"verb": "start"})
         self._local.start()
 

@@ -37,6 +37,11 @@ _FOREIGN = {
     "PMIX_RANK": "PMIX_SIZE",
 }
 """Rank and size variables of launchers that perfsuite does not serve (MPICH, MVAPICH, PALS, Flux, JSM, bare PMIx)."""
+_TELLING = (
+    *("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    *("SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_PROCID", "RANK", "LOCAL_RANK", "WORLD_SIZE", *_FOREIGN),
+)
+"""Without these variables nothing tells of a launch."""
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Slurm numbers the steps of batch scripts and interactive shells from the top: nobody asked srun for those."""
 
@@ -96,6 +101,20 @@ def detect_launch(environ: Environ) -> Launch | None:
     else:
         launch = _slurm_step(environ) or _env(environ)
     return launch if launch is not None and launch.world_size > 1 else None
+
+
+def gathering_s(launch: Launch) -> float:
+    """Seconds that the processes of a launch wait for each other: on one host they start together."""
+    return 60.0 if launch.single_host else 300.0
+
+
+def telling_variables(environ: Environ) -> tuple[str, ...]:
+    """Names in ``environ`` to unset where nobody launched anything: without them there is no launch.
+
+    >>> telling_variables({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
+    ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')
+    """
+    return tuple(name for name in _TELLING if name in environ)
 
 
 def launcher_variables(environ: Environ) -> frozenset[str]:

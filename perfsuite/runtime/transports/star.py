@@ -9,7 +9,9 @@ tree has branches, instead of one per rank.
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,12 +26,14 @@ from perfsuite.runtime.transports.base import Message
 from perfsuite.runtime.transports.door import Door
 from perfsuite.runtime.transports.exchange import Arrival, Exchange
 from perfsuite.runtime.transports.keys import Meeting
-from perfsuite.runtime.transports.launchers import Launch
+from perfsuite.runtime.transports.launchers import Launch, telling_variables
 from perfsuite.runtime.transports.wire import Link, LinkLost
 
 TOLD = "it got "
 """Begins the last word of an agent that a signal told to end: a launcher does so to all when one process has died."""
 _TICK_S = 0.2
+PATIENCE_S = 3.0
+"""Who has waited so long says for whom."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +142,12 @@ def best_address(addresses: Mapping[int, str], facts: Mapping[int, AgentFacts]) 
     return addresses[ranks[0]] if ranks else "127.0.0.1"
 
 
-def gather(launch: Launch, meeting: Meeting, deadline_s: float, welcome: Message) -> Star:
+def gather(
+    launch: Launch, meeting: Meeting, deadline_s: float, welcome: Message, environ: Mapping[str, str] = os.environ
+) -> Star:
     """Wait until the agents of all other ranks have come, then send each of them ``welcome``.
+
+    What takes longer than a few seconds is said on stderr; ``environ`` has the launcher's variables.
 
     Raises LaunchError naming those that did not come in ``deadline_s`` seconds, or that left again.
     """
@@ -148,6 +156,7 @@ def gather(launch: Launch, meeting: Meeting, deadline_s: float, welcome: Message
     links: dict[int, Link] = {}
     facts: dict[int, AgentFacts] = {}
     until = time.monotonic() + deadline_s
+    says_at = time.monotonic() + PATIENCE_S
     try:
         while len(links) < launch.world_size - 1:
             arrival = door.next_arrival(_TICK_S)
@@ -155,8 +164,13 @@ def gather(launch: Launch, meeting: Meeting, deadline_s: float, welcome: Message
                 _take_in(launch, *arrival, links, facts)
                 continue
             _require_present(links, facts)
-            if time.monotonic() > until:
-                raise LaunchError(_who_is_missing(launch, facts, deadline_s, door.turned_away))
+            now = time.monotonic()
+            if now > until:
+                missing = _who_is_missing(launch, facts, deadline_s, door.turned_away)
+                raise LaunchError(f"{missing}; {unless_launched(environ)}")
+            if now > says_at:
+                says_at = float("inf")
+                say_waiting(launch, f"rank {_spans(_missing(launch, facts))}", deadline_s, environ)
         star = Star(links, facts)
         star.send(star.ranks, welcome)
         return star
@@ -168,6 +182,22 @@ def gather(launch: Launch, meeting: Meeting, deadline_s: float, welcome: Message
         raise
     finally:
         door.close()
+
+
+def say_waiting(launch: Launch, for_whom: str, deadline_s: float, environ: Mapping[str, str]) -> None:
+    """Say on stderr for whom this process waits, for how long, and what to do where nobody launched the others."""
+    print(
+        f"perfsuite: rank {launch.rank} of {launch.world_size} ({launch.launcher}) waits for {for_whom}, "
+        f"{deadline_s:g} s at most: each rank must run the same pytest command and collect perf cases; "
+        f"{unless_launched(environ)}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def unless_launched(environ: Mapping[str, str]) -> str:
+    """What to do where a shell or container has the variables of a launcher and no launcher started this process."""
+    return f"if no launcher started it: unset {' '.join(telling_variables(environ))}"
 
 
 def greeting(launch: Launch, host: str, pid: int) -> Message:
@@ -228,7 +258,7 @@ def _require_present(links: Mapping[int, Link], facts: Mapping[int, AgentFacts])
 def _who_is_missing(
     launch: Launch, facts: Mapping[int, AgentFacts], deadline_s: float, turned_away: Mapping[str, int]
 ) -> str:
-    missing = [rank for rank in range(1, launch.world_size) if rank not in facts]
+    missing = _missing(launch, facts)
     hosts = sorted({agent.host for agent in facts.values()})
     came = (
         f"ranks came from {', '.join(hosts[:8])}{', ...' if len(hosts) > 8 else ''}" if hosts else "no other rank came"
@@ -239,6 +269,10 @@ def _who_is_missing(
         f"{strangers if turned_away else ''}): every process of the launch must run the same command and reach "
         f"{launch.master_addr}; see the output of the missing ranks"
     )
+
+
+def _missing(launch: Launch, facts: Mapping[int, AgentFacts]) -> list[int]:
+    return [rank for rank in range(1, launch.world_size) if rank not in facts]
 
 
 def _spans(ranks: Sequence[int]) -> str:
