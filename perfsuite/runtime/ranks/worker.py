@@ -7,7 +7,9 @@ import platform
 import resource
 import socket
 import statistics
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from perfsuite.records import ClockFacts, Sample
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.protocol import TIMING
 from perfsuite.runtime.ranks import placement
-from perfsuite.runtime.ranks.arrival import arrival_times, iterations_within
+from perfsuite.runtime.ranks.arrival import Watch, iterations_within
 from perfsuite.runtime.ranks.clock_offset import offset_to_rank0_s
 from perfsuite.runtime.ranks.host_cores import read_cores
 from perfsuite.runtime.ranks.meshes import Meshes
@@ -37,6 +39,7 @@ from perfsuite.runtime.ranks.rendezvous import (
     serve_store,
     wait_as_long_in_every_group,
 )
+from perfsuite.runtime.ranks.returned import Iteration
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timer import Samples, Timer
 from perfsuite.runtime.reference import resolve
@@ -208,17 +211,17 @@ class Worker:
         self._enter("checking a small twin")
         step = as_step(twin.build(rank), f"{type(twin).__name__}.build")
         try:
-            self._check(twin, step, rank)
+            self._check(twin, Iteration(step.run, _name_of(twin)), step, rank)
         finally:
             step.close()
 
-    def _check(self, workload: Workload, step: Step, rank: WorkerRank) -> float:
+    def _check(self, workload: Workload, iterate: Callable[[], Any], step: Step, rank: WorkerRank) -> float:
         """Run once on fresh inputs and check what came out; seconds of that one iteration."""
         member = self._in_group()
         step.refill()
         member.code.synchronize()
         start = member.code.clock.stamp()
-        step.run()
+        iterate()
         end = member.code.clock.stamp()
         member.code.clock.wait(end)
         self._require_group()  # now: on the next communication all ranks fail alike
@@ -229,25 +232,32 @@ class Worker:
         member = self._in_group()
         self._utilisation_percent = self._throttle = None
         self._enter("checking before timing")
-        first_s = self._check(workload, step, rank)
+        iteration = Iteration(step.run, _name_of(workload))
+        watch = Watch(member.code, _name_of(workload)) if member.world_size > 1 or member.code.clock.queues else None
+        # At once, before forgotten messages could make the ranks wait for ever; but torch.compile would compile for it.
+        watched = watch is not None and "torch._dynamo" not in sys.modules
+        first_s = self._check(workload, partial(watch.once, iteration) if watch and watched else iteration, step, rank)
         if budget.smoke:
             return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
         timer = Timer(member, budget, spans, aligned=workload.aligned)
         self._enter(TIMING)
         with rank.recording():
-            samples = timer.take(step.run, workload.yardstick)
+            samples = timer.take(iteration, workload.yardstick)
         self._utilisation_percent = member.code.utilisation_percent()  # before anything else runs on the device
         self._throttle = member.code.throttle() if self._several_hosts else None  # the driver looks at its own host's
         records = rank.read_records()  # of the timed iterations: those that follow are checked and watched
         steps = self._steps(spans, samples)
         self._enter("checking after timing")
-        self._check(workload, step, rank)
+        self._check(workload, iteration, step, rank)
         arrivals: list[float] = []
-        if member.world_size > 1 and workload.arrivals:
+        if watch is not None:
             self._enter("watching arrivals")
-            watched = iterations_within(budget.max_time_s, samples.samples)
-            arrivals = arrival_times(step.run, timer.align, watched, member.code.clock.now_s)
+            for _ in range(iterations_within(budget.max_time_s, samples.samples)):
+                timer.align()
+                arrived_s = watch.once(iteration)
+                arrivals += [arrived_s] if workload.arrivals and arrived_s is not None else []
             timer.align()
+            watch.require_idle()
         return {**self._report(rank, samples, spans, arrivals, records), "steps": steps}
 
     def _steps(self, spans: SpanRecorder, samples: Samples) -> Message | None:
@@ -296,6 +306,11 @@ class Worker:
             "imports": own_modules(),
             "steps": None,
         }
+
+
+def _name_of(workload: Workload) -> str:
+    """A workload's class, or the name of its function."""
+    return getattr(workload, "function", type(workload)).__qualname__
 
 
 def _smoke(first_s: float) -> Samples:
