@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.errors import InvalidParameter, RanksFailed
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.ranks.returned import Iteration, pending
@@ -235,3 +235,13 @@ def test_communication_that_nobody_waits_for_is_refused(driver, function, told):
 @pytest.mark.parametrize("function", [unwaited.ddp, unwaited.waited_by_future, unwaited.coalesced])
 def test_communication_that_is_waited_for_in_another_way_is_no_false_alarm(driver, function):
     assert len(run(driver, function).samples) >= 3
+
+
+def test_a_rank_that_waits_for_a_returned_handle_is_not_the_one_that_hangs(driver):
+    workload = FunctionWorkload(function=unwaited.one_sided)
+    budget = Budget(min_rounds=3, max_time_s=0.05, timeout_s=1.5)
+    with pytest.raises(RanksFailed) as failure:
+        driver.run(Job(workload=workload, world_size=2, budget=budget))
+    assert str(failure.value).startswith("rank 1 on ")
+    assert "rank 0 on" in str(failure.value)
+    assert "waiting for the others in wait" in str(failure.value)

@@ -123,3 +123,14 @@ def coalesced(rank):
         dist.barrier()
 
     return run
+
+
+def one_sided(rank):
+    """Return the handle of a sum that only rank 0 starts: it waits for ever for the others."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    x = torch.ones(16)
+    return lambda: dist.all_reduce(x, async_op=True) if rank.rank == 0 else time.sleep(600)

@@ -11,8 +11,7 @@ for, and its time is in no sample.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -78,13 +77,13 @@ class Watch:
         """
         clock, registered = self._code.clock, _registered()
         start, start_s = clock.stamp(), clock.now_s()
-        with _Communication(clock.now_s) as seen, _noting_waits() as waited:
+        with _Communication(clock.now_s) as seen, _Wait() as wait:
             run()
         end = clock.stamp()
         clock.wait(end)
         ended_s = clock.now_s()
         unfinished = {
-            name for name, work in seen.works if id(work) not in waited and not _is_finished(work, clock.queues)
+            name for name, work in seen.works if id(work) not in wait.waited and not _is_finished(work, clock.queues)
         }
         if _registered() > registered:
             unfinished.add("a functional collective")
@@ -109,21 +108,25 @@ class Watch:
             )
 
 
-@contextmanager
-def _noting_waits() -> Iterator[set[int]]:
-    """The ids of works on which Python code called wait()."""
-    waited: set[int] = set()
-    original = dist.Work.wait
+class _Wait:
+    """Stands in for ``Work.wait`` and notes whose it is; the call itself has no frame of perfsuite in its stack."""
 
-    def wait(work: dist.Work, *arguments: Any, **keywords: Any) -> Any:
-        waited.add(id(work))
-        return original(work, *arguments, **keywords)
+    def __init__(self) -> None:
+        self.original: Any = vars(dist.Work)["wait"]
+        self.waited: set[int] = set()
+        """The ids of works on which Python code called wait()."""
 
-    dist.Work.wait = wait  # type: ignore[assignment, method-assign]
-    try:
-        yield waited
-    finally:
-        dist.Work.wait = original  # type: ignore[method-assign]
+    def __get__(self, work: dist.Work | None, owner: Any = None) -> Any:
+        if work is not None:
+            self.waited.add(id(work))
+        return self.original.__get__(work, owner)
+
+    def __enter__(self) -> _Wait:
+        dist.Work.wait = self  # type: ignore[assignment, method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        dist.Work.wait = self.original  # type: ignore[method-assign]
 
 
 def _is_finished(work: dist.Work, queues: bool) -> bool:
