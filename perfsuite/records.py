@@ -155,7 +155,7 @@ class RankFacts:
     device: str
     """Device as torch names it, e.g. ``cpu`` or ``musa:3``."""
     threads: int
-    """Intra-op threads of the rank."""
+    """Intra-op threads of the rank, read after the last sample."""
     cores: tuple[int, ...] | None
     """Cores the rank is pinned to; None when it may run anywhere."""
     median_s: float
@@ -176,6 +176,8 @@ class RankFacts:
     launch_s: float | None = None
     """Median seconds that this process took to start one iteration; close to ``median_s`` where the host is what is
     slow.  None: written before it was measured."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the process that the case had changed while its samples were taken, with their values then."""
 
 
 @dataclass(frozen=True, kw_only=True)

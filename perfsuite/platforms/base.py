@@ -274,6 +274,10 @@ class DeviceCode(ABC):
     def release(self) -> None:  # noqa: B027  an optional hook, not a forgotten abstract method
         """Return cached memory to the device between cases."""
 
+    def settings(self) -> dict[str, str]:
+        """Settings of the device's runtime that a program may change, such as the current stream; compared as text."""
+        return {}
+
     def versions(self) -> dict[str, str]:
         """Versions of torch, its device stack and the collective library, for the environment of a run."""
         return {}

@@ -30,6 +30,7 @@ from perfsuite.runtime.ranks.arrival import Watch, iterations_within
 from perfsuite.runtime.ranks.clock_offset import offset_to_rank0_s
 from perfsuite.runtime.ranks.host_cores import read_cores
 from perfsuite.runtime.ranks.meshes import Meshes
+from perfsuite.runtime.ranks.process_state import ProcessState
 from perfsuite.runtime.ranks.raised import DESTROYED, describe
 from perfsuite.runtime.ranks.rank import Membership, WorkerRank
 from perfsuite.runtime.ranks.rendezvous import (
@@ -59,6 +60,12 @@ class Worker:
         self._placement = placement.Placement(threads=1, cores=None)
         self._several_hosts = False
         """Ranks of the group are on several hosts, each with a clock of its own."""
+        self._state: ProcessState | None = None
+        """Before the case that runs."""
+        self._settings: Message = {}
+        """Of the process, after the last sample of that case."""
+        self._stale: list[str] = []
+        """Settings of the process that the case before changed and that could not be put back."""
         self._meshes: Meshes | None = None
         """Of the case that runs in this process group."""
         self._group: dist.ProcessGroup | None = None
@@ -79,7 +86,8 @@ class Worker:
             return {"done": self._verbs[command["verb"]](command)}
         except BaseException as error:  # sys.exit, pytest.skip or KeyboardInterrupt must not end it without a word
             code = self._member.code if self._member else None
-            return {"error": describe(error, phase=self._phase, code=code, destroyed=self._has_lost_group())}
+            told = describe(error, phase=self._phase, code=code, destroyed=self._has_lost_group())
+            return {"error": {**told, "stale": self._stale}}
 
     def _enter(self, phase: str) -> None:
         self._phase = phase
@@ -181,9 +189,19 @@ class Worker:
     # -- one case ------------------------------------------------------------------------------------------------
 
     def _run(self, command: Message) -> Message:
-        member = self._in_group()
         self._enter("loading the workload")
-        workload = resolve(command["workload"])
+        self._stale = []
+        self._state = ProcessState.read(self._in_group().code)
+        try:
+            workload = resolve(command["workload"])
+            self._stale += self._state.changed(by_loading=True)
+            report = self._build_and_time(workload, command)
+        finally:
+            self._stale += self._state.put_back()
+        return {**report, "stale": self._stale}
+
+    def _build_and_time(self, workload: Workload, command: Message) -> Message:
+        member = self._in_group()
         budget = Budget(**command["budget"])
         spans = SpanRecorder(clock=member.code.clock)
         if command["purpose"] == "memory":  # what a mesh takes is part of what is looked at
@@ -238,6 +256,7 @@ class Worker:
         watched = watch is not None and "torch._dynamo" not in sys.modules
         first_s = self._check(workload, partial(watch.once, iteration) if watch and watched else iteration, step, rank)
         if budget.smoke:
+            self._look_at_settings()
             return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
         timer = Timer(member, budget, spans, aligned=workload.aligned)
         self._enter(TIMING)
@@ -245,6 +264,7 @@ class Worker:
             samples = timer.take(iteration, workload.yardstick)
         self._utilisation_percent = member.code.utilisation_percent()  # before anything else runs on the device
         self._throttle = member.code.throttle() if self._several_hosts else None  # the driver looks at its own host's
+        self._look_at_settings()
         records = rank.read_records()  # of the timed iterations: those that follow are checked and watched
         steps = self._steps(spans, samples)
         self._enter("checking after timing")
@@ -268,6 +288,11 @@ class Worker:
         offset_s = offset_to_rank0_s(member.device, now_s=member.code.clock.now_s) if self._several_hosts else 0.0
         return spans.keeper.report(samples.samples, offset_s=offset_s)
 
+    def _look_at_settings(self) -> None:
+        """Read the settings of this process as they are while samples are taken."""
+        assert self._state is not None, "a case runs"
+        self._settings = {"threads": torch.get_num_threads(), "settings": self._state.recorded()}
+
     def _report(
         self, rank: WorkerRank, samples: Samples, spans: SpanRecorder, arrivals: list[float], records: dict[str, Any]
     ) -> Message:
@@ -278,7 +303,7 @@ class Worker:
                 "rank": member.rank,
                 "host": socket.gethostname(),
                 "device": str(member.device),
-                "threads": self._placement.threads,
+                **self._settings,
                 "cores": list(self._placement.cores) if self._placement.cores else None,
                 "median_s": statistics.median(samples.own_s),
                 "min_s": min(samples.own_s),
