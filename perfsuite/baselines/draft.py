@@ -51,6 +51,8 @@ class NewRuns:
     """Improved: the quantities that are better, and the relative gain from which on another session shows the same."""
     tolerance: float = 0.03
     """Relative slowdown that the case accepts."""
+    instrumented: str = ""
+    """Why its times are not a baseline's: a tool or debug setting slowed its ranks."""
 
 
 class Draft:
@@ -81,7 +83,9 @@ class Draft:
     def _entry(self, old: Entry | None, new: NewRuns) -> Entry | None:
         """The entry of a case afterwards; None where it stays as it is."""
         node, worse, why_not = new.case.node, _worse(old, new), _unfit(new)
-        if new.verdict in ("impossible", "unstable-host") or (worse and not self._accepts(new)):
+        if new.instrumented:
+            self.alarming.append(node)
+        elif new.verdict in ("impossible", "unstable-host") or (worse and not self._accepts(new)):
             self.alarming.append(node)
             why_not = f"{worse or new.seen or new.verdict}; {_ADVICE.get(new.verdict or '', _IF_MEANT)}"
         elif not why_not and self.mode == "improved" and new.verdict != "improved":
@@ -157,6 +161,8 @@ class Draft:
 
 def _unfit(new: NewRuns) -> str:
     """Why runs are none that a baseline takes, whatever they say; empty when they are."""
+    if new.instrumented:
+        return new.instrumented
     if not new.runs:
         return "it has no run"
     if any(run.process == "reused" for run in new.runs):

@@ -225,6 +225,8 @@ class DeviceCode(ABC):
     """Rows and columns of the yardstick's four products: together about a millisecond of one CPU core."""
     yardstick_bytes: ClassVar[int] = 4 * MIB
     """What the yardstick copies: more than a core's own caches."""
+    instrument_variables: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Variables that slow the device's libraries: by name a pattern of such values and what they turn on."""
     clock: Clock
 
     @abstractmethod

@@ -89,8 +89,14 @@ def finish(session: pytest.Session) -> None:
         return
     from perfsuite.history import file
     from perfsuite.history.session import session_of
+    from perfsuite.run_record import instrumented_line
 
     blank, state.blank = state.blank, None
+    if slowed := instrumented_line(suite.session.results.values()):
+        state.problem = slowed
+        if session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        return
     results = [result for case, result in suite.session.results.items() if case not in suite.session.reused]
     line = session_of(
         results,

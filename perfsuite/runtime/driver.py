@@ -17,7 +17,7 @@ from perfsuite.errors import AgentLost, InvalidParameter, RanksFailed
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms.base import Family
 from perfsuite.platforms.telemetry import Telemetry
-from perfsuite.records import DeviceLook, Measurement
+from perfsuite.records import Measurement
 from perfsuite.runtime import protocol
 from perfsuite.runtime.assembly import assemble
 from perfsuite.runtime.failures import RankFailure, exception_of
@@ -25,6 +25,7 @@ from perfsuite.runtime.reference import refer
 from perfsuite.runtime.stacks import judge
 from perfsuite.runtime.transports.base import Message, Place, Transport
 from perfsuite.runtime.watch import DeviceWatch
+from perfsuite.step_records import DeviceLook
 from perfsuite.units import format_seconds
 from perfsuite.workload import Budget, Pin, Process, Purpose, Workload
 

@@ -22,6 +22,7 @@ from perfsuite.mesh import MeshShape
 from perfsuite.platforms import device_code
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.platforms.host import Host
+from perfsuite.platforms.instruments import instruments
 from perfsuite.records import ClockFacts, Sample
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.protocol import TIMING
@@ -184,7 +185,10 @@ class Worker:
         versions["python"] = platform.python_version()
         if WRAPPER in os.environ:
             versions["wrapper"] = os.environ[WRAPPER]
-        return {**versions, **device_code(command["family"]).versions()}
+        code = device_code(command["family"])
+        if slowed := instruments(code, os.environ.get(WRAPPER, "")):
+            versions["instruments"] = slowed
+        return {**versions, **code.versions()}
 
     # -- one case ------------------------------------------------------------------------------------------------
 
@@ -277,7 +281,8 @@ class Worker:
                 arrived_s = watch.once(iteration)
                 arrivals += [arrived_s] if workload.arrivals and arrived_s is not None else []
             timer.align()
-            watch.require_idle()
+            if workload.aligned:  # steps that run free may leave work beside the next one
+                watch.require_idle()
         return {**self._report(rank, samples, spans, arrivals, records), "steps": steps}
 
     def _steps(self, spans: SpanRecorder, samples: Samples) -> Message | None:
@@ -291,7 +296,11 @@ class Worker:
     def _look_at_settings(self) -> None:
         """Read the settings of this process as they are while samples are taken."""
         assert self._state is not None, "a case runs"
-        self._settings = {"threads": torch.get_num_threads(), "settings": self._state.recorded()}
+        self._settings = {
+            "threads": torch.get_num_threads(),
+            "settings": self._state.recorded(),
+            "instruments": instruments(self._in_group().code, os.environ.get(WRAPPER, "")),
+        }
 
     def _report(
         self, rank: WorkerRank, samples: Samples, spans: SpanRecorder, arrivals: list[float], records: dict[str, Any]
