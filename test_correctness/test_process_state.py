@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import json
 import os
 import random
 import subprocess
@@ -29,6 +31,21 @@ def read():
     return ProcessState.read(CpuDevice())
 
 
+def in_a_fork(look):
+    """What ``look`` returns in a process without other threads, with which all that it changed ends."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            os.write(writer, json.dumps(look()).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        text = told.read()
+    os.waitpid(pid, 0)
+    return json.loads(text)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -42,12 +59,12 @@ def read():
     ],
 )
 def test_what_has_a_setter_is_put_back(change):
-    before = read()
-    try:
+    def look():
+        before = read()
         change()
-        assert before.changed()
-    finally:
-        assert before.put_back() == []
+        return bool(before.changed()), before.put_back()
+
+    assert in_a_fork(look) == [True, []]
 
 
 @pytest.mark.parametrize(
@@ -70,23 +87,24 @@ def test_what_has_a_setter_is_put_back(change):
     ],
 )
 def test_what_has_none_is_named(name, change):
-    pid = os.fork()  # whatever the change is, it ends with this process
-    if pid == 0:
+    def look():
         before = read()
         made = change()
         left = before.put_back()
         if isinstance(made, subprocess.Popen):
             made.kill()
-        os._exit(0 if name in left else 1)
-    assert os.waitpid(pid, 0)[1] == 0
+        return left
+
+    assert name in in_a_fork(look)
 
 
 def test_a_process_that_nothing_changed_is_as_before():
-    before = read()
-    torch.randn(8) @ torch.randn(8)
-    assert before.changed() == ["random numbers of torch"]
-    assert before.put_back() == []
-    assert before.recorded() == {}
+    def look():
+        before = read()
+        torch.randn(8) @ torch.randn(8)
+        return before.changed(), before.put_back(), before.recorded()
+
+    assert in_a_fork(look) == [["random numbers of torch"], [], {}]
 
 
 def test_no_setting_of_this_torch_is_unreadable():

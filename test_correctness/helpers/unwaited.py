@@ -38,13 +38,16 @@ def returned(rank, how):
 
 
 def dropped(rank):
-    """Start a sum and forget it."""
+    """Start a sum and forget it; rank 1 comes late, so that rank 0's is unfinished when its iteration returns."""
+    import time
+
     import torch
     import torch.distributed as dist
 
     x = torch.ones(_ELEMENTS)
 
     def run():
+        time.sleep(0.1 * rank.rank)
         dist.all_reduce(x, async_op=True)
 
     return run

@@ -52,7 +52,7 @@ class _Communication(TorchDispatchMode):
         if self.entered_s is None:
             self.entered_s = self._now_s()
         made = func(*args, **(kwargs or {}))
-        if func.namespace == "c10d":
+        if func.namespace == "c10d" and hasattr(dist.Work, "unbox"):  # torch of some vendors' builds is older
             several = made if isinstance(made, (tuple, list)) else (made,)
             name = func.overloadpacket.__name__.strip("_")
             # As long as it is kept, the unboxed object is the very one that the program gets and waits for.
