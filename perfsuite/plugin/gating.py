@@ -255,7 +255,8 @@ class Gating:
         if (self.problem or self.refused) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         instrumented = self.keeper.instrumented
-        if self.options.gate and instrumented and not self.keeper.covered:
+        ended = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if self.options.gate and instrumented and not self.keeper.covered and ended:
             self.problem = f"--perf-gate compared nothing: {next(iter(instrumented.values()))}"
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
         nothing = self.options.gate and not self.options.allow_ungated and not self.keeper.covered
