@@ -92,6 +92,7 @@ def test_a_tracer_is_named(plain):
         ("TORCH_LOGS", "recompiles", False),
         ("TORCH_SHOW_CPP_STACKTRACES", "1", False),
         ("PYTHONFAULTHANDLER", "1", False),
+        ("TORCH_CPP_LOG_LEVEL", "INFO", False),
         ("PYTHONUNBUFFERED", "1", False),
         ("NCCL_DEBUG", "INFO", False),  # of another platform's library
     ],

@@ -28,7 +28,6 @@ _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "GLIBC_TUNABLES": (r".*glibc\.malloc\.(perturb|check)=[^0]", "debug setting of the C allocator"),
         "TORCH_COMPILE_DEBUG": (_ON, "debug mode of torch.compile"),
         "TORCH_LOGS": (r".*(\+|all|distributed|c10d)", "debug log of torch"),
-        "TORCH_CPP_LOG_LEVEL": ("(?i)(info|0)$", "log of torch's C++ code"),
         "ONEDNN_VERBOSE": (_ON, "log of oneDNN"),
         "DNNL_VERBOSE": (_ON, "log of oneDNN"),
         "MKL_VERBOSE": (_ON, "log of MKL"),
