@@ -21,6 +21,7 @@ from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.errors import PerfsuiteError, first_line
 from perfsuite.gate.aa import AaReport, a_a
 from perfsuite.gate.comparable import gate_case
+from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.offer import offered
 from perfsuite.gate.physics import violations
@@ -78,6 +79,11 @@ class _Taken:
     """Those of them that came after a suspicion: they alone decide, and are stored."""
     broken: list[str] = field(default_factory=list)
     """Why a run is impossible or no measurement."""
+
+    @property
+    def instrumented(self) -> str:
+        """Why its times cannot be compared or stored; empty where its ranks ran as usual."""
+        return f"its ranks were instrumented: {', '.join(self.first.instruments)}" if self.first.instruments else ""
 
 
 class Gatekeeper:
@@ -144,6 +150,11 @@ class Gatekeeper:
         self._add_run(result)
 
     @property
+    def instrumented(self) -> Mapping[str, str]:
+        """Cases that are not compared because tools or debug settings slowed their ranks, with the reason."""
+        return {node: taken.instrumented for node, taken in self._taken.items() if taken.instrumented}
+
+    @property
     def taken(self) -> Collection[str]:
         """Node ids of the cases that were taken in, in order."""
         return self._taken.keys()
@@ -193,6 +204,7 @@ class Gatekeeper:
             verdict="impossible" if taken.broken else None,
             seen=f"impossible: {taken.broken[0]}" if taken.broken else "",
             tolerance=taken.tolerances.time or self.settings.tolerance,
+            instrumented=taken.instrumented,
         )
         if verdict is None or taken.broken:
             return new
@@ -224,6 +236,8 @@ class Gatekeeper:
                 tolerance=taken.tolerances.time,
                 metric_tolerances=taken.tolerances.metrics,
             )
+            if not taken.instrumented
+            else GateCase(case=taken.identity, refusal="not-comparable", reasons=(taken.instrumented,))
             for taken in cases
         ]
         gate = Gate(given, settings)
@@ -236,6 +250,8 @@ class Gatekeeper:
     def _add_run(self, result: Result) -> RunSummary | None:
         taken = self._taken[result.case]
         taken.broken.extend(str(violation) for violation in violations(result))
+        if result.instruments and not taken.instrumented:
+            taken.broken.append(f"a later run was instrumented: {', '.join(result.instruments)}")
         ordinal = len(taken.runs)
         try:
             run = summarise(

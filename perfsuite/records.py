@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from os.path import isabs
 from typing import Any, Literal
 
-from perfsuite.step_records import Arrival, Component, Lateness, SpanTotal, Timeline, Traffic
+from perfsuite.step_records import Arrival, Component, DeviceLook, Lateness, SpanTotal, Timeline, Traffic
 
 SCHEMA = 1
 """Version of the JSON form; a reader refuses a higher one."""
@@ -157,7 +157,7 @@ class RankFacts:
     device: str
     """Device as torch names it, e.g. ``cpu`` or ``musa:3``."""
     threads: int
-    """Intra-op threads of the rank."""
+    """Intra-op threads of the rank, read after the last sample."""
     cores: tuple[int, ...] | None
     """Cores the rank is pinned to; None when it may run anywhere."""
     median_s: float
@@ -178,21 +178,10 @@ class RankFacts:
     launch_s: float | None = None
     """Median seconds that this process took to start one iteration; close to ``median_s`` where the host is what is
     slow.  None: written before it was measured."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceLook:
-    """What a device did at one moment while a case was timed; None is unknown."""
-
-    device: int
-    """Index on the driver's host."""
-    at_s: float
-    """Seconds since timing began."""
-    clock_mhz: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    throttle: tuple[str, ...] | None = None
-    """Why the clock was held down; empty when it is known not to be."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the process that the case had changed while its samples were taken, with their values then."""
+    instruments: tuple[str, ...] = ()
+    """Tracers, profilers and debug settings that slowed the process, each with what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +241,11 @@ class Measurement:
     def world_size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
+
+    @property
+    def instruments(self) -> tuple[str, ...]:
+        """Everything that instrumented a rank; such times are not comparable with others."""
+        return tuple(dict.fromkeys(name for rank in self.ranks for name in rank.instruments))
 
     @functools.cached_property
     def median_s(self) -> float:
@@ -353,6 +347,11 @@ class Result:
         if self.measurement is None:
             raise ValueError(f"{self.case} has no samples: {self.outcome} {self.detail}".strip())
         return self.measurement.median_s
+
+    @property
+    def instruments(self) -> tuple[str, ...]:
+        """Those of its measurement."""
+        return self.measurement.instruments if self.measurement is not None else ()
 
     @functools.cached_property
     def lateness(self) -> Lateness | None:

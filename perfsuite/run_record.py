@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +12,12 @@ from typing import Any
 from perfsuite.errors import first_line
 from perfsuite.gate.verdict import Verdict
 from perfsuite.records import Peaks, Result, Work
+from perfsuite.units import plural
 from perfsuite.verdict_names import VerdictName
 
+INSTRUMENTED = "the ranks were instrumented: "
+_INSTRUMENTS = 3
+"""Instruments that a warning names."""
 _SETTINGS = json.JSONEncoder(sort_keys=True, default=str)
 
 
@@ -117,6 +121,18 @@ class RunRecord:
     def equal_work(self) -> list[tuple[Result, ...]]:
         """Measured cases that do the same under different ids, see :func:`equal_work`."""
         return equal_work(self.results.values())
+
+
+def instrumented_line(results: Iterable[Result]) -> str:
+    """The warning that tools or debug settings slowed the ranks; empty where none did."""
+    measured = [result for result in results if result.measurement is not None]
+    slowed = Counter(instrument for result in measured for instrument in result.instruments)
+    if not slowed:
+        return ""
+    count = sum(bool(result.instruments) for result in measured)
+    named = [name for name, _ in slowed.most_common(_INSTRUMENTS)]
+    more = f" and {len(slowed) - _INSTRUMENTS} more" if len(slowed) > _INSTRUMENTS else ""
+    return f"{INSTRUMENTED}{count} of {plural(len(measured), 'case')} ran under {', '.join(named)}{more}"
 
 
 def equal_work(results: Iterable[Result]) -> list[tuple[Result, ...]]:

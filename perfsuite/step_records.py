@@ -1,4 +1,4 @@
-"""What happened inside a step: actions of a pipeline's ranks, messages by axis and part, parts and their messages.
+"""What happened inside a step: actions of a pipeline's ranks, messages by axis and part, looks at the devices.
 
 They are kept beside a case's times by the builds that look inside; :mod:`perfsuite.records` holds them.
 """
@@ -113,3 +113,18 @@ class SpanTotal:
     slowest_rank: int
     slowest_s: float = 0.0
     """The slowest rank's own median over the samples, also where another rank decides how long the step is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceLook:
+    """What a device did at one moment while a case was timed; None is unknown."""
+
+    device: int
+    """Index on the driver's host."""
+    at_s: float
+    """Seconds since timing began."""
+    clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle: tuple[str, ...] | None = None
+    """Why the clock was held down; empty when it is known not to be."""

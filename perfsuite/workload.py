@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -284,7 +284,9 @@ def as_step(made: object, maker: str) -> Step:
     if isinstance(made, Step):
         return made
     if not callable(made):
-        raise InvalidParameter(f"{maker} returned {made!r:.80}; return a callable that is one iteration, or a Step")
+        lazy = isinstance(made, (Generator, AsyncGenerator, Coroutine))
+        told = f"a {type(made).__name__}" if lazy else f"{made!r:.80}"
+        raise InvalidParameter(f"{maker} returned {told}; return a callable that is one iteration, or a Step")
     return CallableStep(made)
 
 

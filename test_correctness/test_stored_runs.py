@@ -10,7 +10,8 @@ import pytest
 
 from perfsuite.baselines.runs import QUANTILES, MetricMeaning
 from perfsuite.baselines.summarise import case_of, summarise
-from perfsuite.records import ClockFacts, DeviceLook, Measurement, Metric, RankFacts, Result, Sample, Work
+from perfsuite.records import ClockFacts, Measurement, Metric, RankFacts, Result, Sample, Work
+from perfsuite.step_records import DeviceLook
 
 
 def result_of(samples, **changes):

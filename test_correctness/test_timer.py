@@ -13,6 +13,7 @@ import torch.distributed as dist
 from perfsuite.platforms.base import Clock
 from perfsuite.records import ClockFacts
 from perfsuite.runtime.ranks import timer as timing
+from perfsuite.runtime.ranks.returned import Iteration
 from perfsuite.runtime.ranks.timer import Timer
 from perfsuite.workload import Budget
 
@@ -191,7 +192,7 @@ def test_samples_of_ten_milliseconds_are_agreed_on_at_once(monkeypatch, iteratio
     code = SimpleNamespace(clock=clock, synchronize=lambda: None)
     member = SimpleNamespace(code=code, world_size=2, rank=1, device="cpu")
     spans = SimpleNamespace(discard=lambda: None, close_sample=lambda *stamps: None)
-    taken = Timer(member, budget, spans, aligned=aligned).take(run, "compute")  # type: ignore[arg-type]
+    taken = Timer(member, budget, spans, aligned=aligned).take(Iteration(run, "run"), "compute")  # type: ignore[arg-type]
     assert agreed == seen
     own_s = iteration_ns * 1e-9
     assert taken.own_s == pytest.approx([own_s] * sum(agreed))

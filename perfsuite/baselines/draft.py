@@ -57,6 +57,8 @@ class NewRuns:
     """Improved: the quantities that are better, and the relative gain from which on another session shows the same."""
     tolerance: float = 0.03
     """Relative slowdown that the case accepts."""
+    instrumented: str = ""
+    """Why its times are not a baseline's: a tool or debug setting slowed its ranks."""
 
 
 class Draft:
@@ -90,7 +92,9 @@ class Draft:
         Refused is what the gate fails.  What it has no verdict on, and a run on a disturbed host, is stored.
         """
         node, worse, why_not = new.case.node, new.verdict in _SLOWER, _unfit(new)
-        if new.verdict == "impossible" or (worse and not self._accepts(new)):
+        if new.instrumented:
+            self.alarming.append(node)
+        elif new.verdict == "impossible" or (worse and not self._accepts(new)):
             self.alarming.append(node)
             why_not = f"{new.seen or new.verdict}; {_REMEDIES.get(str(new.verdict), _ACCEPT)}"
         elif not why_not and self.mode == "improved" and new.verdict != "improved":
@@ -181,6 +185,8 @@ class Draft:
 
 def _unfit(new: NewRuns) -> str:
     """Why runs are none that a baseline takes, whatever they say; empty when they are."""
+    if new.instrumented:
+        return new.instrumented
     if not new.runs:
         return "it has no run"
     if any(run.process == "reused" for run in new.runs):

@@ -26,6 +26,7 @@ from perfsuite.errors import ConfigurationError, PerfsuiteError
 from perfsuite.files import require_writable, write_file
 from perfsuite.masking import masked_words
 from perfsuite.records import Result
+from perfsuite.run_record import instrumented_line
 from perfsuite.statistics.paired import MIN_PAIRS
 from perfsuite.units import format_seconds, parse_duration, plural
 
@@ -224,6 +225,9 @@ def lines(runs: _Runs, comparisons: Sequence[Comparison], planned: Sequence[int]
     yield f"{runs.pairs} pairs, 95 % intervals{at}, tolerance {tolerance:.1%}"
     if left_out := runs.left_out():
         yield f"left out, not measured in every run: {', '.join(left_out)}"
+    for arm, results in zip(runs.arms, runs.of, strict=True):
+        if slowed := instrumented_line(results[-1].values()):
+            yield f"warning: {arm.name}: {slowed}"
     yield from table(comparisons, tolerance)
 
 

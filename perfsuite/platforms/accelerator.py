@@ -100,6 +100,10 @@ class Accelerator(DeviceCode):
         """Give the allocator's cache back to the device."""
         self._module.empty_cache()
 
+    def settings(self) -> dict[str, str]:
+        """The current device and stream."""
+        return {"device": str(self._module.current_device()), "stream": str(self._module.current_stream())}
+
     def versions(self) -> dict[str, str]:
         """The version of torch; a subclass adds its own."""
         import torch

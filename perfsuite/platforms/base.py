@@ -225,6 +225,8 @@ class DeviceCode(ABC):
     """Rows and columns of the yardstick's four products: together about a millisecond of one CPU core."""
     yardstick_bytes: ClassVar[int] = 4 * MIB
     """What the yardstick copies: more than a core's own caches."""
+    instrument_variables: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Variables that slow the device's libraries: by name a pattern of such values and what they turn on."""
     clock: Clock
 
     @abstractmethod
@@ -273,6 +275,10 @@ class DeviceCode(ABC):
 
     def release(self) -> None:  # noqa: B027  an optional hook, not a forgotten abstract method
         """Return cached memory to the device between cases."""
+
+    def settings(self) -> dict[str, str]:
+        """Settings of the device's runtime that a program may change, such as the current stream; compared as text."""
+        return {}
 
     def versions(self) -> dict[str, str]:
         """Versions of torch, its device stack and the collective library, for the environment of a run."""

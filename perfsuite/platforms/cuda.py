@@ -167,6 +167,21 @@ class CudaDevice(Accelerator):
 
     family = "cuda"
     binds_groups = True
+    instrument_variables = MappingProxyType(
+        {
+            "CUDA_LAUNCH_BLOCKING": ("[1-9]", "blocking launches"),
+            "PYTORCH_NO_CUDA_MEMORY_CACHING": (r"[^\0]", "allocator without a cache"),
+            "NCCL_DEBUG": ("(?i)(info|trace|abort)$", "debug log of NCCL"),
+            "TORCH_NCCL_BLOCKING_WAIT": ("(?i)[1ty]", "blocking waits of NCCL"),
+            "TORCH_NCCL_DESYNC_DEBUG": ("(?i)[1ty]", "debug mode of NCCL groups"),
+            "TORCH_NCCL_ENABLE_TIMING": ("(?i)[1ty]", "timing of each NCCL operation"),
+            "CUDNN_LOGINFO_DBG": ("[1-9]", "log of cuDNN"),
+            "CUDNN_LOGLEVEL_DBG": ("[2-9]", "log of cuDNN"),
+            "CUBLAS_LOGINFO_DBG": ("[1-9]", "log of cuBLAS"),
+            "CUBLASLT_LOG_LEVEL": ("[1-9]", "log of cuBLASLt"),
+            "CUDA_INJECTION64_PATH": (r"[^\0]", "injected profiler"),
+        }
+    )
 
     def set_tf32(self, allowed: bool) -> None:
         """Both of torch's switches: matrix products and convolutions."""

@@ -147,6 +147,14 @@ class MusaDevice(Accelerator):
     """Rank side."""
 
     family = "musa"
+    instrument_variables = MappingProxyType(
+        {
+            "MUSA_LAUNCH_BLOCKING": ("[1-9]", "blocking launches"),
+            "PYTORCH_NO_MUSA_MEMORY_CACHING": (r"[^\0]", "allocator without a cache"),
+            "MCCL_DEBUG": ("(?i)(info|trace|abort)$", "debug log of MCCL"),
+            "TORCH_MCCL_BLOCKING_WAIT": ("(?i)[1ty]", "blocking waits of MCCL"),
+        }
+    )
 
     def _load(self) -> ModuleType:
         import torch

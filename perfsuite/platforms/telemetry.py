@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from perfsuite.records import DeviceLook, RankFacts
+from perfsuite.records import RankFacts
+from perfsuite.step_records import DeviceLook
 from perfsuite.units import plural
 
 T = TypeVar("T")

@@ -162,7 +162,8 @@ class Gating:
         """Why the case fails; empty when it passes."""
         if not self.options.gate:
             return ""
-        return "\n  ".join(phrases(verdict)) if verdict.name in self.options.fail_on else ""
+        fails = verdict.name in self.options.fail_on or verdict.case in self.keeper.instrumented
+        return "\n  ".join(phrases(verdict)) if fails else ""
 
     # -- after the last case -------------------------------------------------------------------------------------
 
@@ -263,6 +264,11 @@ class Gating:
         """What went wrong with the baselines makes the run fail even when every case passed."""
         if (self.problem or self.refused) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        instrumented = self.keeper.instrumented
+        ended = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if self.options.gate and instrumented and not self.keeper.covered and ended:
+            self.problem = f"--perf-gate compared nothing: {next(iter(instrumented.values()))}"
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
         nothing = self.options.gate and not self.options.allow_ungated and not self.keeper.covered
         if nothing and self.keeper.taken and session.exitstatus == pytest.ExitCode.OK:
             self.problem = self._nothing_gated()

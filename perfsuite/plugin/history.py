@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import HistoryError, PerfsuiteError
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.output import Out
 from perfsuite.plugin.state import suite_key, suite_of
@@ -88,8 +88,11 @@ def finish(session: pytest.Session) -> None:
         return
     from perfsuite.history import file
     from perfsuite.history.session import session_of
+    from perfsuite.run_record import instrumented_line
 
     blank, state.blank = state.blank, None
+    if slowed := instrumented_line(suite.session.results.values()):
+        raise HistoryError(slowed)
     results = [result for case, result in suite.session.results.items() if case not in suite.session.reused]
     line = session_of(
         results,

@@ -29,6 +29,7 @@ from perfsuite.reports.scaling import scalings
 from perfsuite.reports.screen import screen, title
 from perfsuite.reports.sections import tables
 from perfsuite.reports.terminal import TerminalRow, clock_lines, outcome_line, peak_lines
+from perfsuite.run_record import instrumented_line
 from perfsuite.session import PerfSession
 from perfsuite.units import format_seconds, plural
 
@@ -147,6 +148,7 @@ def warnings(suite: Suite, session: PerfSession) -> list[str]:
     ]
     after = read_host_load(host, suite.own_processes()) if suite.load_before else None
     lines = [
+        instrumented_line(session.results.values()),
         warning(disturbed, before=suite.load_before, after=after),
         session.journal_problem,
         paced(congestion_control(host), [session.results[case] for case, _ in disturbed]),

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from perfsuite.metrics.spec import significant
 from perfsuite.platforms.telemetry import held_down_elsewhere
-from perfsuite.records import DeviceLook, Measurement, Result
+from perfsuite.records import Measurement, Result
+from perfsuite.step_records import DeviceLook
 from perfsuite.units import format_seconds, plural
 
 _READINGS = (("clock", "clock_mhz", "MHz"), ("power", "power_w", "W"), ("temperature", "temperature_c", "°C"))

@@ -16,7 +16,7 @@ from perfsuite.reports.families import FamilyLine, family_lines
 from perfsuite.reports.notable import Notable, spread_of_equal_work
 from perfsuite.reports.plain import folded
 from perfsuite.reports.verdicts import undecided_lines, verdict_counts
-from perfsuite.run_record import RunRecord
+from perfsuite.run_record import INSTRUMENTED, RunRecord, instrumented_line
 from perfsuite.text import printable
 from perfsuite.units import clock_time, plural
 
@@ -114,11 +114,14 @@ def _trust(run: RunRecord, width: int) -> Iterator[ScreenLine]:
     parts = [f"NOT QUIET: {loud[0].partition(', e.g. ')[0]}" if loud else told]
     if any(result.simulated for result in measured):
         parts.insert(0, "SIMULATED devices: no time here is a measurement")
+    instrumented = instrumented_line(measured)
+    if instrumented:
+        parts.insert(0, f"INSTRUMENTED: {instrumented.removeprefix(INSTRUMENTED)}")
     spread = spread_of_equal_work(run.equal_work)
     if spread is not None:
         parts.append(f"equal work differs by up to {100 * spread:.3g} %")
-    yield from _labelled("trust", "; ".join(parts), width, "doubt" if loud else "")
-    others = [line for line in warnings if not line.startswith(NOT_QUIET)]
+    yield from _labelled("trust", "; ".join(parts), width, "doubt" if loud or instrumented else "")
+    others = [line for line in warnings if not line.startswith((NOT_QUIET, INSTRUMENTED))]
     for line in others[:_WARNINGS]:
         yield from _labelled(" ", printable(line, 2 * width), width, "doubt")
     if len(others) > _WARNINGS:

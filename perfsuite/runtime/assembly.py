@@ -9,13 +9,13 @@ from typing import Any, Literal, cast
 
 from perfsuite.decoding import from_json
 from perfsuite.errors import CaseError
-from perfsuite.records import ClockFacts, DeviceLook, Measurement, RankFacts, Record, Sample
+from perfsuite.records import ClockFacts, Measurement, RankFacts, Record, Sample
 from perfsuite.runtime.lateness import judge_arrivals
 from perfsuite.runtime.ranks.spans import REMAINDER
 from perfsuite.runtime.timelines import join
 from perfsuite.runtime.traffic import join_components, join_traffic
 from perfsuite.runtime.transports.base import Message
-from perfsuite.step_records import SpanTotal
+from perfsuite.step_records import DeviceLook, SpanTotal
 
 
 def assemble(

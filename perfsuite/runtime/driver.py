@@ -17,7 +17,7 @@ from perfsuite.errors import AgentLost, InvalidParameter, RanksFailed
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms.base import Family
 from perfsuite.platforms.telemetry import Telemetry
-from perfsuite.records import DeviceLook, Measurement
+from perfsuite.records import Measurement
 from perfsuite.runtime import protocol
 from perfsuite.runtime.assembly import assemble
 from perfsuite.runtime.failures import RankFailure, exception_of
@@ -25,6 +25,7 @@ from perfsuite.runtime.reference import refer
 from perfsuite.runtime.stacks import judge
 from perfsuite.runtime.transports.base import Message, Place, Transport
 from perfsuite.runtime.watch import Deadline, DeviceWatch
+from perfsuite.step_records import DeviceLook
 from perfsuite.units import format_seconds
 from perfsuite.workload import Budget, Pin, Process, Purpose, Workload
 
@@ -178,7 +179,7 @@ class Driver:
         self._form(job.world_size, job.budget.timeout_s)
         reports, looks = self._time(job, command, shape)
         self._checked.add(checked)
-        if process is not None:
+        if process is not None or any(report["stale"] for report in reports.values()):
             self._tainted = True
         self._subdivided = any(report["made_groups"] for report in reports.values())
         return assemble(
@@ -352,9 +353,9 @@ class Driver:
         failures = [self._judge(slot, wait, looks) for slot in in_order]
         if shape is not None:
             failures = [dataclasses.replace(failure, place=shape.place(failure.rank)) for failure in failures]
-        kinds = {error["kind"] for error in wait.errors.values()}
+        clean = all(error["kind"] in protocol.CLEAN_ERRORS and not error["stale"] for error in wait.errors.values())
         self._formed = 0
-        if wait.exits or stuck or not kinds <= set(protocol.CLEAN_ERRORS):
+        if wait.exits or stuck or not clean:
             self._discard(slots)
         raise exception_of(len(slots), failures, f", limit {format_seconds(limit_s)}" if late else "")
 

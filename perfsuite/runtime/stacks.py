@@ -22,6 +22,8 @@ _MAY_WAIT = re.compile(r"[/\\]torch[/\\](autograd|accelerator|cuda)[/\\]|[/\\]to
 """A backward pass waits for the reductions that it started, a wait for the device for whatever runs there."""
 _WAITS_HERE = re.compile(r"\.wait\(")
 """``work.wait()`` of an asynchronous collective is C++: no frame of torch's tells of it, only the calling line."""
+_WAITS_FOR_RETURNED = "perfsuite/runtime/ranks/returned.py"
+"""Where perfsuite waits for a handle that an iteration returned."""
 _WAITS_FOR_DEVICE = re.compile(r"\.(synchronize|item|tolist)\(")
 _WORKER = "perfsuite/runtime/ranks/worker.py"
 _MAIN = "in become_worker"
@@ -105,7 +107,7 @@ def judge_stack(dump: str) -> Look:
     innermost = linecache.getline(frames[0][0], int(frames[0][1]))  # empty where another host alone has the file
     if waits:
         return Look(state="waiting", where=f"{operation}, called at {place}", stack=stack)
-    if _WAITS_HERE.search(innermost):
+    if _WAITS_HERE.search(innermost) or frames[0][0].endswith(_WAITS_FOR_RETURNED):
         return Look(state="waiting", where=f"wait, called at {place}", stack=stack)
     if _MAY_WAIT.search(frames[0][0]) or _WAITS_FOR_DEVICE.search(innermost):
         return Look(state="stuck", where=place, stack=stack)

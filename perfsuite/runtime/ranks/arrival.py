@@ -1,28 +1,37 @@
-"""Which rank comes late: host times at which a rank enters its first communication, in iterations that are not timed.
+"""Iterations that are not timed, but watched: which rank comes late, and what an iteration leaves unfinished.
 
 Ranks that wait for each other all show the same step time, so the slowest one cannot be told from it.  It can be told
 from who enters the communication last.  torch sends every collective through its dispatcher, also those of DDP and of
 functional collectives, so a dispatch mode sees them without touching the workload.
+
+The same mode keeps the works that an iteration starts.  A work that is not finished after the iteration was not waited
+for, and its time is in no sample.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perfsuite.errors import InvalidParameter
+from perfsuite.platforms.base import DeviceCode
 from perfsuite.records import Sample
 
 _FEWEST, _MOST = 3, 5
 """Iterations that are watched: a median needs three, and more than five tell no more."""
 _NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional")
+_LEAST_BUSY_S, _LEAST_BUSY = 1e-4, 0.05
+"""A device is at work after an iteration's end where waiting for all of it takes longer than both: seconds, and share
+of the iteration.  To wait for an idle device takes some microseconds."""
 
 
-class _FirstCommunication(TorchDispatchMode):
-    """Notes when the first communication operation is dispatched."""
+class _Communication(TorchDispatchMode):
+    """Notes when the first communication operation is dispatched, and keeps the works of all."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -33,34 +42,110 @@ class _FirstCommunication(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self._now_s = now_s
         self.entered_s: float | None = None
+        self.works: list[tuple[str, Any]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self.entered_s is None and func.namespace in _NAMESPACES:
+        if func.namespace not in _NAMESPACES:
+            return func(*args, **(kwargs or {}))
+        if self.entered_s is None:
             self.entered_s = self._now_s()
-        return func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        if func.namespace == "c10d" and hasattr(dist.Work, "unbox"):  # torch of some vendors' builds is older
+            several = made if isinstance(made, (tuple, list)) else (made,)
+            name = func.overloadpacket.__name__.strip("_")
+            # As long as it is kept, the unboxed object is the very one that the program gets and waits for.
+            self.works += [(name, dist.Work.unbox(each)) for each in several if isinstance(each, torch.ScriptObject)]
+        return made
+
+
+class Watch:
+    """Runs iterations that are not timed, on all ranks alike, and keeps what was seen in them."""
+
+    def __init__(self, code: DeviceCode, name: str) -> None:
+        """``name`` says in errors whose iterations they are."""
+        self._code = code
+        self._name = name
+        self._busy_s: list[float] = []
+        """How long the device was at work after the end of each iteration; 0 where that was not long."""
+
+    def once(self, run: Callable[[], Any]) -> float | None:
+        """Seconds from the start of an iteration to this rank's first communication, by the host; None without one.
+
+        Raises InvalidParameter where the iteration left communication that it did not wait for.
+        """
+        clock, registered = self._code.clock, _registered()
+        start, start_s = clock.stamp(), clock.now_s()
+        with _Communication(clock.now_s) as seen, _Wait() as wait:
+            run()
+        end = clock.stamp()
+        clock.wait(end)
+        ended_s = clock.now_s()
+        unfinished = {
+            name for name, work in seen.works if id(work) not in wait.waited and not _is_finished(work, clock.queues)
+        }
+        if _registered() > registered:
+            unfinished.add("a functional collective")
+        if unfinished:
+            raise InvalidParameter(
+                f"an iteration of {self._name} started {', '.join(sorted(unfinished))} and did not wait for it: its "
+                "samples would not include that work; return the handle from the iteration, or call its wait()"
+            )
+        self._code.synchronize()
+        busy_s = clock.now_s() - ended_s
+        least_s = max(_LEAST_BUSY_S, _LEAST_BUSY * clock.elapsed_s(start, end))
+        self._busy_s.append(busy_s if busy_s > least_s else 0.0)
+        return None if seen.entered_s is None else seen.entered_s - start_s
+
+    def require_idle(self) -> None:
+        """Raise InvalidParameter where the device was at work after the end of every iteration."""
+        if self._code.clock.queues and min(self._busy_s) > 0:
+            raise InvalidParameter(
+                f"an iteration of {self._name} left {1e3 * min(self._busy_s):.3g} ms of work in a stream that the "
+                "current stream does not wait for: its samples do not include that work; let the current stream wait "
+                "for that stream at the end of the iteration (wait_stream)"
+            )
+
+
+class _Wait:
+    """Stands in for ``Work.wait`` and notes whose it is; the call itself has no frame of perfsuite in its stack."""
+
+    def __init__(self) -> None:
+        self.original: Any = vars(dist.Work)["wait"]
+        self.waited: set[int] = set()
+        """The ids of works on which Python code called wait()."""
+
+    def __get__(self, work: dist.Work | None, owner: Any = None) -> Any:
+        if work is not None:
+            self.waited.add(id(work))
+        return self.original.__get__(work, owner)
+
+    def __enter__(self) -> _Wait:
+        dist.Work.wait = self  # type: ignore[assignment, method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        dist.Work.wait = self.original  # type: ignore[method-assign]
+
+
+def _is_finished(work: dist.Work, queues: bool) -> bool:
+    """Whether a work that code in C++ may have waited for is over."""
+    if work.is_completed() or queues:
+        return work.is_completed()
+    try:  # a backend of the host says first in the future that it is done
+        return bool(work.get_future().done())
+    except RuntimeError:  # it has none: sends and receives
+        return False
+
+
+def _registered() -> int:
+    """Functional collectives of this process that were not waited for; 0 where this torch does not tell."""
+    size = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
+    return int(size()) if size else 0
 
 
 def iterations_within(time_s: float, samples: Sequence[Sample]) -> int:
     """How many iterations to watch: as many as end within ``time_s``, 3 to 5; the same on all ranks, as samples are."""
     median_s = statistics.median(sample.time_s for sample in samples)
     return int(min(_MOST, max(_FEWEST, time_s / median_s))) if median_s > 0 else _MOST
-
-
-def arrival_times(
-    run: Callable[[], Any], align: Callable[[], None], iterations: int, now_s: Callable[[], float] = time.perf_counter
-) -> list[float]:
-    """Seconds from the common start of an iteration to this rank's first communication; empty when it has none.
-
-    ``now_s`` is the host's time.
-    """
-    arrivals = []
-    for _ in range(iterations):
-        align()
-        start_s = now_s()
-        with _FirstCommunication(now_s) as seen:
-            run()
-        if seen.entered_s is not None:
-            arrivals.append(seen.entered_s - start_s)
-    return arrivals

@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from perfsuite.records import Sample
 from perfsuite.runtime.ranks.rank import Membership
+from perfsuite.runtime.ranks.returned import LOOKED_AT, Iteration
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.yardstick import make_yardstick
 from perfsuite.workload import Budget, Yardstick
@@ -114,10 +115,11 @@ class Timer:
             dist.barrier()
         self._member.code.synchronize()
 
-    def take(self, run: Callable[[], Any], yardstick: Yardstick) -> Samples:
+    def take(self, iteration: Iteration, yardstick: Yardstick) -> Samples:
         """Warm up, choose k, sample until the budget is used."""
         warmup_started_s = time.perf_counter()
-        warm = self._warm_up(run)
+        warm = self._warm_up(iteration, iteration.settled)
+        run = iteration.settled()
         warmup_s = time.perf_counter() - warmup_started_s
         iterations = self._choose_iterations(warm)
         member = self._member
@@ -236,8 +238,11 @@ class Timer:
         worst: list[float] = shared.tolist()
         return worst
 
-    def _warm_up(self, run: Callable[[], Any]) -> _WarmUp:
-        """Batches of iterations, which double until two in a row agree, with a barrier before each."""
+    def _warm_up(self, run: Callable[[], Any], settled: Callable[[], Callable[[], Any]] | None = None) -> _WarmUp:
+        """Batches of iterations, which double until two in a row agree, with a barrier before each.
+
+        ``settled`` gives the iteration as the samples call it, once the first ones have been looked at.
+        """
         facts = self._clock.facts()
         clock_s = max(facts.resolution_s, facts.cost_s)
         done, batch, last_s, warm_s = 0, 1, math.inf, 0.0
@@ -248,6 +253,8 @@ class Timer:
             barriers.append(self._time_once(self.align))
             mine_s, launch_s = self._time_batch(run, batch)
             done += batch
+            if settled is not None and done >= LOOKED_AT:
+                run, settled = settled(), None
             shared = self._maximum([mine_s, self._elapsed(started_s), clock_s, _usual_s(barriers), launch_s])
             now_s, elapsed_s = shared[:2]
             seen.append((now_s, shared[4]))

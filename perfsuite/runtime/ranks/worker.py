@@ -7,7 +7,9 @@ import platform
 import resource
 import socket
 import statistics
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,14 +22,16 @@ from perfsuite.mesh import MeshShape
 from perfsuite.platforms import device_code
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.platforms.host import Host
+from perfsuite.platforms.instruments import instruments
 from perfsuite.records import ClockFacts, Sample
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.protocol import TIMING
 from perfsuite.runtime.ranks import placement
-from perfsuite.runtime.ranks.arrival import arrival_times, iterations_within
+from perfsuite.runtime.ranks.arrival import Watch, iterations_within
 from perfsuite.runtime.ranks.clock_offset import offset_to_rank0_s
 from perfsuite.runtime.ranks.host_cores import read_cores
 from perfsuite.runtime.ranks.meshes import Meshes
+from perfsuite.runtime.ranks.process_state import ProcessState
 from perfsuite.runtime.ranks.raised import DESTROYED, describe
 from perfsuite.runtime.ranks.rank import Membership, WorkerRank
 from perfsuite.runtime.ranks.rendezvous import (
@@ -37,6 +41,7 @@ from perfsuite.runtime.ranks.rendezvous import (
     serve_store,
     wait_as_long_in_every_group,
 )
+from perfsuite.runtime.ranks.returned import Iteration
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timer import Samples, Timer
 from perfsuite.runtime.reference import resolve
@@ -56,6 +61,12 @@ class Worker:
         self._placement = placement.Placement(threads=1, cores=None)
         self._several_hosts = False
         """Ranks of the group are on several hosts, each with a clock of its own."""
+        self._state: ProcessState | None = None
+        """Before the case that runs."""
+        self._settings: Message = {}
+        """Of the process, after the last sample of that case."""
+        self._stale: list[str] = []
+        """Settings of the process that the case before changed and that could not be put back."""
         self._meshes: Meshes | None = None
         """Of the case that runs in this process group."""
         self._group: dist.ProcessGroup | None = None
@@ -76,7 +87,8 @@ class Worker:
             return {"done": self._verbs[command["verb"]](command)}
         except BaseException as error:  # sys.exit, pytest.skip or KeyboardInterrupt must not end it without a word
             code = self._member.code if self._member else None
-            return {"error": describe(error, phase=self._phase, code=code, destroyed=self._has_lost_group())}
+            told = describe(error, phase=self._phase, code=code, destroyed=self._has_lost_group())
+            return {"error": {**told, "stale": self._stale}}
 
     def _enter(self, phase: str) -> None:
         self._phase = phase
@@ -173,14 +185,27 @@ class Worker:
         versions["python"] = platform.python_version()
         if WRAPPER in os.environ:
             versions["wrapper"] = os.environ[WRAPPER]
-        return {**versions, **device_code(command["family"]).versions()}
+        code = device_code(command["family"])
+        if slowed := instruments(code, os.environ.get(WRAPPER, "")):
+            versions["instruments"] = slowed
+        return {**versions, **code.versions()}
 
     # -- one case ------------------------------------------------------------------------------------------------
 
     def _run(self, command: Message) -> Message:
-        member = self._in_group()
         self._enter("loading the workload")
-        workload = resolve(command["workload"])
+        self._stale = []
+        self._state = ProcessState.read(self._in_group().code)
+        try:
+            workload = resolve(command["workload"])
+            self._stale += self._state.changed(by_loading=True)
+            report = self._build_and_time(workload, command)
+        finally:
+            self._stale += self._state.put_back()
+        return {**report, "stale": self._stale}
+
+    def _build_and_time(self, workload: Workload, command: Message) -> Message:
+        member = self._in_group()
         budget = Budget(**command["budget"])
         spans = SpanRecorder(clock=member.code.clock)
         if command["purpose"] == "memory":  # what a mesh takes is part of what is looked at
@@ -208,17 +233,17 @@ class Worker:
         self._enter("checking a small twin")
         step = as_step(twin.build(rank), f"{type(twin).__name__}.build")
         try:
-            self._check(twin, step, rank)
+            self._check(twin, Iteration(step.run, _name_of(twin)), step, rank)
         finally:
             step.close()
 
-    def _check(self, workload: Workload, step: Step, rank: WorkerRank) -> float:
+    def _check(self, workload: Workload, iterate: Callable[[], Any], step: Step, rank: WorkerRank) -> float:
         """Run once on fresh inputs and check what came out; seconds of that one iteration."""
         member = self._in_group()
         step.refill()
         member.code.synchronize()
         start = member.code.clock.stamp()
-        step.run()
+        iterate()
         end = member.code.clock.stamp()
         member.code.clock.wait(end)
         self._require_group()  # now: on the next communication all ranks fail alike
@@ -229,25 +254,35 @@ class Worker:
         member = self._in_group()
         self._utilisation_percent = self._throttle = None
         self._enter("checking before timing")
-        first_s = self._check(workload, step, rank)
+        iteration = Iteration(step.run, _name_of(workload))
+        watch = Watch(member.code, _name_of(workload)) if member.world_size > 1 or member.code.clock.queues else None
+        # At once, before forgotten messages could make the ranks wait for ever; but torch.compile would compile for it.
+        watched = watch is not None and "torch._dynamo" not in sys.modules
+        first_s = self._check(workload, partial(watch.once, iteration) if watch and watched else iteration, step, rank)
         if budget.smoke:
+            self._look_at_settings()
             return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
         timer = Timer(member, budget, spans, aligned=workload.aligned)
         self._enter(TIMING)
         with rank.recording():
-            samples = timer.take(step.run, workload.yardstick)
+            samples = timer.take(iteration, workload.yardstick)
         self._utilisation_percent = member.code.utilisation_percent()  # before anything else runs on the device
         self._throttle = member.code.throttle() if self._several_hosts else None  # the driver looks at its own host's
+        self._look_at_settings()
         records = rank.read_records()  # of the timed iterations: those that follow are checked and watched
         steps = self._steps(spans, samples)
         self._enter("checking after timing")
-        self._check(workload, step, rank)
+        self._check(workload, iteration, step, rank)
         arrivals: list[float] = []
-        if member.world_size > 1 and workload.arrivals:
+        if watch is not None:
             self._enter("watching arrivals")
-            watched = iterations_within(budget.max_time_s, samples.samples)
-            arrivals = arrival_times(step.run, timer.align, watched, member.code.clock.now_s)
+            for _ in range(iterations_within(budget.max_time_s, samples.samples)):
+                timer.align()
+                arrived_s = watch.once(iteration)
+                arrivals += [arrived_s] if workload.arrivals and arrived_s is not None else []
             timer.align()
+            if workload.aligned:  # steps that run free may leave work beside the next one
+                watch.require_idle()
         return {**self._report(rank, samples, spans, arrivals, records), "steps": steps}
 
     def _steps(self, spans: SpanRecorder, samples: Samples) -> Message | None:
@@ -257,6 +292,15 @@ class Worker:
         member = self._in_group()
         offset_s = offset_to_rank0_s(member.device, now_s=member.code.clock.now_s) if self._several_hosts else 0.0
         return spans.keeper.report(samples.samples, offset_s=offset_s)
+
+    def _look_at_settings(self) -> None:
+        """Read the settings of this process as they are while samples are taken."""
+        assert self._state is not None, "a case runs"
+        self._settings = {
+            "threads": torch.get_num_threads(),
+            "settings": self._state.recorded(),
+            "instruments": instruments(self._in_group().code, os.environ.get(WRAPPER, "")),
+        }
 
     def _report(
         self, rank: WorkerRank, samples: Samples, spans: SpanRecorder, arrivals: list[float], records: dict[str, Any]
@@ -268,7 +312,7 @@ class Worker:
                 "rank": member.rank,
                 "host": socket.gethostname(),
                 "device": str(member.device),
-                "threads": self._placement.threads,
+                **self._settings,
                 "cores": list(self._placement.cores) if self._placement.cores else None,
                 "median_s": statistics.median(samples.own_s),
                 "min_s": min(samples.own_s),
@@ -296,6 +340,11 @@ class Worker:
             "imports": own_modules(),
             "steps": None,
         }
+
+
+def _name_of(workload: Workload) -> str:
+    """A workload's class, or the name of its function."""
+    return getattr(workload, "function", type(workload)).__qualname__
 
 
 def _smoke(first_s: float) -> Samples:

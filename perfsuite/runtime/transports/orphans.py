@@ -31,6 +31,8 @@ class Child:
     pid: int
     group: int
     session: int
+    has_ended: bool = False
+    """Nobody has reaped it yet."""
 
     def kill(self) -> bool:
         """Kill it and all of its group; False when it is not ours to kill (it runs as another user).
@@ -57,9 +59,9 @@ def children() -> Iterator[Child]:
     for pid in _candidates():
         with contextlib.suppress(OSError):
             # pid (name) state parent group session ...; the name may hold spaces and parentheses
-            _, parent, group, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+            state, parent, group, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
             if int(parent) == os.getpid():
-                yield Child(pid=int(pid), group=int(group), session=int(session))
+                yield Child(pid=int(pid), group=int(group), session=int(session), has_ended=state == "Z")
 
 
 def _candidates() -> list[str]:

@@ -1,0 +1,284 @@
+"""State of a rank's process that a case may change: put back after the case, or the process is replaced.
+
+Ranks are reused for the next case of an exploratory run.  SETTINGS has a row for each setting that such a case could
+inherit.  Rows with ``put`` are put back; another change makes the process stale, and the driver replaces it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import decimal
+import gc
+import locale
+import logging
+import operator
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from perfsuite.platforms.base import DeviceCode
+from perfsuite.runtime.transports.orphans import children
+
+_TINY = 5e-324
+"""Becomes zero where the processor flushes denormal numbers."""
+_OWN_NAMES = ("__abstractmethods__", "_abc_impl", "__annotations__", "__warningregistry__", "_")
+"""Names that Python itself sets in classes and modules."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One row of the table."""
+
+    name: str
+    read: Callable[[], Any]
+    """Returns a value that later changes do not touch."""
+    put: Callable[[Any], object] | None = None
+    """Sets what ``read`` returned; None where nothing can, or where nobody knows what else the change did."""
+    is_recorded: bool = False
+    """The record of a rank has its value, where it was not that of a new process while the samples were taken."""
+    loads: bool = True
+    """A change that loading the workload made is one too: the module stays loaded and would not make it again."""
+
+
+class _Names:
+    """The objects in the namespaces of classes and modules; unequal where one was replaced or a class got a new one."""
+
+    def __init__(self, *owners: Any) -> None:
+        self._kept = {owner: dict(vars(owner)) for owner in owners}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Names):
+            return NotImplemented
+        return all(_are_same(owner, names, other._kept[owner]) for owner, names in self._kept.items())
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _are_same(owner: Any, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    grown = isinstance(owner, type) and before.keys() != now.keys()
+    return not grown and all(now.get(name) is value for name, value in before.items() if name not in _OWN_NAMES)
+
+
+def _attribute(path: str, *, recorded: bool = True, puts: bool = True) -> Setting:
+    """A row for an attribute below ``torch``."""
+    owner, _, name = path.rpartition(".")
+    parent = operator.attrgetter(owner)
+    return Setting(
+        name=f"torch.{path}",
+        read=lambda: getattr(parent(torch), name),
+        put=(lambda value: setattr(parent(torch), name, value)) if puts else None,
+        is_recorded=recorded,
+    )
+
+
+def _function(path: str, put: Callable[[Any], object] | None = None, *arguments: Any) -> Setting:
+    """A row for a function below ``torch`` that tells a setting."""
+    return Setting(
+        name=f"torch.{path}",
+        read=lambda: operator.attrgetter(path)(torch)(*arguments),
+        put=put,
+        is_recorded=True,
+    )
+
+
+def _numpy_random() -> Any:
+    """None until the module is loaded."""
+    state = sys.modules["numpy.random"].get_state() if "numpy.random" in sys.modules else None
+    return state and (state[0], state[1].tobytes(), *state[2:])
+
+
+def _put_numpy_random(state: Any) -> None:
+    numpy = sys.modules["numpy"]
+    numpy.random.set_state((state[0], numpy.frombuffer(state[1], dtype=numpy.uint32), *state[2:]))
+
+
+def _torch_random() -> bytes:
+    return bytes(torch.get_rng_state().tolist())
+
+
+def _of_status() -> tuple[str, ...]:
+    """The file mode mask and the signals that are ignored or blocked, as the kernel has them."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return tuple(line for line in lines if line.startswith(("Umask:", "SigBlk:", "SigIgn:")))
+
+
+def _hooks() -> tuple[Any, ...]:
+    """Of all modules, of saved tensors, and the modes that are left entered."""
+    modules = vars(torch.nn.modules.module)
+    kept = [len(value) for name, value in modules.items() if name.startswith("_global") and isinstance(value, dict)]
+    stacks = (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack())
+    return (*kept, *stacks, torch._C._autograd._top_saved_tensors_default_hooks(True) is None)
+
+
+def _compiler() -> list[str]:
+    """The lines of the configuration of torch's compiler that are not its default; none until it is loaded."""
+    loaded = [sys.modules[name] for name in ("torch._dynamo.config", "torch._inductor.config") if name in sys.modules]
+    return [line for config in loaded for line in config.codegen_config().splitlines()]
+
+
+SETTINGS: tuple[Setting, ...] = (
+    _function("get_default_dtype", torch.set_default_dtype),
+    _function("get_default_device"),
+    _function("get_num_threads", torch.set_num_threads),
+    _function("get_num_interop_threads"),
+    _function("is_grad_enabled", torch.set_grad_enabled),
+    _function("is_inference_mode_enabled"),
+    _function("is_anomaly_enabled"),
+    _function("is_autocast_enabled", None, "cpu"),
+    _function("get_deterministic_debug_mode"),
+    _function("get_float32_matmul_precision"),
+    *(
+        _attribute(f"backends.{path}")
+        for path in ("cuda.matmul.allow_tf32", "cudnn.allow_tf32", "cudnn.benchmark", "cudnn.deterministic")
+    ),
+    *(
+        _attribute(f"backends.{path}", puts=False)
+        for path in (
+            "cudnn.enabled",
+            "cudnn.benchmark_limit",
+            "cuda.matmul.allow_fp16_reduced_precision_reduction",
+            "cuda.matmul.allow_bf16_reduced_precision_reduction",
+            "cuda.matmul.allow_fp16_accumulation",
+            "fp32_precision",
+            "mkldnn.enabled",
+            "mkldnn.deterministic",
+            "mkldnn.matmul.fp32_precision",
+            "opt_einsum.enabled",
+            "quantized.engine",
+        )
+    ),
+    *(
+        _function(f"backends.{path}")
+        for path in (
+            "cuda.flash_sdp_enabled",
+            "cuda.mem_efficient_sdp_enabled",
+            "cuda.math_sdp_enabled",
+            "cuda.cudnn_sdp_enabled",
+            "cuda.preferred_linalg_library",
+            "cuda.preferred_blas_library",
+            "mha.get_fastpath_enabled",
+        )
+    ),
+    Setting(name="configuration of torch.compile", read=_compiler, is_recorded=True),
+    Setting(name="flushing of denormal numbers", read=lambda: _TINY * float("1") == 0, is_recorded=True),
+    Setting(name="hooks and modes of torch", read=_hooks),
+    Setting(name="print options of torch", read=lambda: dict(vars(torch._tensor_str.PRINT_OPTS))),
+    Setting(
+        name="functions of torch and Python",
+        read=lambda: _Names(torch, torch.Tensor, torch.nn.Module, torch.nn.functional, dist, builtins, time),
+    ),
+    Setting(
+        name="random numbers of torch",
+        read=_torch_random,
+        put=lambda state: torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8)),
+        loads=False,
+    ),
+    Setting(name="random numbers of Python", read=random.getstate, put=random.setstate, loads=False),
+    Setting(name="random numbers of NumPy", read=_numpy_random, put=_put_numpy_random, loads=False),
+    Setting(name="numpy.seterr", read=lambda: sys.modules["numpy"].geterr() if "numpy" in sys.modules else None),
+    Setting(
+        name="garbage collector", read=lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()), is_recorded=True
+    ),
+    Setting(name="callbacks of the garbage collector", read=lambda: tuple(map(id, gc.callbacks))),
+    Setting(name="environment variables", read=lambda: dict(os.environ)),
+    Setting(name="working directory", read=os.getcwd),
+    Setting(name="import path", read=lambda: frozenset(sys.path), loads=False),
+    Setting(name="umask and signals", read=_of_status),
+    Setting(
+        name="signal handlers",
+        read=lambda: tuple(signal.getsignal(number) for number in sorted(signal.valid_signals())),
+    ),
+    Setting(name="cores that it may use", read=lambda: tuple(sorted(os.sched_getaffinity(0))), is_recorded=True),
+    Setting(
+        name="priority",
+        read=lambda: (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
+        is_recorded=True,
+    ),
+    Setting(
+        name="resource limits",
+        read=lambda: {
+            name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")
+        },
+    ),
+    Setting(
+        name="interpreter",
+        read=lambda: (
+            sys.getrecursionlimit(),
+            sys.getswitchinterval(),
+            sys.gettrace(),
+            sys.getprofile(),
+            sys.excepthook,
+            sys.stdout,
+            sys.stderr,
+        ),
+    ),
+    Setting(name="locale", read=lambda: locale.setlocale(locale.LC_ALL)),
+    Setting(name="decimal context", read=lambda: (decimal.getcontext().prec, decimal.getcontext().rounding)),
+    Setting(
+        name="logging", read=lambda: (logging.root.level, logging.root.manager.disable, tuple(logging.root.handlers))
+    ),
+    Setting(
+        name="filters of warnings",
+        read=lambda: list(warnings.filters),
+        put=lambda filters: operator.setitem(warnings.filters, slice(None), filters),  # type: ignore[call-overload]
+        loads=False,
+    ),
+    Setting(name="threads of Python", read=lambda: frozenset(threading.enumerate())),
+    Setting(name="child processes", read=lambda: frozenset(child.pid for child in children() if not child.has_ended)),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessState:
+    """The value of every setting at one moment."""
+
+    values: Mapping[str, Any]
+    settings: tuple[Setting, ...]
+
+    @classmethod
+    def read(cls, code: DeviceCode) -> ProcessState:
+        """Now; ``code`` adds the settings of its device."""
+        device = Setting(name="settings of the device", read=code.settings, is_recorded=True)
+        settings = (*SETTINGS, device)
+        return cls(values={setting.name: _value(setting) for setting in settings}, settings=settings)
+
+    def changed(self, *, by_loading: bool = False) -> list[str]:
+        """The names of the settings that now differ from this state; None as a value is not compared."""
+        return [
+            setting.name
+            for setting in self.settings
+            if (setting.loads or not by_loading) and self.values[setting.name] not in (None, _value(setting))
+        ]
+
+    def recorded(self) -> dict[str, str]:
+        """The settings that a record names, with their values now, where these differ from this state."""
+        told = ((setting, _value(setting)) for setting in self.settings if setting.is_recorded)
+        return {setting.name: str(value) for setting, value in told if value != self.values[setting.name]}
+
+    def put_back(self) -> list[str]:
+        """Make this the state again; returns the names of the settings that nothing could put back."""
+        for setting in self.settings:
+            if setting.put is not None and self.values[setting.name] not in (None, _value(setting)):
+                with contextlib.suppress(Exception):  # then it still differs
+                    setting.put(self.values[setting.name])
+        return self.changed()
+
+
+def _value(setting: Setting) -> Any:
+    try:
+        return setting.read()
+    except Exception as error:  # older torch lacks some; torch refuses to read what was set in two ways at once
+        return f"{type(error).__name__}"

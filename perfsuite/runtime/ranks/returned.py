@@ -1,0 +1,146 @@
+"""What an iteration returns: handles of work that it started are waited for, work that has not begun is refused.
+
+An iteration that returns without waiting would be timed as done.  The check and the first iterations of the warm-up
+look at every returned value.  Where there is nothing to wait for, the samples call the iteration itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import sys
+import types
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from perfsuite.errors import InvalidParameter
+from perfsuite.workload import Step
+
+LOOKED_AT = 32
+"""Iterations of the warm-up after which the returned values are no longer looked at."""
+_HANDLES = (
+    ("torch.distributed", "Work", "wait"),
+    ("torch._C", "Future", "wait"),  # torch.futures, torch.jit.fork, rpc_async
+    ("torch.distributed._functional_collectives", "AsyncCollectiveTensor", "wait"),
+    ("torch.distributed.distributed_c10d", "_CoalescingManager", "wait"),
+    ("concurrent.futures", "Future", "result"),
+    ("multiprocessing.pool", "ApplyResult", "get"),
+    ("multiprocessing.process", "BaseProcess", "join"),
+    ("threading", "Thread", "join"),
+    ("subprocess", "Popen", "wait"),
+)
+"""Classes of handles by module and name, each with the method that waits."""
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+_CALLS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, Step)
+_REFUSED: tuple[tuple[tuple[type, ...], str, str], ...] = (
+    ((Awaitable,), "an awaitable", "await it inside the iteration, for example by asyncio.run"),
+    ((AsyncIterator,), "an asynchronous iterator", "read it to its end inside the iteration"),
+    ((Iterator,), "an iterator", "read it to its end inside the iteration"),
+    (_CALLS, "a callable", "call it inside the iteration"),
+)
+
+
+class Iteration:
+    """One iteration of a step, finished: a call returns when the handles that the step returned are waited for."""
+
+    def __init__(self, run: Callable[[], Any], name: str) -> None:
+        """``name`` says in errors whose iteration it is."""
+        self._run = run
+        self._name = name
+        self._kind: type | None = None
+        """Type of the last value that had to be waited for."""
+        self._is_plain = False
+        """The samples were taken without waiting."""
+
+    def __call__(self) -> None:
+        """Run once and wait; raises InvalidParameter for a value that no wait can finish."""
+        value = self._run()
+        waits = pending(value, self._name)
+        if waits and self._is_plain:
+            raise InvalidParameter(
+                f"{self._name} returned a {type(value).__name__} only after its first iterations: its samples were "
+                "not waited for; return the handle from every iteration"
+            )
+        if waits:
+            self._kind = type(value)
+        for wait in waits:
+            wait()
+
+    def settled(self) -> Callable[[], Any]:
+        """The fastest equivalent, after the first iterations: the step's own where none of them returned a handle."""
+        if self._kind is None:
+            self._is_plain = True
+            return self._run
+        run, kind, name, method = self._run, self._kind, self._name, _method_of(self._kind)
+
+        def finished() -> None:
+            value = run()
+            if method and type(value) is kind:
+                getattr(value, method)()
+            else:
+                for wait in pending(value, name):
+                    wait()
+
+        return finished
+
+
+def pending(value: Any, name: str) -> list[Callable[[], Any]]:
+    """The calls that wait for the handles in ``value``, also in containers and dataclasses.
+
+    Raises InvalidParameter for awaitables, iterators, callables, and unknown objects with a method ``wait``.
+    """
+    waits: list[Callable[[], Any]] = []
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, _PLAIN) or id(value) in seen:
+            continue
+        method = _method_of(cast(Any, type(value)))
+        if method:
+            waits.append(getattr(value, method))
+            continue
+        seen.add(id(value))
+        left += reversed(_parts(value, name))
+    return waits
+
+
+def _parts(value: Any, name: str) -> Sequence[Any]:
+    """The values to look at inside of a value; raises InvalidParameter for one that is refused."""
+    if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
+        return (getattr(value, "_local_tensor", None),)  # a DTensor's may still be on its way
+    _refuse(value, name)
+    if isinstance(value, Mapping):
+        return tuple(value.values())
+    if dataclasses.is_dataclass(value):
+        return tuple(getattr(value, field.name, None) for field in dataclasses.fields(value))
+    return [*value] if isinstance(value, _CONTAINERS) else ()
+
+
+def _refuse(value: Any, name: str) -> None:
+    for kinds, what, remedy in _REFUSED:
+        if isinstance(value, kinds) and not isinstance(value, io.IOBase):
+            if isinstance(value, (types.CoroutineType, types.GeneratorType)):
+                value.close()  # or Python warns that nobody awaited it
+            raise InvalidParameter(
+                f"an iteration of {name} returned {what} ({type(value).__name__}), whose work is not done when the "
+                f"iteration returns; {remedy}"
+            )
+    if callable(getattr(type(value), "wait", None)):
+        raise InvalidParameter(
+            f"an iteration of {name} returned a {type(value).__name__}, which has a method wait(), but is not a handle "
+            "that perfsuite knows; call wait() inside the iteration"
+        )
+
+
+@functools.cache
+def _method_of(kind: Any) -> str:
+    """The method by which handles of a class are waited for; empty where it is not a handle's."""
+    for module, name, method in _HANDLES:
+        handle = getattr(sys.modules.get(module), name, None)
+        if handle is not None and issubclass(kind, handle):
+            return method
+    return ""

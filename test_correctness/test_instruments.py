@@ -1,0 +1,264 @@
+"""Tools and debug settings that slow ranks: seen by the rank itself, told under trust, never compared, never stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import os
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import torch
+
+from perfsuite.platforms import families
+from perfsuite.platforms.cpu import CpuDevice
+from perfsuite.platforms.cuda import CudaDevice
+from perfsuite.platforms.instruments import instruments
+from perfsuite.platforms.musa import MusaDevice
+from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.workload import Budget, FunctionWorkload
+from test_correctness.helpers import leaks
+from test_correctness.helpers.scripted_driver import measurement
+
+pytest_plugins = ["pytester"]
+DEVELOPMENT = "development mode of Python (unset PYTHONDEVMODE)"
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """What the tests themselves run under, a coverage say, is not seen."""
+    monkeypatch.setattr(sys, "gettrace", lambda: None)
+    monkeypatch.setattr("threading.gettrace", lambda: None)
+    for name in ("PYTHONMALLOC", "TORCH_LOGS", "MALLOC_PERTURB_"):
+        monkeypatch.delenv(name, raising=False)
+    before = instruments(CpuDevice())
+    assert before == ((DEVELOPMENT,) if sys.flags.dev_mode else ())
+    return monkeypatch
+
+
+def after(change, wrapper=""):
+    """What a process sees of itself after a change, which ends with it."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        change()
+        os.write(writer, json.dumps(instruments(CpuDevice(), wrapper)).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        text = told.read()
+    os.waitpid(pid, 0)
+    return [name for name in json.loads(text) if name != DEVELOPMENT]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda: sys.setprofile(lambda *_: None), "profiler "),
+        (tracemalloc.start, "tracemalloc (unset PYTHONTRACEMALLOC)"),
+        (lambda: gc.set_debug(gc.DEBUG_STATS), "debug mode of the garbage collector"),
+        (lambda: torch.autograd.set_detect_anomaly(True), "anomaly mode of torch"),
+        (torch.autograd.profiler.profile().__enter__, "profiler of torch"),
+        (lambda: torch.distributed.set_debug_level(torch.distributed.DebugLevel.DETAIL), "debug level DETAIL"),
+    ],
+)
+def test_what_a_process_does_to_itself_is_seen(plain, change, told):
+    assert [name[: len(told)] for name in after(change)] == [told]
+
+
+def test_a_tracer_is_named(plain):
+    plain.undo()
+    assert any("tracer" in name for name in after(lambda: sys.settrace(lambda *_: None)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "seen"),
+    [
+        ("PYTHONMALLOC", "debug", True),
+        ("PYTHONMALLOC", "malloc", False),
+        ("MALLOC_PERTURB_", "165", True),
+        ("MALLOC_PERTURB_", "0", False),
+        ("MALLOC_ARENA_MAX", "1", False),
+        ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0:glibc.malloc.perturb=1", True),
+        ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", False),
+        ("ONEDNN_VERBOSE", "1", True),
+        ("ONEDNN_VERBOSE", "none", False),
+        ("MKL_VERBOSE", "0", False),
+        ("TORCH_LOGS", "+all", True),
+        ("TORCH_LOGS", "recompiles", False),
+        ("TORCH_SHOW_CPP_STACKTRACES", "1", False),
+        ("PYTHONFAULTHANDLER", "1", False),
+        ("TORCH_CPP_LOG_LEVEL", "INFO", False),
+        ("PYTHONUNBUFFERED", "1", False),
+        ("NCCL_DEBUG", "INFO", False),  # of another platform's library
+    ],
+)
+def test_variables_are_instruments_by_their_value(plain, name, value, seen):
+    plain.setenv(name, value)
+    told = [text for text in instruments(CpuDevice()) if text != DEVELOPMENT]
+    assert [f"(unset {name})" in text for text in told] == [True] * seen
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "value", "seen"),
+    [
+        (CudaDevice, "CUDA_LAUNCH_BLOCKING", "1", True),
+        (CudaDevice, "CUDA_LAUNCH_BLOCKING", "0", False),
+        (CudaDevice, "NCCL_DEBUG", "TRACE", True),
+        (CudaDevice, "NCCL_DEBUG", "WARN", False),
+        (CudaDevice, "NCCL_DEBUG", "VERSION", False),
+        (CudaDevice, "PYTORCH_NO_CUDA_MEMORY_CACHING", "0", True),  # torch asks only whether it is set
+        (CudaDevice, "MUSA_LAUNCH_BLOCKING", "1", False),
+        (MusaDevice, "MUSA_LAUNCH_BLOCKING", "1", True),
+        (MusaDevice, "MCCL_DEBUG", "INFO", True),
+        (MusaDevice, "MCCL_DEBUG", "WARN", False),
+    ],
+)
+def test_variables_of_a_devices_libraries_are_those_of_its_platform(plain, device, name, value, seen):
+    plain.setenv(name, value)
+    told = [text for text in instruments(device(module=object())) if text != DEVELOPMENT]
+    assert [f"(unset {name})" in text for text in told] == [True] * seen
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "told"),
+    [
+        ("nsys profile -o ranks", ["wrapper nsys (unset PERFSUITE_WRAPPER)"]),
+        ("/usr/bin/strace -f", ["wrapper strace (unset PERFSUITE_WRAPPER)"]),
+        ("env LD_PRELOAD=libjemalloc.so.2 numactl --cpunodebind=0", []),
+        ("", []),
+    ],
+)
+def test_a_wrapper_is_an_instrument_where_it_is_a_profiler(plain, wrapper, told):
+    assert after(lambda: None, wrapper) == told
+
+
+@pytest.mark.parametrize(
+    ("library", "seen"),
+    [
+        ("/usr/lib/gcc/x86_64-linux-gnu/12/libasan.so.8.0.0", True),
+        ("/usr/lib/x86_64-linux-gnu/libc_malloc_debug.so.0", True),
+        ("/usr/libexec/valgrind/vgpreload_core-amd64-linux.so", True),
+        ("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", False),
+        ("/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4", False),
+    ],
+)
+def test_preloaded_debug_libraries_are_seen_in_what_is_mapped(plain, tmp_path, library, seen):
+    files = {
+        "/proc/self/maps": f"7f00-7f01 r--p 00000000 08:01 1 {library}\n7f02-7f03 r--p 0 08:01 2 /usr/lib/libc.so.6\n",
+        "/proc/self/status": "Name:\tpython\nTracerPid:\t0\n",
+    }
+    plain.setattr("perfsuite.platforms.instruments.Path", lambda path: Fake(files[path]))
+    assert any("(unset LD_PRELOAD)" in text for text in instruments(CpuDevice())) == seen
+
+
+def test_a_process_that_traces_the_rank_is_named(plain):
+    files = {"/proc/self/maps": "", "/proc/self/status": "TracerPid:\t77\n", "/proc/77/comm": "strace\n"}
+    plain.setattr("perfsuite.platforms.instruments.Path", lambda path: Fake(files[path]))
+    assert "tracer strace (detach it)" in instruments(CpuDevice())
+
+
+@dataclasses.dataclass
+class Fake:
+    text: str
+
+    def read_text(self) -> str:
+        return self.text
+
+
+# -- in a pytest run ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slowed(stored, machine, monkeypatch):
+    """The repository with stored runs, whose ranks are instrumented from now on."""
+
+    def instrumented(job):
+        measured = machine(job)
+        ranks = tuple(dataclasses.replace(rank, instruments=(DEVELOPMENT,)) for rank in measured.ranks)
+        return dataclasses.replace(measured, ranks=ranks)
+
+    stored.driver.script = instrumented
+    return stored
+
+
+def test_an_instrumented_run_says_so_under_trust_in_summary_and_journal(slowed):
+    done = slowed.run("--perf-summary=summary.md", "--perf-journal=journal.jsonl")
+    assert done.ret == 0
+    done.stdout.fnmatch_lines(["trust*INSTRUMENTED: 3 of 3 cases ran under development mode of Python*"])
+    assert "the ranks were instrumented: 3 of 3 cases ran under development mode" in Path("summary.md").read_text()
+    assert DEVELOPMENT in Path("journal.jsonl").read_text()
+
+
+def test_a_gate_refuses_instrumented_ranks_with_the_reason(slowed):
+    done = slowed.run("--perf-gate")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.assert_outcomes(failed=3)
+    done.stdout.fnmatch_lines(
+        [
+            f"*its ranks were instrumented: {DEVELOPMENT}*",
+            f"error: --perf-gate compared nothing: its ranks were instrumented: {DEVELOPMENT}",
+        ]
+    )
+
+
+@pytest.mark.parametrize("mode", ["append", "improved", "accept"])
+def test_no_update_stores_instrumented_runs(slowed, mode):
+    before = {path: path.read_bytes() for path in Path("baselines").rglob("*.json")}
+    reason = ["--perf-reason=wanted"] if mode == "accept" else []
+    done = slowed.run(f"--perf-update={mode}", *reason)
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+    done.stdout.fnmatch_lines([f"*cpu-1*: not stored, its ranks were instrumented: {DEVELOPMENT}*"])
+    assert before == {path: path.read_bytes() for path in Path("baselines").rglob("*.json")}
+
+
+def test_a_history_takes_no_instrumented_run(slowed):
+    done = slowed.run("--perf-history=history.jsonl")
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+    done.stdout.fnmatch_lines(["error: nothing was added to the history: the ranks were instrumented: 3 of 3 cases*"])
+    assert not Path("history.jsonl").exists()
+
+
+def test_one_instrumented_case_fails_alone(stored, machine):
+    def script(job):
+        measured = machine(job)
+        if job.workload.parameters().get("number") != 1:
+            return measured
+        ranks = tuple(dataclasses.replace(rank, instruments=("anomaly mode of torch",)) for rank in measured.ranks)
+        return dataclasses.replace(measured, ranks=ranks)
+
+    stored.driver.script = script
+    done = stored.run("--perf-gate")
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+    done.assert_outcomes(failed=1, passed=2)
+
+
+def test_the_scripted_ranks_of_other_tests_have_no_instruments():
+    assert measurement(Job(workload=FunctionWorkload(function=print), world_size=2, budget=Budget())).instruments == ()
+
+
+# -- on ranks ----------------------------------------------------------------------------------------------------
+
+
+def test_ranks_say_themselves_under_what_they_ran(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONDEVMODE", "1")
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    transport = LocalTransport(start_method="fork", preload=(), log_directory=tmp_path)
+    driver = Driver(transport=transport, family=families()["cpu"], rootpath=leaks.ROOT, device_count=1)
+    budget = Budget(min_rounds=2, max_time_s=0.01, warmup_time_s=0.01, timeout_s=60.0)
+    try:
+        job = Job(workload=FunctionWorkload(function=leaks.plain), world_size=1, budget=budget)
+        assert driver.run(job).instruments == (
+            DEVELOPMENT,
+            "debug level DETAIL of torch.distributed (unset TORCH_DISTRIBUTED_DEBUG)",
+        )
+        traced = FunctionWorkload(function=leaks.changes, arguments={"how": "anomaly"})
+        told = driver.run(dataclasses.replace(job, workload=traced)).instruments
+        assert "anomaly mode of torch (torch.autograd.set_detect_anomaly(False))" in told
+        assert driver.environment()["instruments"][0] == DEVELOPMENT
+    finally:
+        driver.close()

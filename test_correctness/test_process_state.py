@@ -1,0 +1,178 @@
+"""State that a case changes in its rank's process: put back, or the process is replaced; and recorded as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+
+from perfsuite.errors import UnsupportedCase
+from perfsuite.platforms import families
+from perfsuite.platforms.cpu import CpuDevice
+from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.ranks.process_state import SETTINGS, ProcessState
+from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.workload import Budget, FunctionWorkload
+from test_correctness.helpers import leaks
+
+QUICK = Budget(min_rounds=2, max_time_s=0.01, warmup_time_s=0.01, timeout_s=60.0)
+
+
+def read():
+    return ProcessState.read(CpuDevice())
+
+
+def in_a_fork(look):
+    """What ``look`` returns in a process without other threads, with which all that it changed ends."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            os.write(writer, json.dumps(look()).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        text = told.read()
+    os.waitpid(pid, 0)
+    return json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+        lambda: torch.set_grad_enabled(False),
+        lambda: setattr(torch.backends.cudnn, "benchmark", True),
+        lambda: torch.manual_seed(7),
+        lambda: random.seed(7),
+        lambda: warnings.simplefilter("error"),
+    ],
+)
+def test_what_has_a_setter_is_put_back(change):
+    def look():
+        before = read()
+        change()
+        return bool(before.changed()), before.put_back()
+
+    assert in_a_fork(look) == [True, []]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("torch.get_default_device", lambda: torch.set_default_device("meta")),
+        ("torch.is_anomaly_enabled", lambda: torch.autograd.set_detect_anomaly(True)),
+        ("torch.backends.mkldnn.enabled", lambda: setattr(torch.backends.mkldnn, "enabled", False)),
+        ("flushing of denormal numbers", lambda: torch.set_flush_denormal(True)),
+        ("functions of torch and Python", lambda: setattr(torch.Tensor, "relu_", None)),
+        ("functions of torch and Python", lambda: setattr(torch.nn.functional, "relu", None)),
+        ("environment variables", lambda: os.environ.update(TOKENIZERS_PARALLELISM="false")),
+        ("torch.get_float32_matmul_precision", lambda: torch.set_float32_matmul_precision("medium")),
+        ("garbage collector", gc.disable),
+        ("working directory", lambda: os.chdir("/")),
+        ("umask and signals", lambda: os.umask(0o77)),
+        ("interpreter", lambda: sys.setrecursionlimit(5000)),
+        ("threads of Python", lambda: threading.Timer(1e6, print).start()),
+        ("child processes", lambda: subprocess.Popen(["sleep", "1000"])),
+    ],
+)
+def test_what_has_none_is_named(name, change):
+    def look():
+        before = read()
+        made = change()
+        left = before.put_back()
+        if isinstance(made, subprocess.Popen):
+            made.kill()
+        return left
+
+    assert name in in_a_fork(look)
+
+
+def test_a_process_that_nothing_changed_is_as_before():
+    def look():
+        before = read()
+        torch.randn(8) @ torch.randn(8)
+        return before.changed(), before.put_back(), before.recorded()
+
+    assert in_a_fork(look) == [["random numbers of torch"], [], {}]
+
+
+def test_no_setting_of_this_torch_is_unreadable():
+    values = read().values
+    assert [setting.name for setting in SETTINGS if "Error" in str(values[setting.name])] == []
+
+
+# -- on ranks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    transport = LocalTransport(
+        start_method="fork",
+        preload=("torch", "torch.distributed", "perfsuite.runtime.ranks.worker"),
+        log_directory=tmp_path_factory.mktemp("logs"),
+    )
+    driver = Driver(transport=transport, family=families()["cpu"], rootpath=leaks.ROOT, device_count=1)
+    yield driver
+    driver.close()
+
+
+def facts(driver, function, **arguments):
+    """What rank 0 recorded of its process, and of itself."""
+    job = Job(workload=FunctionWorkload(function=function, arguments=arguments), world_size=1, budget=QUICK)
+    measurement = driver.run(job)
+    return {record.name: record.value for record in measurement.records}, measurement.ranks[0]
+
+
+def test_defaults_and_threads_of_one_case_are_not_there_for_the_next(driver):
+    before, plain = facts(driver, leaks.plain)
+    _, changed = facts(driver, leaks.as_training_scripts_do, more=False)
+    after, again = facts(driver, leaks.plain)
+    assert before == after  # the same process, dtype, threads and environment
+    facts(driver, leaks.as_training_scripts_do, more=True)
+    after, again = facts(driver, leaks.plain)
+    assert before.pop("process") != after.pop("process")
+    assert before == after
+    assert plain.threads == again.threads > 0
+    assert plain.settings == again.settings == {}
+    assert changed.threads == 1  # as it was, not as it was given
+    assert changed.settings["torch.get_default_dtype"] == "torch.float64"
+    assert changed.settings["torch.is_grad_enabled"] == "False"
+
+
+@pytest.mark.parametrize("how", ["environment", "patch", "thread", "anomaly", "affinity"])
+def test_a_process_that_cannot_be_put_back_is_replaced(driver, how):
+    before, _ = facts(driver, leaks.plain)
+    facts(driver, leaks.changes, how=how)
+    after, plain = facts(driver, leaks.plain)
+    assert before.pop("process") != after.pop("process")
+    assert before == after
+    assert plain.settings == {}
+
+
+def test_a_case_that_is_skipped_after_a_change_leaves_nothing(driver):
+    before, _ = facts(driver, leaks.plain)
+    with pytest.raises(UnsupportedCase):
+        facts(driver, leaks.changes_and_skips)
+    after, _ = facts(driver, leaks.plain)
+    assert before.pop("process") != after.pop("process")
+    assert before == after
+
+
+def test_what_a_module_sets_when_it_is_loaded_is_there_for_its_next_case_too(driver, tmp_path):
+    from test_correctness.helpers import leaks_when_loaded
+
+    _, first = facts(driver, leaks_when_loaded.plain)
+    _, second = facts(driver, leaks_when_loaded.plain)
+    assert first.settings == second.settings == {"torch.get_default_dtype": "torch.float64"}
+    assert facts(driver, leaks.plain)[1].settings == {}

@@ -1,0 +1,247 @@
+"""What an iteration returns or leaves behind: waited for inside the sample, or refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import functools
+import itertools
+import multiprocessing.pool
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from perfsuite.errors import InvalidParameter, RanksFailed
+from perfsuite.platforms import families
+from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.ranks.returned import Iteration, pending
+from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.workload import Budget, CallableStep, FunctionWorkload
+from test_correctness.helpers import unwaited
+
+QUICK = Budget(min_rounds=3, max_time_s=0.02, warmup_time_s=0.02, timeout_s=60.0)
+
+
+class Handle(dist.Work):
+    """A work that keeps how often it was waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+
+    def wait(self, *_: object) -> bool:  # type: ignore[override]
+        self.waits += 1
+        return True
+
+
+@dataclasses.dataclass
+class Both:
+    first: object
+    second: object = None
+
+
+class DTensorLike(torch.Tensor):
+    """Holds its part as DTensor does."""
+
+
+def with_part(part):
+    tensor = torch.ones(2).as_subclass(DTensorLike)
+    tensor._local_tensor = part
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("place", "waits"),
+    [
+        (lambda work: work, 1),
+        (lambda work: (None, work), 1),
+        (lambda work: [work, [work, 3.0]], 2),
+        (lambda work: {"loss": torch.ones(1), "work": {"deep": (work,)}}, 1),
+        (lambda work: Both(first=None, second=work), 1),
+        (lambda work: with_part(torch.ones(1)), 0),
+        (lambda work: (1, "text", torch.ones(3), range(9), {4}), 0),
+        (lambda work: None, 0),
+    ],
+)
+def test_works_are_waited_for_wherever_they_are_in_the_returned_value(place, waits):
+    work = Handle()
+    iteration = Iteration(lambda: place(work), "step")
+    iteration()
+    assert waits == work.waits
+    iteration.settled()()
+    assert 2 * waits == work.waits
+
+
+def test_an_iteration_that_returns_nothing_to_wait_for_is_called_as_it_is():
+    def run():
+        return torch.ones(2)
+
+    iteration = Iteration(run, "step")
+    iteration()
+    assert iteration.settled() is run
+
+
+def test_a_handle_of_some_iterations_is_waited_for_in_those():
+    work, given = Handle(), itertools.cycle([None, "work", 3.5])
+    iteration = Iteration(lambda: work if next(given) == "work" else None, "step")
+    iteration()
+    iteration()
+    run = iteration.settled()
+    for _ in range(6):
+        run()
+    assert work.waits == 3
+
+
+def test_a_handle_that_comes_only_after_the_warm_up_is_refused():
+    work, given = Handle(), iter([None, None, "work"])
+    iteration = Iteration(lambda: work if next(given) else None, "step")
+    iteration()
+    iteration.settled()()
+    with pytest.raises(InvalidParameter, match="step returned a Handle only after its first iterations"):
+        iteration()
+
+
+def later(done: list[str]) -> None:
+    time.sleep(0.05)
+    done.append("done")
+
+
+@pytest.fixture(params=["thread", "executor", "pool", "torch future", "fork"])
+def started(request):
+    """Starts something of each kind that fills the list it is given, and returns its handle."""
+    with concurrent.futures.ThreadPoolExecutor() as executor, multiprocessing.pool.ThreadPool(1) as pool:
+
+        def thread(done):
+            thread = threading.Thread(target=later, args=(done,))
+            thread.start()
+            return thread
+
+        def future(done):
+            future = torch.futures.Future()
+            executor.submit(lambda: (later(done), future.set_result(None)))
+            return future
+
+        yield {
+            "thread": thread,
+            "executor": lambda done: executor.submit(later, done),
+            "pool": lambda done: pool.apply_async(later, (done,)),
+            "torch future": future,
+            "fork": lambda done: torch.jit._fork(later, done),
+        }[request.param]
+
+
+def test_handles_of_threads_executors_pools_and_torch_are_waited_for(started):
+    done: list[str] = []
+    Iteration(lambda: started(done), "step")()
+    assert done == ["done"]
+
+
+def test_a_process_is_waited_for():
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    Iteration(lambda: process, "step")()
+    assert process.returncode == 0
+
+
+async def coroutine() -> None:
+    return None
+
+
+async def stream():
+    yield 1
+
+
+class Custom:
+    def wait(self) -> None:
+        raise AssertionError("nobody knows what it waits for")
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (coroutine, r"an awaitable \(coroutine\).* await it inside the iteration"),
+        (lambda: asyncio.Future(loop=asyncio.new_event_loop()), r"an awaitable \(Future\)"),
+        (stream, r"an asynchronous iterator \(async_generator\)"),
+        (lambda: (number for number in range(3)), r"an iterator \(generator\).* read it to its end"),
+        (lambda: map(str, [1]), r"an iterator \(map\)"),
+        (lambda: (None, {"inside": (number for number in ())}), r"an iterator \(generator\)"),
+        (lambda: lambda: None, r"a callable \(function\).* call it inside the iteration"),
+        (lambda: functools.partial(print), r"a callable \(partial\)"),
+        (lambda: CallableStep(print), r"a callable \(CallableStep\)"),
+        (Custom, r"a Custom, which has a method wait\(\)"),
+        (threading.Event, r"an? Event, which has a method wait\(\)"),
+    ],
+)
+def test_work_that_has_not_begun_is_refused_by_name(make, told):
+    with pytest.raises(InvalidParameter, match=f"an iteration of step returned {told}"):
+        Iteration(make, "step")()
+
+
+def test_an_open_file_a_module_and_a_value_that_holds_itself_are_no_work(tmp_path):
+    loop: list[object] = [torch.nn.Linear(1, 1)]
+    loop.append(loop)
+    with open(tmp_path / "log", "w") as file:
+        assert pending((file, loop), "step") == []
+
+
+# -- on ranks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    transport = LocalTransport(
+        start_method="fork",
+        preload=("torch", "torch.distributed", "perfsuite.runtime.ranks.worker"),
+        log_directory=tmp_path_factory.mktemp("logs"),
+    )
+    driver = Driver(transport=transport, family=families()["cpu"], rootpath=unwaited.ROOT, device_count=1)
+    yield driver
+    driver.close()
+
+
+def run(driver, function, **arguments):
+    return driver.run(
+        Job(workload=FunctionWorkload(function=function, arguments=arguments), world_size=2, budget=QUICK)
+    )
+
+
+@pytest.mark.parametrize("how", ["work", "future", "functional", "isend"])
+def test_returned_communication_is_finished_in_each_sample(driver, how):
+    # Each call of the next iteration looks whether the one before had finished: an unwaited one mostly has not.
+    measured = run(driver, unwaited.returned, how=how)
+    assert next(record.value for record in measured.records if record.name == "unfinished") == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (unwaited.dropped, "an iteration of dropped started allreduce and did not wait for it"),
+        (unwaited.dropped_functional, "started a functional collective and did not wait for it"),
+        (unwaited.kept_send, "started send and did not wait for it"),
+        (unwaited.asynchronous, r"an iteration of asynchronous returned an awaitable \(coroutine\)"),
+        (unwaited.generator, "generator returned a generator; return a callable that is one iteration, or a Step"),
+    ],
+)
+def test_communication_that_nobody_waits_for_is_refused(driver, function, told):
+    with pytest.raises(InvalidParameter, match=told):
+        run(driver, function)
+
+
+@pytest.mark.parametrize("function", [unwaited.ddp, unwaited.waited_by_future, unwaited.coalesced])
+def test_communication_that_is_waited_for_in_another_way_is_no_false_alarm(driver, function):
+    assert len(run(driver, function).samples) >= 3
+
+
+def test_a_rank_that_waits_for_a_returned_handle_is_not_the_one_that_hangs(driver):
+    workload = FunctionWorkload(function=unwaited.one_sided)
+    budget = Budget(min_rounds=3, max_time_s=0.05, timeout_s=1.5)
+    with pytest.raises(RanksFailed) as failure:
+        driver.run(Job(workload=workload, world_size=2, budget=budget))
+    assert str(failure.value).startswith("rank 1 on ")
+    assert "rank 0 on" in str(failure.value)
+    assert "waiting for the others in wait" in str(failure.value)
