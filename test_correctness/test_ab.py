@@ -122,7 +122,7 @@ def test_a_work_tree_is_of_the_revision_and_gone_afterwards(repository):
 
 
 def test_outside_a_repository_there_are_no_revisions(tmp_path):
-    with pytest.raises(ConfigurationError, match="not a git repository"), arm_of(tmp_path, "HEAD", "a"):
+    with pytest.raises(ConfigurationError, match="is not in a git repository"), arm_of(tmp_path, "HEAD", "a"):
         pass
 
 

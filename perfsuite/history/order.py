@@ -55,7 +55,8 @@ def in_order(sessions: Sequence[HistorySession], repository: Repository, branch:
     if not repository.is_there():
         apart = tuple((session, _DIRTY) for session in sessions if session.revision.dirty)
         clean = tuple(session for session in sessions if not session.revision.dirty)
-        note = f"{repository.root} is no git repository with a commit: ordered by time"
+        why = repository.refusal or f"{repository.root} is no git repository with a commit"
+        note = f"{why}: ordered by time"
         return OrderedSessions(
             branch=branch, sessions=clean, places=(None,) * len(clean), subjects={}, apart=apart, notes=(note,)
         )

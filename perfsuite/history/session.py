@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -100,7 +101,7 @@ def session_of(
         platform=platform,
         fingerprint=fingerprint,
         simulated=any(result.simulated for result in measured),
-        revision=revision,
+        revision=dataclasses.replace(revision, problem=""),
         environment={name: value for name, value in plain.items() if name not in _BULKY},
         cases={result.case: point for result in measured if (point := _point(result))},
     )

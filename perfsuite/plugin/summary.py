@@ -29,6 +29,7 @@ from perfsuite.reports.scaling import scalings
 from perfsuite.reports.screen import screen, title
 from perfsuite.reports.sections import tables
 from perfsuite.reports.terminal import TerminalRow, clock_lines, outcome_line, peak_lines
+from perfsuite.run_record import Revision
 from perfsuite.session import PerfSession
 from perfsuite.units import format_seconds, plural
 
@@ -149,9 +150,16 @@ def warnings(suite: Suite, session: PerfSession) -> list[str]:
     lines = [
         warning(disturbed, before=suite.load_before, after=after),
         session.journal_problem,
+        unknown_code(suite.revision),
         paced(congestion_control(host), [session.results[case] for case, _ in disturbed]),
     ]
     return [line for line in (*lines, *throttled_lines(session.results.values()), *oddities(session.results)) if line]
+
+
+def unknown_code(revision: Revision) -> str:
+    """That git did not tell which code was measured; empty where it did, and outside of git."""
+    what = "whether the code is that of its commit" if revision.commit else "the revision"
+    return f"{what} is not known: {revision.problem}" if revision.problem else ""
 
 
 def paced(control: str, results: Iterable[Result]) -> str:
