@@ -11,7 +11,8 @@ import pytest
 
 from perfsuite.gate.physics import examine
 from perfsuite.platforms.environment import congestion_control
-from perfsuite.platforms.quiet import disturbance, read_host_load, warning
+from perfsuite.platforms.quiet import disturbance, read_host_load
+from perfsuite.platforms.quiet import warnings as signs_of_others
 from perfsuite.plugin import projecting
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.output import Out, level_key
@@ -148,7 +149,7 @@ def warnings(suite: Suite, session: PerfSession) -> list[str]:
     ]
     after = read_host_load(host, suite.own_processes()) if suite.load_before else None
     lines = [
-        warning(disturbed, before=suite.load_before, after=after),
+        *signs_of_others(disturbed, before=suite.load_before, after=after),
         session.journal_problem,
         unknown_code(suite.revision),
         paced(congestion_control(host), [session.results[case] for case, _ in disturbed]),
