@@ -17,7 +17,7 @@ from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Hardware
 from perfsuite.baselines.draft import NewRuns, UpdateMode
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
-from perfsuite.baselines.summarise import case_of, summarise
+from perfsuite.baselines.summarise import case_of, changed_settings, summarise
 from perfsuite.errors import PerfsuiteError, first_line
 from perfsuite.gate.aa import AaReport, a_a
 from perfsuite.gate.comparable import gate_case
@@ -329,7 +329,11 @@ class Gatekeeper:
         new = self._arm(gate, self._base.new, [*(case for case in first if case in then), *last])
         then.update(self._arm(gate, older, last))
         for case in [*first, *last]:
-            if case in then and case in new:
+            changed = changed_settings(then[case], new[case]) if case in then and case in new else ""
+            if changed:
+                give_up = gate.without_base if older is self._base.base else gate.without_anchor
+                give_up(case, f"{older.name} ran it with other settings: {changed}")
+            elif case in then and case in new:
                 old_run, new_run = summarise(then[case]), summarise(new[case])
                 if older is self._base.base:
                     gate.add_pair(case, base=old_run, new=new_run)

@@ -39,7 +39,7 @@ from perfsuite.run_record import GateRecord, RunEnd
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.reference import describe
-from perfsuite.runtime.values import recorded
+from perfsuite.runtime.values import recorded, recorded_defaults
 from perfsuite.untimed import UntimedBuilds
 from perfsuite.workload import Budget, Purpose, Workload
 
@@ -244,7 +244,8 @@ class PerfSession:
             return None
         same = (
             old.workload == describe(case.workload)
-            and old.parameters == recorded(case.workload.parameters())
+            and {**old.defaults, **old.parameters}
+            == {**recorded_defaults(case.workload.defaults()), **recorded(case.workload.parameters())}
             and old.world_size == case.world_size
             and old.platform == case.platform
             and not (old.measurement and old.measurement.failed_builds)
@@ -270,6 +271,7 @@ class PerfSession:
             simulated=self.machine.simulated,
             session=self.id,
             started_at=started_at,
+            defaults=recorded_defaults(workload.defaults()),
         )
         require_known(result.work.collective)
         job = Job(

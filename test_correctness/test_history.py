@@ -68,7 +68,7 @@ LINE = line_of(session(1))
         (f"{LINE}\n=======\n", 2, "merge=union"),
         (f"{LINE}\n{LINE[:50]}", 2, "cut short"),
         (f"{LINE[:50]}\n{LINE}\n", 1, "remove or repair the line"),
-        (f"{LINE.replace(chr(34) + 'schema' + chr(34) + ':1', chr(34) + 'schema' + chr(34) + ':2')}\n", 1, "update"),
+        (f"{LINE.replace(chr(34) + 'schema' + chr(34) + ':2', chr(34) + 'schema' + chr(34) + ':3')}\n", 1, "update"),
         (f"{LINE}\n{line_of(session(2, fingerprint='cpu-other'))}\n", 2, "holds one hardware"),
         (f"{LINE}\n{line_of(session(2, simulated=True))}\n", 2, "holds one hardware"),
         (f"{LINE}\n{LINE.replace('-4.6', '-4.7')}\n", 2, "is there twice and differs from line 1"),

@@ -36,8 +36,14 @@ def case_of(result: Result, *, backend: str = "") -> CaseIdentity:
             for metric in result.metrics
             if not metric.moves_with_peak
         },
+        defaults=json.loads(json.dumps(to_json(result.defaults), default=str)),
         training=result.work.training,
     )
+
+
+def changed_settings(before: Result, after: Result) -> str:
+    """What keeps two results of one case id from being compared, ``n: 128 -> 256``; empty where nothing does."""
+    return "; ".join(f"{name}: {then} -> {now}" for name, now, then in case_of(after).changed(case_of(before)))
 
 
 def summarise(

@@ -10,7 +10,7 @@ from perfsuite.errors import ConfigurationError
 from perfsuite.gate.comparable import causes
 from perfsuite.history.accumulated import Accumulated, accumulated
 from perfsuite.history.git import Repository
-from perfsuite.history.order import OrderedSessions, in_order
+from perfsuite.history.order import OrderedSessions, in_order, with_one_setting
 from perfsuite.history.ratio import Ratio
 from perfsuite.history.series import SeriesTable, table_of
 from perfsuite.history.session import HistorySession
@@ -114,6 +114,7 @@ def findings_of(
     ``since`` names a revision and ``since_commits`` are the commits of the branch after it: changes before it are left
     out, and it takes the place of the last tag.  Raises ConfigurationError where no case has the text.
     """
+    ordered = with_one_setting(ordered)
     table, levels = _searched(ordered.sessions)
     names = tuple(name for name in table.cases if case in name)
     if case and not names:

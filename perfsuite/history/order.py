@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfsuite.baselines.runs import moment
 from perfsuite.history.git import Repository, Tag
 from perfsuite.history.session import HistorySession
+from perfsuite.text import escaped
 from perfsuite.units import plural
 
 
@@ -86,6 +87,27 @@ def in_order(sessions: Sequence[HistorySession], repository: Repository, branch:
         notes=_notes(by_time, repository),
         tag=repository.last_tag(name),
     )
+
+
+def with_one_setting(ordered: OrderedSessions) -> OrderedSessions:
+    """Without the points of cases that ran with other parameters, ranks or backend than in their newest session."""
+    newest = {
+        case: point.settings for session in ordered.sessions for case, point in session.cases.items() if point.settings
+    }
+    sessions, apart = [], {}
+    for session in ordered.sessions:
+        other = {case for case, point in session.cases.items() if point.settings and point.settings != newest[case]}
+        apart.update(dict.fromkeys(other, session))
+        kept = {case: point for case, point in session.cases.items() if case not in other}
+        sessions.append(replace(session, cases=kept) if other else session)
+    if not apart:
+        return ordered
+    case, last = list(apart.items())[-1]
+    note = (
+        f"{plural(len(apart), 'case')} ran with other parameters, ranks or backend up to {last.time[:16]}: those times "
+        f"are not compared with the later ones, e.g. {escaped(case)}"
+    )
+    return replace(ordered, sessions=tuple(sessions), notes=(*ordered.notes, note))
 
 
 _DIRTY = "uncommitted changes"
