@@ -129,12 +129,10 @@ class Gatekeeper:
         self._anchors: dict[str, Arm | str] = {}
         """By commit: its arm, or why there is none."""
 
-    def knows(self, nodes: Iterable[str]) -> int:
-        """How many of these node ids have stored runs on this hardware, before anything is measured."""
+    def known_runs(self, nodes: Iterable[str]) -> Mapping[str, int]:
+        """How many runs are stored of each of these node ids on this hardware, before anything is measured."""
         stored = self.baseline.by_node if self.baseline else {}
-        return sum(
-            any(len(entry.reference) >= self.settings.min_stored for entry in stored.get(node, ())) for node in nodes
-        )
+        return {node: max((len(entry.reference) for entry in stored.get(node, ())), default=0) for node in nodes}
 
     def take(self, result: Result, tolerances: Tolerances) -> None:
         """Take in the first run of a case."""
@@ -312,9 +310,8 @@ class Gatekeeper:
                     self._base.anchor(commit) if self._base.anchor else "this session can make no arm of a commit"
                 )
             except PerfsuiteError as error:
-                self._anchors[commit] = (
-                    f"{first_line(error)} (a shallow clone has no old commits: git fetch --unshallow)"
-                )
+                shallow = " (a shallow clone has no old commits: git fetch --unshallow)"
+                self._anchors[commit] = first_line(error) + (shallow if "is not a commit" in str(error) else "")
         return self._anchors[commit]
 
     def _run_pair(self, gate: Gate, older: Arm, requests: Sequence[Request]) -> Iterator[str]:

@@ -171,7 +171,7 @@ def test_sessions_without_a_commit_and_folders_without_git_are_ordered_by_time(t
     unknown = session(2, revision=Revision())
     ordered = in_order([session(1), unknown, session(3)], ScriptedRepository(count=4))
     assert names(ordered.sessions) == ["s0001", "s0002", "s0003"]
-    assert ordered.notes == ("1 session placed by time: measured outside of git",)
+    assert ordered.notes == ("1 session placed by time: measured outside of git, or git did not tell the commit",)
     outside = in_order([session(1), session(2)], Repository(root=tmp_path))
     assert names(outside.sessions) == ["s0001", "s0002"]
     assert "ordered by time" in outside.notes[0]

@@ -48,7 +48,7 @@ def test_one_session_does_not_push_out_the_others(tmp_path):
         ("accept", "impossible", {}, "impossible; an error of measurement is never stored"),
         ("append", "unstable-host", {}, "unstable-host; run again when the host is quiet"),
         ("append", "pass", {"process": "reused"}, "its processes were reused; a baseline takes fresh ones"),
-        ("append", "pass", {"clean": 3}, "its runs are unstable or older than the epoch"),
+        ("append", "pass", {"clean": 3}, "its run has too few clean samples"),
         ("improved", "pass", {}, "its verdict is pass; --perf-update=improved stores improved cases only"),
     ],
 )
@@ -94,7 +94,9 @@ def test_an_accepted_case_begins_a_new_epoch(tmp_path, mode, verdict, kind):
 def test_runs_of_before_an_epoch_are_not_appended_to_it(tmp_path):
     offer(tmp_path, run_of("s1", 2), mode="accept", verdict="pass", reason="new disk")
     late = offer(tmp_path, run_of("s0", 3))
-    assert (late.written, late.refused) == (False, {case().node: "its runs are unstable or older than the epoch"})
+    (entry,) = store.load(tmp_path, HARDWARE).entries.values()
+    why = f"its runs are older than the epoch that began at {entry.accepted.time}"
+    assert (late.written, late.refused) == (False, {case().node: why})
 
 
 def test_what_is_not_meant_by_an_accepted_environment_is_appended(tmp_path):

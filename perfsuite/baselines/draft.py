@@ -120,13 +120,10 @@ class Draft:
         there = {run.key for run in old.kept}
         fresh = [run for run in newest(new.runs) if run.key not in there]
         all_count = not usually_clean(old.runs)
-        steady = [run for run in fresh if all_count or run.has_clean or run.outcome == "out_of_memory"]
-        if old.accepted is not None:
-            steady = [run for run in steady if moment(run.time) >= moment(old.accepted.time)]
+        recent = [run for run in fresh if old.accepted is None or moment(run.time) >= moment(old.accepted.time)]
+        steady = [run for run in recent if all_count or run.has_clean or run.outcome == "out_of_memory"]
         if not steady:
-            self.refused[node] = (
-                "its runs are unstable or older than the epoch" if fresh else "its runs are stored already"
-            )
+            self.refused[node] = _why_none(old, fresh=bool(fresh), recent=len(recent))
             return None
         improved = new.verdict == "improved"
         runs = tuple(steady[: max(self.session_runs, SESSION_RUNS) if improved else self.session_runs])
@@ -164,6 +161,14 @@ def _stored_key(entries: Mapping[CaseKey, Entry], case: CaseIdentity) -> CaseKey
     """Under which key a case is stored: a parameter that is new, and has its default, makes no other case of it."""
     known = (key for key, entry in entries.items() if key[:3] == case.key[:3] and not case.differences(entry.case))
     return case.key if case.key in entries else next(known, case.key)
+
+
+def _why_none(old: Entry, *, fresh: bool, recent: int) -> str:
+    """Why none of a session's runs is stored; ``recent`` of those that are ``fresh`` are of the present epoch."""
+    if recent:
+        return f"{'its run has' if recent == 1 else f'its {recent} runs have'} too few clean samples"
+    since = old.accepted.time if old.accepted is not None else ""
+    return f"its runs are older than the epoch that began at {since}" if fresh else "its runs are stored already"
 
 
 def _unfit(new: NewRuns) -> str:

@@ -95,6 +95,8 @@ class Findings:
     since: str
     """What ``accumulated`` looks back at beside the best level: a tag or revision; empty without one."""
     environment: tuple[EnvironmentChange, ...]
+    nothing_since: bool = False
+    """No session was measured after the revision that ``since`` names."""
 
 
 def searched(
@@ -148,6 +150,7 @@ def findings_of(
         ),
         since=look_back,
         environment=tuple(change for change in environment if change.at >= first),
+        nothing_since=first >= len(ordered.sessions),
     )
 
 

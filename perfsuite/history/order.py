@@ -146,5 +146,6 @@ def _notes(by_time: Sequence[HistorySession], repository: Repository) -> tuple[s
         what = "this clone is shallow: git fetch --unshallow" if shallow else "it was rewritten, or is not fetched"
         notes.append(f"{plural(missing, 'session')} placed by time: the commit is not in this repository ({what})")
     if len(by_time) > missing:
-        notes.append(f"{plural(len(by_time) - missing, 'session')} placed by time: measured outside of git")
+        unknown = plural(len(by_time) - missing, "session")
+        notes.append(f"{unknown} placed by time: measured outside of git, or git did not tell the commit")
     return tuple(notes)

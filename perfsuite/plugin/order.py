@@ -77,6 +77,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
     cases = collect.cases_of(session)
     session.config.stash[recorded.cases_key] = frozenset(item.nodeid for item in cases)
     compare.give_bare_option_back(session)
+    gate_options.refuse_no_cases(session, cases)
     collect.open_journal(session, cases)
     returned = yield  # pytest prints the header and how many tests there are
     progress.begin(session, cases)
