@@ -275,3 +275,29 @@ def test_a_page_of_other_settings_alone_says_that_nothing_was_compared():
     assert not is_bad
     (table,) = section(material).blocks
     assert (table.grid.title, table.grid.rows[0][-1]) == ("Not comparable", "not comparable: n: 128 -> 256")
+
+
+# -- pytest-benchmark's own comparison -----------------------------------------------------------------------------
+
+WITH_A_PARAMETER = "\ndef scaled(rank, n):\n    return lambda: None\n\ndef test_scaled(perf):\n    perf(scaled, n={})\n"
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_benchmark_compare_leaves_out_cases_with_other_settings(pytester, monkeypatch, saved):
+    repo = repository(pytester, monkeypatch, WITH_A_PARAMETER.format(1))
+    repo.run("--benchmark-save=first" if saved else "--perf-update=append")
+    (file,) = (path.resolve() for path in Path(".benchmarks" if saved else "baselines").rglob("*.json"))
+    fail = ["--benchmark-compare-fail=median:5%"]
+    done = repo.run(f"--benchmark-compare={file}", *fail, "--perf-show=cases")
+    assert done.ret == 0
+    assert "not compared with" not in done.stdout.str()
+    test = Path("test_it.py")
+    test.write_text(test.read_text().replace("n=1)", "n=2222)"))
+    done = repo.run(f"--benchmark-compare={file}", *fail, "--perf-show=cases")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stdout.fnmatch_lines(["not compared with *test_it.py::test_scaled*: n: 1 -> 2222", "*no case was compared*"])
+
+
+def test_options_that_change_what_a_sample_is_are_settings():
+    before, after = ran(n=1), ran(n=1, environment={"options": {"perf-cache-flush": "yes", "perf-pin": "numa"}})
+    assert changed_settings(before, after) == "--perf-cache-flush: not given -> yes"

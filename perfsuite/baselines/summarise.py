@@ -22,6 +22,9 @@ from perfsuite.decoding import to_json
 from perfsuite.platforms.telemetry import held_down, held_down_elsewhere
 from perfsuite.records import Measurement, Result, Sample
 
+_SAMPLE_OPTIONS = ("perf-cache-flush", "perf-sustain", "perf-warmup")
+"""Options that change what a sample is, as the environment of a run has them."""
+
 
 def case_of(result: Result, *, backend: str = "") -> CaseIdentity:
     """The identity of a result's case; ``backend`` stands in where the result has no measurement."""
@@ -43,7 +46,12 @@ def case_of(result: Result, *, backend: str = "") -> CaseIdentity:
 
 def changed_settings(before: Result, after: Result) -> str:
     """What keeps two results of one case id from being compared, ``n: 128 -> 256``; empty where nothing does."""
-    return "; ".join(f"{name}: {then} -> {now}" for name, now, then in case_of(after).changed(case_of(before)))
+    options = [result.environment.get("options") or {} for result in (before, after)]
+    changed = [
+        *case_of(after).changed(case_of(before)),
+        *((f"--{name}", *(given.get(name, "not given") for given in reversed(options))) for name in _SAMPLE_OPTIONS),
+    ]
+    return "; ".join(f"{name}: {then} -> {now}" for name, now, then in changed if now != then)
 
 
 def summarise(

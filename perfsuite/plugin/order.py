@@ -132,6 +132,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
         if gate is not None:
             gate.finish(session)
         if suite_key in session.config.stash:
+            compare.leave_out_changed(session)
             recorded.end(session, gate)
         outcome.close_unless_hurried(session.config)
         ci.write(session.config)
@@ -149,6 +150,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
         show_summary(terminalreporter, config)
         output.leave_out_perf_rows(config, config.stash[recorded.cases_key])
+    for line in config.stash.get(compare.apart_key, []):
+        output.Out(terminalreporter).fold(line, yellow=True)
     trace.show(terminalreporter, config)
     if _gate(config) is not None:
         from perfsuite.plugin.gating import show as show_gate
