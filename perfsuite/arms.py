@@ -76,9 +76,9 @@ def arm_of(repository: Path, revision: str, name: str) -> Iterator[Arm]:
     try:
         commit = git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     except GitFailed:
-        raise ConfigurationError(
-            f"revision {revision!r} is not a commit of {top}; name a branch, a tag or a hash that git log shows"
-        ) from None
+        shallow = git(repository, "rev-parse", "--is-shallow-repository") == "true"
+        way_on = "this clone is shallow: git fetch --unshallow" if shallow else "name one that git log --all shows"
+        raise ConfigurationError(f"revision {revision!r} is not a commit of {top}; {way_on}") from None
     with scratch.directory("base") as directory:
         tree = directory / "tree"
         git(repository, "worktree", "add", "--detach", "--force", str(tree), commit, deadline_s=_CHECKOUT_S)

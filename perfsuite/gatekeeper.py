@@ -310,8 +310,7 @@ class Gatekeeper:
                     self._base.anchor(commit) if self._base.anchor else "this session can make no arm of a commit"
                 )
             except PerfsuiteError as error:
-                shallow = " (a shallow clone has no old commits: git fetch --unshallow)"
-                self._anchors[commit] = first_line(error) + (shallow if "is not a commit" in str(error) else "")
+                self._anchors[commit] = first_line(error)
         return self._anchors[commit]
 
     def _run_pair(self, gate: Gate, older: Arm, requests: Sequence[Request]) -> Iterator[str]:

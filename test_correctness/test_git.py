@@ -216,6 +216,14 @@ def test_a_revision_that_git_does_not_tell_is_unknown_for_a_reason(checkout, mon
     assert "\n" not in str(refused.value)
 
 
+def test_a_revision_that_a_shallow_clone_lacks_is_told_how_to_get(checkout, tmp_path):
+    run_git(tmp_path, "clone", "-q", "--depth=1", f"file://{checkout}", "shallow")
+    with pytest.raises(ConfigurationError, match=r"is not a commit of .*; this clone is shallow: git fetch"):
+        arm_of(tmp_path / "shallow", "HEAD~1", "base").__enter__()
+    with pytest.raises(ConfigurationError, match=r"is not a commit of .*; name one that git log --all"):
+        arm_of(checkout, "nowhere", "base").__enter__()
+
+
 def test_a_damaged_index_leaves_it_unknown_whether_files_differ(checkout):
     (checkout / ".git" / "index").write_bytes(b"no index")
     found = revision_of(checkout)
