@@ -63,7 +63,7 @@ def changes_between(before: Iterable[PageCase], after: Iterable[PageCase]) -> It
         base = older.get(case.node)
         if base is None or not case.is_measured:
             continue
-        changed = changed_settings(base.result, case.result)
+        changed = changed_settings(base.result, case.result, glance=True)
         if changed:
             yield CaseChange(node=case.node, effect=None, word=f"not comparable: {changed}")
             continue

@@ -238,7 +238,7 @@ def joined(older: PageCase | None, newer: PageCase) -> PageCase:
 
     Times of a run with other settings are another case's.
     """
-    if older is None or changed_settings(older.result, newer.result):
+    if older is None or changed_settings(older.result, newer.result, glance=True):
         return newer
     if older.is_measured and not newer.is_measured:
         return older
