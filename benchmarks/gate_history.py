@@ -24,6 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.scripted_clock import SWITCHED_OUT, VARIABLES
+from perfsuite.git import without_git
 
 ROOT = Path(__file__).parent.parent
 FILES = {
@@ -100,7 +101,7 @@ class Repository:
     def git(self, *arguments: str) -> None:
         """A git command by somebody."""
         who = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
-        subprocess.run(["git", *who, *arguments], cwd=self.root, check=True)
+        subprocess.run(["git", *who, *arguments], cwd=self.root, check=True, env=without_git(os.environ))
 
     def commit(self, step_s: float, message: str) -> None:
         """A commit whose step takes this long."""

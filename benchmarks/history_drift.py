@@ -24,6 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfsuite.cli.main import main as perfsuite
+from perfsuite.git import without_git
 from perfsuite.history import file
 from perfsuite.history.git import Repository
 from perfsuite.history.session import CasePoint, HistorySession
@@ -47,7 +48,7 @@ _PERSON = {
 
 
 def git(root: Path, *arguments: str) -> str:
-    environment = {**os.environ, **_PERSON, "GIT_CONFIG_GLOBAL": os.devnull}
+    environment = {**without_git(os.environ), **_PERSON, "GIT_CONFIG_GLOBAL": os.devnull}
     done = subprocess.run(
         ["git", "-C", str(root), *arguments], check=True, capture_output=True, text=True, env=environment
     )

@@ -17,11 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfsuite.errors import CaseError, ConfigurationError, JournalError, first_line
+from perfsuite.git import GitFailed, git, without_git
 from perfsuite.journal import read_journal
 from perfsuite.measured_peaks import UNWANTED
 from perfsuite.records import Result
 from perfsuite.runtime import own_tree, scratch
 
+_CHECKOUT_S = 1800.0
+"""For a work tree of a large repository, whose files a filter may have to download."""
 _TAIL_LINES = 15
 _ENDED_BY_TESTS = (0, 1)
 """pytest's exit codes when the tests ran, whether or not some failed."""
@@ -71,21 +74,21 @@ def arm_of(repository: Path, revision: str, name: str) -> Iterator[Arm]:
     Its root is the directory in it that corresponds to ``repository``, which may lie below the top of its git
     repository.  Raises ConfigurationError for a revision that git does not know.
     """
-    top = Path(_git(repository, "rev-parse", "--show-toplevel"))
+    top = Path(git(repository, "rev-parse", "--show-toplevel"))
     try:
-        commit = _git(repository, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
-    except ConfigurationError:
-        raise ConfigurationError(
-            f"revision {revision!r} is not a commit of {top}; name a branch, a tag or a hash that git log shows"
-        ) from None
+        commit = git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    except GitFailed:
+        shallow = git(repository, "rev-parse", "--is-shallow-repository") == "true"
+        way_on = "this clone is shallow: git fetch --unshallow" if shallow else "name one that git log --all shows"
+        raise ConfigurationError(f"revision {revision!r} is not a commit of {top}; {way_on}") from None
     with scratch.directory("base") as directory:
         tree = directory / "tree"
-        _git(repository, "worktree", "add", "--detach", "--force", str(tree), commit)
+        git(repository, "worktree", "add", "--detach", "--force", str(tree), commit, deadline_s=_CHECKOUT_S)
         try:
             root = tree / repository.resolve().relative_to(top.resolve())
             yield Arm(name=name, root=root, tree=tree, checkout=top)
         finally:
-            _git(repository, "worktree", "remove", "--force", str(tree))
+            git(repository, "worktree", "remove", "--force", str(tree), deadline_s=_CHECKOUT_S)
 
 
 def run_arm(arm: Arm, arguments: Sequence[str], deadline_s: float) -> Mapping[str, Result]:
@@ -128,8 +131,8 @@ def described_imports(results: Mapping[str, Result]) -> str:
 
 
 def arm_environment(arm: Arm) -> dict[str, str]:
-    """The environment of an arm: its own tree first on the import path, nothing of a surrounding pytest."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    """The environment of an arm: its own tree first on the import path, nothing of a surrounding pytest or git hook."""
+    kept = {name: value for name, value in without_git(os.environ).items() if not name.startswith("PYTEST_")}
     own = [str(arm.root)]
     if arm.tree is not None and arm.checkout is not None:
         own += own_tree.mirrored(arm.tree, arm.checkout)
@@ -191,13 +194,3 @@ def _end(child: subprocess.Popen[str]) -> str:
         except subprocess.TimeoutExpired:
             continue
     return ""
-
-
-def _git(directory: Path, *arguments: str) -> str:
-    try:
-        done = subprocess.run(["git", "-C", str(directory), *arguments], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise ConfigurationError("git is not installed; it is needed to check out another revision") from None
-    if done.returncode != 0:
-        raise ConfigurationError(f"git {' '.join(arguments)} in {directory}: {done.stderr.strip() or 'failed'}")
-    return done.stdout.strip()

@@ -17,7 +17,7 @@ from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Hardware
 from perfsuite.baselines.draft import NewRuns, UpdateMode
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
-from perfsuite.baselines.summarise import case_of, summarise
+from perfsuite.baselines.summarise import case_of, changed_settings, summarise
 from perfsuite.errors import PerfsuiteError, first_line
 from perfsuite.gate.aa import AaReport, a_a
 from perfsuite.gate.comparable import gate_case
@@ -135,12 +135,10 @@ class Gatekeeper:
         self._anchors: dict[str, Arm | str] = {}
         """By commit: its arm, or why there is none."""
 
-    def knows(self, nodes: Iterable[str]) -> int:
-        """How many of these node ids have stored runs on this hardware, before anything is measured."""
+    def known_runs(self, nodes: Iterable[str]) -> Mapping[str, int]:
+        """How many runs are stored of each of these node ids on this hardware, before anything is measured."""
         stored = self.baseline.by_node if self.baseline else {}
-        return sum(
-            any(len(entry.reference) >= self.settings.min_stored for entry in stored.get(node, ())) for node in nodes
-        )
+        return {node: max((len(entry.reference) for entry in stored.get(node, ())), default=0) for node in nodes}
 
     def take(self, result: Result, tolerances: Tolerances) -> None:
         """Take in the first run of a case."""
@@ -328,9 +326,7 @@ class Gatekeeper:
                     self._base.anchor(commit) if self._base.anchor else "this session can make no arm of a commit"
                 )
             except PerfsuiteError as error:
-                self._anchors[commit] = (
-                    f"{first_line(error)} (a shallow clone has no old commits: git fetch --unshallow)"
-                )
+                self._anchors[commit] = first_line(error)
         return self._anchors[commit]
 
     def _run_pair(self, gate: Gate, older: Arm, requests: Sequence[Request]) -> Iterator[str]:
@@ -345,7 +341,11 @@ class Gatekeeper:
         new = self._arm(gate, self._base.new, [*(case for case in first if case in then), *last])
         then.update(self._arm(gate, older, last))
         for case in [*first, *last]:
-            if case in then and case in new:
+            changed = changed_settings(then[case], new[case]) if case in then and case in new else ""
+            if changed:
+                give_up = gate.without_base if older is self._base.base else gate.without_anchor
+                give_up(case, f"{older.name} ran it with other settings: {changed}")
+            elif case in then and case in new:
                 old_run, new_run = summarise(then[case]), summarise(new[case])
                 if older is self._base.base:
                     gate.add_pair(case, base=old_run, new=new_run)

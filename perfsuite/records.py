@@ -337,6 +337,8 @@ class Result:
     """Identifier of the pytest session."""
     started_at: str = ""
     """UTC, ISO 8601."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values that parameters have where nobody gives them, also those that ``parameters`` leaves out."""
     took_s: float = 0.0
     """Seconds that the case took with all its builds; 0 where it was written before it was kept."""
     schema: int = SCHEMA

@@ -33,6 +33,8 @@ class Revision:
     """Whether tracked files differ from the commit."""
     subject: str = ""
     """First line of the commit's message."""
+    problem: str = ""
+    """Why git did not tell all of this, in one line; empty where it did, and outside of git."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ from perfsuite.run_record import GateRecord, RunEnd
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.reference import describe
-from perfsuite.runtime.values import recorded
+from perfsuite.runtime.values import recorded, recorded_defaults
 from perfsuite.untimed import UntimedBuilds
 from perfsuite.workload import Budget, Purpose, Workload
 
@@ -246,9 +246,10 @@ class PerfSession:
         old = self._resumed.results.get(case.id) if self._resumed else None
         if old is None or case.budget.smoke or old.outcome == "smoke":
             return None
+        now = _settings(case.workload)
         same = (
             old.workload == describe(case.workload)
-            and old.parameters == _parameters(case.workload)
+            and {**old.defaults, **old.parameters} == {**now["defaults"], **now["parameters"]}
             and old.world_size == case.world_size
             and old.platform == case.platform
             and not (old.measurement and old.measurement.failed_builds)
@@ -266,7 +267,7 @@ class PerfSession:
         result = Result(
             case=case.id,
             workload=describe(workload),
-            parameters=_parameters(workload),
+            **_settings(workload),
             platform=case.platform,
             world_size=case.world_size,
             outcome="smoke" if case.budget.smoke else "measured",
@@ -384,9 +385,10 @@ def _complete(result: Result, workload: Workload, measurement: Measurement, peak
     return dataclasses.replace(result, measurement=measurement, metrics=metrics)
 
 
-def _parameters(workload: Workload) -> Any:
-    """As results keep them."""
-    return masked_value(recorded(workload.parameters()))
+def _settings(workload: Workload) -> dict[str, Any]:
+    """Parameters and their defaults, as results keep them."""
+    both = {"parameters": recorded(workload.parameters()), "defaults": recorded_defaults(workload.defaults())}
+    return {name: masked_value(values) for name, values in both.items()}
 
 
 def _shape_of(case: Case) -> MeshShape:

@@ -7,6 +7,7 @@ Nothing here imports torch: a workload is described, collected and sent to the r
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -275,6 +276,15 @@ class Workload(ABC):
         described: Any = self  # a Workload is a dataclass by contract, which its base class cannot say
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(described)}
 
+    def defaults(self) -> dict[str, Any]:
+        """Values that parameters have where nobody gives them, by name."""
+        described: Any = self
+        return {
+            field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            for field in dataclasses.fields(described)
+            if (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
+        }
+
 
 def as_step(made: object, maker: str) -> Step:
     """What a function or ``build`` returned: a Step as it is, a callable as one iteration of a step.
@@ -313,3 +323,8 @@ class FunctionWorkload(Workload):
     def parameters(self) -> dict[str, Any]:
         """The keyword arguments."""
         return dict(self.arguments)
+
+    def defaults(self) -> dict[str, Any]:
+        """Those of the function's signature."""
+        parameters = list(inspect.signature(self.function).parameters.values())[1:]
+        return {one.name: one.default for one in parameters if one.default is not one.empty}

@@ -20,6 +20,7 @@ import perfsuite.plugin.gating
 import perfsuite.plugin.summary
 import perfsuite.reports.tables.report  # noqa: F401  # pytester forgets what a run in this process imported first
 from perfsuite.errors import UnsupportedCase
+from perfsuite.git import without_git
 from perfsuite.plugin.launch import PRELOAD
 from perfsuite.runtime.transports.base import WRAPPER
 from perfsuite.workload import FunctionWorkload
@@ -67,7 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     works_for_another = hasattr(config, "workerinput")
-    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_")]:
+    theirs = os.environ.keys() - without_git(os.environ).keys()  # of a hook of git that runs these tests
+    for name in theirs | {name for name in os.environ if name.startswith("PYTEST_XDIST_")}:
         del os.environ[name]  # runs that tests start are nobody's workers
     if works_for_another or not getattr(config.option, "numprocesses", None):
         gc.disable()  # until all is collected: imports and tests make little garbage, and each search goes through all

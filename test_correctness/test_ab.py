@@ -21,8 +21,8 @@ from perfsuite.errors import ConfigurationError
 STEP = """
     from shop import DELAY_S
 
-    def step(rank, delay_s=DELAY_S):
-        return lambda: None
+    def step(rank):
+        return lambda: DELAY_S
 
     def test_sleep(perf):
         perf(step)
@@ -35,7 +35,7 @@ CONFTEST = """
     pytest_plugins = ["perfsuite.plugin"]
 
     def lasting(job):
-        delay_s = job.workload.function.__defaults__[0]
+        delay_s = job.workload.function.__globals__["DELAY_S"]
         return measurement(job, [delay_s * factor for factor in (1.01, 0.99, 1.0, 1.005, 0.995)])
 
     Suite._open_driver = lambda suite: ScriptedDriver(lasting)
@@ -122,7 +122,7 @@ def test_a_work_tree_is_of_the_revision_and_gone_afterwards(repository):
 
 
 def test_outside_a_repository_there_are_no_revisions(tmp_path):
-    with pytest.raises(ConfigurationError, match="not a git repository"), arm_of(tmp_path, "HEAD", "a"):
+    with pytest.raises(ConfigurationError, match="is not in a git repository"), arm_of(tmp_path, "HEAD", "a"):
         pass
 
 
@@ -170,6 +170,7 @@ def test_pairs_go_on_until_all_is_decided_or_cannot_be(monkeypatch, capsys):
         return {case: (arm, *noise) for case, noise in noises.items()}
 
     monkeypatch.setattr(ab, "run_arm", run_arm)
+    monkeypatch.setattr(ab, "changed_settings", lambda before, after: "")
     monkeypatch.setattr(ab, "time_of", lambda run: math.exp(draw.gauss(run[1] * (run[0] == "b"), run[2])))
     runs = ab._Runs(arms=["a", "b"], arguments=[], deadline_s=1.0)
     found = {each.case: each for each in ab.measure(runs, ab.looks(6, 48), 0.03)}

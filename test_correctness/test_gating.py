@@ -289,7 +289,7 @@ class TestBase:
         (["--perf-base=HEAD"], "*--perf-base says how the gate works; give --perf-gate with it"),
         (["--perf-gate", "--benchmark-disable"], "*--benchmark-disable measures nothing*"),
         (["-o", "perf_tolerance=7"], "*ini perf_tolerance: '7' is not between 0 and 1*"),
-        (["--perf-gate", "--perf-base=nowhere"], "*not a git repository*"),
+        (["--perf-gate", "--perf-base=nowhere"], "*is not in a git repository"),
     ],
 )
 def test_wrong_options_are_one_line(repo, arguments, message):

@@ -68,7 +68,7 @@ LINE = line_of(session(1))
         (f"{LINE}\n=======\n", 2, "merge=union"),
         (f"{LINE}\n{LINE[:50]}", 2, "cut short"),
         (f"{LINE[:50]}\n{LINE}\n", 1, "remove or repair the line"),
-        (f"{LINE.replace(chr(34) + 'schema' + chr(34) + ':1', chr(34) + 'schema' + chr(34) + ':2')}\n", 1, "update"),
+        (f"{LINE.replace(chr(34) + 'schema' + chr(34) + ':2', chr(34) + 'schema' + chr(34) + ':3')}\n", 1, "update"),
         (f"{LINE}\n{line_of(session(2, fingerprint='cpu-other'))}\n", 2, "holds one hardware"),
         (f"{LINE}\n{line_of(session(2, simulated=True))}\n", 2, "holds one hardware"),
         (f"{LINE}\n{LINE.replace('-4.6', '-4.7')}\n", 2, "is there twice and differs from line 1"),
@@ -171,7 +171,7 @@ def test_sessions_without_a_commit_and_folders_without_git_are_ordered_by_time(t
     unknown = session(2, revision=Revision())
     ordered = in_order([session(1), unknown, session(3)], ScriptedRepository(count=4))
     assert names(ordered.sessions) == ["s0001", "s0002", "s0003"]
-    assert ordered.notes == ("1 session placed by time: measured outside of git",)
+    assert ordered.notes == ("1 session placed by time: measured outside of git, or git did not tell the commit",)
     outside = in_order([session(1), session(2)], Repository(root=tmp_path))
     assert names(outside.sessions) == ["s0001", "s0002"]
     assert "ordered by time" in outside.notes[0]

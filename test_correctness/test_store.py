@@ -92,8 +92,8 @@ def test_an_accepted_case_begins_a_new_epoch(tmp_path, mode, verdict, kind):
 def test_runs_of_before_an_epoch_are_not_appended_to_it(tmp_path):
     offer(tmp_path, run_of("s1", 2), mode="accept", verdict="pass", reason="new disk")
     late = offer(tmp_path, run_of("s0", 3))
-    began = run_of("s1", 2).time
-    why = f"its runs are older than the epoch that began at {began}; measure it again"
+    (entry,) = store.load(tmp_path, HARDWARE).entries.values()
+    why = f"its runs are older than the epoch that began at {entry.accepted.time}; measure it again"
     assert (late.written, late.refused) == (False, {case().node: why})
 
 

@@ -205,11 +205,11 @@ def test_the_warning_names_steal_and_pressure(tmp_path: Path) -> None:
     machines.write(tmp_path, {stat: "cpu  600 0 0 1350 0 0 0 50 9 0\n"})
     after = quiet.read_host_load(host, [os.getpid()])
     assert pytest.approx(0.04) == quiet.steal_share(before, after)
-    line = quiet.warning([("test_a", "")], before=before, after=after)
+    (line,) = quiet.warnings([("test_a", "")], before=before, after=after)
     assert "tasks waited for a core in 12.5 % of the 10 s before the first case" in line
     assert "the hypervisor took 4.0% of the core time" in line
     nothing = quiet.read_host_load(machines.host(tmp_path / "none", {}), [])
-    assert "" == quiet.warning([("test_a", "")], before=nothing, after=nothing)
+    assert [] == quiet.warnings([("test_a", "")], before=nothing, after=nothing)
 
 
 @pytest.mark.parametrize(("own_ticks", "told"), [(700, "30% of the core time"), (960, "")])
@@ -230,8 +230,8 @@ def test_the_warning_names_what_others_took_of_the_cores(tmp_path: Path, own_tic
         busy_s=2000 * len(cores) / a_second,
         own_s=own_ticks * len(cores) / a_second,
     )
-    line = quiet.warning([("test_a", "")], before=before, after=after)
-    assert line == (f"the machine is not quiet: other programs took {told}" if told else "")
+    lines = quiet.warnings([("test_a", "")], before=before, after=after)
+    assert lines == ([f"the machine is not quiet: other programs took {told}"] if told else [])
 
 
 def test_what_a_child_took_is_the_runs_own_also_once_it_has_ended() -> None:

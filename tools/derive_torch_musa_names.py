@@ -17,15 +17,17 @@ from __future__ import annotations
 import argparse
 import ast
 import builtins
+import functools
 import hashlib
 import json
 import re
-import subprocess
 import symtable
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from perfsuite.git import git
 
 REPOSITORY = "https://github.com/MooreThreads/torch_musa"
 FOLDER = Path(__file__).parents[1] / "test_correctness" / "torch_musa_names"
@@ -276,28 +278,23 @@ def public(names: Mapping[str, str]) -> dict[str, str]:
 
 def from_git(repository: Path, tag: str) -> dict[str, Any]:
     """A version's JSON with its source: the commit of the tag and the git blob of every file that was read."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(repository), *arguments], check=True, capture_output=True, text=True
-        ).stdout
-
+    asked = functools.partial(git, repository)
     tree = {}
-    for line in git("ls-tree", "-r", tag).splitlines():
+    for line in asked("ls-tree", "-r", tag).splitlines():
         about, _, path = line.partition("\t")
         tree[path] = about.split()[2]
     used: dict[str, str | None] = {}
 
     def read(path: str) -> str | None:
         if path not in used and path in tree:
-            used[path] = git("cat-file", "blob", tree[path])
+            used[path] = asked("cat-file", "blob", tree[path])
         return used.get(path)
 
     found = derive(read)
     source = {
         "repository": REPOSITORY,
         "tag": tag,
-        "commit": git("rev-parse", f"{tag}^{{commit}}").strip(),
+        "commit": asked("rev-parse", f"{tag}^{{commit}}"),
         "files": {path: tree[path] for path in sorted(used)},
     }
     return {"version": found.pop("version"), "source": source, **found}

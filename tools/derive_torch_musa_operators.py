@@ -16,13 +16,15 @@ there, never the other way round.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
-import subprocess
 import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from perfsuite.git import git
 
 FILE = Path(__file__).parents[1] / "simmusa" / "torch_musa_operators.json"
 _TABLE = "torch_musa/csrc/aten/ops/musa_functions.yaml"
@@ -153,17 +155,13 @@ def main() -> None:
     parser.add_argument("tag", nargs="+", help="v2.7.1, the oldest first")
     arguments = parser.parse_args()
 
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(arguments.repository), *words], check=True, capture_output=True, text=True
-        ).stdout
-
+    asked = functools.partial(git, arguments.repository)
     versions = {}
     for tag in arguments.tag:
-        paths = git("ls-tree", "-r", "--name-only", tag, _KERNELS).split()
-        sources = [git("show", f"{tag}:{path}") for path in paths if path.endswith((".cpp", ".mu"))]
-        found = derive(git("show", f"{tag}:{_TABLE}"), sources)
-        versions[tag.lstrip("v")] = {"commit": git("rev-parse", f"{tag}^{{commit}}").strip(), **found}
+        paths = asked("ls-tree", "-r", "--name-only", tag, _KERNELS).split()
+        sources = [asked("show", f"{tag}:{path}") for path in paths if path.endswith((".cpp", ".mu"))]
+        found = derive(asked("show", f"{tag}:{_TABLE}"), sources)
+        versions[tag.lstrip("v")] = {"commit": asked("rev-parse", f"{tag}^{{commit}}"), **found}
         listed = sum(map(len, found["dtypes"].values()))
         print(f"{tag}: {len(found['operators'])} operators, {listed} of them list their dtypes")
     FILE.write_text(json.dumps(written(versions), indent=1) + "\n", encoding="utf-8")

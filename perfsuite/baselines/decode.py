@@ -135,6 +135,7 @@ def _decode_entry(plain: Plain, sources: Mapping[str, _Source], where: Where, *,
         workload=extra["workload"],
         group=plain["group"],
         metrics=meanings,
+        defaults=extra.get("defaults", {}),
         training=_training(extra["training"], (*where, "extra_info", "training")) if "training" in extra else None,
     )
     return Entry(case=case, runs=runs, accepted=accepted, reference=reference)

@@ -81,8 +81,10 @@ class Draft:
         stored = (run for entry in before.values() for run in entry.kept)
         self.machine_session = machine_sessions([*stored, *(run for new in offered for run in new.runs)])
         for new in offered:
-            entry = self._entry(entries.get(new.case.key), new)
+            key = _stored_key(entries, new.case)
+            entry = self._entry(entries.get(key), new)
             if entry is not None:
+                entries.pop(key, None)
                 entries[new.case.key] = entry
         return entries
 
@@ -92,6 +94,7 @@ class Draft:
         Refused is what the gate fails.  What it has no verdict on, and a run on a disturbed host, is stored.
         """
         node, worse, why_not = new.case.node, new.verdict in _SLOWER, _unfit(new)
+        apart = new.case.differences(old.case) if old is not None else ()
         if new.instrumented:
             self.alarming.append(node)
         elif new.verdict == "impossible" or (worse and not self._accepts(new)):
@@ -99,10 +102,12 @@ class Draft:
             why_not = f"{new.seen or new.verdict}; {_REMEDIES.get(str(new.verdict), _ACCEPT)}"
         elif not why_not and self.mode == "improved" and new.verdict != "improved":
             why_not = f"its verdict is {new.verdict or 'unknown'}; --perf-update=improved stores improved cases only"
+        elif not why_not and apart and self.mode != "accept":
+            why_not = f"it is not comparable with what is stored: {'; '.join(apart)}; {_ACCEPT}"
         if why_not:
             self.refused[node] = why_not
             return None
-        changed = new.verdict in ("improved", "not-comparable") or bool(_slower(old, new))
+        changed = new.verdict in ("improved", "not-comparable") or bool(apart) or bool(_slower(old, new))
         anew = self.mode == "accept" and changed
         if old is None or anew or (worse and self._accepts(new)):
             return self._new_epoch(old, new)
@@ -181,6 +186,12 @@ class Draft:
         if into_reference and not is_complete(reference, self.machine_session):
             reference = first_runs([*reference, *runs], self.machine_session)
         return dataclasses.replace(old, case=case, runs=newest([*reference, *old.runs, *runs]), reference=reference)
+
+
+def _stored_key(entries: Mapping[CaseKey, Entry], case: CaseIdentity) -> CaseKey:
+    """Under which key a case is stored: a parameter that is new, and has its default, makes no other case of it."""
+    known = (key for key, entry in entries.items() if key[:3] == case.key[:3] and not case.differences(entry.case))
+    return case.key if case.key in entries else next(known, case.key)
 
 
 def _unfit(new: NewRuns) -> str:

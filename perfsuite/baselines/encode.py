@@ -89,6 +89,8 @@ def _encode_entry(entry: Entry, sources: _Sources) -> dict[str, Any]:
         "workload": case.workload,
         "world_size": case.world_size,
     }
+    if case.unsaid:
+        extra["defaults"] = dict(case.unsaid)
     if case.training is not None:
         extra["training"] = to_json(case.training)
     if entry.accepted:

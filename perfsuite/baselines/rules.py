@@ -172,7 +172,7 @@ UNMEASURED_CASE: Rules = MappingProxyType(
 )
 MEASURED_CASE: Rules = MappingProxyType({**UNMEASURED_CASE, "stats": _object})
 EXTRA: Rules = MappingProxyType({"backend": _any_text, "metrics": _object, "workload": _text, "world_size": _positive})
-EXTRA_OPTIONAL: Rules = MappingProxyType({"accepted": _object, "training": _object})
+EXTRA_OPTIONAL: Rules = MappingProxyType({"accepted": _object, "defaults": _object, "training": _object})
 ACCEPTED: Rules = MappingProxyType({"reason": _text, "session": _text, "time": _time})
 ACCEPTED_OPTIONAL: Rules = MappingProxyType({"kind": _one_of("improved", "environment")})
 MEANING: Rules = MappingProxyType({"better": _one_of("higher", "lower", "neither"), "unit": _any_text})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Literal
@@ -51,18 +51,29 @@ class CaseIdentity:
     parameters: Mapping[str, Any]
     """Fields of the workload as plain JSON values."""
     workload: str
-    """``module:Class`` or ``module:function``; shown, not compared: a module may move."""
+    """``module:Class`` or ``module:function``; its module is not compared: it may move."""
     group: str | None = None
     """pytest-benchmark's group."""
     metrics: Mapping[str, MetricMeaning] = field(default_factory=dict)
     """Unit and direction of each metric by name."""
+    defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Values that parameters have where nobody gives them; empty where an earlier version stored the case."""
     training: Training | None = field(default=None, compare=False)
     """What a training step trains, for projections; never compared: the parameters say it to this perfsuite."""
 
     @functools.cached_property
     def key(self) -> tuple[str, int, str, str]:
         """What identifies the case in a file; runs of equal keys belong together."""
-        return (self.node, self.world_size, self.backend, json.dumps(self.parameters, sort_keys=True))
+        return (self.node, self.world_size, self.backend, json.dumps(self._filled, sort_keys=True))
+
+    @property
+    def unsaid(self) -> Mapping[str, Any]:
+        """Defaults of parameters that nobody gave."""
+        return {name: value for name, value in self.defaults.items() if name not in self.parameters}
+
+    @functools.cached_property
+    def _filled(self) -> Mapping[str, Any]:
+        return {**self.unsaid, **self.parameters}
 
     @functools.cached_property
     def kind(self) -> str:
@@ -77,16 +88,38 @@ class CaseIdentity:
         >>> large.differences(small)
         ('world size 4, stored 2', 'layers=8, stored 2')
         """
-        phrases = []
-        if self.world_size != other.world_size:
-            phrases.append(f"world size {self.world_size}, stored {other.world_size}")
-        if self.backend != other.backend and self.backend and other.backend:
-            phrases.append(f"backend {self.backend}, stored {other.backend}")
-        for name in sorted(set(self.parameters) | set(other.parameters)):
-            now, then = self.parameters.get(name, "absent"), other.parameters.get(name, "absent")
+        return tuple(
+            f"{name}{'=' if name in self._filled or name in other._filled else ' '}{now}, stored {then}"
+            for name, now, then in self.changed(other)
+        )
+
+    def changed(self, other: CaseIdentity) -> Iterator[tuple[str, object, object]]:
+        """What keeps two cases of one node id apart: its name, the value here and the value of the other.
+
+        A parameter that only one side has is no difference where it has its default there: the other side ran so.
+        """
+        ours, theirs = _class_of(self.workload), _class_of(other.workload)
+        for name, now, then in (
+            ("workload", ours, theirs),
+            ("world size", self.world_size, other.world_size),
+            ("backend", self.backend or other.backend, other.backend or self.backend),
+        ):
             if now != then:
-                phrases.append(f"{name}={now}, stored {then}")
-        return tuple(phrases)
+                yield name, now, then
+        for name in sorted(set(self._filled) | set(other._filled)):
+            alone = self if name not in other._filled else other if name not in self._filled else None
+            now, then = self._filled.get(name, "absent"), other._filled.get(name, "absent")
+            if now != then and not (alone and name in alone.defaults and alone.defaults[name] == alone._filled[name]):
+                yield name, now, then
+        for name, meaning in self.metrics.items():
+            stored = other.metrics.get(name, meaning)
+            if stored != meaning:
+                yield f"unit of {name}", f"{meaning.unit} ({meaning.better})", f"{stored.unit} ({stored.better})"
+
+
+def _class_of(workload: str) -> str:
+    """The class or function without its module, which may move."""
+    return workload.rpartition(":")[2]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,22 +22,51 @@ from perfsuite.decoding import to_json
 from perfsuite.platforms.telemetry import held_down, held_down_elsewhere
 from perfsuite.records import Measurement, Result, Sample
 
+_SAMPLE_OPTIONS = ("perf-cache-flush", "perf-sustain", "perf-warmup")
+"""Options that change what a sample is, as the environment of a run has them."""
+_GLANCED = ("workload", "parameters", "defaults", "world_size", "environment")
+
 
 def case_of(result: Result, *, backend: str = "") -> CaseIdentity:
     """The identity of a result's case; ``backend`` stands in where the result has no measurement."""
-    return CaseIdentity(
-        node=result.case,
-        world_size=result.world_size,
+    return dataclasses.replace(
+        _undecoded(result),
         backend=result.measurement.backend if result.measurement else backend,
-        parameters=json.loads(json.dumps(to_json(result.parameters), default=str)),
-        workload=result.workload,
         metrics={
             metric.name: MetricMeaning(unit=metric.unit, better=metric.better)
             for metric in result.metrics
             if not metric.moves_with_peak
         },
+    )
+
+
+def _undecoded(result: Result) -> CaseIdentity:
+    """What is known of a journal's case without decoding its metrics and its measurement."""
+    return CaseIdentity(
+        node=result.case,
+        world_size=result.world_size,
+        backend="",
+        parameters=json.loads(json.dumps(to_json(result.parameters), default=str)),
+        workload=result.workload,
+        defaults=json.loads(json.dumps(to_json(result.defaults), default=str)),
         training=result.work.training,
     )
+
+
+def changed_settings(before: Result, after: Result, *, glance: bool = False) -> str:
+    """What keeps two results of one case id from being compared, ``n: 128 -> 256``; empty where nothing does.
+
+    ``glance``: as far as it is known without decoding, for thousands of results.
+    """
+    identity = _undecoded if glance else case_of
+    if glance and all(getattr(before, name) == getattr(after, name) for name in _GLANCED):
+        return ""
+    options = [result.environment.get("options") or {} for result in (before, after)]
+    changed = [
+        *identity(after).changed(identity(before)),
+        *((f"--{name}", *(given.get(name, "not given") for given in reversed(options))) for name in _SAMPLE_OPTIONS),
+    ]
+    return "; ".join(f"{name}: {then} -> {now}" for name, now, then in changed if now != then)
 
 
 def summarise(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfsuite.arms import Arm, arm_of, described_imports, run_arm
-from perfsuite.baselines.summarise import summarise
+from perfsuite.baselines.summarise import changed_settings, summarise
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, print_lines
 from perfsuite.comparison import Comparison, compare, progress, table
 from perfsuite.decoding import to_json
@@ -59,14 +59,32 @@ class _Runs:
             self.of[which].append(run_arm(self.arms[which], self.arguments, self.deadline_s))
 
     def compared(self, tolerance: float, alpha: float) -> list[Comparison]:
-        """The cases that every run measured, in order."""
-        left_out = self.left_out()
+        """The cases that every run measured with the same settings, in order."""
+        left_out = {*self.left_out(), *self.changed()}
         comparisons = []
         for case in self.of[0][0]:
             if case not in left_out:
                 a_s, b_s = ([time_of(results[case]) for results in side] for side in self.of)
                 comparisons.append(compare(case, a_s, b_s, tolerance, alpha=alpha))
         return comparisons
+
+    def changed(self) -> dict[str, str]:
+        """What keeps the two arms' results of a case from being compared, by case: ``n: 128 -> 256``."""
+        (before, *_), (after, *_) = self.of
+        changes = {case: changed_settings(before[case], after[case]) for case in before if case in after}
+        return {case: change for case, change in changes.items() if change}
+
+    def require_comparable(self) -> None:
+        """Raise ConfigurationError where no case was measured by both arms with the same settings."""
+        left_out = self.left_out()
+        if len({*left_out, *self.changed()}) < len({case for side in self.of for run in side for case in run}):
+            return
+        told = [f"{case}: {change}" for case, change in self.changed().items()]
+        told += [f"{case}: not measured in every run" for case in left_out]
+        more = f"; and {len(told) - 1} more" if len(told) > 1 else ""
+        raise ConfigurationError(
+            f"no case can be compared: {told[0]}{more}; choose cases that both arms measure with the same parameters"
+        )
 
     def left_out(self) -> list[str]:
         """Cases that one run measured and another did not."""
@@ -100,6 +118,7 @@ def measure(runs: _Runs, planned: Sequence[int], tolerance: float) -> list[Compa
                 so_far = f"; {progress(runs.compared(tolerance, alpha), planned[-1])}"
             print(f"pair {runs.pairs + 1} of {look}{so_far}", file=sys.stderr, flush=True)
             runs.add_pair()
+            runs.require_comparable()
         comparisons = runs.compared(tolerance, alpha)
         undecided = [comparison for comparison in comparisons if comparison.outcome == "undecided"]
         if not any((comparison.pairs_needed or planned[-1] + 1) <= planned[-1] for comparison in undecided):
@@ -228,6 +247,8 @@ def lines(runs: _Runs, comparisons: Sequence[Comparison], planned: Sequence[int]
     for arm, results in zip(runs.arms, runs.of, strict=True):
         if slowed := instrumented_line(results[-1].values()):
             yield f"warning: {arm.name}: {slowed}"
+    for case, change in runs.changed().items():
+        yield f"not comparable, {case}: {change}"
     yield from table(comparisons, tolerance)
 
 

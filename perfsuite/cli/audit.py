@@ -72,6 +72,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.file and (options.roles or options.fact):
         raise ConfigurationError("--roles and --fact describe a file's table; name the file before them")
     audited = [_read(path, options) for path in options.file] if options.file else [_of(report) for report in shipped()]
+    for source in audited:
+        _require_checked(source)
     if options.labels:
         print_lines(label_lines([source.report for source in audited if source.report]))
         return EXIT_OK
@@ -120,9 +122,15 @@ def _read(path: Path, options: argparse.Namespace) -> _Audited:
     if not options.roles:
         raise ConfigurationError(f"{path}: say what its columns mean: --roles 'step (ms)=latency' gpus=devices")
     tables = read_tables(path, parse_roles(options.roles), parse_facts(options.fact))
-    if not any(applicable(rule, table) for rule in RULES for table in tables):
-        raise ConfigurationError(f"{path}: no rule applies to these roles; name more columns or add --fact")
     return _Audited(name=str(path), tables=tables, findings=audit(tables), is_given=True)
+
+
+def _require_checked(source: _Audited) -> None:
+    """Raise ConfigurationError where nothing can be found, whatever the figures are."""
+    if not any(table.rows for table in source.tables):
+        raise ConfigurationError(f"{source.name}: no row to audit; give a table with figures")
+    if not any(applicable(rule, table) for rule in RULES for table in source.tables if table.rows):
+        raise ConfigurationError(f"{source.name}: no rule applies to these roles; name more columns or add --fact")
 
 
 def label_disagreements(

@@ -120,8 +120,16 @@ def _age(time: str) -> str:
     return f"{days:.0f} days ago" if days >= 1 else "today"
 
 
+def _require_files(options: argparse.Namespace) -> list[Path]:
+    """The files that there are; ConfigurationError where there is none."""
+    files = files_in(options.path)
+    if not files:
+        raise ConfigurationError(_none_in(options.path))
+    return files
+
+
 def _show(options: argparse.Namespace) -> int:
-    for file in files_in(options.path):
+    for file in _require_files(options):
         baseline = _read(file, options)
         entries = [entry for entry in baseline.entries.values() if options.case in entry.case.node]
         if options.json:
@@ -132,6 +140,8 @@ def _show(options: argparse.Namespace) -> int:
             print(f"  {name}: {value}")
         for line in _entry_lines(entries, baseline.machine_session):
             print(f"  {line}")
+        if not entries:
+            print(f"  no case{f' whose id contains {options.case!r}' if options.case else ''}")
     return EXIT_OK
 
 
@@ -157,7 +167,7 @@ def _counted(runs: Sequence[RunSummary], machine_session: Mapping[str, str]) -> 
 
 def _verify(options: argparse.Namespace) -> int:
     damaged = {}
-    files = files_in(options.path)
+    files = _require_files(options)
     for file in files:
         try:
             _read(file, options)
@@ -168,7 +178,7 @@ def _verify(options: argparse.Namespace) -> int:
     else:
         for message in damaged.values():
             print(message)
-        print(f"{len(files) - len(damaged)} of {len(files)} files are sound" if files else _none_in(options.path))
+        print(f"{len(files) - len(damaged)} of {len(files)} files are sound")
     return EXIT_FOUND if damaged else EXIT_OK
 
 
@@ -201,7 +211,7 @@ def _prune(options: argparse.Namespace) -> int:
 
 
 def _rename(options: argparse.Namespace) -> int:
-    for file in files_in(options.path):
+    for file in _require_files(options):
         said = store.rename_file(file, dry_run=options.dry_run, links=options.links)
         print(f"{file}: {plural(len(said), 'case')} {'would be ' if options.dry_run else ''}renamed")
         for line in said:

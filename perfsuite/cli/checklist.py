@@ -9,6 +9,7 @@ from pathlib import Path
 from perfsuite.cli.command import EXIT_OK, Command, json_argument, platform_file_argument, print_json, print_lines
 from perfsuite.cli.results import read_run
 from perfsuite.decoding import to_json
+from perfsuite.errors import ConfigurationError
 from perfsuite.platforms import load_catalog
 from perfsuite.reports.checklist import Answer, answers, facts_of
 from perfsuite.reports.tables.recording import Recording
@@ -28,6 +29,11 @@ def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite checklist``."""
     catalog = load_catalog(options.platform_file)
     recordings = [read_run(path, catalog) for path in options.results]
+    if not any(recording.cases for recording in recordings):
+        raise ConfigurationError(
+            f"{', '.join(map(str, options.results))}: nothing was measured, so nothing can be answered; run cases of "
+            "test_perf and give their journal"
+        )
     told = list(answers(facts_of(recordings)))
     if options.json:
         print_json([to_json(answer) for answer in told])

@@ -17,6 +17,7 @@ from perfsuite.history.session import session_of
 from perfsuite.journal import read_journal
 from perfsuite.reports.over_time import OverTime
 from perfsuite.run_record import Revision
+from perfsuite.statistics.change_points import LEAST_VALUES as LEAST_SESSIONS
 
 DEFAULT = Path("perf-history.jsonl")
 _FOUND = "show --fail-on found such a change"
@@ -88,7 +89,28 @@ def _show(options: argparse.Namespace) -> int:
 
         write_history(OverTime(history=history, findings=findings), options.html)
         print(f"\npage {options.html}")
-    return EXIT_FOUND if least is not None and _has(findings, least, options.fail_on == "any") else EXIT_OK
+    if least is None:
+        return EXIT_OK
+    if _has(findings, least, options.fail_on == "any"):
+        return EXIT_FOUND
+    _require_searched(findings, options.path)
+    return EXIT_OK
+
+
+def _require_searched(findings: Findings, path: Path) -> None:
+    """Raise ConfigurationError where no case has the sessions that a change takes: then nothing was looked for."""
+    table = findings.table
+    most = max((len(table.rows_of(table.cases.index(case))) for case in findings.cases), default=0)
+    if most < LEAST_SESSIONS:
+        raise ConfigurationError(
+            f"--fail-on: nothing was searched in {path}: a change takes {LEAST_SESSIONS} sessions of a case on the "
+            f"branch with equal settings, and none has more than {most}; add sessions, or leave --fail-on out"
+        )
+    if findings.nothing_since:
+        raise ConfigurationError(
+            f"--fail-on: nothing was searched in {path}: no session has a commit after {findings.since}; add one, or "
+            "leave --since out"
+        )
 
 
 def _least_of(written: str | None) -> float | None:

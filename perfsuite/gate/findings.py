@@ -159,4 +159,7 @@ def _learning(blank: Verdict, exact: Sequence[Finding], work: CaseWork, view: Vi
     disturbed = [run.disturbance for run in work.given.stored if is_disturbed(run)]
     if disturbed:  # a device that is always held down would never be gated, and nobody told why
         why += f"; {plural(len(disturbed), 'stored run')} disturbed: {disturbed[-1]}"
+    unclean = len(work.given.stored) - len(disturbed) - (work.learnt or 0)
+    if unclean > 0:
+        why += f"; {plural(unclean, 'stored run')} with too few clean samples"
     return replace(blank, name="learning", findings=tuple(exact), reasons=(*blank.reasons, why))

@@ -10,7 +10,7 @@ from perfsuite.errors import ConfigurationError
 from perfsuite.gate.comparable import causes
 from perfsuite.history.accumulated import Accumulated, accumulated
 from perfsuite.history.git import Repository
-from perfsuite.history.order import OrderedSessions, in_order
+from perfsuite.history.order import OrderedSessions, in_order, with_one_setting
 from perfsuite.history.ratio import Ratio
 from perfsuite.history.series import SeriesTable, table_of
 from perfsuite.history.session import HistorySession
@@ -95,6 +95,8 @@ class Findings:
     since: str
     """What ``accumulated`` looks back at beside the best level: a tag or revision; empty without one."""
     environment: tuple[EnvironmentChange, ...]
+    nothing_since: bool = False
+    """No session was measured after the revision that ``since`` names."""
 
 
 def searched(
@@ -114,6 +116,7 @@ def findings_of(
     ``since`` names a revision and ``since_commits`` are the commits of the branch after it: changes before it are left
     out, and it takes the place of the last tag.  Raises ConfigurationError where no case has the text.
     """
+    ordered = with_one_setting(ordered)
     table, levels = _searched(ordered.sessions)
     names = tuple(name for name in table.cases if case in name)
     if case and not names:
@@ -147,6 +150,7 @@ def findings_of(
         ),
         since=look_back,
         environment=tuple(change for change in environment if change.at >= first),
+        nothing_since=first >= len(ordered.sessions),
     )
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfsuite.errors import ConfigurationError, HistoryError
+from perfsuite.errors import ConfigurationError
+from perfsuite.git import GitFailed, GitTimeout, git, refusal
 from perfsuite.run_record import Revision
 
-_DEADLINE_S = 60.0
 _SHORT = 10
 
 
@@ -46,9 +46,14 @@ class Repository:
         commit = self.commit(named)
         if not commit:
             raise ConfigurationError(
-                f"{named!r} names no commit of the repository at {self.root}; name one that it has"
+                self.refusal or f"{named!r} names no commit of the repository at {self.root}; name one that it has"
             )
         return Revision(commit=commit, subject=self.subject(commit))
+
+    @functools.cached_property
+    def refusal(self) -> str:
+        """Why git does not read the repository; empty where it does, and where there is none."""
+        return refusal(self.root)
 
     def is_there(self) -> bool:
         """Whether there is a repository with a commit."""
@@ -66,11 +71,12 @@ class Repository:
         for revision in filter(None, (branch, since)):
             if not self.commit(revision):
                 raise ConfigurationError(
-                    f"{revision!r} names no commit of the repository at {self.root}; name a branch, tag or commit that "
-                    "it has, or fetch it"
+                    self.refusal
+                    or f"{revision!r} names no commit of the repository at {self.root}; name a branch, tag or commit "
+                    "that it has, or fetch it"
                 )
         span = f"{since}..{branch}" if since else branch
-        told = self._ask("log", "--first-parent", "--reverse", "--format=%H %s", "--end-of-options", span)
+        told = git(self.root, "log", "--first-parent", "--reverse", "--format=%H %s", "--end-of-options", span)
         return {line[:40]: line[41:] for line in told.splitlines()}
 
     def known(self, commits: Iterable[str]) -> frozenset[str]:
@@ -88,20 +94,11 @@ class Repository:
     def _ask(self, *arguments: str, given: str = "") -> str:
         """What a git command prints; empty where it fails."""
         try:
-            done = subprocess.run(
-                ["git", "-C", str(self.root), *arguments],
-                input=given,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                check=False,
-                timeout=_DEADLINE_S,
-            )
-        except subprocess.TimeoutExpired:
-            raise HistoryError(f"git {arguments[0]} in {self.root} took longer than {_DEADLINE_S:g} s") from None
-        except OSError:
+            return git(self.root, *arguments, given=given)
+        except GitTimeout:
+            raise
+        except GitFailed:
             return ""
-        return done.stdout.rstrip("\n") if done.returncode == 0 else ""
 
 
 def short(commit: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfsuite.baselines.runs import moment
 from perfsuite.history.git import Repository, Tag
 from perfsuite.history.session import HistorySession
+from perfsuite.text import escaped
 from perfsuite.units import plural
 
 
@@ -55,7 +56,8 @@ def in_order(sessions: Sequence[HistorySession], repository: Repository, branch:
     if not repository.is_there():
         apart = tuple((session, _DIRTY) for session in sessions if session.revision.dirty)
         clean = tuple(session for session in sessions if not session.revision.dirty)
-        note = f"{repository.root} is no git repository with a commit: ordered by time"
+        why = repository.refusal or f"{repository.root} is no git repository with a commit"
+        note = f"{why}: ordered by time"
         return OrderedSessions(
             branch=branch, sessions=clean, places=(None,) * len(clean), subjects={}, apart=apart, notes=(note,)
         )
@@ -85,6 +87,27 @@ def in_order(sessions: Sequence[HistorySession], repository: Repository, branch:
         notes=_notes(by_time, repository),
         tag=repository.last_tag(name),
     )
+
+
+def with_one_setting(ordered: OrderedSessions) -> OrderedSessions:
+    """Without the points of cases that ran with other parameters, ranks or backend than in their newest session."""
+    newest = {
+        case: point.settings for session in ordered.sessions for case, point in session.cases.items() if point.settings
+    }
+    sessions, apart = [], {}
+    for session in ordered.sessions:
+        other = {case for case, point in session.cases.items() if point.settings and point.settings != newest[case]}
+        apart.update(dict.fromkeys(other, session))
+        kept = {case: point for case, point in session.cases.items() if case not in other}
+        sessions.append(replace(session, cases=kept) if other else session)
+    if not apart:
+        return ordered
+    case, last = list(apart.items())[-1]
+    note = (
+        f"{plural(len(apart), 'case')} ran with other parameters, ranks or backend up to {last.time[:16]}: those times "
+        f"are not compared with the later ones, e.g. {escaped(case)}"
+    )
+    return replace(ordered, sessions=tuple(sessions), notes=(*ordered.notes, note))
 
 
 _DIRTY = "uncommitted changes"
@@ -123,5 +146,6 @@ def _notes(by_time: Sequence[HistorySession], repository: Repository) -> tuple[s
         what = "this clone is shallow: git fetch --unshallow" if shallow else "it was rewritten, or is not fetched"
         notes.append(f"{plural(missing, 'session')} placed by time: the commit is not in this repository ({what})")
     if len(by_time) > missing:
-        notes.append(f"{plural(len(by_time) - missing, 'session')} placed by time: measured outside of git")
+        unknown = plural(len(by_time) - missing, "session")
+        notes.append(f"{unknown} placed by time: measured outside of git, or git did not tell the commit")
     return tuple(notes)

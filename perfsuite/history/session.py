@@ -4,11 +4,13 @@
 
 {"schema": 1, "session": "...", "time": "...", "platform": "cpu", "fingerprint": "...", "simulated": false,
  "commit": "...", "dirty": false, "branch": "main", "subject": "...", "environment": {...},
- "cases": {"test_perf/...": [ln time in seconds, clean share, {"metric": value, ...}], ...}}
+ "cases": {"test_perf/...": [ln time in seconds, clean share, {"metric": value, ...}, settings], ...}}
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import math
 import sys
@@ -17,14 +19,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from perfsuite.baselines.runs import RunSummary, moment, rounded
-from perfsuite.baselines.summarise import summarise
+from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.decoding import to_json
 from perfsuite.metrics import REGISTRY
 from perfsuite.records import Result
 from perfsuite.run_record import Revision
 from perfsuite.text import escaped_json
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of a line; a reader refuses a higher one."""
 _BULKY = frozenset({"topology", "notes"})
 """Parts of an environment that make no case slower and every line longer."""
@@ -42,6 +44,8 @@ class CasePoint(NamedTuple):
     """Samples during which no rank was switched out against its will, as a share."""
     metrics: Mapping[str, float]
     """Headline metrics by name."""
+    settings: str = ""
+    """Digest of parameters, ranks and backend; empty in lines written before it was kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +78,17 @@ def joined(known: HistorySession, other: HistorySession) -> HistorySession | Non
 
     A journal that is added by hand knows less than the run itself.
     """
-    if known.hardware != other.hardware or known.cases != other.cases:
+    if known.hardware != other.hardware or _timed(known) != _timed(other):
         return None
     commits = {known.revision.commit, other.revision.commit} - {""}
     if len(commits) > 1 or (known.revision.commit == other.revision.commit and known.revision != other.revision):
         return None
     return known if known.revision.commit or not other.revision.commit else other
+
+
+def _timed(session: HistorySession) -> Mapping[str, tuple[object, ...]]:
+    """What was measured, as every version of a line has it."""
+    return {case: point[:3] for case, point in session.cases.items()}
 
 
 def session_of(
@@ -101,7 +110,7 @@ def session_of(
         platform=platform,
         fingerprint=fingerprint,
         simulated=any(result.simulated for result in measured),
-        revision=revision,
+        revision=dataclasses.replace(revision, problem=""),
         environment={name: value for name, value in plain.items() if name not in _BULKY},
         cases={result.case: point for result in measured if (point := _point(result))},
     )
@@ -120,7 +129,17 @@ def _point(result: Result) -> CasePoint | None:
             for name, value in run.metrics.items()
             if name in REGISTRY and REGISTRY[name].headline
         },
+        settings=_settings(result),
     )
+
+
+def _settings(result: Result) -> str:
+    """Those of perfsuite's own workloads without defaults: a field that a new version adds makes no other case."""
+    case = case_of(result)
+    own = case.workload.startswith("perfsuite.")
+    given = {name: value for name, value in case.parameters.items() if not own or case.defaults.get(name) != value}
+    told = [case.workload.rpartition(":")[2], case.world_size, case.backend, {**case.unsaid, **given}]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _location(run: RunSummary) -> float:
@@ -144,9 +163,7 @@ def line_of(session: HistorySession) -> str:
         "branch": revision.branch,
         "subject": revision.subject,
         "environment": session.environment,
-        "cases": {
-            case: [point.log_time, point.clean_share, point.metrics] for case, point in sorted(session.cases.items())
-        },
+        "cases": {case: [*point[:3], *filter(None, [point.settings])] for case, point in sorted(session.cases.items())},
     }
     return escaped_json(json.dumps(plain, separators=(",", ":"), ensure_ascii=False))
 
@@ -197,9 +214,10 @@ def _refuse_constant(name: str) -> float:
 
 
 def _read_point(case: str, values: Any) -> CasePoint:
-    if isinstance(values, list) and len(values) == 3:
-        log_time, clean_share, metrics = values
+    if isinstance(values, list) and len(values) in (3, 4):
+        log_time, clean_share, metrics, settings = (*values, "")[:4]
         numbers = (log_time, clean_share, *metrics.values()) if isinstance(metrics, dict) else ("",)
-        if all(map(_is_number, numbers)) and abs(log_time) <= _LARGEST_LOG and 0 <= clean_share <= 1:
-            return CasePoint(log_time, clean_share, metrics)
+        fits = all(map(_is_number, numbers)) and isinstance(settings, str)
+        if fits and abs(log_time) <= _LARGEST_LOG and 0 <= clean_share <= 1:
+            return CasePoint(log_time, clean_share, metrics, settings)
     raise ValueError(f"case {case:.80} is {values!r:.60}, not [ln time, clean share, metrics]")

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from perfsuite.platforms.base import DetectedDevice, DeviceCode, DeviceModel, Family
+from perfsuite.platforms.cgroups import memory_limit
 from perfsuite.platforms.clocks import PerfCounterClock
 from perfsuite.platforms.cpu_telemetry import CpuTelemetry
 from perfsuite.platforms.host import Host
@@ -82,14 +83,8 @@ def memory_bytes(host: Host) -> tuple[int, int] | None:
     if "MemTotal" not in fields or "MemAvailable" not in fields:
         return None
     total, available = int(fields["MemTotal"]) * KIB, int(fields["MemAvailable"]) * KIB
-    for limit_file, used_file in (
-        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
-        ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        limit, used = host.read(limit_file) or "", host.read(used_file) or ""
-        if limit.isdigit() and used.isdigit() and int(limit) < total:
-            return max(0, min(available, int(limit) - int(used))), int(limit)
-    return available, total
+    limited = memory_limit(host)
+    return (available, total) if limited is None else (min(available, limited[0]), min(total, limited[1]))
 
 
 class Cpu(Family):

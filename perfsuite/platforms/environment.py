@@ -6,6 +6,7 @@ section of the user's platform file.  What cannot be read is ``unknown``, never 
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 
 from perfsuite.decoding import to_json
 from perfsuite.masking import is_secret_name, masked, masked_value
+from perfsuite.platforms.cgroups import cpu_quota
 from perfsuite.platforms.cpu import memory_bytes, read_processor
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.machine import Machine
@@ -55,7 +57,7 @@ class Environment:
     container: str
     """docker, podman, kubernetes, ...; ``none seen`` without a sign of one."""
     cpu: str
-    """Model, sockets and threads per core."""
+    """Model, sockets, threads per core, the cores that ranks may use, and the CPU quota where there is one."""
     memory_gib: str
     """Main memory within the limit of the cgroup."""
     governor: str
@@ -110,7 +112,7 @@ def read_environment(
         python=platform.python_version(),
         container=_container(host),
         cpu=f"{processor.model}; sockets: {processor.sockets or UNKNOWN}; threads per core: "
-        f"{processor.threads_per_core or UNKNOWN}; cores used: {host.cores()}",
+        f"{processor.threads_per_core or UNKNOWN}; cores used: {host.cores()}{_quota(host)}",
         memory_gib=f"{gib(memory[1]):.1f}" if memory else UNKNOWN,
         governor=_governor(host),
         tcp=congestion_control(host),
@@ -164,6 +166,12 @@ def _container(host: Host) -> str:
         return "apptainer"
     match = re.search(r"docker|kubepods|lxc|podman", host.read("proc/1/cgroup") or "")
     return match[0] if match else "none seen"
+
+
+def _quota(host: Host) -> str:
+    quota = cpu_quota(host)
+    known = UNKNOWN if quota is None else f"{quota:.3g} cores"
+    return "" if quota == math.inf else f"; CPU quota: {known}"
 
 
 def _governor(host: Host) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from perfsuite.platforms.cgroups import cpu_quota
 from perfsuite.platforms.cpu import read_processor
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.machine import Machine
@@ -41,12 +43,13 @@ class Fingerprint:
 def fingerprint(machine: Machine, host: Host | None = None, *, cores: int | None = None, hosts: int = 1) -> Fingerprint:
     """The fingerprint of this machine.
 
-    ``cores`` are the logical cores that ranks may use, by default all that are granted here; ``hosts`` is the number of
-    equal machines of a cluster.
+    ``cores`` are the logical cores that ranks may use, by default all that are granted here; a smaller CPU quota of the
+    own control group takes their place.  ``hosts`` is the number of equal machines of a cluster.
     """
     host = host or machine.family.host
     processor = read_processor(host)
     cores = cores if cores is not None else host.cores()
+    quota = cpu_quota(host)
     parts = {"hosts": str(hosts)}
     if machine.family.name != "cpu":
         parts.update(_accelerator_parts(machine))
@@ -55,8 +58,8 @@ def fingerprint(machine: Machine, host: Host | None = None, *, cores: int | None
         cpu_identity=processor.identity,
         cpu_features=" ".join(processor.features) or UNKNOWN,
         cpu_threads_per_core=str(processor.threads_per_core or UNKNOWN),
-        cores=str(cores),
-        cpu_quota=_cpu_quota(host),
+        cores=f"{quota:.3g}" if quota is not None and quota < cores else str(cores),
+        cpu_quota=UNKNOWN if quota is None else "none" if quota == math.inf else f"{quota:.3g}",
     )
     if machine.simulated:
         parts["simulated"] = "yes"
@@ -71,19 +74,6 @@ def _accelerator_parts(machine: Machine) -> dict[str, str]:
         "host_link": " ".join(sorted({device.link or UNKNOWN for device in machine.devices})) or UNKNOWN,
         "links": machine.family.links() or ("none" if machine.device_count < 2 else UNKNOWN),
     }
-
-
-def _cpu_quota(host: Host) -> str:
-    """CPUs' worth of time that the cgroup grants, e.g. ``2.5``; ``none`` without a limit.
-
-    cgroup v2 has ``cpu.max`` with quota and period, v1 two files; a quota of -1 or ``max`` is no limit.
-    """
-    v2 = (host.read("sys/fs/cgroup/cpu.max") or "").split()
-    v1 = [host.read(f"sys/fs/cgroup/cpu/cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
-    for quota, period in (pair for pair in (v2, v1) if len(pair) == 2):
-        if quota.isdigit() and period.isdigit() and int(period):
-            return f"{int(quota) / int(period):.3g}"
-    return "none"
 
 
 def _key(machine: Machine, parts: Mapping[str, str]) -> str:

@@ -86,6 +86,13 @@ class Host:
         except OSError:
             return None
 
+    def has(self, path: str) -> bool:
+        """Whether there is such a file or folder below the root, or may be one in a folder that cannot be entered."""
+        try:
+            return (self.root / path).exists()
+        except OSError:
+            return True
+
     def glob(self, pattern: str) -> list[Path]:
         """Files below the root that match, sorted by name with numbers in order: mtgpu.2 before mtgpu.10."""
         with contextlib.suppress(OSError):

@@ -6,15 +6,20 @@ The load average flags nothing and is not used.
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
+from perfsuite.platforms.cgroups import Throttling, cpu_quota, read_throttling, throttled
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.telemetry import family_of_processes
 from perfsuite.records import Measurement
 
+NOT_QUIET = "the machine is not quiet: "
+THROTTLED = "throttled: "
+"""What the two lines of :func:`warnings` begin with."""
 CPU_SHARE_FLOOR = 0.98
 """A rank that only computes and got less of its core than this shared it."""
 SWITCHED_SHARE = 0.25
@@ -47,6 +52,12 @@ class HostLoad:
     """Share of the last 10 s in which some task waited for a core (/proc/pressure/cpu); None in older kernels."""
     core_time: CoreTime | None = None
     """None where /proc/stat does not tell."""
+    quota: str = ""
+    """What the own control group may use, ``0.2 cores``; empty without a limit and where it is unknown."""
+    quota_share: float = 1.0
+    """The same as a share of the granted cores' time."""
+    throttling: Mapping[str, Throttling] = field(default_factory=dict)
+    """How often the quotas of the own control group and those above it held the run back."""
 
 
 def read_host_load(host: Host, roots: Iterable[int]) -> HostLoad:
@@ -54,6 +65,7 @@ def read_host_load(host: Host, roots: Iterable[int]) -> HostLoad:
 
     Pressure counts everybody's tasks, one's own too: it tells about others only before the ranks start.
     """
+    quota = cpu_quota(host) or math.inf
     cpu = re.match(r"cpu((?:\s+\d+)+)", host.read("proc/stat") or "")
     ticks = [int(count) for count in cpu[1].split()] if cpu else []
     pressure = re.search(r"^some avg10=([\d.]+)", host.read("proc/pressure/cpu") or "", re.MULTILINE)
@@ -62,6 +74,9 @@ def read_host_load(host: Host, roots: Iterable[int]) -> HostLoad:
         all_ticks=sum(ticks[:8]) if len(ticks) > 7 else None,
         pressure_percent=float(pressure[1]) if pressure else None,
         core_time=_core_time(host, roots),
+        quota=f"{quota:.3g} cores" if quota < math.inf else "",
+        quota_share=min(1.0, quota / host.cores()),
+        throttling=read_throttling(host),
     )
 
 
@@ -89,6 +104,8 @@ def _own_time(host: Host, roots: Iterable[int]) -> float:
 def others_share(before: HostLoad, after: HostLoad) -> float | None:
     """Share of the granted cores' time between two readings that processes of others took; None when unknown.
 
+    Where the own control group used up its quota, the rest of the cores was not the run's to lose.
+
     >>> def reading(granted_s, busy_s, own_s):
     ...     core_time = CoreTime(granted_s=granted_s, busy_s=busy_s, own_s=own_s)
     ...     return HostLoad(stolen_ticks=None, all_ticks=None, pressure_percent=None, core_time=core_time)
@@ -98,8 +115,11 @@ def others_share(before: HostLoad, after: HostLoad) -> float | None:
     one, other = before.core_time, after.core_time
     if one is None or other is None or other.granted_s <= one.granted_s:
         return None
+    passed_s = other.granted_s - one.granted_s
     others_s = (other.busy_s - one.busy_s) - (other.own_s - one.own_s)
-    return max(0.0, others_s) / (other.granted_s - one.granted_s)
+    if throttled(before.throttling, after.throttling):
+        others_s -= (1 - after.quota_share) * passed_s
+    return max(0.0, others_s) / passed_s
 
 
 def steal_share(before: HostLoad, after: HostLoad) -> float | None:
@@ -136,25 +156,46 @@ def disturbance(measurement: Measurement, *, waits: bool, cores: int | None = No
     return ""
 
 
-def warning(
+def warnings(
     disturbances: Iterable[tuple[str, str]], *, before: HostLoad | None = None, after: HostLoad | None = None
-) -> str:
-    """The line that says the machine was not quiet, out of (case, phrase) pairs and two readings; empty when it was.
+) -> list[str]:
+    """The lines that say what took time from the run, out of (case, phrase) pairs and two readings.
 
-    >>> warning([("test_matmul[cpu-256]", "rank 0 got 81% of its core"), ("test_copy[cpu-1MiB]", "")])
-    'the machine is not quiet: 1 of 2 cases disturbed, e.g. test_matmul[cpu-256]: rank 0 got 81% of its core'
+    What the own control group's quota holds back is not taken by others: they may use the rest of the cores.
+
+    >>> warnings([("test_matmul[cpu-256]", "rank 0 got 81% of its core"), ("test_copy[cpu-1MiB]", "")])
+    ['the machine is not quiet: 1 of 2 cases disturbed, e.g. test_matmul[cpu-256]: rank 0 got 81% of its core']
     """
     cases = list(disturbances)
     bad = [(case, phrase) for case, phrase in cases if phrase]
+    disturbed = [f"{len(bad)} of {len(cases)} cases disturbed, e.g. {bad[0][0]}: {bad[0][1]}"] if bad else []
+    signs = _signs_of_others(before, after) if before and after else []
+    quota = _held_by_quota(before, after) if before and after else ""
+    lines = {THROTTLED: [quota], NOT_QUIET: signs}
+    lines[THROTTLED if quota else NOT_QUIET] += disturbed  # last: the screen ends before the example
+    return [head + "; ".join(filter(None, told)) for head, told in lines.items() if any(told)]
+
+
+def _held_by_quota(before: HostLoad, after: HostLoad) -> str:
+    held = throttled(before.throttling, after.throttling)
+    if held is None:
+        return ""
+    share = held.throttled / max(1, held.periods)
+    limit = f" ({after.quota})" if after.quota else ""
+    return (
+        f"the CPU quota of the own cgroup{limit} held the run back in {share:.0%} of its periods, "
+        f"{held.held_s:.3g} s over all cores"
+    )
+
+
+def _signs_of_others(before: HostLoad, after: HostLoad) -> list[str]:
     signs = []
-    others = others_share(before, after) if before and after else None
+    others = others_share(before, after)
     if others is not None and others > OTHERS_SHARE:
         signs.append(f"other programs took {others:.0%} of the core time")
-    stolen = steal_share(before, after) if before and after else None
+    stolen = steal_share(before, after)
     if stolen is not None and stolen > STEAL_SHARE:
         signs.append(f"the hypervisor took {stolen:.1%} of the core time")
-    if before and before.pressure_percent is not None and before.pressure_percent > PRESSURE_PERCENT:
+    if before.pressure_percent is not None and before.pressure_percent > PRESSURE_PERCENT:
         signs.append(f"tasks waited for a core in {before.pressure_percent:g} % of the 10 s before the first case")
-    if bad:  # last: the screen ends before the example
-        signs.append(f"{len(bad)} of {len(cases)} cases disturbed, e.g. {bad[0][0]}: {bad[0][1]}")
-    return f"the machine is not quiet: {'; '.join(signs)}" if signs else ""
+    return signs

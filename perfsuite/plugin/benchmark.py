@@ -136,6 +136,8 @@ def extra_info(result: Result) -> dict[str, Any]:
     return {
         **{metric.name: metric.value for metric in result.metrics if not metric.moves_with_peak},
         "platform": result.platform,
+        "parameters": result.parameters,
+        "defaults": result.defaults,
         "world_size": result.world_size,
         "backend": measurement.backend,
         "process": measurement.process,

@@ -6,6 +6,8 @@ option is taken from it and given back, with the file where there is one, once c
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from perfsuite.plugin.collect import is_case
@@ -13,6 +15,8 @@ from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.state import suite_key
 
 bare_key = pytest.StashKey[bool]()
+apart_key = pytest.StashKey[list[str]]()
+"""Lines on cases that were not compared, because they ran with other settings."""
 
 
 def take_bare_option(config: pytest.Config) -> None:
@@ -44,3 +48,44 @@ def give_bare_option_back(session: pytest.Session) -> None:
             config.option.benchmark_compare = str(file)
     benchmarks.compare = config.option.benchmark_compare
     benchmarks.handle_loading()
+
+
+def leave_out_changed(session: pytest.Session) -> None:
+    """Take cases that ran with other settings out of what pytest-benchmark compares with, before it compares.
+
+    Where nothing is left that ``--benchmark-compare-fail`` could fail for, the run is a usage error.
+    """
+    config = session.config
+    files = getattr(getattr(config, "_benchmarksession", None), "compared_mapping", None) or {}
+    suite = config.stash.get(suite_key, None)
+    if not files or suite is None or suite.session is None:
+        return
+    from perfsuite.baselines.runs import CaseIdentity
+    from perfsuite.baselines.summarise import case_of
+
+    said = config.stash.setdefault(apart_key, [])
+    common = 0
+    for path, stored in files.items():
+        for node in stored.keys() & suite.session.results.keys():
+            extra = stored[node].get("extra_info", {})
+            parameters = extra.get("parameters", stored[node].get("params") if "workload" in extra else None)
+            now = case_of(suite.session.results[node])
+            if parameters is None:  # a file that an earlier version saved
+                common += 1
+                continue
+            then = CaseIdentity(
+                node=node,
+                world_size=extra["world_size"],
+                backend=extra["backend"],
+                parameters=parameters,
+                workload=extra.get("workload", now.workload),
+                defaults=extra.get("defaults", {}),
+            )
+            changed = "; ".join(f"{name}: {old} -> {new}" for name, new, old in now.changed(then))
+            common += not changed
+            if changed:
+                del stored[node]
+                said.append(f"not compared with {Path(str(path)).name}: {node}: {changed}")
+    if said and not common and config.getoption("benchmark_compare_fail", None) and not session.exitstatus:
+        said.append("--benchmark-compare-fail: no case was compared; compare with a file of the same settings")
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -195,6 +195,22 @@ def _refuse_smoke(config: pytest.Config, mode: str | None) -> None:
     measures = option("perf_gate") or mode or option("perf_aa")
     if measures and option("benchmark_disable", False) and not option("benchmark_enable", False):
         raise pytest.UsageError("--benchmark-disable measures nothing; a gate, an update or an A/A needs measurements")
+
+
+def refuse_no_cases(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
+    """A gate that the command line asks for and that no collected test is for is a usage error.
+
+    In ``addopts`` the option stands for whatever is run, other tests too; without any test pytest itself fails.
+    """
+    config = session.config
+    asked = any(str(argument).startswith("--perf-gate") for argument in config.invocation_params.args)
+    options = config.stash[gate_options_key]
+    ends = config.getoption("collectonly") or hasattr(config, "workerinput") or options.allow_ungated
+    if options.gate and asked and session.items and not cases and not ends:
+        raise pytest.UsageError(
+            "--perf-gate: none of the tests that were selected is a perf case, so nothing would be compared; select "
+            "some, leave --perf-gate out, or say --perf-allow-ungated"
+        )
 
 
 def tolerances_of(item: pytest.Item) -> Tolerances:

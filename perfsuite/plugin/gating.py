@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import shutil
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -44,6 +45,8 @@ from perfsuite.reports.verdicts import SUITE_FAILS, aa_lines, gate_lines, suite_
 from perfsuite.run_record import GateRecord
 from perfsuite.units import plural
 
+_REASONS = 3
+"""Reasons for comparing nothing that one line names."""
 _UPDATE_LINES = 5
 """Lines on what was stored that one screen has room for."""
 
@@ -108,18 +111,39 @@ class Gating:
         """A gate that would compare nothing is a usage error, told before anything is measured."""
         if not self.options.gate or self.options.allow_ungated:
             return
-        if self.keeper.knows(item.nodeid for item in self.cases) == 0:
-            raise pytest.UsageError(self._nothing_gated())
-
-    def _nothing_gated(self) -> str:
+        known, enough = self.keeper.known_runs(item.nodeid for item in self.cases), self.options.settings.min_stored
+        if max(known.values()) >= enough:
+            return
         hardware = self.keeper.hardware
         nearest = "" if self.keeper.baseline else nearest_hardware(self.keeper.folder, hardware)
-        first = "leave --perf-gate out of the first" if self.options.update else "store some with --perf-update=append"
-        return (
-            f"--perf-gate: none of {len(self.cases)} cases has {self.options.settings.min_stored} stored runs in "
+        some = [count for count in known.values() if count]
+        few = f"{plural(len(some), 'case')} with {max(some)} at most, the others with none" if some else ""
+        raise pytest.UsageError(
+            f"--perf-gate: none of {len(self.cases)} cases has {enough} stored runs in "
             f"{self.keeper.folder / hardware.platform / (hardware.fingerprint + '.json')}; "
-            f"{nearest + '; ' if nearest else ''}{first}, or say --perf-allow-ungated"
+            f"{''.join(f'{why}; ' for why in (few, nearest) if why)}{self._way_on()}"
         )
+
+    def _way_on(self) -> str:
+        first = "leave --perf-gate out of the first" if self.options.update else "store some with --perf-update=append"
+        return f"{first}, or say --perf-allow-ungated"
+
+    def _nothing_gated(self) -> str:
+        """What kept every case from being compared, with counts, once all of them ran."""
+        reasons = Counter(self._why_ungated(item.nodeid) for item in self.cases)
+        told = [f"{count} {why}" for why, count in reasons.most_common(_REASONS)]
+        told += [f"{sum(reasons.values()) - sum(dict(reasons.most_common(_REASONS)).values())} for other reasons"] * (
+            len(reasons) > _REASONS
+        )
+        return f"--perf-gate: none of {len(self.cases)} cases was compared: {', '.join(told)}; {self._way_on()}"
+
+    def _why_ungated(self, node: str) -> str:
+        assert self.suite.session is not None
+        verdict = self.keeper.verdicts.get(node)
+        if verdict is None:
+            from_journal = node in self.suite.session.reused
+            return "taken from a journal" if from_journal else "not measured (skipped, failed or interrupted)"
+        return f"{verdict.name}{f' ({verdict.reasons[0]})' if verdict.reasons else ''}"
 
     # -- one case ------------------------------------------------------------------------------------------------
 
@@ -264,14 +288,12 @@ class Gating:
         """What went wrong with the baselines makes the run fail even when every case passed."""
         if (self.problem or self.refused) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        instrumented = self.keeper.instrumented
-        ended = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        if self.options.gate and instrumented and not self.keeper.covered and ended:
-            self.problem = f"--perf-gate compared nothing: {next(iter(instrumented.values()))}"
-            session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        nothing = self.options.gate and not self.options.allow_ungated and not self.keeper.covered
-        if nothing and self.keeper.taken and session.exitstatus == pytest.ExitCode.OK:
-            self.problem = self._nothing_gated()
+        if not self.options.gate or self.keeper.covered:
+            return
+        why, status = next(iter(self.keeper.instrumented.values()), ""), session.exitstatus
+        passes = status == pytest.ExitCode.OK and not self.options.allow_ungated
+        if passes or (why and status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)):
+            self.problem = f"--perf-gate compared nothing: {why}" if why else self._nothing_gated()
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     def _say(self, text: str) -> None:

@@ -113,6 +113,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
         return (yield)
     session.config.stash[recorded.cases_key] = frozenset(item.nodeid for item in cases)
     compare.give_bare_option_back(session)
+    gate_options.refuse_no_cases(session, cases)
     collect.open_journal(session, cases)
     returned = yield  # pytest prints the header and how many tests there are
     progress.begin(session, cases)
@@ -177,6 +178,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
         if gate is not None:
             gate.finish(session)
         if suite_key in config.stash:
+            written.attempt(config, "the comparison", lambda: compare.leave_out_changed(session))
             written.attempt(config, "the record of the run", lambda: recorded.end(session, gate))
         outcome.close_unless_hurried(config)
         written.attempt(config, "the summary was not written", lambda: ci.write(config))
@@ -219,6 +221,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
         show_summary(terminalreporter, config)
         output.leave_out_perf_rows(config, config.stash.get(recorded.cases_key, frozenset()))
+    for line in config.stash.get(compare.apart_key, []):
+        output.Out(terminalreporter).fold(line, yellow=True)
     trace.show(terminalreporter, config)
     if _gate(config) is not None:
         from perfsuite.plugin.gating import show as show_gate

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 from perfsuite.baselines.runs import DIRTY
+from perfsuite.git import GitFailed, git
 from perfsuite.run_record import Revision
 
 _DEADLINE_S = 10.0
@@ -18,25 +18,32 @@ def revision_of(root: Path, *written: Path) -> Revision:
     """The revision of the root directory; dirty where tracked files differ from it.
 
     Files and folders ``written`` by perfsuite do not count: a baseline that was just stored changes no code.  Where git
-    does not say in time whether anything differs, something may.
+    does not say in time whether anything differs, something may.  What git refuses is the revision's ``problem``.
     """
-    told = _git(root, "rev-parse", "--show-toplevel", "HEAD", "--abbrev-ref", "HEAD")
-    if told is None:
-        return Revision()
+    try:
+        told = _git(root, "rev-parse", "--show-toplevel", "HEAD^{commit}", "--abbrev-ref", "HEAD")
+    except GitFailed as failed:
+        return Revision(problem="" if failed.outside else str(failed))
     top, commit, branch = told.splitlines()
-    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "-z")
-    own = [path.resolve() for path in written]
-    clean = changed is not None and all(
-        any((Path(top) / entry[3:]).resolve().is_relative_to(path) for path in own)
-        for entry in changed.split("\0")
-        if entry
-    )
+    clean, problem, subject = False, "", ""
+    try:
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "-z")
+        own = [path.resolve() for path in written]
+        clean = all(
+            any((Path(top) / entry[3:]).resolve().is_relative_to(path) for path in own)
+            for entry in changed.split("\0")
+            if entry
+        )
+        subject = _git(root, "log", "-1", "--format=%s")
+    except GitFailed as failed:
+        problem = str(failed)
     named = next((os.environ[name] for name in _BRANCHES if os.environ.get(name)), "")
     return Revision(
         commit=commit,
         branch=named if branch == "HEAD" else branch,
         dirty=not clean,
-        subject=(_git(root, "log", "-1", "--format=%s") or "").strip(),
+        subject=subject.strip(),
+        problem=problem,
     )
 
 
@@ -45,11 +52,5 @@ def stamp(revision: Revision) -> str:
     return revision.commit + (DIRTY if revision.commit and revision.dirty else "")
 
 
-def _git(root: Path, *arguments: str) -> str | None:
-    """What a git command prints; None where it fails."""
-    command = ["git", "-C", str(root), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, check=False, timeout=_DEADLINE_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.decode(errors="surrogateescape") if done.returncode == 0 else None
+def _git(root: Path, *arguments: str) -> str:
+    return git(root, *arguments, deadline_s=_DEADLINE_S)

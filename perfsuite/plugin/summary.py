@@ -11,7 +11,8 @@ import pytest
 
 from perfsuite.gate.physics import examine
 from perfsuite.platforms.environment import congestion_control
-from perfsuite.platforms.quiet import disturbance, read_host_load, warning
+from perfsuite.platforms.quiet import disturbance, read_host_load
+from perfsuite.platforms.quiet import warnings as signs_of_others
 from perfsuite.plugin import projecting, retries
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.output import Out, level_key
@@ -29,7 +30,7 @@ from perfsuite.reports.scaling import scalings
 from perfsuite.reports.screen import screen, title
 from perfsuite.reports.sections import tables
 from perfsuite.reports.terminal import TerminalRow, clock_lines, outcome_line, peak_lines
-from perfsuite.run_record import instrumented_line
+from perfsuite.run_record import Revision, instrumented_line
 from perfsuite.session import PerfSession
 from perfsuite.units import format_seconds, plural
 
@@ -149,8 +150,9 @@ def warnings(suite: Suite, session: PerfSession) -> list[str]:
     after = read_host_load(host, suite.own_processes()) if suite.load_before else None
     lines = [
         instrumented_line(session.results.values()),
-        warning(disturbed, before=suite.load_before, after=after),
+        *signs_of_others(disturbed, before=suite.load_before, after=after),
         session.journal_problem,
+        unknown_code(suite.revision),
         paced(congestion_control(host), [session.results[case] for case, _ in disturbed]),
     ]
     told = (
@@ -160,6 +162,12 @@ def warnings(suite: Suite, session: PerfSession) -> list[str]:
         *oddities(session.results),
     )
     return [line for line in told if line]
+
+
+def unknown_code(revision: Revision) -> str:
+    """That git did not tell which code was measured; empty where it did, and outside of git."""
+    what = "whether the code is that of its commit" if revision.commit else "the revision"
+    return f"{what} is not known: {revision.problem}" if revision.problem else ""
 
 
 def paced(control: str, results: Iterable[Result]) -> str:

@@ -75,7 +75,9 @@ class Backtested:
 
     @property
     def within_budget(self) -> bool:
-        """Whether every figure, as printed, is at most its budget."""
+        """Whether there are rows, and every figure, as printed, is at most its budget."""
+        if not self.errors:
+            return False
         return all(round(value, 1) <= most for value, most in zip(self.summary, self.budget, strict=True))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite import garbage
+from perfsuite.platforms.quiet import NOT_QUIET, THROTTLED
 from perfsuite.reports.families import FamilyLine, family_lines
 from perfsuite.reports.notable import Notable, spread_of_equal_work
 from perfsuite.reports.plain import folded
@@ -21,7 +22,6 @@ from perfsuite.text import printable
 from perfsuite.units import clock_time, plural
 
 MOST_LINES = 40
-NOT_QUIET = "the machine is not quiet: "
 _LABEL = 12
 """Columns of a line's label."""
 _FAMILY_LINES = 2
@@ -31,6 +31,8 @@ _LONGEST = 600
 _REASONS = 3
 _REASON = 60
 """Characters of a reason for skipping."""
+_LOUD = {THROTTLED: "THROTTLED", NOT_QUIET: "NOT QUIET"}
+"""What a warning begins with that leaves little to trust, and its word here."""
 Mark = Literal["", "bad", "doubt", "good"]
 _MARKS: dict[str, tuple[str, Mark]] = {
     **dict.fromkeys(("impossible", "failed", "regressed", "drifted", "environment", "undecided"), ("!", "bad")),
@@ -109,9 +111,14 @@ def _trust(run: RunRecord, width: int) -> Iterator[ScreenLine]:
     if not measured:
         return
     warnings = run.end.warnings if run.end is not None else ()
-    loud = [line.removeprefix(NOT_QUIET) for line in warnings if line.startswith(NOT_QUIET)]
+    loud = [
+        f"{name}: {line.removeprefix(head).partition(', e.g. ')[0]}"
+        for head, name in _LOUD.items()
+        for line in warnings
+        if line.startswith(head)
+    ]
     told = "not known whether the machine was quiet" if run.end is None else "no sign of others on the machine"
-    parts = [f"NOT QUIET: {loud[0].partition(', e.g. ')[0]}" if loud else told]
+    parts = loud or [told]
     if any(result.simulated for result in measured):
         parts.insert(0, "SIMULATED devices: no time here is a measurement")
     instrumented = instrumented_line(measured)
@@ -121,7 +128,7 @@ def _trust(run: RunRecord, width: int) -> Iterator[ScreenLine]:
     if spread is not None:
         parts.append(f"equal work differs by up to {100 * spread:.3g} %")
     yield from _labelled("trust", "; ".join(parts), width, "doubt" if loud or instrumented else "")
-    others = [line for line in warnings if not line.startswith((NOT_QUIET, INSTRUMENTED))]
+    others = [line for line in warnings if not line.startswith((*_LOUD, INSTRUMENTED))]
     for line in others[:_WARNINGS]:
         yield from _labelled(" ", printable(line, 2 * width), width, "doubt")
     if len(others) > _WARNINGS:

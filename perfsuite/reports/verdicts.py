@@ -49,7 +49,9 @@ def verdict_counts(verdicts: Mapping[str, Verdict], gate: bool, *, stores: bool 
     """``gated 18 of 20 cases: 17 pass, 1 regressed``, or that there is nothing to compare with, and what to do."""
     if _nothing_compared(verdicts, gate):
         way_on = "" if stores else "; --perf-update=append stores one"
-        return f"compared 0 of {len(verdicts)} cases with a baseline{way_on}"
+        stored = Counter(verdict.name for verdict in verdicts.values() if verdict.name != "no-baseline")
+        told = "".join(f", {count} {name}" for name, count in stored.most_common())
+        return f"compared 0 of {len(verdicts)} cases with a baseline{told}{way_on}"
     gated = sum(verdict.gated for verdict in verdicts.values())
     counts = Counter(verdict.name for verdict in verdicts.values())
     told = ", ".join(f"{count} {name}" for name, count in counts.most_common())

@@ -13,11 +13,13 @@ On the wire every JSON object has one tag::
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import inspect
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from perfsuite.errors import InvalidParameter
@@ -99,6 +101,17 @@ def recorded(value: Any) -> Any:  # noqa: PLR0911 - one return per kind of value
     if isinstance(value, (list, tuple)):
         return [recorded(item) for item in value]
     return value
+
+
+def recorded_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that every reader of a record understands."""
+    known = {}
+    for name, value in defaults.items():
+        with contextlib.suppress(TypeError, ValueError):
+            plain = recorded(value)
+            json.dumps(plain)
+            known[name] = plain
+    return known
 
 
 def token(value: Any) -> str | None:

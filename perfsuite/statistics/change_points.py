@@ -26,6 +26,8 @@ LEAST_CHANGE = 0.008
 """Smaller changes (of the logarithm) are not told: layouts of memory and of code move a time by as much."""
 SIDE = 3
 """Values that a level must have."""
+LEAST_VALUES = 2 * SIDE
+"""Of a shorter series nothing is told."""
 ALPHA = 0.001
 """Probability that a series without a change has one, normal noise."""
 CLIPPED = 3.0
@@ -84,7 +86,7 @@ def find_changes(values: Sequence[float], *, alpha: float = ALPHA, least: float 
 
     series = np.asarray(values, dtype=float)
     sigma = _noise(series)
-    if len(series) < 2 * SIDE:
+    if len(series) < LEAST_VALUES:
         return Levels(changes=(), drawn_in=tuple(series.tolist()), sigma=sigma, inflation=1.0)
     drawn_in = _clipped(series, sigma)
     ends = _proposed(drawn_in, sigma)

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
+from perfsuite.baselines.summarise import changed_settings
 from perfsuite.gate.describe import word
 from perfsuite.gate.verdict import TIME, Verdict
 from perfsuite.reports.page.blocks import Tone
@@ -61,6 +62,10 @@ def changes_between(before: Iterable[PageCase], after: Iterable[PageCase]) -> It
     for case in after:
         base = older.get(case.node)
         if base is None or not case.is_measured:
+            continue
+        changed = changed_settings(base.result, case.result, glance=True)
+        if changed:
+            yield CaseChange(node=case.node, effect=None, word=f"not comparable: {changed}")
             continue
         known = ratio(base.times_s, case.times_s)
         if known is None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from perfsuite.baselines.summarise import changed_settings
 from perfsuite.gate.verdict import Verdict
 from perfsuite.platforms import DeviceModel
 from perfsuite.records import Measurement, Metric, Peak, Result, Work
@@ -233,8 +234,11 @@ class Material:
 
 
 def joined(older: PageCase | None, newer: PageCase) -> PageCase:
-    """The newer run of a case with the times of both; one that measured nothing does not hide one that did."""
-    if older is None:
+    """The newer run of a case with the times of both; one that measured nothing does not hide one that did.
+
+    Times of a run with other settings are another case's.
+    """
+    if older is None or changed_settings(older.result, newer.result, glance=True):
         return newer
     if older.is_measured and not newer.is_measured:
         return older

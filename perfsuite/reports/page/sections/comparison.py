@@ -18,18 +18,21 @@ MOST_CHARTS = 2
 def section(material: Material) -> Section | None:
     """Forests of what moved, then of the rest as far as there is room."""
     known = sorted((one for one in material.changes if one.effect is not None), key=_order)
-    if not known:
+    apart = [(one.node.partition("::")[2] or one.node, one.word) for one in material.changes if one.effect is None]
+    if not material.changes:
         return None
     moved = [one for one in known if one.tone != "plain"]
     drawn = (moved or known)[: MOST_CHARTS * 2 * MOST_BARS]
     charts = [
         _chart(drawn[at : at + 2 * MOST_BARS], "further" if at else "") for at in range(0, len(drawn), 2 * MOST_BARS)
     ]
-    blocks: list[Block] = [Charts(charts=charts)]
+    blocks: list[Block] = [Charts(charts=charts)] if charts else []
     if moved:
         blocks.append(Table(grid=_grid(moved, "What moved")))
     if rest := [one for one in known if one.tone == "plain"]:
         blocks.append(Table(grid=_grid(rest, "Not shown to have moved"), folded=True))
+    if apart:
+        blocks.append(Table(grid=grid(("case", "settings"), apart, (), "Not comparable")))
     return Section(key="comparison", title="Comparison", blocks=blocks)
 
 

@@ -71,9 +71,13 @@ def sentence(material: Material) -> tuple[str, bool]:
     good = sum(item.tone == "good" for item in material.changes)
     is_bad = bool(bad) or bool(counts["failed"])
     failed = f"{plural(counts['failed'], 'case')} failed. " if counts["failed"] else ""
-    if not material.changes:
-        return f"{failed}Nothing was compared: there is no baseline here. {summary}.", is_bad
-    return f"{failed}{_decided(material.changes, bad, good)}. {summary}.", is_bad
+    compared = [item for item in material.changes if item.effect is not None]
+    apart = len(material.changes) - len(compared)
+    left_out = f"{plural(apart, 'case')} ran with other settings than before and cannot be compared. " if apart else ""
+    if not compared:
+        why = left_out or "there is no baseline here. "
+        return f"{failed}Nothing was compared: {why}{summary}.", is_bad
+    return f"{failed}{_decided(compared, bad, good)}. {left_out}{summary}.", is_bad
 
 
 def _decided(changes: Sequence[CaseChange], bad: Sequence[CaseChange], good: int) -> str:

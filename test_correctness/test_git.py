@@ -1,0 +1,282 @@
+"""git as perfsuite starts it: nothing of a hook reaches it, none of the user's hooks runs, and a refusal is told."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfsuite.arms import Arm, arm_environment, arm_of
+from perfsuite.cli import main as cli
+from perfsuite.errors import ConfigurationError
+from perfsuite.git import GitTimeout, git, refusal, without_git
+from perfsuite.history import file
+from perfsuite.journal import read_journal
+from perfsuite.plugin.revision import revision_of
+from test_correctness.helpers.gated_repository import commit_all
+from test_correctness.helpers.histories import session
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).parent.parent
+CHECK_OUT = """
+import sys
+from pathlib import Path
+from perfsuite.arms import arm_of
+with arm_of(Path(), "HEAD", "base") as arm:
+    Path(sys.argv[1]).write_text((arm.root / "code.py").read_text())
+"""
+"""Checks the base out as ``--perf-base=HEAD`` does."""
+
+
+def run_git(root: Path, *arguments: str) -> str:
+    person = ("-c", "user.name=n", "-c", "user.email=e@example.com", "-c", "protocol.file.allow=always")
+    done = subprocess.run(["git", "-C", str(root), *person, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A repository with two commits of code.py, and another.py."""
+    root = tmp_path / "checkout"
+    root.mkdir()
+    run_git(root, "init", "-q", "-b", "main")
+    for number in (1, 2):
+        (root / "code.py").write_text(f"VERSION = {number}\n")
+        (root / "another.py").write_text("")
+        run_git(root, "add", "--all")
+        run_git(root, "commit", "-q", "-m", f"version {number}")
+    return root
+
+
+@pytest.fixture
+def base_seen(tmp_path, monkeypatch):
+    """Where :data:`CHECK_OUT` writes what the base has; it imports this checkout's perfsuite."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path / "seen"
+
+
+def hook(root: Path, name: str, *words: str) -> None:
+    path = root / ".git" / "hooks" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("#!/bin/sh\nexec " + " ".join(f"'{word}'" for word in words) + "\n")
+    path.chmod(0o755)
+
+
+# -- from a hook ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "commit", [("commit", "-q", "-m", "3"), ("commit", "-qam", "3"), ("commit", "-qm", "3", "code.py")]
+)
+def test_a_base_that_a_commit_hook_checks_out_leaves_the_index_of_the_commit_alone(checkout, base_seen, commit):
+    hook(checkout, "pre-commit", sys.executable, "-c", CHECK_OUT, str(base_seen))
+    (checkout / "code.py").write_text("VERSION = 3\n")
+    if "-q" in commit:
+        run_git(checkout, "add", "code.py")
+    run_git(checkout, *commit)
+    assert base_seen.read_text() == "VERSION = 2\n"
+    assert run_git(checkout, "show", "HEAD:code.py") == "VERSION = 3"
+    assert run_git(checkout, "status", "--porcelain") == ""
+    assert len(run_git(checkout, "worktree", "list").splitlines()) == 1
+
+
+def test_a_base_during_a_rebase_is_the_commit_that_was_replayed(checkout, base_seen):
+    script = checkout.parent / "check_out.py"
+    script.write_text(CHECK_OUT)
+    run_git(checkout, "rebase", "-q", "--exec", f"{sys.executable} {script} {base_seen}", "HEAD~1")
+    assert base_seen.read_text() == "VERSION = 2\n"
+    assert run_git(checkout, "status", "--porcelain") == ""
+
+
+def test_a_base_of_a_submodule_is_its_own_commit(checkout, tmp_path, base_seen):
+    outer = tmp_path / "outer"
+    outer.mkdir()
+    run_git(outer, "init", "-q")
+    run_git(outer, "submodule", "--quiet", "add", str(checkout), "inner")
+    run_git(outer, "commit", "-q", "-m", "with a submodule")
+    (outer / "inner" / "code.py").write_text("VERSION = 3\n")
+    with arm_of(outer / "inner", "HEAD", "base") as arm:
+        assert (arm.root / "code.py").read_text() == "VERSION = 2\n"
+    assert run_git(outer / "inner", "status", "--porcelain") == "M code.py"
+    assert revision_of(outer / "inner").commit == run_git(checkout, "rev-parse", "HEAD")
+
+
+def test_no_hook_and_no_monitor_of_the_user_runs_when_a_base_is_checked_out(checkout, tmp_path):
+    ran = tmp_path / "ran"
+    for name in ("post-checkout", "reference-transaction", "post-index-change"):
+        hook(checkout, name, "touch", str(ran))
+    hook(checkout, "monitor", "touch", str(ran))
+    run_git(checkout, "config", "core.fsmonitor", str(checkout / ".git" / "hooks" / "monitor"))
+    ran.unlink(missing_ok=True)
+    with arm_of(checkout, "HEAD~1", "base") as arm:
+        assert (arm.root / "code.py").read_text() == "VERSION = 1\n"
+    assert not revision_of(checkout).dirty
+    assert not ran.exists()
+
+
+def test_an_arm_and_every_git_are_without_the_variables_of_a_hook(checkout, monkeypatch):
+    """Those that git itself calls local, and those that change what it prints or whom it asks."""
+    local = run_git(checkout, "rev-parse", "--local-env-vars").split()
+    asks = ["GIT_NAMESPACE", "GIT_QUARANTINE_PATH", "GIT_TRACE", "GIT_ASKPASS", "GIT_EDITOR", "GIT_EXTERNAL_DIFF"]
+    for name in {*local, *asks, "GIT_LITERAL_PATHSPECS", "GIT_REFLOG_ACTION"}:
+        monkeypatch.setenv(name, "/nowhere")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)  # where the user's settings are is no matter of a repository
+    left = {name for name in arm_environment(Arm(name="new code", root=checkout)) if name.startswith("GIT_")}
+    assert left == {name for name in without_git(os.environ) if name.startswith("GIT_")}
+    assert not left & {*local, *asks}
+    assert "GIT_CONFIG_GLOBAL" in left
+    assert git(checkout, "rev-parse", "--show-toplevel") == str(checkout)
+    assert revision_of(checkout).subject == "version 2"
+
+
+def test_git_is_started_in_one_place():
+    def starts_git(node):
+        first = node.elts[0] if isinstance(node, ast.List) and node.elts else None
+        return isinstance(first, ast.Constant) and first.value == "git"
+
+    sources = [*(ROOT / "perfsuite").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]
+    found = [path for path in sources if any(map(starts_git, ast.walk(ast.parse(path.read_text()))))]
+    assert found == [ROOT / "perfsuite" / "git.py"]
+
+
+# -- where git refuses ---------------------------------------------------------------------------------------------
+
+
+def foreign(checkout, monkeypatch):
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    return checkout
+
+
+def bare(checkout, monkeypatch):
+    run_git(checkout, "clone", "-q", "--bare", str(checkout), "bare")
+    return checkout / "bare"
+
+
+def without_commit(checkout, monkeypatch):
+    shutil.rmtree(checkout / ".git")
+    run_git(checkout, "init", "-q")
+    return checkout
+
+
+def damaged(checkout, monkeypatch):
+    (checkout / ".git" / "HEAD").unlink()
+    return checkout
+
+
+def without_object(checkout, monkeypatch):
+    commit = run_git(checkout, "rev-parse", "HEAD")
+    (checkout / ".git" / "objects" / commit[:2] / commit[2:]).unlink()
+    return checkout
+
+
+def without_main_repository(checkout, monkeypatch):
+    run_git(checkout, "worktree", "add", "-q", str(checkout.parent / "linked"))
+    shutil.rmtree(checkout)
+    return checkout.parent / "linked"
+
+
+def below_a_ceiling(checkout, monkeypatch):
+    (checkout / "tests").mkdir()
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(checkout))
+    return checkout / "tests"
+
+
+def without_git_installed(checkout, monkeypatch):
+    monkeypatch.setenv("PATH", str(checkout))
+    return checkout
+
+
+REFUSALS = [
+    (foreign, "dubious ownership*; if you trust it: git config --global --add safe.directory */checkout"),
+    (bare, "must be run in a work tree; this repository is bare*git worktree add*"),
+    (without_commit, "it has no commit yet*"),
+    (damaged, "*/checkout/.git is damaged*"),
+    (without_object, "it has no commit yet, or lacks that of HEAD: *git fsck"),
+    (without_main_repository, "not a git repository: */worktrees/linked; *git worktree repair*"),
+    (below_a_ceiling, "not a git repository*; */.git is damaged, or GIT_CEILING_DIRECTORIES*"),
+    (without_git_installed, "git is not installed; *"),
+]
+
+
+@pytest.mark.parametrize(("make", "said"), REFUSALS, ids=[make.__name__ for make, _ in REFUSALS])
+def test_a_revision_that_git_does_not_tell_is_unknown_for_a_reason(checkout, monkeypatch, make, said):
+    root = make(checkout, monkeypatch)
+    found = revision_of(root)
+    assert (found.commit, "\n" in found.problem) == ("", False)
+    pytest.LineMatcher([found.problem]).fnmatch_lines([f"*{said}"])
+    with pytest.raises(ConfigurationError) as refused, arm_of(root, "HEAD", "base"):
+        pass
+    assert "\n" not in str(refused.value)
+
+
+def test_a_revision_that_a_shallow_clone_lacks_is_told_how_to_get(checkout, tmp_path):
+    run_git(tmp_path, "clone", "-q", "--depth=1", f"file://{checkout}", "shallow")
+    with pytest.raises(ConfigurationError, match=r"is not a commit of .*; this clone is shallow: git fetch"):
+        arm_of(tmp_path / "shallow", "HEAD~1", "base").__enter__()
+    with pytest.raises(ConfigurationError, match=r"is not a commit of .*; name one that git log --all"):
+        arm_of(checkout, "nowhere", "base").__enter__()
+
+
+def test_a_damaged_index_leaves_it_unknown_whether_files_differ(checkout):
+    (checkout / ".git" / "index").write_bytes(b"no index")
+    found = revision_of(checkout)
+    assert found.dirty
+    assert len(found.commit) == 40
+    assert "index" in found.problem
+
+
+def test_outside_of_git_nothing_is_wrong_unless_a_variable_names_a_repository(tmp_path, checkout, monkeypatch):
+    assert revision_of(tmp_path).problem == refusal(tmp_path) == ""
+    monkeypatch.setenv("GIT_DIR", str(checkout / ".git"))
+    assert revision_of(tmp_path).problem == f"{tmp_path} is not in a git repository (GIT_DIR is not followed)"
+
+
+def test_a_folder_that_the_environment_declares_safe_is_read(checkout, monkeypatch):
+    foreign(checkout, monkeypatch)
+    settings = {"core.worktree": "/nowhere", "safe.directory": "*"}
+    for index, (name, value) in enumerate(settings.items()):
+        monkeypatch.setenv(f"GIT_CONFIG_KEY_{index}", name)
+        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{index}", value)
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "2")
+    assert revision_of(checkout).subject == "version 2"
+
+
+def test_a_git_that_does_not_end_is_ended_with_what_it_started(tmp_path, monkeypatch):
+    (tmp_path / "git").write_text("#!/bin/sh\nsleep 600 &\nwait\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(GitTimeout, match=r"^git status in .* took longer than 0.2 s$"):
+        git(tmp_path, "status", deadline_s=0.2)
+
+
+def test_a_run_tells_and_keeps_why_its_revision_is_unknown(stored, monkeypatch):
+    commit_all("first")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("COLUMNS", "400")
+    done = stored.run("--perf-journal=j.jsonl")
+    done.stdout.fnmatch_lines(["*the revision is not known: git rev-parse refuses*safe.directory*"])
+    record = read_journal(Path("j.jsonl")).record
+    assert "dubious ownership" in record.revision.problem
+    assert any("dubious ownership" in warning for warning in record.end.warnings)
+    refused = stored.run("--perf-gate", "--perf-base=HEAD")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    refused.stderr.fnmatch_lines(["ERROR: git rev-parse refuses*dubious ownership*safe.directory*"])
+
+
+def test_a_history_in_a_repository_that_git_refuses_says_so(checkout, monkeypatch, capsys):
+    foreign(checkout, monkeypatch)
+    history = checkout / "perf-history.jsonl"
+    file.append(history, session(1))
+    asked = ["history", "show", str(history), "--repository", str(checkout)]
+    assert cli.main(asked) == 0
+    assert "dubious ownership" in capsys.readouterr().out
+    assert cli.main([*asked, "--since", "HEAD~1"]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "dubious ownership" in line

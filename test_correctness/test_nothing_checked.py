@@ -1,0 +1,164 @@
+"""A check that had nothing to check is not green, and says in one line what kept it from checking."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from perfsuite.baselines import store
+from perfsuite.cli import main as cli
+from perfsuite.journal import Header
+from perfsuite.journal_writer import JournalWriter
+from perfsuite.projection.backtest import Backtested
+from perfsuite.run_record import Revision
+from test_correctness.helpers.histories import session, written
+from test_correctness.helpers.scripted_driver import repository
+from test_correctness.helpers.stored_files import HARDWARE, offer, run_of
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Files that hold nothing that a command could check."""
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("empty.jsonl").write_text("")
+    JournalWriter(
+        Path("header.jsonl"),
+        Header(session="s", fingerprint="cpu-x", platform="cpu", started_at="2026-01-01T00:00:00+00:00", versions={}),
+    )
+    written(Path("one.jsonl"), session(1))
+    apart = [dataclasses.replace(session(number), revision=Revision(commit="c", dirty=True)) for number in range(9)]
+    written(Path("dirty.jsonl"), *apart)
+    Path("head.csv").write_text("gpus,step (ms)\n")
+    Path("rows.csv").write_text("gpus,step (ms)\n8,10\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("history show empty.jsonl --fail-on slower", "nothing was searched in empty.jsonl: a change takes 6 sessions"),
+        ("history show one.jsonl --fail-on 3%", "and none has more than 1; add sessions"),
+        ("history show dirty.jsonl --fail-on any", "and none has more than 0; add sessions"),
+        ("baselines verify folder", "no baseline file in folder; a run with --perf-update=append stores one"),
+        ("baselines verify folder --json", "no baseline file in folder"),
+        ("baselines show folder", "no baseline file in folder"),
+        ("baselines rename folder", "no baseline file in folder"),
+        ("audit head.csv --roles step\\ (ms)=latency gpus=devices", "head.csv: no row to audit"),
+        ("checklist header.jsonl", "header.jsonl: nothing was measured, so nothing can be answered"),
+        ("report header.jsonl", "header.jsonl: nothing was measured"),
+        ("export --format json header.jsonl", "header.jsonl: nothing was measured"),
+        ("history add header.jsonl", "header.jsonl: nothing was measured"),
+        ("calibrate header.jsonl", "none of the results has times"),
+    ],
+)
+def test_a_command_with_nothing_to_check_says_so_and_fails(files, capsys, arguments, says):
+    words = [word.replace("\\", " ") for word in arguments.replace("\\ ", "\\").split(" ")]
+    assert cli.main(words) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("history show one.jsonl", "1 session"),
+        ("history list empty.jsonl", "0 sessions"),
+        ("baselines list folder", "no baseline file in folder"),
+        ("show header.jsonl", "no cases"),
+        ("audit rows.csv --roles step\\ (ms)=latency gpus=devices", "nothing found"),
+    ],
+)
+def test_a_command_that_gives_no_verdict_plainly_says_that_there_is_nothing(files, capsys, arguments, says):
+    words = [word.replace("\\", " ") for word in arguments.replace("\\ ", "\\").split(" ")]
+    assert cli.main(words) == 0
+    assert says in capsys.readouterr().out
+
+
+def test_a_history_that_was_searched_is_green(files, capsys):
+    pytest.importorskip("ruptures")
+    written(Path("long.jsonl"), *(session(number) for number in range(8)))
+    assert cli.main(["history", "show", "long.jsonl", "--fail-on", "slower"]) == 0
+    subprocess.run(["git", "init", "-q", "-b", "main"], check=True)
+    subprocess.run(
+        ["git", "-c", "user.name=n", "-c", "user.email=e", "commit", "-q", "--allow-empty", "-m", "x"], check=True
+    )
+    assert cli.main(["history", "show", "long.jsonl", "--since", "HEAD", "--fail-on", "slower"]) == 4
+    assert "no session has a commit after HEAD" in capsys.readouterr().err
+
+
+def test_cases_of_no_name_in_a_baseline_are_told(tmp_path, monkeypatch, capsys):
+    offer(tmp_path, run_of("s0", 1))
+    assert cli.main(["baselines", "show", str(store.path_of(tmp_path, HARDWARE)), "--case", "nowhere"]) == 0
+    assert "no case whose id contains 'nowhere'" in capsys.readouterr().out
+
+
+def test_a_back_test_without_a_row_is_not_within_its_budget():
+    fields = {field.name: () for field in dataclasses.fields(Backtested)}
+    assert not Backtested(**{**fields, "budget": (1.0, 2.0, 3.0)}).within_budget
+
+
+# -- the gate ------------------------------------------------------------------------------------------------------
+
+
+def refused(done, *lines):
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    (done.stdout if "error: --perf-gate*" in lines[0] else done.stderr).fnmatch_lines(lines)
+
+
+def test_a_gate_says_how_many_runs_are_stored(repo):
+    for _ in range(2):
+        repo.run("--perf-update=append")
+    refused(
+        repo.run("--perf-gate"),
+        "*none of 3 cases has 5 stored runs in *.json; 3 cases with 2 at most, the others with none; store some with*",
+    )
+
+
+def test_a_gate_whose_stored_runs_are_of_other_parameters_says_so(stored):
+    test = Path("test_it.py")
+    test.write_text(
+        test.read_text().replace("number=number", "number=number, wide=True").replace("rank, ", "rank, wide=0, ")
+    )
+    done = stored.run("--perf-gate")
+    refused(done, "*error: --perf-gate*: none of 3 cases was compared: 3 not-comparable (wide=True, stored *); store*")
+    assert "5 stored runs" not in done.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("marker", "says"),
+    [
+        ('skip(reason="no")', "3 not measured (skipped, failed or interrupted)"),
+        ('xfail(run=False, reason="no")', "3 not measured (skipped, failed or interrupted)"),
+    ],
+)
+def test_a_gate_whose_cases_were_all_skipped_is_not_green(stored, marker, says):
+    test = Path("test_it.py")
+    test.write_text(test.read_text().replace("@pytest.mark.param", f"@pytest.mark.{marker}\n@pytest.mark.param"))
+    refused(stored.run("--perf-gate"), f"*error: --perf-gate*none of 3 cases was compared: {says}*")
+    assert stored.run("--perf-gate", "--perf-allow-ungated").ret == 0
+
+
+def test_a_gate_whose_cases_come_from_a_journal_is_not_green(stored):
+    stored.run("--perf-journal=first.jsonl")
+    refused(
+        stored.run("--perf-gate", "--perf-resume=first.jsonl"),
+        "*error: --perf-gate*none of 3 cases was compared: 3 taken from a journal*",
+    )
+
+
+def test_a_gate_on_the_command_line_without_a_perf_case_is_a_usage_error(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, "\ndef test_plain():\n    pass\n\ndef test_perf(perf):\n    perf(step)\n")
+    refused(
+        repo.run("--perf-gate", "-k", "plain"), "*--perf-gate: none of the tests that were selected is a perf case*"
+    )
+    assert repo.run("--perf-gate", "-k", "nothing").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert repo.run("--perf-gate", "-k", "plain", "--perf-allow-ungated").ret == 0
+    assert repo.run("--perf-gate", "-k", "plain", "--collect-only").ret == 0
+    ini = Path("tox.ini")
+    ini.write_text(ini.read_text().replace("addopts = ", "addopts = --perf-gate "))
+    assert repo.run("-k", "plain").ret == 0  # a setting for the runs that have perf cases
