@@ -147,3 +147,19 @@ def test_the_torchrun_script_measures_on_two_ranks(repository: Path) -> None:
 def test_a_job_script_is_one(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
     assert "test_perf" in script.read_text()
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "data_parallel", "tensor_parallel"])
+def test_a_plain_program_ends_without_python_s_shutdown(name):
+    """A thread of gloo may abort it there: docs/processes.md."""
+    program = (ROOT / "benchmarks" / "plain" / f"{name}.py").read_text(encoding="utf-8")
+    assert program.count("    leave()\n") == 1
+    assert "destroy_process_group" not in program
+
+
+@pytest.mark.slow
+def test_a_thread_of_gloo_aborts_no_program_that_leaves_python_as_it_is():
+    program = [sys.executable, str(ROOT / "benchmarks" / "gloo_exit.py"), "--leave"]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert (0, "") == (ended.returncode, "".join(re.findall("terminate called.*", ended.stderr)))
+    assert "a thread of gloo frees the tensor" in ended.stdout

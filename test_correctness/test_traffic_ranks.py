@@ -13,6 +13,7 @@ from perfsuite.mesh import MeshShape
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.schedules import make_schedule
 from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import traffic_steps
@@ -210,14 +211,19 @@ def steps(draw):
     model = draw(st.sampled_from(["llama2-tiny", "gpt2-tiny", "moe-tiny"]))
     shape = MeshShape.parse(draw(st.sampled_from(EXPERTS if model == "moe-tiny" else DENSE)))
     names = {name for name, size in shape.axes if size > 1}
-    overrides = {"layers": 5 if "pp" in names else 2, **draw(sizes(model))}
+    chosen = draw(options(names, model))
+    accumulation = draw(st.sampled_from([2, 4] if "pp" in names else [1, 2]))
+    layers = 2
+    if "pp" in names:  # one more than there are stages: some stage has two
+        schedule = make_schedule(chosen["schedule"], ranks=shape.size("pp"), num_micro_batches=accumulation)
+        layers = schedule.num_stages + 1
     return TrainStep(
         model=model,
         strategy="hybrid",
         mesh=str(shape),
-        overrides=overrides,
-        options=draw(options(names, model)),
-        accumulation=draw(st.sampled_from([2, 4] if "pp" in names else [1, 2])),
+        overrides={"layers": layers, **draw(sizes(model))},
+        options=chosen,
+        accumulation=accumulation,
         micro_batch_size=draw(st.sampled_from([1, 2])),
         dtype=draw(st.sampled_from(["fp32", "fp32", "bf16"])),
         checkpointing=draw(st.sampled_from(["none", "none", "full"])),
@@ -252,6 +258,13 @@ def options(draw, names, model):
     if "pp" in names:
         chosen["schedule"] = draw(st.sampled_from(["1f1b", "gpipe", "interleaved_1f1b"]))
     return chosen
+
+
+@settings(max_examples=500)
+@given(steps())
+def test_steps_that_are_drawn_can_be_trained(workload):
+    shape = MeshShape.parse(workload.mesh)
+    assert workload.find_strategy().traffic(workload.plan(shape), shape, 0)
 
 
 @SLOW

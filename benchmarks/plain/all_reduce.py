@@ -12,7 +12,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from turns import measure, turns
+from turns import leave, measure, turns
 
 
 def main():
@@ -33,7 +33,7 @@ def main():
 
     for turn in turns():
         measure(turn, functools.partial(seconds, turn.iterations or given.in_a_row), given.steps)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

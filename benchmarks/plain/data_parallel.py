@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from turns import measure, turns
+from turns import leave, measure, turns
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -59,7 +59,7 @@ def main():
 
     for turn in turns():
         measure(turn, step, given.steps)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

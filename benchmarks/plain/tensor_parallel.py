@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
-from turns import measure, turns
+from turns import leave, measure, turns
 
 LAYERS, WIDTH, HEADS, KEY_HEADS, HIDDEN, WORDS, TOKENS, BATCH = 2, 128, 4, 2, 344, 512, 64, 4
 
@@ -151,7 +151,7 @@ def main():
 
     for turn in turns():
         measure(turn, seconds, steps)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
