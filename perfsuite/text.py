@@ -54,10 +54,10 @@ def screen_text(text: str) -> str:
 def json_text(value: Any, *, indent: int = 1) -> str:
     r"""JSON in which readable letters of any language are letters, and what :func:`escaped` escapes is escaped.
 
-    >>> print(json_text(["\u202ea\x9b", "\u00b5"]))
+    >>> print(json_text(["\u202ea\x9b", "é"]), end="")
     [
      "\u202ea\u009b",
-     "\u00b5"
+     "é"
     ]
     """
     return escaped_json(json.dumps(value, indent=indent, ensure_ascii=False)) + "\n"

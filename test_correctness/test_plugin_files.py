@@ -160,11 +160,9 @@ def test_without_a_terminal_reporter_the_line_goes_to_stderr(repo, monkeypatch):
 def test_the_driver_says_the_code_that_it_exits_with():
     said = []
     reporter = SimpleNamespace(write_line=said.append)
-    stash = pytest.Stash()
-    stash[launch.transport_key] = SimpleNamespace(name="torchrun")
-    config = SimpleNamespace(stash=stash, pluginmanager=SimpleNamespace(get_plugin=lambda name: reporter))
+    config = SimpleNamespace(pluginmanager=SimpleNamespace(get_plugin=lambda name: reporter))
     session = SimpleNamespace(config=config, exitstatus=0)
-    hook = launch.pytest_sessionfinish(session)
+    hook = launch._Driver("torchrun").pytest_sessionfinish(session)
     next(hook)
     session.exitstatus = pytest.ExitCode.TESTS_FAILED  # by a file that could not be written
     with contextlib.suppress(StopIteration):

@@ -130,7 +130,7 @@ def test_a_signal_waits_until_a_line_is_written(run):
 
 
 def test_handlers_go_back_after_the_run_after_a_burst_that_outlasts_it(run, clock, killed, monkeypatch):
-    monkeypatch.setattr(signals, "_is_command", lambda: True)
+    monkeypatch.setattr(signals, "is_command", lambda: True)
     with pytest.raises(KeyboardInterrupt):
         send(INT)
     clock[0] += 5
@@ -145,7 +145,7 @@ def test_handlers_go_back_after_the_run_after_a_burst_that_outlasts_it(run, cloc
 
 
 def test_handlers_go_back_at_once_in_a_program_that_goes_on(run, monkeypatch):
-    monkeypatch.setattr(signals, "_is_command", lambda: False)
+    monkeypatch.setattr(signals, "is_command", lambda: False)
     with pytest.raises(KeyboardInterrupt):
         send(INT)
     (restore,) = run.config.cleanups

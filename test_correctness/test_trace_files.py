@@ -60,15 +60,15 @@ def test_a_simulated_step_lies_beside_the_measured_one(tmp_path):
 
 def test_a_full_disk_is_named_and_leaves_the_files_of_the_earlier_run(tmp_path, monkeypatch):
     before = [path.read_bytes() for path in write_case(CASE, simulated("1f1b"), tmp_path)]
-    write = Path.write_text
+    write = os.write
 
-    def full(path, text, **options):
-        write(path, text[: len(text) // 2], **options)
+    def full(descriptor, data):
+        write(descriptor, data[: len(data) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr("perfsuite.files.os.write", full)
     with pytest.raises(
-        ConfigurationError, match=r"\.trace\.json cannot be written: No space left on device; make room"
+        ConfigurationError, match=r"\.trace\.json cannot be written: No space left on device; the file is as it was"
     ):
         write_case(CASE, simulated("1f1b"), tmp_path)
     stem = tmp_path / f"{file_stem(CASE)}.simulated"
