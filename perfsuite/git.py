@@ -53,13 +53,11 @@ def git(root: Path, *arguments: str, given: str = "", deadline_s: float = 60.0) 
     kept = {name: value for name, value in without_git(os.environ).items() if name != "SSH_ASKPASS"}
     try:
         child = subprocess.Popen(
-            ["git", *settings, "-C", str(root), *arguments],
+            ["git", *settings, "-C", str(root), *(_bytes(argument.replace("\0", "\\0")) for argument in arguments)],
             env={**kept, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="surrogateescape",
             start_new_session=True,
         )
     except OSError as error:
@@ -67,15 +65,23 @@ def git(root: Path, *arguments: str, given: str = "", deadline_s: float = 60.0) 
         raise GitFailed(f"git {why}; it is needed to name revisions", outside=_marker(root) is None) from None
     with child:
         try:
-            output, errors = child.communicate(given, timeout=deadline_s)
+            output, errors = child.communicate(_bytes(given), timeout=deadline_s)
         except BaseException as error:
             os.killpg(child.pid, signal.SIGKILL)  # a filter that git started holds the pipes open
             if isinstance(error, subprocess.TimeoutExpired):
                 raise GitTimeout(f"git {arguments[0]} in {root} took longer than {deadline_s:g} s") from None
             raise
     if child.returncode != 0:
-        raise _failure(root, arguments, errors)
-    return output.removesuffix("\n")
+        raise _failure(root, arguments, os.fsdecode(errors))
+    return os.fsdecode(output).removesuffix("\n")
+
+
+def _bytes(text: str) -> bytes:
+    """Paths as the system has them; a name of others that can be no text of a file names nothing git has."""
+    try:
+        return os.fsencode(text)
+    except UnicodeEncodeError:
+        return text.encode(errors="backslashreplace")
 
 
 def refusal(root: Path) -> str:

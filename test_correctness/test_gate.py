@@ -111,11 +111,6 @@ def test_no_pass_where_a_large_slowdown_could_hide():
         (gated(stored=()), "no-baseline", "nothing is stored for it"),
         (gated(stored=stored_runs(WOBBLE[:4])), "learning", "4 of the 5 usable stored runs that a comparison needs"),
         (
-            gated(stored=(*stored_runs(WOBBLE[:4]), run_of(0.0, "u", clean=1), run_of(0.1, "v", clean=2))),
-            "learning",
-            "4 of the 5 usable stored runs that a comparison needs; 2 stored runs with too few clean samples",
-        ),
-        (
             gated(stored=(*stored_runs(WOBBLE[:4]), run_of(0.0, "u", disturbance="shared"), run_of(0.1, "v", clean=1))),
             "learning",
             "4 of the 5 usable stored runs that a comparison needs; 1 stored run disturbed: shared; 1 stored run with "

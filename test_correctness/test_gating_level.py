@@ -141,7 +141,7 @@ class TestAnchor:
         monkeypatch.setattr(gating, "arm_of", arm_of)
         done = repo.run("--perf-gate", "--perf-base=HEAD", "-k", "cpu-1")
         done.assert_outcomes(failed=1)
-        said = "is not a commit of here" if failure == "tree" else "was not measured: its pytest*"
+        said = "is not a commit of here; *" if failure == "tree" else "was not measured: its pytest*"
         done.stdout.fnmatch_lines([f"*(unattributed)*the stored commit was not run: *{said}"])
 
 

@@ -16,6 +16,7 @@ from perfsuite.cli import main as cli
 from perfsuite.errors import ConfigurationError
 from perfsuite.git import GitTimeout, git, refusal, without_git
 from perfsuite.history import file
+from perfsuite.history.git import Repository
 from perfsuite.journal import read_journal
 from perfsuite.plugin.revision import revision_of
 from test_correctness.helpers.gated_repository import commit_all
@@ -246,6 +247,12 @@ def test_a_folder_that_the_environment_declares_safe_is_read(checkout, monkeypat
         monkeypatch.setenv(f"GIT_CONFIG_VALUE_{index}", value)
     monkeypatch.setenv("GIT_CONFIG_COUNT", "2")
     assert revision_of(checkout).subject == "version 2"
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "--help", "a\nb"])
+def test_a_revision_of_others_text_names_nothing(checkout, name):
+    repository = Repository(root=checkout)
+    assert (repository.commit(name), repository.known([name]), repository.subject(name)) == ("", frozenset(), "")
 
 
 def test_a_git_that_does_not_end_is_ended_with_what_it_started(tmp_path, monkeypatch):

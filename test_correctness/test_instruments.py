@@ -219,7 +219,9 @@ def test_no_update_stores_instrumented_runs(slowed, mode):
 def test_a_history_takes_no_instrumented_run(slowed):
     done = slowed.run("--perf-history=history.jsonl")
     assert done.ret == pytest.ExitCode.TESTS_FAILED
-    done.stdout.fnmatch_lines(["error: nothing was added to the history: the ranks were instrumented: 3 of 3 cases*"])
+    done.stdout.fnmatch_lines(
+        ["perfsuite: error: nothing was added to the history: the ranks were instrumented: 3 of 3 cases*"]
+    )
     assert not Path("history.jsonl").exists()
 
 
