@@ -23,6 +23,7 @@ _END = b'},"fingerprint":"'
 _RANKS, _AFTER_RANKS, _ARRIVAL = b',"ranks":[', b'],"backend":"', b',"arrival":'
 _EACH_RANK = b'{"rank":'
 _IMPORTS = b'"imports":{'
+_INSTRUMENTS = b'"instruments":["'
 _RANK = re.compile(rb'\{"rank":(\d+),"host":"([^"\\]*)","device":"([^"\\]*)",[^{}]*?"median_s":([-+.\de]+)[,}]')
 _TIME = re.compile(rb'\{"time_s":([-+.\de]+)[,}]')
 
@@ -160,6 +161,12 @@ class JournaledResult(Result):
         start = written.find(_IMPORTS)
         decode = not written or (start >= 0 and b'":"/' in written[start : written.find(b"}", start)])
         return super().foreign_imports if decode else {}
+
+    @property
+    def instruments(self) -> tuple[str, ...]:
+        """The measurement is decoded only where there may be some."""
+        known = "measurement" in vars(self) or _INSTRUMENTS in self._measurement_json
+        return super().instruments if known else ()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Result):

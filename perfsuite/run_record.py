@@ -127,7 +127,7 @@ class RunRecord:
 
 def instrumented_line(results: Iterable[Result]) -> str:
     """The warning that tools or debug settings slowed the ranks; empty where none did."""
-    measured = [result for result in results if result.measurement is not None]
+    measured = [result for result in results if result.outcome != "out_of_memory"]
     slowed = Counter(instrument for result in measured for instrument in result.instruments)
     if not slowed:
         return ""

@@ -17,7 +17,7 @@ from perfsuite.metrics import derive
 from perfsuite.records import Metric, Peak, Peaks, Result, Work
 from perfsuite.reports.notable import notable
 from perfsuite.reports.scaling import point_of
-from perfsuite.run_record import GateRecord, Revision, RunEnd
+from perfsuite.run_record import GateRecord, Revision, RunEnd, instrumented_line
 from perfsuite.runtime.driver import Job
 from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers.scripted_driver import measurement
@@ -277,6 +277,16 @@ def test_nothing_of_a_quiet_journal_is_decoded_to_find_what_is_notable(path, mon
     if not exceeded:
         monkeypatch.setattr("perfsuite.journal_result.from_json", lambda *given: pytest.fail("decoded"))
     assert [one.kind for one in notable(record)] == ["above-peak"] * exceeded
+    assert not instrumented_line(record.results.values())
+
+
+def test_instruments_of_the_ranks_are_told_of_a_journal_too(path):
+    whole = result("a")
+    ranks = tuple(dataclasses.replace(rank, instruments=("tracer",)) for rank in whole.measurement.ranks)
+    whole = dataclasses.replace(whole, measurement=dataclasses.replace(whole.measurement, ranks=ranks))
+    read = read_journal(written(path, whole)).results
+    assert instrumented_line(read.values()) == instrumented_line([whole])
+    assert "tracer" in instrumented_line(read.values())
 
 
 @pytest.mark.parametrize(("last", "exceeded"), [(1.0, 1), (2.0, 0)])
