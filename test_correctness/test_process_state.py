@@ -160,6 +160,15 @@ def test_a_process_that_cannot_be_put_back_is_replaced(driver, how):
     assert plain.settings == {}
 
 
+def test_an_import_path_that_grew_since_the_ranks_started_replaces_no_process(driver, monkeypatch, tmp_path):
+    before, _ = facts(driver, leaks.plain)
+    (tmp_path / "link").symlink_to(tmp_path)  # each test module's folder is put there when it is collected
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "link"), *sys.path, "a name for a hook"])
+    for _ in range(2):
+        after, _ = facts(driver, leaks.plain)
+        assert before == after
+
+
 def test_a_case_that_is_skipped_after_a_change_leaves_nothing(driver):
     before, _ = facts(driver, leaks.plain)
     with pytest.raises(UnsupportedCase):

@@ -33,8 +33,11 @@ def refer(workload: Workload, rootpath: Path, test_module: str = "") -> Message:
 
 @functools.lru_cache(maxsize=1)
 def _resolved(search_path: tuple[str, ...], folder: str) -> tuple[str, ...]:
-    """The import path as another process can use it.  The same for every case: to follow the links takes 1 ms."""
-    return tuple(str(Path(entry).resolve()) if entry else folder for entry in search_path)
+    """The import path as another process can use it.  The same for every case: to follow the links takes 1 ms.
+
+    An entry that is no file may be one that an editable install's finder knows by its name: it stays as it is.
+    """
+    return tuple(str(Path(entry).resolve()) if os.path.exists(entry or folder) else entry for entry in search_path)
 
 
 def describe(workload: Workload) -> str:

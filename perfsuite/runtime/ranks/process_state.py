@@ -22,7 +22,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +262,11 @@ class ProcessState:
             for setting in self.settings
             if (setting.loads or not by_loading) and self.values[setting.name] not in (None, _value(setting))
         ]
+
+    def loaded(self) -> ProcessState:
+        """This state with what loading a workload may change and nothing puts back, such as the import path, as now."""
+        kept = {each.name: _value(each) for each in self.settings if not each.loads and each.put is None}
+        return replace(self, values={**self.values, **kept})
 
     def recorded(self) -> dict[str, str]:
         """The settings that a record names, with their values now, where these differ from this state."""

@@ -199,6 +199,7 @@ class Worker:
         try:
             workload = resolve(command["workload"])
             self._stale += self._state.changed(by_loading=True)
+            self._state = self._state.loaded()
             report = self._build_and_time(workload, command)
         finally:
             self._stale += self._state.put_back()
