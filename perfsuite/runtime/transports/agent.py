@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -75,12 +75,15 @@ def serve_agent(
         waiting.cancel()
         if signal.getsignal(signal.SIGINT) is _leave:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the driver's from here on
-        with _last_word(link), _log_directory(welcome) as logs:
+        with _log_directory(welcome) as logs:
             return _Agent(launch, link, welcome, logs, parent=parent, slot=slot).serve()
     except LaunchError as problem:
         print(f"perfsuite: {problem}", file=sys.stderr, flush=True)
         return ENDED_EARLY
     except SystemExit as ended:
+        if link is not None:  # told to end before it serves: the driver may have taken it in
+            with contextlib.suppress(LinkLost):
+                link.send(_farewell(ended))
         return int(ended.code or 0)
     finally:
         waiting.cancel()
@@ -119,17 +122,6 @@ def _leave(number: int, _: object) -> None:
 def _farewell(ended: SystemExit) -> Message:
     """The last word of an agent that a signal told to end."""
     return {LEAVING: f"{TOLD}{signal.Signals(int(ended.code or 0) - 128).name}"}
-
-
-@contextlib.contextmanager
-def _last_word(link: Link) -> Iterator[None]:
-    """An agent that is told to end before it serves says so too: the driver may have taken it in."""
-    try:
-        yield
-    except SystemExit as ended:
-        with contextlib.suppress(LinkLost):
-            link.send(_farewell(ended))
-        raise
 
 
 @contextlib.contextmanager
