@@ -264,7 +264,7 @@ transport.close()
 """
 
 
-@pytest.mark.parametrize("with_agent", [False, True])
+@pytest.mark.parametrize("with_agent", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_driver_that_was_stopped_itself_loses_nobody(tmp_path, with_agent):
     """Ctrl-Z and fg: its agents wait, stopped with it or not."""
     environ = environ_of(0, 2, tmp_path)

@@ -35,9 +35,8 @@ def test_row_is_what_a_dry_run_counts(kind, way):
     assert near(count_row(kind, way)) == dataclasses.asdict(COUNTED[kind, way])
 
 
-@pytest.mark.parametrize(
-    ("kind", "way"), [row if row in FAST else pytest.param(*row, marks=pytest.mark.slow) for row in COMPILED]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "way"), COMPILED)
 def test_row_is_what_the_compiler_schedules(kind, way):
     assert near(count_row(kind, way, compiled=True)) == dataclasses.asdict(COMPILED[kind, way])
 

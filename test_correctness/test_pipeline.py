@@ -225,6 +225,7 @@ def beyond_simulated(driver, schedule, count):
     return found, case, bubble_ratio(measurement.timeline) - found["bubble_ratio_simulated"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "count"), [("interleaved_1f1b", 4)])
 def test_the_bubble_of_sleeping_stages_is_no_less_than_the_simulated_one(driver, schedule, count):
     found, case, beyond = beyond_simulated(driver, schedule, count)
@@ -354,6 +355,7 @@ def test_out_of_memory_stays_what_it_is(driver):
         run(driver, case, budget=ONCE)
 
 
+@pytest.mark.slow  # it waits for its limit, as the one of test_runtime.py
 def test_a_stage_that_hangs_is_named_and_the_next_case_runs(driver):
     case = pipeline_faults.FaultyStage(mesh="pp2", num_micro_batches=4, action_ms=0, culprit=1, fault="hang")
     with pytest.raises(RanksFailed, match=r"rank 1.*hung"):
