@@ -15,6 +15,8 @@ from perfsuite.masking import is_secret_name, masked
 _KEPT = re.compile(r"^(NCCL|RCCL|MCCL|UCX)_\w+$|^(CUDA|MUSA|HIP)_VISIBLE_DEVICES$")
 """Variables that change what is measured; the others of the whole environment in the file are nobody's business."""
 
+_MOST_RANKS = 1 << 20
+
 
 def is_json(source: Source) -> bool:
     """Whether a file is what ``-J`` writes."""
@@ -31,6 +33,10 @@ def read_json(source: Source) -> Log:
             source.whole(source.line_of(f'"{name}"'), config[name], name, 1) for name in ("nthreads", "ngpus")
         ]
         ranks = max(1, len(config["devices"])) * math.prod(of_process)
+        if ranks > _MOST_RANKS:
+            raise source.fault(
+                source.line_of('"config"'), f"{ranks} ranks are more than any machine has", "give the text instead"
+            )
         points = tuple(_points(source, results))
         names = {str(result.get("experiment_name", "")) for result in results}
         variables = [text.partition("=") for text in plain.get("env") or () if isinstance(text, str)]

@@ -23,6 +23,8 @@ _LAST_DIGIT = 0.0051
 """Bandwidths are printed to 0.01 GB/s; and"""
 _TIME_DIGITS = 1e-3
 """times to four digits."""
+_LEAST_US = 1e-3
+"""No clock tells less than a nanosecond."""
 
 
 def _read(source: Source, told: Told) -> Imported:
@@ -80,8 +82,8 @@ def _collective(source: Source, told: Told, points: Sequence[LogPoint], ranks: i
 def _why_refused(point: LogPoint, collective: str, ranks: int) -> str:
     if point.wrong not in ("N/A", "0", "0.0") and not re.fullmatch(r"0e\+0+", point.wrong):
         return f"{point.wrong} values were wrong: what did not compute the right thing is no measurement"
-    if point.time_us <= 0:
-        return "a time that is not positive is none"
+    if point.time_us < _LEAST_US:
+        return f"a time of {point.time_us:g} us is none"
     algbw = gb_per_s(point.size, point.time_us / 1e6)
     for what, text, value in (
         ("algbw", point.printed[1], algbw),

@@ -21,9 +21,12 @@ def _read(source: Source, told: Told) -> Imported:
         raise source.fault(
             source.line_of('"perfsuite"'), "this is a baseline of perfsuite", "show it: perfsuite report FILE"
         )
+    entries = plain["benchmarks"]
+    if not isinstance(entries, list):
+        raise source.fault(source.line_of('"benchmarks"'), "benchmarks is no list", "give all of the file")
     machine = plain["machine_info"] if isinstance(plain["machine_info"], dict) else {}
     rows: list[ImportedRow] = []
-    for entry in plain["benchmarks"]:
+    for entry in entries:
         name = str(entry.get("fullname") or entry.get("name", "")) if isinstance(entry, dict) else ""
         line = source.line_of(f'"{name}"')
         stats = entry.get("stats") if name else None
