@@ -15,10 +15,11 @@
     │   ├── OutOfMemory           the device's memory ran out; the session makes it a result, not a failure
     │   └── AgentLost             a cluster's agent is gone: the case fails and the run ends
     ├── VerdictFailed             a judge, such as the gate, fails a case that ran; an xfail must name it
-    ├── BaselineError             a stored file is truncated, hand-broken, foreign or of a newer schema
-    ├── HistoryError              a history is damaged, of other hardware, or cannot be written
-    ├── ImportFailed              a file of another tool cannot be read, or says too little to be compared
-    └── JournalError              a journal cannot be written, read or resumed from
+    └── FileError                 its message is one line, whatever is in the file
+        ├── BaselineError         a stored file is truncated, hand-broken, foreign or of a newer schema
+        ├── HistoryError          a history is damaged, of other hardware, or cannot be written
+        ├── ImportFailed          a file of another tool cannot be read, or says too little to be compared
+        └── JournalError          a journal cannot be written, read or resumed from
     CaseStopped                   a signal ended the running case; no PerfsuiteError, not even an Exception
 
 A message says what was given, which rule it breaks and what to do, in one line:
@@ -30,6 +31,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from typing import TypeVar
+
+from perfsuite.text import escaped
 
 
 class PerfsuiteError(Exception):
@@ -98,19 +101,27 @@ class VerdictFailed(PerfsuiteError):
     """
 
 
-class BaselineError(PerfsuiteError):
+class FileError(PerfsuiteError):
+    """A file is damaged or cannot be used; the message is one line, whatever is in the file."""
+
+    def __init__(self, message: str) -> None:
+        """Names and values of the file stand in ``message`` as they are: what they could do is escaped here."""
+        super().__init__(escaped(message))
+
+
+class BaselineError(FileError):
     """A stored baseline cannot be read or must not be overwritten; the message names file, line and reason."""
 
 
-class HistoryError(PerfsuiteError):
+class HistoryError(FileError):
     """A history cannot be read or must not be written; the message names file, line and reason."""
 
 
-class ImportFailed(PerfsuiteError):
+class ImportFailed(FileError):
     """A file of another tool cannot be read, or says too little; the message names file, line, reason and remedy."""
 
 
-class JournalError(PerfsuiteError):
+class JournalError(FileError):
     """A journal cannot be written, read or resumed from."""
 
 

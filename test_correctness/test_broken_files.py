@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import os
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from perfsuite.baselines import store
 from perfsuite.cli import main as cli
 from perfsuite.cli.command import EXIT_USAGE
 from perfsuite.decoding import plain_json
-from perfsuite.errors import BaselineError, HistoryError, PerfsuiteError
+from perfsuite.errors import BaselineError, HistoryError, JournalError, PerfsuiteError
 from perfsuite.history import file as history_file
 from perfsuite.imports.formats import read_file
 from perfsuite.imports.row import Told
@@ -169,6 +170,15 @@ def changed(samples, data):
     path = folder / "changed.jsonl"
     path.write_text(text_of([*lines[:number], put(lines[number], place, new), *lines[number + 1 :]]))
     return path
+
+
+@pytest.mark.parametrize("name", ["\n", "a\x1b[2J"])
+def test_a_name_that_ends_a_line_stands_in_a_message_as_an_escape(samples, name):
+    folder, lines, _ = samples
+    path = folder / "changed.jsonl"
+    path.write_text(text_of([*lines, {"peaks": {name: {}}}]))
+    with pytest.raises(JournalError, match=re.escape(name.encode("unicode_escape").decode())):
+        read_journal(path)
 
 
 @given(data=st.data())
