@@ -32,8 +32,6 @@ import difflib
 from collections.abc import Iterable
 from typing import TypeVar
 
-from perfsuite.text import escaped
-
 
 class PerfsuiteError(Exception):
     """Base of everything that perfsuite raises for its users."""
@@ -106,6 +104,8 @@ class FileError(PerfsuiteError):
 
     def __init__(self, message: str) -> None:
         """Names and values of the file stand in ``message`` as they are: what they could do is escaped here."""
+        from perfsuite.text import escaped  # this module is loaded in every pytest run
+
         super().__init__(escaped(message))
 
 

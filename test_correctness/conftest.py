@@ -84,6 +84,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(template.close)
 
 
+@pytest.fixture
+def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Runs without pytest-rerunfailures, which leaves a socket and a thread in this process for each; or name it."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:rerunfailures")
+    return pytester
+
+
 @pytest.fixture(scope="module")
 def cold() -> Generator[None, None, None]:
     """Forkservers that this file starts, those of shared fixtures too, are new interpreters, as everybody's are."""

@@ -154,7 +154,7 @@ def test_a_worker_of_xdist_belongs_to_no_launch(launched, pytester):
             early_config.workerinput, early_config.workeroutput = {"workerid": "gw0"}, {}
 
     launched(1)
-    run = pytester.inline_run("-p", "no:rerunfailures", "--benchmark-disable", plugins=[Worker()])
+    run = pytester.inline_run("--benchmark-disable", plugins=[Worker()])
     run.assertoutcome(passed=1)
     assert launched.done == []
 

@@ -176,11 +176,10 @@ def test_under_xdist_measured_cases_are_left_out_and_smoke_runs_are_not(pytester
 
     said = {}
     repo = repository(pytester, monkeypatch, THREE)
-    alone = ("-k", "first", "-p", "no:rerunfailures")  # whose workers talk to a controller
-    run = pytester.inline_run(*alone, plugins=[Worker()])
+    run = pytester.inline_run("-k", "first", plugins=[Worker()])
     assert run.getfailures() == []
     assert (repo.driver.jobs, said) == ([], {"perfsuite_left_out": 1})
-    pytester.inline_run(*alone, "--benchmark-disable", plugins=[Worker()]).assertoutcome(passed=1)
+    pytester.inline_run("-k", "first", "--benchmark-disable", plugins=[Worker()]).assertoutcome(passed=1)
 
 
 @pytest.mark.parametrize("option", ["--perf-gate", "--perf-update=append", "--perf-runs=3"])

@@ -75,7 +75,7 @@ def rerunning(pytester, monkeypatch):
     def make(plugin, tests, script=measurement):
         repo = repository(pytester, monkeypatch, tests, script)
         pytester.makeconftest('import pytest\npytest_plugins = ["perfsuite.plugin"]\n' + PLUGINS[plugin])
-        options = ["--reruns=2"] if plugin == "rerunfailures" else ["-p", "no:rerunfailures"]
+        options = ["-p", "rerunfailures", "--reruns=2"] if plugin == "rerunfailures" else []
         return lambda *more: repo.run(*options, *more)
 
     return make
@@ -143,7 +143,7 @@ def test_the_gate_takes_the_first_try_of_every_case(stored, pytester, machine, p
     file = pytester.path / "test_it.py"
     file.write_text(file.read_text().partition("import pytest")[0] + COUNTED)
     pytester.makeconftest('import pytest\npytest_plugins = ["perfsuite.plugin"]\n' + PLUGINS[plugin])
-    reruns = ["--reruns=2"] if plugin == "rerunfailures" else ["-p", "no:rerunfailures"]
+    reruns = ["-p", "rerunfailures", "--reruns=2"] if plugin == "rerunfailures" else []
     machine.factors[2] = 1.2
     assert stored.run("--perf-gate", *reruns, *option).parseoutcomes() == {"failed": 1, "passed": 2}
     assert (pytester.path / "calls").read_text() == "012"

@@ -20,6 +20,7 @@ import signal
 import socket
 import struct
 import sys
+import traceback
 
 ADDRESS = "PERFSUITE_TEST_TEMPLATE"
 """Variable with the abstract name of the template's socket."""
@@ -29,7 +30,7 @@ _READ_AT_LOAD = ("LD_", "OMP_", "KMP_", "GOMP_", "MKL_", "TORCH", "PYTHON", "GLI
 _TAKEN_OVER = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "TORCH_GLOO_", "TORCH_NCCL_", "TORCHINDUCTOR_")
 """But these: the import path is sent, a group reads its settings when it is formed, a compiler when it is used."""
 _FROM_HERE = 400
-"""Descriptors from here on are nobody's."""
+"""Descriptors from here on are seldom anybody's."""
 
 
 def surroundings() -> dict[str, object]:
@@ -140,8 +141,9 @@ def _become(request: dict, descriptors: list[int], keeper: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != keeper:
             os._exit(0)
-        high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FROM_HERE) for descriptor in descriptors]
-        os.closerange(0, _FROM_HERE)
+        above = max(_FROM_HERE, *request["descriptors"]) + 1
+        high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, above) for descriptor in descriptors]
+        os.closerange(0, above)
         for source, target in zip(high, request["descriptors"], strict=True):
             os.dup2(source, target)
             os.close(source)
@@ -154,6 +156,8 @@ def _become(request: dict, descriptors: list[int], keeper: int) -> None:
         from perfsuite.runtime.transports import forkserver
 
         forkserver.main(**arguments)
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(70)
 
