@@ -15,6 +15,7 @@ from perfsuite.records import Peaks, Result, Work
 from perfsuite.units import plural
 from perfsuite.verdict_names import VerdictName
 
+XFAILED = "xfailed: "
 INSTRUMENTED = "the ranks were instrumented: "
 _INSTRUMENTS = 3
 """Instruments that a warning names."""
@@ -103,7 +104,7 @@ class RunRecord:
     interrupted: Mapping[str, str] = field(default_factory=dict)
     """Signal that ended the run while this case was running."""
     skips: Mapping[str, str] = field(default_factory=dict)
-    """Reason of each case that was skipped."""
+    """Reason of each case that was skipped; of one that failed as its mark expects it begins with XFAILED."""
     gate: GateRecord | None = None
     """None where nobody judged, and in journals written before it was kept."""
     end: RunEnd | None = None

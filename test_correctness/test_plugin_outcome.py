@@ -66,6 +66,7 @@ def test_what_a_rank_expects_to_fail_is_expected_of_the_test(pytester, monkeypat
     repo = repository(pytester, monkeypatch, THREE, failing(error))
     found = repo.run("-rx")
     assert found.parseoutcomes() == {"passed": 2, "xfailed": 1}
+    found.stdout.fnmatch_lines(["2 measured, 1 xfailed*"])
     found.stdout.fnmatch_lines(["XFAIL test_it.py::test_second[[]cpu] - *rank 1 on here expected to fail: known *"])
     assert repo.run("--runxfail").parseoutcomes() == {"passed": 2, "failed": 1}
 

@@ -91,7 +91,10 @@ def keep_reason(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.T
         return
     missing = item.config.stash[state_key].missing
     if report.skipped:
+        from perfsuite.run_record import XFAILED
+
         reason = str(getattr(call.excinfo.value, "msg", None) or call.excinfo.value)
+        reason = f"{XFAILED * hasattr(report, 'wasxfail')}{reason}"
         missing[item.nodeid] = f"{SKIPPED}{reason}"
         session = suite_of(item.config).session
         if session is not None:

@@ -17,7 +17,7 @@ from perfsuite.reports.families import FamilyLine, family_lines
 from perfsuite.reports.notable import Notable, spread_of_equal_work
 from perfsuite.reports.plain import folded
 from perfsuite.reports.verdicts import undecided_lines, verdict_counts
-from perfsuite.run_record import INSTRUMENTED, RunRecord, instrumented_line
+from perfsuite.run_record import INSTRUMENTED, XFAILED, RunRecord, instrumented_line
 from perfsuite.text import printable
 from perfsuite.units import clock_time, plural
 
@@ -90,7 +90,8 @@ def outcome_counts(run: RunRecord) -> str:
         "out of memory": outcomes["out_of_memory"],
         "failed": len(run.failures),
         "interrupted": len(run.interrupted),
-        "skipped": len(run.skips),
+        "skipped": len(_skipped(run)),
+        "xfailed": len(run.skips) - len(_skipped(run)),
     }
     told = ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "no cases"
     return f"{told}; {clock_time(run.end.took_s)}" if run.end is not None and run.end.took_s else told
@@ -203,13 +204,19 @@ def _cut(reason: str) -> str:
     return reason if len(reason) <= _REASON else f"{reason[: _REASON - 3].rstrip()}..."
 
 
+def _skipped(run: RunRecord) -> list[str]:
+    """The reasons, without those of cases that failed as expected."""
+    return [reason for reason in run.skips.values() if not reason.startswith(XFAILED)]
+
+
 def _skips(run: RunRecord, width: int) -> list[ScreenLine]:
-    reasons = skip_reasons(run.skips.values())
+    skipped = _skipped(run)
+    reasons = skip_reasons(skipped)
     if not reasons:
         return []
     told = ", ".join(f"{reason} {count}" for reason, count in reasons[:_REASONS])
     more = f", {plural(len(reasons) - _REASONS, 'other reason')}" if len(reasons) > _REASONS else ""
-    return [ScreenLine(text=text) for text in folded(f" . skipped {len(run.skips)}: {told}{more}", width, "   ")]
+    return [ScreenLine(text=text) for text in folded(f" . skipped {len(skipped)}: {told}{more}", width, "   ")]
 
 
 def _labelled(label: str, text: str, width: int, mark: Mark = "") -> list[ScreenLine]:
