@@ -33,7 +33,7 @@ class GitFailed(ConfigurationError):
     """A git command failed, in one line."""
 
     def __init__(self, message: str, *, outside: bool = False) -> None:
-        """``outside``: the folder is in no git repository, which is no fault."""
+        """``outside``: the folder is outside of any git repository.  That is allowed."""
         super().__init__(message)
         self.outside = outside
 

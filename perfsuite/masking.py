@@ -49,7 +49,7 @@ _NAME = re.compile(r"""(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*)(?P<mark>["']?
 _VALUE = re.compile(r"""(?P<quote>["'])(?P<quoted>[^"']*)|[^\s,;&"'}]+""")
 _SCHEMES = ("Bearer", "Basic", "token")
 _ONE_WORD = re.compile(r"""[\w.~+/=$%!-]{8,}(?=[\s,;&"'}]|$)""")
-"""What stands after a colon in prose is no secret: ``unexpected token: }``."""
+"""A secret after a colon is one long word.  In ``unexpected token: }`` nothing is secret."""
 
 
 def is_secret_name(name: str) -> bool:

@@ -16,13 +16,12 @@ import pytest
 import torch
 
 from perfsuite.errors import UnsupportedCase
-from perfsuite.platforms import families
 from perfsuite.platforms.cpu import CpuDevice
-from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.driver import Job
 from perfsuite.runtime.ranks.process_state import SETTINGS, ProcessState
-from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers import leaks
+from test_correctness.helpers.local_driver import local_driver
 
 QUICK = Budget(min_rounds=2, max_time_s=0.01, warmup_time_s=0.01, timeout_s=60.0)
 
@@ -117,14 +116,8 @@ def test_no_setting_of_this_torch_is_unreadable():
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    transport = LocalTransport(
-        start_method="fork",
-        preload=("torch", "torch.distributed", "perfsuite.runtime.ranks.worker"),
-        log_directory=tmp_path_factory.mktemp("logs"),
-    )
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=leaks.ROOT, device_count=1)
-    yield driver
-    driver.close()
+    with local_driver(tmp_path_factory.mktemp("logs")) as made:
+        yield made
 
 
 def facts(driver, function, **arguments):

@@ -18,12 +18,11 @@ import torch
 import torch.distributed as dist
 
 from perfsuite.errors import InvalidParameter, RanksFailed
-from perfsuite.platforms import families
-from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.driver import Job
 from perfsuite.runtime.ranks.returned import Iteration, pending
-from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workload import Budget, CallableStep, FunctionWorkload
 from test_correctness.helpers import unwaited
+from test_correctness.helpers.local_driver import local_driver
 
 QUICK = Budget(min_rounds=3, max_time_s=0.02, warmup_time_s=0.02, timeout_s=60.0)
 
@@ -194,14 +193,8 @@ def test_an_open_file_a_module_and_a_value_that_holds_itself_are_no_work(tmp_pat
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    transport = LocalTransport(
-        start_method="fork",
-        preload=("torch", "torch.distributed", "perfsuite.runtime.ranks.worker"),
-        log_directory=tmp_path_factory.mktemp("logs"),
-    )
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=unwaited.ROOT, device_count=1)
-    yield driver
-    driver.close()
+    with local_driver(tmp_path_factory.mktemp("logs")) as made:
+        yield made
 
 
 def run(driver, function, **arguments):

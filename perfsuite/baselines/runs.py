@@ -96,7 +96,7 @@ class CaseIdentity:
     def changed(self, other: CaseIdentity) -> Iterator[tuple[str, object, object]]:
         """What keeps two cases of one node id apart: its name, the value here and the value of the other.
 
-        A parameter that only one side has is no difference where it has its default there: the other side ran so.
+        A parameter that only one side has, with its default value, counts as equal: the other side ran with that value.
         """
         ours, theirs = _class_of(self.workload), _class_of(other.workload)
         for name, now, then in (

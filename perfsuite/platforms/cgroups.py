@@ -178,7 +178,7 @@ def _chain(host: Host, path: str, root: str, place: str) -> list[str]:
 
 
 def _above(root: str) -> bool:
-    """Whether a mount's root is no sibling of the namespace's: ``/../..`` is above it, ``/../other`` beside it."""
+    """Whether a mount shows the namespace's own group or one above it (``/../..``), not a sibling (``/../other``)."""
     return root.strip("/.") == "" or ".." not in PurePosixPath(root).parts
 
 

@@ -85,8 +85,8 @@ class _Leave:
 class _Driver:
     """Registered in the driver of a launch.
 
-    Tests that are no perf cases run on rank 0 alone, and see the process of somebody who launched nothing: one that
-    joins a process group fails at once instead of waiting for the others.
+    All other tests run on rank 0 alone, without the launcher's variables.  A test that joins a process group then fails
+    at once; with the variables it would wait for the other ranks.
     """
 
     def __init__(self, launcher: str) -> None:
@@ -142,7 +142,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def is_other_rank(config: pytest.Config) -> bool:
-    """Whether this is a process of a launch and not that of rank 0."""
+    """Whether a launcher started this process, and its rank is not 0."""
     launch = config.stash.get(launch_key, None)
     return launch is not None and launch.rank != 0
 

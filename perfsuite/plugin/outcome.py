@@ -148,7 +148,7 @@ def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
 
 
 def give_properties(item: pytest.Item) -> None:
-    """Give the test the properties of this try, in place of those of the one before."""
+    """Replace the properties of the last try by those of this one."""
     state = item.stash.get(state_key, None)
     if state is not None:
         given = item.stash.get(_given_key, [])

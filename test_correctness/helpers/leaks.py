@@ -5,11 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from pathlib import Path
 
 from perfsuite.errors import UnsupportedCase
-
-ROOT = Path(__file__).parents[2]
 
 
 def plain(rank):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
 _ELEMENTS = 1 << 20
 
 
