@@ -34,7 +34,7 @@ def put(path: Path, data: bytes, *, draft: str = "") -> None:
     A symbolic link stays a link, and permissions stay the same.  A pipe or a device is written to directly.  ``draft``
     ends the name of the draft; default: the process id.  Raises WriteFailed, and leaves no draft.
     """
-    existed = path.exists()
+    existed = os.path.exists(path)
     try:
         if _is_stream(path):
             _fill(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), data, sync=False)
@@ -92,7 +92,7 @@ def append(path: Path, data: bytes) -> None:
 
     Raises WriteFailed.
     """
-    existed = path.exists()
+    existed = os.path.exists(path)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         end = os.fstat(descriptor).st_size
@@ -168,9 +168,9 @@ def require_writable(path: Path, option: str, *, with_folder: bool = False) -> N
 
     A file that exists keeps its contents, and none is left that did not exist; ``with_folder`` makes the folder.
     """
-    if path.is_dir():
-        raise ConfigurationError(f"{option}: {path} is a folder; name a file in it")
     try:
+        if path.is_dir():
+            raise ConfigurationError(f"{option}: {path} is a folder; name a file in it")
         if with_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():

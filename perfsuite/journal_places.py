@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -68,7 +69,11 @@ def other_places(root: Path, path: Path) -> Iterator[Path]:
     folder = cache_folder(root)
     if not _why_not(folder):
         yield folder / path.name
-    yield Path(tempfile.mkdtemp(prefix="perfsuite-journal-")) / path.name
+    private = None
+    with contextlib.suppress(OSError):  # no temporary folder can be written to
+        private = Path(tempfile.mkdtemp(prefix="perfsuite-journal-"))
+    if private is not None:
+        yield private / path.name
 
 
 def newest(here: Path) -> Path:

@@ -44,7 +44,11 @@ _FORMS = re.compile(
 """Forms that services give their tokens so that they can be found."""
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 _USER = re.compile(r"(?<=://)([^\s/@:]*):[^\s/@]+(?=@)|(?<=://)[^\s/@:]{20,}(?=@)")
-_SCHEME = re.compile(r"\b(Bearer|Basic|token)(\s+|%20)[\w.~+/=-]{8,}", re.IGNORECASE)
+_SCHEME = re.compile(
+    r"\b((?i:Bearer)|(?i:(?<=authorization: )(?:Basic|token))|(?i:Basic|token)(?=(?:\s+|%20)[\w.~+/=-]*[A-Z\d=+]))"
+    r"(\s+|%20)[\w.~+/=-]{8,}"
+)
+"""Outside of a header, the word after ``Basic`` or ``token`` needs a capital, a digit or a sign: else it is prose."""
 _NAME = re.compile(r"""(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*)(?P<mark>["']?\s*[=:]\s*)""")
 _VALUE = re.compile(r"""(?P<quote>["'])(?P<quoted>[^"']*)|[^\s,;&"'}]+""")
 _SCHEMES = ("Bearer", "Basic", "token")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import itertools
 import os
 import resource
@@ -16,10 +17,11 @@ import pytest
 from benchmarks.store_torture import HARDWARE, case_of, make_file, run_of
 from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns
-from perfsuite.errors import JournalError, PerfsuiteError
-from perfsuite.files import WriteFailed, append, put, write_file
+from perfsuite.errors import ConfigurationError, JournalError, PerfsuiteError
+from perfsuite.files import WriteFailed, append, put, require_writable, write_file
 from perfsuite.history import file as history_file
 from perfsuite.journal import read_journal
+from perfsuite.journal_places import other_places
 from perfsuite.journal_writer import JournalWriter
 from perfsuite.reports.timelines.index import write_index
 from test_correctness.helpers.failing_disk import every_fault
@@ -311,3 +313,30 @@ def test_no_other_module_writes_files():
                     continue  # of a string or a dataclass
                 found.add(path.relative_to(package).as_posix())
     assert found == set(WRITE_THEMSELVES)
+
+
+def test_a_journal_that_no_place_takes_is_kept_in_memory_and_costs_no_case(tmp_path, monkeypatch):
+    def full(*arguments, **named):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "j.jsonl"
+    monkeypatch.setattr("perfsuite.journal_places.cache_folder", lambda root: tmp_path / "file" / "in the way")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("perfsuite.journal_places.tempfile.mkdtemp", full)
+    writer = JournalWriter(path, HEADER, lambda: other_places(tmp_path, path))
+    with monkeypatch.context() as patch:
+        patch.setattr("perfsuite.files.os.write", full)
+        writer.result(result("a"))
+    assert "0 of 1 case kept in" in writer.problem
+    writer.result(result("b"))
+    writer.close()
+    assert set(read_journal(path).results) == {"a", "b"}
+
+
+def test_a_name_that_is_too_long_is_one_line():
+    path = Path("/tmp") / ("x" * 300)
+    for write in (put, append):
+        with pytest.raises(WriteFailed, match="File name too long"):
+            write(path, b"")
+    with pytest.raises(ConfigurationError, match=r"^--o: .* cannot be written: File name too long; name another file"):
+        require_writable(path, "--o")

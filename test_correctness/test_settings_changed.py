@@ -298,6 +298,18 @@ def test_benchmark_compare_leaves_out_cases_with_other_settings(pytester, monkey
     done.stdout.fnmatch_lines(["not compared with *test_it.py::test_scaled*: n: 1 -> 2222", "*no case was compared*"])
 
 
+def test_a_plain_benchmark_beside_a_changed_case_is_compared(pytester, monkeypatch):
+    plain = "\ndef test_plain(benchmark):\n    benchmark.pedantic(len, ([],), rounds=3)\n"
+    repo = repository(pytester, monkeypatch, WITH_A_PARAMETER.format(1) + plain)
+    repo.run("--benchmark-save=first")
+    (file,) = (path.resolve() for path in Path(".benchmarks").rglob("*.json"))
+    test = Path("test_it.py")
+    test.write_text(test.read_text().replace("n=1)", "n=2222)"))
+    done = repo.run(f"--benchmark-compare={file}", "--benchmark-compare-fail=median:100000%")
+    assert done.ret == 0
+    done.stdout.fnmatch_lines(["not compared with *test_it.py::test_scaled*: n: 1 -> 2222"])
+
+
 def test_options_that_change_what_a_sample_is_are_settings():
     before, after = ran(n=1), ran(n=1, environment={"options": {"perf-cache-flush": "yes", "perf-pin": "numa"}})
     assert changed_settings(before, after) == "--perf-cache-flush: not given -> yes"
