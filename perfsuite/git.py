@@ -6,6 +6,7 @@ inherits them works on those, whatever folder it is given.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -67,7 +68,8 @@ def git(root: Path, *arguments: str, given: str = "", deadline_s: float = 60.0) 
         try:
             output, errors = child.communicate(_bytes(given), timeout=deadline_s)
         except BaseException as error:
-            os.killpg(child.pid, signal.SIGKILL)  # a filter that git started holds the pipes open
+            with contextlib.suppress(ProcessLookupError):  # after Ctrl-C it may have ended
+                os.killpg(child.pid, signal.SIGKILL)  # a filter that git started holds the pipes open
             if isinstance(error, subprocess.TimeoutExpired):
                 raise GitTimeout(f"git {arguments[0]} in {root} took longer than {deadline_s:g} s") from None
             raise

@@ -263,6 +263,16 @@ def test_a_git_that_does_not_end_is_ended_with_what_it_started(tmp_path, monkeyp
         git(tmp_path, "status", deadline_s=0.2)
 
 
+def test_ctrl_c_during_a_git_that_ends_by_itself_stays_ctrl_c(checkout, monkeypatch):
+    def interrupted(child, *given, **named):
+        child.wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        git(checkout, "rev-parse", "HEAD")
+
+
 def test_a_run_tells_and_keeps_why_its_revision_is_unknown(stored, monkeypatch):
     commit_all("first")
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")

@@ -22,6 +22,7 @@ from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers import leaks
+from test_correctness.helpers.local_driver import ROOT
 from test_correctness.helpers.scripted_driver import measurement
 
 pytest_plugins = ["pytester"]
@@ -166,7 +167,7 @@ def test_a_process_that_traces_the_rank_is_named(plain):
 class Fake:
     text: str
 
-    def read_text(self) -> str:
+    def read_text(self, **_: str) -> str:
         return self.text
 
 
@@ -250,7 +251,7 @@ def test_ranks_say_themselves_under_what_they_ran(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONDEVMODE", "1")
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     transport = LocalTransport(start_method="fork", preload=(), log_directory=tmp_path)
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=leaks.ROOT, device_count=1)
+    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
     budget = Budget(min_rounds=2, max_time_s=0.01, warmup_time_s=0.01, timeout_s=60.0)
     try:
         job = Job(workload=FunctionWorkload(function=leaks.plain), world_size=1, budget=budget)

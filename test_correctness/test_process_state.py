@@ -162,6 +162,20 @@ def test_an_import_path_that_grew_since_the_ranks_started_replaces_no_process(dr
         assert before == after
 
 
+def test_random_numbers_of_numpy_are_put_back_where_the_case_loaded_that_part_of_it():
+    def look():
+        for name in [name for name in sys.modules if name.startswith("numpy.random")]:
+            del sys.modules[name]
+        vars(sys.modules["numpy"]).pop("random", None)
+        state = read()
+        sys.modules["numpy"].random.seed(7)
+        seeded = sys.modules["numpy"].random.get_state()[1].tolist()
+        stale = state.put_back()
+        return [stale, seeded == sys.modules["numpy"].random.get_state()[1].tolist()]
+
+    assert in_a_fork(look)[1] is False
+
+
 def test_a_case_that_is_skipped_after_a_change_leaves_nothing(driver):
     before, _ = facts(driver, leaks.plain)
     with pytest.raises(UnsupportedCase):

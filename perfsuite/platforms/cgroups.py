@@ -7,6 +7,7 @@ for all), ``mountinfo`` where a hierarchy is mounted, and which of its groups is
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -190,8 +191,9 @@ def _upwards(host: Host, place: str, below: PurePosixPath) -> list[str]:
 def _searched(host: Host, place: str) -> PurePosixPath | None:
     """The group below a mount that lists this process; None where none does."""
     own = (host.read("proc/self/stat") or "").split(" ")[0]
-    for file in itertools.islice(host.glob(f"{place}/**/cgroup.procs"), _SEARCHED):
-        listed = host.read(str(file.relative_to(host.root))) or ""
-        if own and own in listed.split():
-            return PurePosixPath(file.parent.relative_to(host.root / place))
+    with contextlib.suppress(OSError):  # a group that went meanwhile
+        for file in itertools.islice((host.root / place).glob("**/cgroup.procs"), _SEARCHED):
+            listed = host.read(str(file.relative_to(host.root))) or ""
+            if own and own in listed.split():
+                return PurePosixPath(file.parent.relative_to(host.root / place))
     return None

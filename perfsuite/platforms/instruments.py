@@ -103,15 +103,20 @@ def _in_torch() -> Iterator[str]:
         yield "debug level DETAIL of torch.distributed (unset TORCH_DISTRIBUTED_DEBUG)"
 
 
+def _text(path: str) -> str:
+    """Paths and names of processes need not be UTF-8."""
+    return Path(path).read_text(encoding="utf-8", errors="replace")
+
+
 def _from_outside(wrapper: str) -> Iterator[str]:
-    tracer = re.search(r"^TracerPid:\s*([1-9]\d*)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    tracer = re.search(r"^TracerPid:\s*([1-9]\d*)", _text("/proc/self/status"), re.MULTILINE)
     if tracer:
         try:
-            name = Path(f"/proc/{tracer[1]}/comm").read_text().strip()
+            name = _text(f"/proc/{tracer[1]}/comm").strip()
         except OSError:
             name = f"process {tracer[1]}"
         yield f"tracer {name} (detach it)"
-    for library in sorted(set(_LIBRARIES.findall(Path("/proc/self/maps").read_text()))):
+    for library in sorted(set(_LIBRARIES.findall(_text("/proc/self/maps")))):
         yield f"library {library} (unset LD_PRELOAD)"
     for program in filter(_PROGRAMS.match, (PurePath(word).name for word in wrapper.split())):
         yield f"wrapper {program} (unset PERFSUITE_WRAPPER)"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from perfsuite.runtime.transports.cluster import ClusterTransport
     from perfsuite.runtime.transports.slot import OneSlot
 
-PRELOAD = ("numpy", "torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
+PRELOAD = ("numpy.random", "torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
 """What a forkserver imports once instead of every worker."""
 
 launch_key = pytest.StashKey[Launch]()

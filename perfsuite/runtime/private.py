@@ -6,6 +6,7 @@ that a compiler's cache would run.  All ranks of a host come to the same answer 
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
 import re
@@ -34,8 +35,14 @@ def compiler_variables() -> dict[str, str]:
         return {}
     folder, problems = _private(_compiler_folders())
     if folder is None:
-        folder, _ = make_directory("compiled")  # removed by the next run, when this process has ended
+        folder = _made_once(tempfile.gettempdir())
     return {INDUCTOR: str(folder)} if problems else {}
+
+
+@functools.cache
+def _made_once(temporary: str) -> Path:
+    """A new folder in the temporary directory; removed by the next run, when this process has ended."""
+    return make_directory("compiled")[0]
 
 
 def remarks() -> list[str]:

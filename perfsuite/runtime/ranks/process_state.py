@@ -95,9 +95,11 @@ def _function(path: str, put: Callable[[Any], object] | None = None, *arguments:
 
 
 def _numpy_random() -> Any:
-    """None until the module is loaded."""
-    state = sys.modules["numpy.random"].get_state() if "numpy.random" in sys.modules else None
-    return state and (state[0], state[1].tobytes(), *state[2:])
+    """None until NumPy is loaded, which loads this part of it only when somebody asks."""
+    if "numpy" not in sys.modules:
+        return None
+    state = sys.modules["numpy"].random.get_state()
+    return (state[0], state[1].tobytes(), *state[2:])
 
 
 def _put_numpy_random(state: Any) -> None:
