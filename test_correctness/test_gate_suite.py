@@ -149,3 +149,25 @@ def test_equal_inputs_give_equal_requests_and_verdicts(seed, base):
         return done, gate.verdicts()
 
     assert answer() == answer()
+
+
+@pytest.mark.parametrize(
+    ("sessions", "settings", "told"),
+    [(4, GateSettings(), True), (8, GateSettings(), False), (4, WITH_BASE, False)],
+)
+def test_a_lone_case_that_few_stored_sessions_leave_undecided_gets_a_way_out(sessions, settings, told):
+    stored = tuple(run_of(2 * WOBBLE[n], session=f"s{n % sessions}", number=n) for n in range(8))
+    gate = Gate([gated(stored=stored)], settings)
+    gate.add(node_of(), run_of())
+    settle(gate, lambda name, number: run_of(jitter(number), number=number))
+    assert gate.verdict(node_of()).name == ("pass" if sessions == 8 else "inconclusive")
+    lines = gate.banner()
+    assert bool(lines) == told
+    if told:
+        assert lines[0].startswith("1 case undecided: fewer than 8 cases tell nothing of the host")
+        assert "of 4 sessions; store runs in 8 sessions, or say --perf-base" in lines[0]
+
+
+def test_many_cases_are_never_told_to_store_more_sessions():
+    gate, _, _ = suite(lambda name: 0.0)
+    assert gate.banner() == ()

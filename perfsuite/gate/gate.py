@@ -127,7 +127,14 @@ class Gate:
 
     def banner(self) -> tuple[str, ...]:
         """What a reader must know about the session as a whole, beside the verdict on the suite."""
-        return session.banner(self._look())
+        view = self._look()
+        said = session.banner(view)
+        if view.today.known or self.settings.in_place or self.settings.can_run_base:
+            return said
+        works = [work for work in self._works.values() if work.is_open]
+        undecided = [work for work in works if findings.verdict(work, view).name == "inconclusive"]
+        few = session.few_sessions(undecided, self.settings)
+        return (*said, few) if few else said
 
     def next_requests(self, node: str | None = None) -> list[Request]:
         """What to run next, in this order; empty when every verdict stands.

@@ -10,9 +10,12 @@ from perfsuite.gate import stages
 from perfsuite.gate.estimate import Estimate
 from perfsuite.gate.evidence import CaseWork
 from perfsuite.gate.suite import Compared, SuiteVerdict, compared, suite_verdict
-from perfsuite.gate.verdict import percent
+from perfsuite.gate.verdict import GateSettings, percent
 from perfsuite.gate.view import View
+from perfsuite.units import plural
 
+LONE_SESSIONS = 8
+"""Stored sessions from which on an unchanged case mostly passes where too few cases tell of the host (docs/gate.md)."""
 NOISY = 2.0
 """Variance inside the session, over that of stored runs, from which on a reader is told."""
 
@@ -68,3 +71,15 @@ def banner(view: View) -> tuple[str, ...]:
     if view.shares.usual > NOISY:
         said.append(f"the host is {math.sqrt(view.shares.usual):.2g} times as noisy as when the baseline was taken")
     return tuple(said)
+
+
+def few_sessions(undecided: Sequence[CaseWork], settings: GateSettings) -> str:
+    """The way out where few cases and few stored sessions left these cases undecided; empty where it is none."""
+    few = [work.time.level.sessions for work in undecided if work.time.level.sessions < LONE_SESSIONS]
+    if not few:
+        return ""
+    return (
+        f"{plural(len(few), 'case')} undecided: fewer than {settings.min_suite} cases tell nothing of the host, and "
+        f"the stored runs are of {plural(min(few), 'session')}; "
+        f"store runs in {LONE_SESSIONS} sessions, or say --perf-base"
+    )
