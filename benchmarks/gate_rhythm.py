@@ -43,11 +43,11 @@ def session(repository: Repository, draw: random.Random, every: int) -> str:
     factor = draw.uniform(2, 30)
     repository.commit_code(code(every, draw.randrange(every), factor), f"1 in {every}")
     status, printed = repository.pytest("--perf-gate")
-    lines = printed.splitlines()
+    lines = [line.strip() for line in printed.splitlines()]
     if status == 1 and any(line.startswith("REGRESSED test_step.py::") for line in lines):
         return "found"
     unseen = next((index for index, line in enumerate(lines) if line.startswith("not seen")), None)
-    if status == 0 and unseen is not None and "test_step" in " ".join(lines[unseen : unseen + 3]):
+    if status == 0 and unseen is not None and "test_step" in " ".join(lines[unseen : unseen + 6]):
         return "announced"
     print(f"SILENT: 1 in {every}, x{factor:.1f}, exit code {status}\n{printed}", flush=True)
     return "silent"
