@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.backtest.leave_one_out import Backtested
 from perfsuite.baselines import store
 from perfsuite.cli import main as cli
 from perfsuite.journal import Header
 from perfsuite.journal_writer import JournalWriter
-from perfsuite.projection.backtest import Backtested
 from perfsuite.run_record import Revision
 from test_correctness.helpers.histories import session, written
 from test_correctness.helpers.scripted_driver import repository

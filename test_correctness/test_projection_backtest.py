@@ -7,15 +7,17 @@ import json
 
 import pytest
 
+from benchmarks.backtest import leave_one_out, runs
+from benchmarks.backtest.__main__ import main as backtest
+from benchmarks.backtest.fit import Free, fit
+from benchmarks.backtest.leave_one_out import Backtested
+from benchmarks.backtest.rows import published_steps
+from benchmarks.backtest.tables import TABLES, contradicting, memory_share
 from perfsuite.cli.main import main
 from perfsuite.errors import ConfigurationError
-from perfsuite.projection import backtest, backtest_runs, operations, softwares, stages
-from perfsuite.projection.backtest import Backtested
-from perfsuite.projection.backtest_tables import TABLES, contradicting, memory_share
+from perfsuite.projection import operations, softwares, stages
 from perfsuite.projection.communication import Links, Message
-from perfsuite.projection.fit import Free, fit
 from perfsuite.projection.pipeline import PricedPipeline
-from perfsuite.projection.published_rows import published_steps
 
 FAST = ("megatron-2022-a100", "oneflow-v100")
 SLOW = tuple(name for name in TABLES if name not in FAST)
@@ -27,28 +29,28 @@ def hold(tested: Backtested) -> None:
 
 @pytest.mark.parametrize("name", FAST)
 def test_a_model_is_predicted_from_the_others(name):
-    hold(backtest.run(TABLES[name]))
+    hold(leave_one_out.run(TABLES[name]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_a_model_of_a_large_table_is_predicted_from_the_others(name):
-    hold(backtest.run(TABLES[name]))
+    hold(leave_one_out.run(TABLES[name]))
 
 
 def test_kernels_and_one_step_predict_other_layouts_lengths_and_experts():
-    for tested in backtest_runs.run_kernels():
+    for tested in runs.run_kernels():
         hold(tested)
 
 
 def test_allocated_memory_is_predicted():
-    hold(backtest_runs.run_memory())
+    hold(runs.run_memory())
 
 
 def test_the_first_choice_is_near_the_measured_best_which_is_among_its_ties():
-    groups = backtest_runs.advised()
+    groups = runs.advised()
     assert len(groups) == 10
-    hold(backtest_runs.run_advisor())
+    hold(runs.run_advisor())
     for group in groups:
         assert group.best in group.ties, group.name
         assert len(group.ties) <= -(-len(group.measured_s) // 2), group.name
@@ -101,14 +103,14 @@ def test_more_devices_contradict_fewer_and_not_the_other_way_round():
 
 @pytest.mark.slow
 def test_rows_that_are_left_out_are_predicted_beside_the_others(capsys):
-    assert main(["backtest", "llm-foundry-h100", "--json"]) == 0
+    assert backtest(["llm-foundry-h100", "--json"]) == 0
     (table,) = json.loads(capsys.readouterr().out)
     beside = table["errors_left_out"]
     assert set(table["left_out"]) == set(beside)
     assert not set(table["errors"]) & set(beside)
     assert min(beside.values()) < -15 < -table["max_percent"]  # what ran at the limit of its memory
     assert table["every_row_percent"][2] == pytest.approx(max(map(abs, beside.values())))
-    assert main(["backtest", "llm-foundry-h100", "--rows"]) == 0
+    assert backtest(["llm-foundry-h100", "--rows"]) == 0
     out = capsys.readouterr().out
     row, error = min(beside.items(), key=lambda pair: pair[1])
     assert any(f"{error:+6.1f} % left out: {table['left_out'][row]}" in line for line in out.splitlines())
@@ -117,13 +119,13 @@ def test_rows_that_are_left_out_are_predicted_beside_the_others(capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("home", ["a100", "h100"])
 def test_traits_of_one_device_predict_the_other_devices(home):
-    for tested in backtest_runs.run_one_device(home):
+    for tested in runs.run_one_device(home):
         hold(tested)
 
 
 @pytest.mark.slow
 def test_one_node_predicts_several():
-    for tested in backtest_runs.run_one_node():
+    for tested in runs.run_one_node():
         hold(tested)
 
 
@@ -132,11 +134,10 @@ def test_bands_are_those_of_the_rows_and_hold_most_of_them():
     """Of the rows 70 to 90 % lie inside; in a table by itself the band is as honest as its neighbours are alike."""
     from perfsuite.projection.band import FILE
 
-    assert json.loads(FILE.read_text()) == backtest_runs.bands()
+    assert json.loads(FILE.read_text()) == runs.bands()
     band = json.loads(FILE.read_text())["in situ"]
-    ratios = [
-        error.row.step_time_s / error.predicted_s for table in TABLES.values() for error in backtest.run(table).errors
-    ]
+    errors = [error for table in TABLES.values() for error in leave_one_out.run(table).errors]
+    ratios = [error.row.step_time_s / error.predicted_s for error in errors]
     inside = sum(band["low"] <= ratio <= band["high"] for ratio in ratios) / len(ratios)
     assert 0.7 <= inside <= 0.9
 
@@ -144,7 +145,7 @@ def test_bands_are_those_of_the_rows_and_hold_most_of_them():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_no_constant_ran_into_a_bound(name):
-    found = backtest.fitted(TABLES[name], [r for r in published_steps(name) if not TABLES[name].leave_out(r)])
+    found = leave_one_out.fitted(TABLES[name], [r for r in published_steps(name) if not TABLES[name].leave_out(r)])
     for free in TABLES[name].free:
         if free.share:
             assert 0.05 < found[free.name] < 0.97
@@ -212,7 +213,7 @@ def test_a_table_notices_a_term_that_is_missing(take_out, name, monkeypatch):
     kept = operations.block
     take_out(monkeypatch)
     try:
-        tested = backtest.run(TABLES[name])
+        tested = leave_one_out.run(TABLES[name])
     finally:
         kept.cache_clear()  # what a mutation made must not meet another test
     assert not tested.within_budget, tested.summary
@@ -222,7 +223,7 @@ def test_a_table_notices_a_term_that_is_missing(take_out, name, monkeypatch):
 def test_memory_notices_a_component_that_is_missing(component, monkeypatch):
     code = dataclasses.replace(softwares.SOFTWARES["simumax"], **{component: 0.0})
     monkeypatch.setattr(softwares, "SOFTWARES", {**softwares.SOFTWARES, "simumax": code})
-    assert not backtest_runs.run_memory().within_budget
+    assert not runs.run_memory().within_budget
 
 
 # -- the fit and the command -------------------------------------------------------------------------------------------
@@ -244,10 +245,11 @@ def test_every_row_names_its_source():
 
 
 def test_the_command_prints_tables_and_refuses_names_that_there_are_not(capsys):
-    assert main(["backtest", "memory", "--json"]) == 0
+    assert backtest(["memory", "--json"]) == 0
     (table,) = json.loads(capsys.readouterr().out)
     assert (table["table"], table["rows"]) == ("memory", 31)
-    assert main(["backtest", "memry"]) == 4
+    with pytest.raises(SystemExit, match="2"):
+        backtest(["memry"])
     assert "did you mean memory" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match="did you mean"):
         published_steps("nemo")

@@ -124,5 +124,4 @@ COMMANDS = (
     "published",
     "checklist",
     "project",
-    "backtest",
 )

@@ -1,6 +1,6 @@
 """How far projections were off where the truth was known: the 80 % band of a regime, from the stored back-tests.
 
-``data/bands.json`` is written by ``perfsuite backtest --write-bands``: of each regime the 10th and 90th percentile of
+``python -m benchmarks.backtest --write-bands`` writes ``bands.json``: of each regime the 10th and 90th percentile of
 measured over predicted, and of how many rows.
 """
 
@@ -10,12 +10,12 @@ import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from perfsuite.projection.calibration import Regime
-from perfsuite.projection.published_rows import DATA
 
-FILE = DATA / "bands.json"
+FILE = Path(__file__).with_name("bands.json")
 PER_OCTAVE = 0.2
 """By which the band widens for every doubling of devices beyond what was measured: from one node to eight of
 llm-foundry on H100 the 90th percentile grows about as much."""

@@ -1,4 +1,4 @@
-"""Traits of the softwares whose published steps the back-test predicts; what each row rests on is its source."""
+"""Traits of training softwares whose published steps projections were tested on; each row names its source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from perfsuite.projection.published_rows import PublishedStep
 from perfsuite.projection.traffic import Implementation
 from perfsuite.units import GIB
 
@@ -96,18 +95,20 @@ SOFTWARES: Mapping[str, Implementation] = MappingProxyType(
 """By the beginning of a table's name."""
 
 
-def software_of(software: str, row: PublishedStep) -> Implementation:
-    """The traits of a software for one row: gated MLPs move more, fp8 casts what it multiplies."""
+def software_of(software: str, *, dtype: str, gated: bool, gradients_in_fp32: bool = True) -> Implementation:
+    """The traits of a software for one job: gated MLPs move more, fp8 casts what it multiplies.
+
+    ``gradients_in_fp32`` says whether FSDP adds gradients up in 32 bits; Composer's mixed_precision PURE does not.
+    """
     code = SOFTWARES[software]
     if software == "llm-foundry":
         # Rows without autocast in their name, mixed_precision PURE, are of 2023-04-04 (commit 9fa3ceb9): torch 1.13.1,
         # limit_all_gathers.  The others are of 2023-10-19 (b2a43a14): torch 2.1.0, whose checkpoints end early.  Both
         # have Composer's BACKWARD_POST, but two gathers may be under way: the host asks for the next block's while the
         # device computes the one behind.
-        return code if row.gradients_in_fp32 else _COMPOSER_PURE
+        return code if gradients_in_fp32 else _COMPOSER_PURE
     if software in ("nemo", "simumax"):
-        casts = 16.0 if row.dtype == "fp8" else 0.0
-        gated = row.architecture.gated
+        casts = 16.0 if dtype == "fp8" else 0.0
         return dataclasses.replace(
             code,
             forward_hidden_bytes=6.0 if gated else 4.0,

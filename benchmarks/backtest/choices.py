@@ -6,15 +6,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.backtest.fit import Constants
+from benchmarks.backtest.leave_one_out import calibration_for, fitted, steps_of
+from benchmarks.backtest.rows import PublishedStep
+from benchmarks.backtest.tables import TABLES, kept
 from perfsuite.projection.advisor import Candidate, errors_of, ties_of
-from perfsuite.projection.backtest import calibration_for, fitted, steps_of
-from perfsuite.projection.backtest_tables import TABLES, kept
 from perfsuite.projection.engine import StepTime
-from perfsuite.projection.fit import Constants
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.memory import memory_of
-from perfsuite.projection.published_rows import PublishedStep
-from perfsuite.projection.softwares import software_of
 
 FEWEST = 3
 """Layouts of a group; of experts only pairs were measured."""
@@ -66,7 +65,7 @@ def _choice(
     measured = {layout: statistics.median(row.step_time_s for row, _ in runs) for layout, runs in group.items()}
     candidates = []
     for layout, ((row, step), *_) in group.items():
-        memory = memory_of(row.architecture, layout, software_of(software, row))
+        memory = memory_of(row.architecture, layout, row.implementation(software))
         candidates.append(Candidate(layout=layout, step=step, memory=memory))
     ranked = sorted(candidates, key=lambda one: one.step.seconds)
     best = min(measured, key=lambda layout: measured[layout])

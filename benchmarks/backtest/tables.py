@@ -6,11 +6,10 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.backtest.fit import Constants, Free
+from benchmarks.backtest.rows import PublishedStep, published_steps
 from perfsuite.platforms import DeviceModel, load_catalog
-from perfsuite.projection.fit import Constants, Free
 from perfsuite.projection.memory import MEMORY_LIMIT, USABLE, memory_of
-from perfsuite.projection.published_rows import PublishedStep, published_steps
-from perfsuite.projection.softwares import software_of
 from perfsuite.units import GIB
 
 CLEARLY = 1.05
@@ -75,7 +74,7 @@ def memory_share(software: str, row: PublishedStep) -> float:
     """Of the card, by estimate."""
     capacity = platform_of(row).memory
     assert capacity is not None, f"{row.device} has a memory"
-    total = memory_of(row.architecture, row.layout, software_of(software, row)).total
+    total = memory_of(row.architecture, row.layout, row.implementation(software)).total
     return total / GIB / (USABLE * capacity.value)
 
 

@@ -1,37 +1,42 @@
-"""``perfsuite backtest``: how far projections are off on published steps, recomputed from the rows that ship."""
+"""The command: the tables of docs/projection.md, recomputed from the published rows beside this file."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, json_argument, print_json, print_lines
+from benchmarks.backtest import runs
+from benchmarks.backtest.leave_one_out import Backtested
+from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, json_argument, print_json, print_lines
+from perfsuite.errors import ConfigurationError
 from perfsuite.files import write_file
-from perfsuite.projection import backtest_runs
-from perfsuite.projection.backtest import Backtested
 from perfsuite.projection.band import FILE
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
-    parser.add_argument("table", nargs="*", metavar="TABLE", help=f"of {', '.join(backtest_runs.NAMES)}; default: all")
-    parser.add_argument("--rows", action="store_true", help="print every row, and those that were left out")
-    parser.add_argument("--write-bands", action="store_true", help="store the bands of all regimes in the package")
-    json_argument(parser)
-
-
-def run(options: argparse.Namespace) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Recompute, print; EXIT_FOUND where a table is beyond its budget."""
-    tested = [one for name in backtest_runs.find_tables(options.table) for one in backtest_runs.run_named(name)]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.backtest", description=__doc__)
+    parser.add_argument("table", nargs="*", metavar="TABLE", help=f"of {', '.join(runs.NAMES)}; default: all")
+    parser.add_argument("--rows", action="store_true", help="print every row, and those that were left out")
+    parser.add_argument(
+        "--write-bands", action="store_true", help="write the bands of all regimes into perfsuite/projection/bands.json"
+    )
+    json_argument(parser)
+    options = parser.parse_args(arguments)
+    try:
+        names = runs.find_tables(options.table)
+    except ConfigurationError as error:
+        parser.error(str(error))
+    tested = [one for name in names for one in runs.run_named(name)]
     if options.write_bands:
-        write_file(FILE, json.dumps(backtest_runs.bands(), indent=1) + "\n")
+        write_file(FILE, json.dumps(runs.bands(), indent=1) + "\n")
     if options.json:
         print_json([_json(one) for one in tested])
     else:
-        print_lines(line for one in _table(tested) for line in [one])
+        print_lines(_table(tested))
         if options.rows:
             print_lines(line for one in tested for line in _rows(one))
     return EXIT_OK if all(one.within_budget for one in tested) else EXIT_FOUND
@@ -78,10 +83,5 @@ def _json(one: Backtested) -> dict[str, Any]:
     }
 
 
-COMMAND = Command(
-    name="backtest",
-    help="recompute how far projections are off on published steps, leaving out the model that is predicted",
-    arguments=arguments,
-    run=run,
-    found="a table is beyond its budget",
-)
+if __name__ == "__main__":
+    raise SystemExit(main())

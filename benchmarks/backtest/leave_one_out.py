@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from perfsuite.projection.backtest_tables import BacktestTable, platform_of
+from benchmarks.backtest.fit import Constants, fit
+from benchmarks.backtest.rows import PublishedStep, published_steps
+from benchmarks.backtest.tables import BacktestTable, platform_of
 from perfsuite.projection.calibration import TYPICAL, Calibration, Constant, KernelPoint
 from perfsuite.projection.engine import Projector, StepTime
-from perfsuite.projection.fit import Constants, fit
-from perfsuite.projection.published_rows import PublishedStep, published_steps
-from perfsuite.projection.softwares import software_of
 from perfsuite.projection.traffic import Implementation
 
 _LINKS_BY_GROUP = {2: 25.0, 4: 100.0, 8: 150.0}
@@ -148,7 +147,7 @@ def steps_of(
 
 
 def _code(software: str, row: PublishedStep, values: Constants) -> Implementation:
-    code = software_of(software, row)
+    code = row.implementation(software)
     if "tensor_overlap" in values:
         code = dataclasses.replace(code, tensor_overlap=values["tensor_overlap"])
     return code

@@ -8,9 +8,12 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from perfsuite.errors import ConfigurationError, did_you_mean
-from perfsuite.projection.backtest import Backtested, Error, MemoryRow, fitted, predict, run, steps_of
-from perfsuite.projection.backtest_tables import (
+from benchmarks.backtest.choices import Choice, choices_of, choices_of_bloom
+from benchmarks.backtest.fit import Constants, Free, fit
+from benchmarks.backtest.kernels import measured_kernels
+from benchmarks.backtest.leave_one_out import Backtested, Error, MemoryRow, fitted, predict, run, steps_of
+from benchmarks.backtest.rows import PublishedStep, published_steps
+from benchmarks.backtest.tables import (
     ATTENTION,
     CLUSTER,
     KERNEL,
@@ -19,12 +22,8 @@ from perfsuite.projection.backtest_tables import (
     BacktestTable,
     kept,
 )
-from perfsuite.projection.choices import Choice, choices_of, choices_of_bloom
-from perfsuite.projection.fit import Constants, Free, fit
-from perfsuite.projection.measured_kernels import measured_kernels
+from perfsuite.errors import ConfigurationError, did_you_mean
 from perfsuite.projection.memory import memory_of
-from perfsuite.projection.published_rows import PublishedStep, published_steps
-from perfsuite.projection.softwares import software_of
 from perfsuite.units import GIB
 
 B200: Mapping[str, float] = MappingProxyType(
@@ -176,7 +175,7 @@ def run_memory() -> Backtested:
     errors = []
     for row in published_steps("simumax-b200"):
         if row.memory_kind == "allocated" and not row.architecture.experts:
-            total = memory_of(row.architecture, row.layout, software_of("simumax", row)).total
+            total = memory_of(row.architecture, row.layout, row.implementation("simumax")).total
             errors.append(MemoryRow(row, total / GIB))
     return Backtested(
         name="memory",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import json
 
+from benchmarks.backtest.rows import DATA
 from perfsuite.projection.calibration import KernelPoint
-from perfsuite.projection.published_rows import DATA
 
 _STAGES = {"TN": "forward", "NN": "backward_input", "NT": "backward_weight"}
 _GROUPED = {"fwd": "forward", "bwd_grad_act": "backward_input", "bwd_grad_w": "backward_weight"}

@@ -13,6 +13,8 @@ from perfsuite.errors import ConfigurationError, did_you_mean
 from perfsuite.mesh import MeshShape
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.layout import Layout, Sharding
+from perfsuite.projection.softwares import software_of
+from perfsuite.projection.traffic import Implementation
 
 DATA = Path(__file__).with_name("data")
 _SHARDING: Mapping[str, Sharding] = {
@@ -41,6 +43,11 @@ class PublishedStep:
     """What was read: ``allocated``, as a projection counts it, or of the whole card; empty where no memory is told."""
     gradients_in_fp32: bool
     source: str
+
+    def implementation(self, software: str) -> Implementation:
+        """The traits of the software that this step ran on."""
+        gated, wide = self.architecture.gated, self.gradients_in_fp32
+        return software_of(software, dtype=self.dtype, gated=gated, gradients_in_fp32=wide)
 
     @property
     def tokens_per_s(self) -> float:
