@@ -109,3 +109,31 @@ def cell_text(text: str) -> str:
     ("'=1+1", 'gpt2')
     """
     return f"'{escaped(text)}" if text.startswith(_FORMULA) else escaped(text)
+
+
+_QUOTED_PATH = re.compile(r"""(?<=(['"]))(?:file://)?(?:~|/|[A-Za-z]:[/\\]|\\\\)[^'"\n]*[/\\][^'"\n]*(?=\1)""")
+_PATH = re.compile(
+    r"(?<![\w.~/\\-])(?:"
+    r"[A-Za-z]:(?:[/\\]{1,2}[^/\\:*?\"'<>|,;()\n]+)*[/\\]{1,2}[^\s/\\:*?\"'<>|,;()]*"  # C:\Users\Ann Lee\x, a drive
+    r"|\\\\[\w.$-]+(?:\\[^\s\\:*?\"'<>|,;()]+)+"  # \\host\share\x
+    r"|~[\w.-]*(?:/[^\s/:'\"(),;<>|]+)+/?"  # ~ann/x
+    r"|(?:file://)?(?!//)(?:/[^\s/:'\"(),;<>|]+){2,}/?)"
+)
+"""An absolute path.  The parts of an address follow a letter or another slash, so an address is none."""
+_HOME = re.compile(r"(?:file://)?(?:/(?:home|Users)/[^/]+/?|/root/?|[A-Za-z]:[/\\]+Users[/\\]+[^/\\]+[/\\]?)")
+
+
+def without_paths(text: str) -> str:
+    """Text for others without the folders of absolute paths: names of users and hosts may be in them.
+
+    >>> without_paths("no room in /home/ann/run/out.json for 3/4, see https://a.b/c/d and ~/x/y.py")
+    'no room in .../out.json for 3/4, see https://a.b/c/d and .../y.py'
+    """
+    return _PATH.sub(_last_part, _QUOTED_PATH.sub(_last_part, text))
+
+
+def _last_part(match: re.Match[str]) -> str:
+    if _HOME.fullmatch(match[0]):
+        return "~"
+    parts = [part for part in re.split(r"[/\\]+", match[0]) if part]
+    return f".../{parts[-1]}"

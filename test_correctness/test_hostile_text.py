@@ -14,7 +14,7 @@ from perfsuite.baselines.draft import NewRuns
 from perfsuite.cli.command import EXIT_USAGE
 from perfsuite.reports.tables.markdown import Grid, markdown
 from perfsuite.run_record import Revision
-from perfsuite.text import code_text, json_text, screen_text
+from perfsuite.text import code_text, json_text, screen_text, without_paths
 from test_correctness.helpers import hostile
 from test_correctness.helpers.histories import session, written
 from test_correctness.helpers.hostile import ACTIVE, COMMAND, TEXT, printed
@@ -158,3 +158,36 @@ def test_a_cell_of_markdown_is_neither_a_tag_nor_a_link():
         "",
     ]
     assert code_text("a`b") == "``a`b``"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("open ~/secret/m.bin", "open .../m.bin"),
+        (r"open C:\Users\x\m.bin", r"open .../m.bin"),
+        (r"C:\Users\Ann Lee\x.bin is gone", ".../x.bin is gone"),
+        (r"at C:\\Users\\ann\\x.bin", "at .../x.bin"),
+        (r"\\nas01\share\ann\m.bin", ".../m.bin"),
+        ("PATH=/usr/lib:/home/ann/lib", "PATH=.../lib:.../lib"),
+        ("No such file: '/home/ann lee/x y.json'", "No such file: '.../x y.json'"),
+        ("in /home/ann: denied, C:\\Users\\ann", "in ~: denied, ~"),
+        ("file:///home/ann/x.py", ".../x.py"),
+        ("ENOENT:/home/ann/x.py, --log=~ann/y", "ENOENT:.../x.py, --log=.../y"),
+    ],
+)
+def test_no_folder_of_an_absolute_path_is_told(text, told):
+    assert without_paths(text) == told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://github.com/a/b/c, s3://bucket/a/b",
+        "test_perf/test_x.py::test_a[cpu/ws2]",
+        "10 GB/s, 3/4, and/or, ../x/y, ~5 GB/s, 1/2/3",
+        "a\nb and 'a\\nb\\nc'",
+        "C: drive",
+    ],
+)
+def test_what_is_no_absolute_path_stays(text):
+    assert without_paths(text) == text

@@ -105,8 +105,7 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
 def error_commands(run: RunRecord, places: Places, *, root: Path, workspace: str = "") -> Iterator[str]:
     """A workflow command for each of the first failing cases; the last one counts the others."""
     from perfsuite.gate.describe import headline
-    from perfsuite.reports.plain import without_paths
-    from perfsuite.text import printable
+    from perfsuite.text import printable, without_paths
 
     failing = {case: f"failed: {first_line(message)}" for case, message in run.failures.items()}
     for verdict in run.gate.verdicts if run.gate is not None else ():

@@ -39,18 +39,6 @@ def folded(line: str, width: int, indent: str = "  ") -> list[str]:
     )
 
 
-_PATH = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\"(),;]+/)+([^\s/:'\"(),;]*)")
-
-
-def without_paths(text: str) -> str:
-    """Absolute paths cut to their last part: what is meant for others does not tell where somebody works.
-
-    >>> without_paths("in /home/me/repo/test_it.py: see https://a.b/c/d")
-    'in test_it.py: see https://a.b/c/d'
-    """
-    return _PATH.sub(r"\1", text)
-
-
 def without_hosts(text: str, hosts: Iterable[str]) -> str:
     """The text with the names of hosts and users left out.
 

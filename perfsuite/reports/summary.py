@@ -17,10 +17,10 @@ from perfsuite.records import Result
 from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.hosts import hosts_of
 from perfsuite.reports.notable import Notable, change_in_words
-from perfsuite.reports.plain import without_hosts, without_paths
+from perfsuite.reports.plain import without_hosts
 from perfsuite.reports.screen import outcome_counts, skip_reasons
 from perfsuite.run_record import RunRecord
-from perfsuite.text import code_text, printable
+from perfsuite.text import code_text, printable, without_paths
 from perfsuite.units import format_seconds, plural, readable_rate
 
 LIMIT_BYTES = 64_000
@@ -225,7 +225,7 @@ def _text(text: str) -> str:
     r"""Text of others as text in Markdown.
 
     >>> print(_text("<script> [a](javascript:x) in /home/me/test_it.py"))
-    \<script\> \[a\](javascript:x) in test\_it.py
+    \<script\> \[a\](javascript:x) in .../test\_it.py
     """
     return _ACTIVE.sub(r"\\\1", without_paths(printable(text)))
 

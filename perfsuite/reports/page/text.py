@@ -1,12 +1,11 @@
 """Text of unknown origin made safe to look at: nothing invisible, nothing that reorders a line, nothing endless.
 
 What is markup to HTML is escaped by the templates and by the chart renderer; this is for what no escaping helps
-against: control characters, bidirectional marks, halves of surrogate pairs, text of 10 kB, paths of somebody's home.
+against: control characters, bidirectional marks, halves of surrogate pairs, text of 10 kB.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ from perfsuite.text import printable
 
 LONGEST = 600
 """Characters of one line on a page; a longer one loses its middle."""
-_PATH = re.compile(r"(?<![\w./:~-])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+-]+){2,}")
 
 
 def visible(text: str, longest: int = LONGEST) -> str:
@@ -27,15 +25,6 @@ def visible(text: str, longest: int = LONGEST) -> str:
     if len(text) <= longest and text.isascii() and text.isprintable():
         return text
     return "\n".join(printable(line, longest) for line in text.split("\n"))
-
-
-def without_paths(text: str) -> str:
-    """A message without the folders of absolute paths: the name of a user or a host may be in them.
-
-    >>> without_paths("no room in /home/ann/run/out.json for 3/4")
-    'no room in .../out.json for 3/4'
-    """
-    return _PATH.sub(lambda match: ".../" + re.split(r"[/\\\\]", match[0])[-1], text)
 
 
 def deep(value: Any, told: Callable[[str], str] = str) -> Any:

@@ -11,7 +11,7 @@ from perfsuite.records import Measurement, Metric
 from perfsuite.reports.page.blocks import OPEN_ROWS, CaseRow, CaseTable, Section
 from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.numbers import duration, scaled
-from perfsuite.reports.page.text import without_paths
+from perfsuite.text import without_paths
 from perfsuite.units import plural
 
 _ROWS_BYTES, _DETAILS_BYTES = 2_600_000, 900_000

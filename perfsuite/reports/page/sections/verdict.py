@@ -14,8 +14,8 @@ from perfsuite.reports.page.numbers import change, count, duration, interval, sc
 from perfsuite.reports.page.sections.collectives import collective, message_bytes
 from perfsuite.reports.page.sections.cut import grid
 from perfsuite.reports.page.sections.device import share
-from perfsuite.reports.page.text import without_paths
 from perfsuite.reports.tables.markdown import Grid
+from perfsuite.text import without_paths
 from perfsuite.units import plural
 
 _MOST_NOTABLE = 20
