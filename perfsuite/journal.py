@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite import garbage
-from perfsuite.baselines.renames import names_of_today, result_of_today
 from perfsuite.decoding import from_json, plain_json
 from perfsuite.errors import JournalError
 from perfsuite.files import open_regular, why
@@ -240,10 +239,8 @@ def _read_header(path: Path, line: bytes) -> Header:
 def _read_result(path: Path, number: int, body: Any, line: ResultLine, environment: Mapping[str, Any]) -> Result:
     try:
         if not line.measurement_json or not isinstance(body, dict):
-            return result_of_today(dataclasses.replace(from_json(Result, body), environment=environment))
-        names = names_of_today(body.get("workload", ""), body.get("parameters", {}))
-        today = {**body, "workload": names[0], "parameters": names[1]}
-        return late_result(today, line, environment, functools.partial(_damage, path, number))
+            return dataclasses.replace(from_json(Result, body), environment=environment)
+        return late_result(body, line, environment, functools.partial(_damage, path, number))
     except ValueError as error:
         raise _damage(path, number, str(error)) from None
 

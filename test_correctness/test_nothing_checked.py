@@ -47,7 +47,6 @@ def files(tmp_path, monkeypatch):
         ("baselines verify folder", "no baseline file in folder; a run with --perf-update=append stores one"),
         ("baselines verify folder --json", "no baseline file in folder"),
         ("baselines show folder", "no baseline file in folder"),
-        ("baselines rename folder", "no baseline file in folder"),
         ("audit head.csv --roles step\\ (ms)=latency gpus=devices", "head.csv: no row to audit"),
         ("checklist header.jsonl", "header.jsonl: nothing was measured, so nothing can be answered"),
         ("report header.jsonl", "header.jsonl: nothing was measured"),

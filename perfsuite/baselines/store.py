@@ -25,7 +25,6 @@ from perfsuite.baselines.decode import decode
 from perfsuite.baselines.draft import Draft, NewRuns, UpdateMode
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.lock import locked
-from perfsuite.baselines.renames import baseline_of_today
 from perfsuite.baselines.text import Fault, dump, line_of, parse
 from perfsuite.errors import BaselineError, ConfigurationError
 
@@ -56,15 +55,11 @@ def path_of(folder: Path, hardware: Hardware) -> Path:
 
 
 def read(path: Path, *, folder: Path | None = None, links: bool = False) -> Baseline:
-    """The baseline in a file, in the names of today; BaselineError names file, line and reason.
+    """The baseline in a file; BaselineError names file, line and reason.
 
     ``folder`` is the baselines folder, out of which a symbolic link leads only where ``links`` allows it; without it
     the file's own.
     """
-    return baseline_of_today(_as_stored(path, folder=folder, links=links))[0]
-
-
-def _as_stored(path: Path, *, folder: Path | None, links: bool) -> Baseline:
     data = files.content(path, folder=folder, links=links)
     try:
         return decode(parse(data))
@@ -215,13 +210,4 @@ def prune_file(
         kept, said = prune(whole, now=now, older_than_days=older_than_days, case=case, superseded=superseded)
         if said and not dry_run:
             _write(path, kept)
-    return said
-
-
-def rename_file(path: Path, *, dry_run: bool = False, links: bool = False) -> tuple[str, ...]:
-    """Write a file in the names of today; one line per case that had others, and no write without any."""
-    with locked(path):
-        renamed, said = baseline_of_today(_as_stored(path, folder=None, links=links))
-        if said and not dry_run:
-            _write(path, renamed)
     return said

@@ -1,4 +1,4 @@
-"""``perfsuite baselines``: list, check, merge, prune and rename the contents of baseline files."""
+"""``perfsuite baselines``: list, check, merge and prune the contents of baseline files."""
 
 from __future__ import annotations
 
@@ -43,11 +43,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     prune.add_argument("--older-than", type=float, metavar="DAYS", help="drop runs older than so many days")
     prune.add_argument("--case", default="", metavar="PATTERN", help="drop cases whose id matches this shell pattern")
     prune.add_argument("--superseded", action="store_true", help="drop entries whose case has a newer one")
-    rename = what.add_parser("rename", help="write files in the names that workloads and parameters have today")
-    rename.add_argument("path", nargs="+", type=Path, metavar="FILE", help="files or folders that are changed")
-    for parser_of in (prune, rename):
-        parser_of.add_argument("--dry-run", action="store_true", help="only say what would change")
-    for parser_of in (listing, show, verify, merge, prune, rename):
+    prune.add_argument("--dry-run", action="store_true", help="only say what would change")
+    for parser_of in (listing, show, verify, merge, prune):
         parser_of.epilog = exit_codes(_DAMAGED if parser_of is verify else "")
         parser_of.add_argument("--links", action="store_true", help="files may be links to outside their folder")
 
@@ -70,7 +67,6 @@ def run(options: argparse.Namespace) -> int:
         "merge": _merge,
         "merge-driver": _merge_for_git,
         "prune": _prune,
-        "rename": _rename,
     }
     return actions[options.what](options)
 
@@ -210,18 +206,9 @@ def _prune(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _rename(options: argparse.Namespace) -> int:
-    for file in _require_files(options):
-        said = store.rename_file(file, dry_run=options.dry_run, links=options.links)
-        print(f"{file}: {plural(len(said), 'case')} {'would be ' if options.dry_run else ''}renamed")
-        for line in said:
-            print(f"  {line}")
-    return EXIT_OK
-
-
 COMMAND = Command(
     name="baselines",
-    help="list, show, verify, merge, prune and rename in baseline files",
+    help="list, show, verify, merge and prune baseline files",
     arguments=arguments,
     run=run,
     found=f"verify: {_DAMAGED}",
