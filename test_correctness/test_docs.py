@@ -46,6 +46,9 @@ def test_every_page_and_file_that_a_page_names_exists(page):
         assert (ROOT / path).exists(), path
 
 
+ANY = "any word"
+
+
 def parser_of(script):
     """Options of a script's ``add_argument`` calls, and choices of its positional ones: by reading, not running."""
     options, choices = {"-h", "--help"}, set()
@@ -54,9 +57,12 @@ def parser_of(script):
             words = {word.value for word in node.args if isinstance(word, ast.Constant) and isinstance(word.value, str)}
             if node.func.attr == "add_argument":
                 options |= words
-                for keyword in node.keywords:
-                    if keyword.arg == "choices" and isinstance(keyword.value, (ast.Tuple, ast.List)):
-                        choices |= {choice.value for choice in keyword.value.elts}
+                named = [keyword.value for keyword in node.keywords if keyword.arg == "choices"]
+                choices |= {
+                    choice.value for value in named if isinstance(value, ast.Tuple | ast.List) for choice in value.elts
+                }
+                if not named and not any(word.startswith("-") for word in words):
+                    choices |= {ANY}
             elif node.func.attr == "add_parser":
                 choices |= words
     return options, choices
@@ -70,7 +76,7 @@ def test_every_benchmark_command_has_its_script_and_its_options(page):
         options, choices = parser_of(script)
         asked = {word.partition("=")[0] for word in words if word.startswith("-")}
         assert asked <= options, command
-        assert words[:1] == [] or words[0].startswith("-") or words[0] in choices, command
+        assert words[:1] == [] or words[0].startswith("-") or {words[0], ANY} & choices, command
 
 
 def test_every_figure_of_the_truth_page_names_its_command():

@@ -111,7 +111,6 @@ COMMANDS = (
     "platforms",
     "baselines",
     "audit",
-    "schedule",
     "trace",
     "ab",
     "show",

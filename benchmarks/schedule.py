@@ -1,17 +1,23 @@
-"""``perfsuite schedule``: the picture and the bubble of a pipeline schedule, simulated; nothing is run."""
+"""The picture and the bubble of a pipeline schedule, simulated; nothing is run.
+
+python benchmarks/schedule.py 1f1b --ranks 4 --micro-batches 8 --out timeline.svg
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import cast
 
-from perfsuite.cli.command import EXIT_OK, Command
-from perfsuite.errors import ConfigurationError
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from perfsuite.cli.command import EXIT_OK, EXIT_USAGE
+from perfsuite.errors import ConfigurationError, PerfsuiteError
 from perfsuite.files import write_file
 from perfsuite.metrics.pipeline import (
     bubble_ratio,
@@ -53,8 +59,8 @@ class _Times:
     """By stage, relative; empty for equal stages."""
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(SCHEDULES)}")
     parser.add_argument("--ranks", type=int, required=True, metavar="P", help="ranks along the pipeline")
     parser.add_argument("--micro-batches", type=int, required=True, metavar="M", help="micro-batches of a step")
@@ -192,9 +198,16 @@ def _by_rank(values: tuple[float, ...]) -> str:
     return " ".join(str(value) for value in values) + " by rank"
 
 
-COMMAND = Command(
-    name="schedule",
-    help="print the bubble of a pipeline schedule and draw it, simulated; nothing is run",
-    arguments=arguments,
-    run=run,
-)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code is 4 for what cannot be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    try:
+        return run(parser.parse_args(arguments))
+    except PerfsuiteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
