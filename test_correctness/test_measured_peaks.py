@@ -18,7 +18,7 @@ from perfsuite.plugin.fixtures import CaseState
 from perfsuite.plugin.outcome import properties
 from perfsuite.records import ABOVE_MEASURED_PEAK, Peak, Peaks, Record, Work
 from perfsuite.reports.tables.case import from_result
-from perfsuite.reports.tables.empty import why_empty
+from perfsuite.reports.tables.grids import why_empty
 from perfsuite.reports.terminal import TerminalRow, metric_tables
 from perfsuite.runtime.driver import Job
 from perfsuite.workload import Budget, Workload

@@ -15,11 +15,11 @@ from perfsuite.reports.page.blocks import Chart, Charts, Section
 from perfsuite.reports.page.charts import look
 from perfsuite.reports.page.charts import rows as charts
 from perfsuite.reports.page.effects import changes_between, ratio
+from perfsuite.reports.page.page import renderer
 from perfsuite.reports.page.runs import material_of, run_of_record
 from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.cases import section as all_cases
 from perfsuite.reports.page.sections.verdict import sentence
-from perfsuite.reports.page.svg import renderer
 from perfsuite.reports.tables.markdown import Grid
 from perfsuite.run_record import GateRecord
 from test_correctness.helpers.pages import Read, everything, gpt, many, material, product, record, rendered

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.reports.page.page import write_page
-from perfsuite.reports.page.svg import renderer
+from perfsuite.reports.page.page import renderer, write_page
 from test_correctness.helpers.pages import everything, many, material
 
 pytestmark = pytest.mark.slow

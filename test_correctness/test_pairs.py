@@ -14,7 +14,7 @@ from perfsuite.pairs import message_times_s, name_of, slow_pairs
 from perfsuite.platforms.links import links
 from perfsuite.records import Peak, Peaks, Result, Work
 from perfsuite.reports.notable import notable, of_kind
-from perfsuite.reports.page.sections.pairs import pair_blocks
+from perfsuite.reports.page.sections.collectives import pair_blocks
 from perfsuite.reports.pairs import pair_grids, pair_matrices, pair_tables
 from perfsuite.reports.tables.markdown import markdown
 from perfsuite.reports.tables.recording import recording_of

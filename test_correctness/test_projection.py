@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfsuite.cli.project import elasticities
 from perfsuite.errors import ConfigurationError, InvalidParameter
 from perfsuite.metrics.pipeline import step_bounds_s
 from perfsuite.models import find
@@ -18,7 +19,6 @@ from perfsuite.projection.calibration import Calibration, Constant, read_calibra
 from perfsuite.projection.job import Job
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.scaling import goodput, worlds_between
-from perfsuite.projection.sensitivity import elasticities
 from perfsuite.projection.step import project
 from perfsuite.projection.timeline import pipeline_timeline
 from perfsuite.records import Training

@@ -7,9 +7,8 @@ says of it.  What cannot fit is not begun: the reason says what it would take.
 from __future__ import annotations
 
 from perfsuite import sizes
-from perfsuite.published.recipes import find, recipes
+from perfsuite.published.recipes import SMALL, find, recipes
 from perfsuite.published.recipes.recipe import TEST
-from perfsuite.published.recipes.small import SMALL
 
 
 def ranks(name):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json, print_lines
@@ -19,11 +21,64 @@ from perfsuite.projection.figures import figures
 from perfsuite.projection.job import Job, Node
 from perfsuite.projection.layout import Layout, Sharding
 from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, CurvePoint, curve, worlds_between
-from perfsuite.projection.sensitivity import elasticities
-from perfsuite.projection.step import project
+from perfsuite.projection.step import project, projector_of
 from perfsuite.projection.timeline import pipeline_timeline
 from perfsuite.records import Training
 from perfsuite.reports.timelines.write import trace_text
+
+# What a step would gain if one resource were faster: elasticities by differences of one percent.
+
+_FASTER = 0.01
+_RATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "matmul": ("matmul_",),
+        "attention": ("attention_",),
+        "memory": ("memory_gb_per_s",),
+        "link": ("link_",),
+        "network": ("network_",),
+    }
+)
+"""Resource -> beginnings of the names of its constants; times shrink where rates grow."""
+
+
+def elasticities(job: Job, calibration: Calibration) -> dict[str, float]:
+    """Percent that the step gets shorter for one percent more of each resource, 0 to 1."""
+    base = projector_of(job, calibration).step(job.layout, simulated=False).seconds
+    moved = {}
+    for resource, beginnings in _RATES.items():
+        faster = _faster(calibration, resource, beginnings)
+        time = projector_of(job, faster).step(job.layout, simulated=False).seconds
+        moved[resource] = (base / time - 1) / _FASTER
+    return moved
+
+
+def _faster(calibration: Calibration, resource: str, beginnings: tuple[str, ...]) -> Calibration:
+    def scaled(name: str, constant: Constant) -> Constant:
+        if not name.startswith(beginnings):
+            return constant
+        factor = 1 / (1 + _FASTER) if constant.unit == "us" else 1 + _FASTER
+        return dataclasses.replace(constant, value=factor * constant.value)
+
+    kinds = {"matmul": ("matmul", "grouped_matmul"), "attention": ("attention_forward", "attention_backward")}
+    return dataclasses.replace(
+        calibration,
+        constants={name: scaled(name, constant) for name, constant in calibration.constants.items()},
+        kernels=tuple(
+            dataclasses.replace(point, time_s=point.time_s / (1 + _FASTER))
+            if point.kind in kinds.get(resource, ())
+            else point
+            for point in calibration.kernels
+        ),
+        collectives=tuple(
+            dataclasses.replace(
+                line, alpha_us=line.alpha_us / (1 + _FASTER), beta_gb_per_s=line.beta_gb_per_s * (1 + _FASTER)
+            )
+            if (resource == "link" and line.nodes == 1) or (resource == "network" and line.nodes > 1)
+            else line
+            for line in calibration.collectives
+        ),
+    )
+
 
 _DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 

@@ -110,9 +110,9 @@ class FaultyAttention(SpreadAttention):
 
 
 def measure_with_fault(case: FaultyAttention, rank: Any) -> None:
-    from perfsuite.strategies.context import ring, ulysses
+    from perfsuite.strategies.context import apply, ring
 
-    module, name = (ring, "block_forward") if case.method in ("ring", "zigzag") else (ulysses, "_exchange")
+    module, name = (ring, "block_forward") if case.method in ("ring", "zigzag") else (apply, "_exchange")
     right = getattr(module, name)
     calls: list[int] = []
 

@@ -75,7 +75,7 @@ def overflow_on_one_rank(rank: Rank) -> Any:
     """Rank 1's gradient is infinite in the first of two steps; both ranks must step in the second alone."""
     import torch
 
-    from perfsuite.strategies.mesh_scaler import MeshScaler
+    from perfsuite.strategies.hybrid_trainer import MeshScaler
 
     def run() -> None:
         parameter = torch.nn.Parameter(torch.ones(4))

@@ -10,7 +10,6 @@ from perfsuite.gate.physics import speed_up_violation
 from perfsuite.metrics.spec import significant
 from perfsuite.reports.scaling import without_ranks
 from perfsuite.reports.tables.case import TableCase, case_token
-from perfsuite.reports.tables.empty import why_empty
 from perfsuite.reports.tables.markdown import Grid
 from perfsuite.reports.tables.placement import PlacedLine, notes_of, placed, shared_out
 from perfsuite.reports.tables.published import PublishedLine, published_of
@@ -19,6 +18,38 @@ from perfsuite.reports.tables.recording import ReportCases
 from perfsuite.reports.tables.spec import CASE, ColumnSpec, Style, TableSpec
 from perfsuite.text import code_text
 from perfsuite.units import GIB, readable_unit
+
+# Why a cell of a measured case is empty.
+
+_BUILD_OF: Mapping[str, str] = {
+    "final_loss": "loss",
+    "time_to_target_s": "loss",
+    "communication_share": "exposed",
+    "communication_overhead": "exposed",
+}
+_SOURCES: Mapping[str, str] = {
+    "communication_share": "exposed_communication_percent",
+    "communication_overhead": "exposed_communication_percent",
+    "mfu_palm_percent": "mfu_percent",
+}
+"""Metrics that values of tables follow from."""
+
+
+def why_empty(case: TableCase, key: str) -> str:
+    """Why a measured case has no value for a column; empty when it has, or when nothing of it was measured."""
+    if key in case.values or case.missing or (key == "over_base" and key not in case.reasons):
+        return ""
+    told = case.reasons.get(_SOURCES.get(key, key), "")
+    build = _BUILD_OF.get(key, "memory" if key.endswith("_gib") else "")
+    ran = bool(build) and build in case.parameters.get("builds", ()) and key != "time_to_target_s"
+    if told and not (ran and told == f"no {build} build was run"):
+        return told
+    if ran:
+        return f"the {build} build does not tell it here"
+    if key == "steps_per_epoch":
+        return "synthetic data have no end"
+    return f"the case has no {build} build" if build else "not measured by this case"
+
 
 _RATIOS = ("speedup", "scaling_efficiency")
 """Values that are counted from a base."""
