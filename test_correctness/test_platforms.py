@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from perfsuite.errors import UnsupportedCase
 from perfsuite.platforms import detect_machine, families, load_catalog, why_absent
 from perfsuite.platforms.base import DetectedDevice
 from perfsuite.platforms.cpu import memory_bytes, read_processor
@@ -330,3 +333,37 @@ def test_the_networks_settings_of_report_004_have_a_word_in_every_library_that_h
             "gpu-direct": (f"{prefix}_NET_GDR_LEVEL",),
             "outer-interfaces": (f"{prefix}_SOCKET_IFNAME",),
         } == told
+
+
+@pytest.mark.parametrize(
+    ("version", "algorithm"),
+    [("2.18.3", "Tree"), ("2.21.5", "Tree"), ("2.24.3", "allreduce:tree"), ("2.30.7", "allreduce:tree")],
+)
+def test_the_tree_of_nccl_is_asked_for_as_its_version_reads_it(version: str, algorithm: str) -> None:
+    cuda = families()["cuda"]
+    assert {"NCCL_ALGO": algorithm} == cuda.communication_setting("tree", backend="nccl", version=version)
+    assert {"NCCL_ALGO": "Ring"} == cuda.communication_setting("ring", backend="nccl", version=version)
+
+
+@pytest.mark.parametrize(
+    ("family", "word", "backend", "version", "said"),
+    [
+        ("cuda", "tree", "nccl", "", "setting tree depends on the version of nccl, which is unknown here; NCCL_ALGO"),
+        ("cuda", "ring", "gloo", "2.30.7", "setting ring is read by nccl, and these ranks communicate by gloo"),
+        ("musa", "tree", "mccl", "2.11.4", "the communication library of musa has no setting tree; it has default, "),
+    ],
+)
+def test_a_setting_that_the_library_would_not_read_is_a_skip(
+    family: str, word: str, backend: str, version: str, said: str
+) -> None:
+    with pytest.raises(UnsupportedCase, match=re.escape(said)):
+        families()[family].communication_setting(word, backend=backend, version=version)
+
+
+def test_a_setting_newer_than_the_library_is_a_skip_that_names_both_versions() -> None:
+    class Newer(type(families()["cuda"])):  # type: ignore[misc]  # a class of the registry
+        communication_settings = MappingProxyType({"new": {"NCCL_NEW": {"2.30": "1"}}})
+
+    with pytest.raises(UnsupportedCase, match=r"which is 2\.29\.7 here; NCCL_NEW has '1' from 2\.30 on"):
+        Newer(Host()).communication_setting("new", backend="nccl", version="2.29.7")
+    assert {"NCCL_NEW": "1"} == Newer(Host()).communication_setting("new", backend="nccl", version="2.30.7")

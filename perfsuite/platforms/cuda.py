@@ -35,7 +35,8 @@ class Cuda(AcceleratorFamily):
     communication_settings = MappingProxyType(
         {
             "ring": {"NCCL_ALGO": "Ring"},
-            "tree": {"NCCL_ALGO": "Tree"},
+            # From 2.24 on a collective without the named algorithm fails (NCCL's env.rst), and a broadcast has no tree.
+            "tree": {"NCCL_ALGO": {"": "Tree", "2.24": "allreduce:tree"}},
             "simple": {"NCCL_PROTO": "Simple"},
             "large-buffers": {"NCCL_BUFFSIZE": "20971520"},
             "no-peers": {"NCCL_P2P_DISABLE": "1"},
