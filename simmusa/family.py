@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from perfsuite.errors import UnsupportedCase
 from perfsuite.platforms.base import DetectedDevice, DeviceModel, Family
+from perfsuite.platforms.musa import Musa
 from perfsuite.platforms.telemetry import Reading, Telemetry
 from simmusa import build
 
@@ -41,6 +42,8 @@ class SimMusa(Family):
     backend = "mccl"
     start_method = "exec"
     simulated = True
+    communication_settings = Musa.communication_settings
+    rank_variables = Musa.rank_variables
     device_code = "simmusa.device_code:SimMusaDevice"
 
     def __init__(self, host: Host) -> None:

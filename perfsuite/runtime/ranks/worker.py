@@ -136,6 +136,9 @@ class Worker:
             code=code,
             backend=command["backend"],
         )
+        if world_size > 1 and command["binds"] and device.type != "cpu" and not code.binds_groups:
+            # A barrier as the first communication would guess the device: rank % devices, on several hosts another's.
+            dist.all_reduce(torch.zeros(1, device=device))
         return {}
 
     def _in_group(self) -> Membership:
