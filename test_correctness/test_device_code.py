@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import ConfigurationError, UnsupportedCase
+from perfsuite.errors import ConfigurationError, DeviceUnusable, UnsupportedCase
 from perfsuite.platforms import DeviceCode, detect_machine, device_code, families, load_catalog
 from perfsuite.platforms.accelerator import Accelerator
 from perfsuite.platforms.cpu import CpuDevice
@@ -151,7 +151,7 @@ def test_an_accelerator_is_opened_by_index_or_named_as_unusable() -> None:
     assert ("set_device", 1) in module.calls
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
-        with pytest.raises(UnsupportedCase, match=r"cannot open device cuda:0 \(.*\); install a torch built for"):
+        with pytest.raises(DeviceUnusable, match=r"cannot open device cuda:0 \(.*\); install a torch built for"):
             device_code("cuda").open(0)
 
 
@@ -230,7 +230,7 @@ def test_torch_musa_is_asked_for_where_torch_has_no_musa() -> None:
     torch = pytest.importorskip("torch")
     if hasattr(torch, "musa"):
         pytest.skip("this torch has a musa device")
-    with pytest.raises(UnsupportedCase, match=r"torch_musa cannot be imported .* run inside the vendor's image"):
+    with pytest.raises(DeviceUnusable, match=r"torch_musa cannot be imported .* run inside the vendor's image"):
         device_code("musa")
 
 

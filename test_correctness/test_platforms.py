@@ -118,10 +118,10 @@ def test_an_old_nvidia_smi_is_asked_again_without_the_field_it_does_not_know(tmp
 
 
 def test_an_unknown_device_has_no_peaks_and_says_why(tmp_path: Path) -> None:
-    machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["NVIDIA L4"], capability="8.9"))
-    assert ("cuda", "NVIDIA L4") == (machine.name, machine.model.title)
+    machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["NVIDIA L2"], capability="8.9"))
+    assert ("cuda", "NVIDIA L2") == (machine.name, machine.model.title)
     assert (
-        "unknown device 'NVIDIA L4': add a row with its peaks (docs/add-a-platform.md)"
+        "unknown device 'NVIDIA L2': add a row with its peaks (docs/add-a-platform.md)"
         == machine.peaks().unknown
         == machine.remarks()[0]
     )

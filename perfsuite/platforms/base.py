@@ -172,6 +172,10 @@ class Family(ABC):
         """What :meth:`natively` assumes where the devices do not tell; empty when it knows."""
         return ""
 
+    def unsupported(self) -> str:
+        """Which device of this family is here that perfsuite cannot drive; empty for none."""
+        return ""
+
     def why_unnamed(self) -> str:
         """Why a device that is here has no name, which vendor's tool should have told it."""
         return f"nothing tells which {self.name} device this is"

@@ -81,6 +81,8 @@ class Suite:
         """Where the journal goes and why not into the root directory; empty if it does."""
         self.started_at = ""
         """UTC, ISO 8601."""
+        self.unusable: tuple[int, str] | None = None
+        """Fewest ranks with which a case found a device that torch cannot use, and its message."""
         self.verdicts: dict[str, str] = {}
         """Verdict of each judged case in one word, by node id."""
         self.naming = False
@@ -178,6 +180,8 @@ class Suite:
                 f"{world_size} ranks, but {cluster.name} gave {cluster.capacity}; start at least {world_size}, "
                 "or name fewer by --perf-world-sizes"
             )
+        if self.unusable is not None and world_size >= self.unusable[0]:
+            return self.unusable[1]
         if self.machine.family.shareable or self.settings.oversubscribe:
             return ""
         on_host = min(world_size, cluster.place(0).local_world_size if cluster else world_size)

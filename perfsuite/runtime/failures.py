@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from perfsuite.errors import (
     CaseError,
+    DeviceUnusable,
     ExpectedFailure,
     InvalidParameter,
     OutOfMemory,
@@ -47,6 +48,7 @@ _EXCEPTIONS: Mapping[str, type[PerfsuiteError]] = {
     "unsupported": UnsupportedCase,
     "skipped": UnsupportedCase,
     "expected_failure": ExpectedFailure,
+    "unusable": DeviceUnusable,
     "refused": CaseError,
     "out_of_memory": OutOfMemory,
 }
@@ -123,7 +125,7 @@ def _known(types: Sequence[Sequence[str]]) -> type[BaseException] | None:
 def _where(failure: RankFailure) -> str:
     if failure.kind == "wrong_result":
         return f"rank {failure.rank}{failure.place} while {failure.phase}: "
-    if failure.kind == "refused":
+    if failure.kind in ("refused", "unusable"):
         return f"rank {failure.rank}{failure.place} on {failure.host}: "
     word = _WORDS.get(failure.kind)
     return f"rank {failure.rank}{failure.place} on {failure.host} {word}: " if word else ""

@@ -38,8 +38,8 @@ The last two are pytest's, called on a rank.
 """
 TIMING = "timing"
 """The phase in which a rank takes its samples."""
-ERROR_KINDS = (*CLEAN_ERRORS, "refused", "out_of_memory", "exception")
-"""``refused``: perfsuite itself cannot run the case on that rank, and its message says all."""
+ERROR_KINDS = (*CLEAN_ERRORS, "unusable", "refused", "out_of_memory", "exception")
+"""``unusable``: torch cannot use the rank's device.  ``refused``: perfsuite itself cannot run the case on that rank."""
 
 
 def encode(message: Message) -> bytes:
