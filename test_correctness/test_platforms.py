@@ -264,6 +264,8 @@ def test_a_tool_that_hangs_fails_or_is_missing_says_so() -> None:
     assert "no answer in 0.2 s" == run_tool(["sleep", "30"], timeout_s=0.2).problem
     failed = run_tool([sys.executable, "-c", "print('driver gone\\nmore'); raise SystemExit(9)"])
     assert ("", "exit 9: driver gone more") == (failed.text, failed.problem)
+    late = [sys.executable, "-c", "import time; time.sleep(0.3); print('late')"]
+    assert "late\n" == run_tool(late, timeout_s=60).text
     assert "C\n" == run_tool([sys.executable, "-c", "import os; print(os.environ['LC_ALL'])"]).text
 
 

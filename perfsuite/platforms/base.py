@@ -93,6 +93,9 @@ class Family(ABC):
     """c10d backend: gloo, nccl, mccl."""
     other_backends: ClassVar[tuple[str, ...]] = ()
     """What its ranks can communicate by where it is asked for."""
+    fp32_tolerance: ClassVar[float] = 0.0
+    """Relative error between two kernels of one fp32 step: CUDA's fp32 attention multiplies in three parts of TF32
+    (CUTLASS, OpMultiplyAddFastF32); 0 where sums in another order are all that differs."""
     start_method: ClassVar[Literal["fork", "exec"]] = "fork"
     """How rank processes start: forks of preloaded parents, or a new interpreter where a fork poisons the driver."""
     shareable: ClassVar[bool] = False

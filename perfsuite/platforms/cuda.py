@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from perfsuite.platforms.accelerator import Accelerator
@@ -30,6 +31,7 @@ class Cuda(AcceleratorFamily):
 
     name = "cuda"
     backend = "nccl"
+    fp32_tolerance = 5e-5
     other_backends = ("gloo",)
     start_method = "fork"
     communication_settings = MappingProxyType(
@@ -183,6 +185,11 @@ class CudaDevice(Accelerator):
             "CUDA_INJECTION64_PATH": (r"[^\0]", "injected profiler"),
         }
     )
+
+    def _load(self) -> ModuleType:
+        # As nvidia-smi numbers them: CUDA's own order is by speed, and a mixed workstation would be described wrongly.
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        return super()._load()
 
     def set_tf32(self, allowed: bool) -> None:
         """Both of torch's switches: matrix products and convolutions."""
