@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from pathlib import Path
@@ -153,6 +154,14 @@ def test_an_accelerator_is_opened_by_index_or_named_as_unusable() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(DeviceUnusable, match=r"cannot open device cuda:0 \(.*\); install a torch built for"):
             device_code("cuda").open(0)
+
+
+@pytest.mark.parametrize(("version", "shares"), [("2.21.5", False), ("2.29.7", False), ("2.30.7", True), ("", True)])
+def test_ranks_share_a_device_where_nccl_lets_them(monkeypatch: pytest.MonkeyPatch, version: str, shares: bool) -> None:
+    monkeypatch.setattr(CudaDevice, "versions", lambda self: {"nccl": version} if version else {})
+    refused = pytest.raises(UnsupportedCase, match=f"NCCL {version} refuses several .* pass --perf-backend=gloo")
+    with contextlib.nullcontext() if shares else refused:
+        CudaDevice(FakeModule()).require_sharing()
 
 
 def test_out_of_memory_of_an_accelerator() -> None:

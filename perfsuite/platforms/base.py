@@ -301,6 +301,9 @@ class DeviceCode(ABC):
         """Why the device's clock is held down now; empty when it is known not to be, None where no library tells."""
         return None
 
+    def require_sharing(self) -> None:  # noqa: B027  an optional hook, not a forgotten abstract method
+        """Raise UnsupportedCase where the family's own backend cannot serve several ranks on one device."""
+
     def pci_address(self, index: int) -> str | None:
         """Where device ``index`` is, as ``0000:1b:00.0``; empty where nothing tells, None where it is on no bus."""
         return None

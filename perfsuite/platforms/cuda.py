@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from perfsuite.errors import UnsupportedCase
 from perfsuite.platforms.accelerator import Accelerator
 from perfsuite.platforms.base import DetectedDevice
 from perfsuite.platforms.detection import AcceleratorFamily, number
 from perfsuite.platforms.host import Answer
 from perfsuite.platforms.nvml import NvmlTelemetry
+from perfsuite.platforms.quirks import numbers
 from perfsuite.platforms.telemetry import Telemetry, attempt
 from perfsuite.units import MIB
 
@@ -48,7 +50,6 @@ class Cuda(AcceleratorFamily):
         }
     )
     least_library_version = "2.18"
-    # From NCCL 2.30 on; before, two ranks on one device are an error ("Duplicate GPU detected").
     sharing_variables = MappingProxyType({"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
     device_code = "perfsuite.platforms.cuda:CudaDevice"
     attention = "perfsuite.platforms.cuda_attention:kernels"
@@ -204,6 +205,15 @@ class CudaDevice(Accelerator):
         if not hasattr(properties, "pci_bus_id"):
             return ""
         return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+
+    def require_sharing(self) -> None:
+        """NCCL has NCCL_MULTI_RANK_GPU_ENABLE from 2.30 on; older ones say "Duplicate GPU"."""
+        nccl = self.versions().get("nccl", "")
+        if nccl and numbers(nccl) < (2, 30):
+            raise UnsupportedCase(
+                f"NCCL {nccl} refuses several ranks on one device, which takes NCCL 2.30 or newer; "
+                "pass --perf-backend=gloo, or start one rank per device"
+            )
 
     def utilisation_percent(self) -> float | None:
         """As torch.cuda asks NVML, whose Python package may be missing."""

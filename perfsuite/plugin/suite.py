@@ -185,13 +185,18 @@ class Suite:
         if self.machine.family.shareable or self.settings.oversubscribe:
             return ""
         on_host = min(world_size, cluster.place(0).local_world_size if cluster else world_size)
-        if on_host > self.machine.device_count:
-            return self._too_few_devices(on_host)
-        return ""
-
-    def _too_few_devices(self, ranks: int) -> str:
-        """What it takes to run so many ranks, when this host alone has fewer devices."""
         count = self.machine.device_count
+        if cluster and self.device_names():  # each agent tells its own: until they came nobody knows
+            count = cluster.devices_here(count) or on_host
+        return self._too_few_devices(on_host, count) if on_host > count else ""
+
+    def device_names(self) -> tuple[str, ...]:
+        """Which devices this process sees, by number; empty where a device has no name of its own, as a CPU."""
+        names = tuple(device.uuid for device in self.machine.devices)
+        return names if all(names) else ()
+
+    def _too_few_devices(self, ranks: int, count: int) -> str:
+        """What it takes to run so many ranks, when this host alone has ``count`` devices, which are fewer."""
         hosts = -(-ranks // count)
         launcher = f"torchrun --nnodes={hosts} --nproc-per-node={ranks // hosts} -m pytest ..."
         several = f"{hosts} such hosts ({launcher}), or " if ranks % hosts == 0 and hosts > 1 else ""

@@ -219,8 +219,9 @@ class Driver:
         return {**default, **(process.env if process else {})}
 
     def _shared(self, world_size: int) -> bool:
-        """Whether ranks of a case share devices, as far as this host tells."""
-        return self._transport.capacity is None and world_size > self._device_count
+        """Whether ranks of a case share devices, as far as their hosts tell."""
+        names = [self._transport.place(rank).device(self._device_count)[1] for rank in range(world_size)]
+        return len(set(names)) < len(names)
 
     # -- the steps of a run --------------------------------------------------------------------------------------
 
@@ -240,6 +241,7 @@ class Driver:
         places = [self._transport.place(rank) for rank in range(world_size)]
         on_host = {place.host: sum(other.host == place.host for other in places) for place in places}
         beside = {place.slot: [other for other in places if _same_cores(other, place)] for place in places}
+        shares = self._shared(world_size)
         commands = {
             place.slot: protocol.form(
                 rank=place.slot,
@@ -255,7 +257,8 @@ class Driver:
                 timeout_s=limit_s,
                 cores=place.cores,
                 share=beside[place.slot].index(place),
-                devices=[self._device(other) for other in beside[place.slot]],
+                beside=[other.slot for other in beside[place.slot]],
+                shares=shares,
                 pin=self._pin,
             )
             for place in places
@@ -280,7 +283,7 @@ class Driver:
             self._tails = {}
 
     def _device(self, place: Place) -> int:
-        return place.local_rank % self._device_count
+        return place.device(self._device_count)[0]
 
     def _command(
         self,
