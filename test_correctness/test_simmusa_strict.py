@@ -7,12 +7,16 @@ import dataclasses
 import pytest
 
 from perfsuite.errors import RanksFailed
+from perfsuite.platforms.accelerator import Accelerator
+from perfsuite.platforms.base import DeviceCode
+from perfsuite.platforms.host import Host
 from perfsuite.session import Case
 from perfsuite.workload import FunctionWorkload
 from perfsuite.workloads import collective
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.training.largest_batch import LargestBatch
 from simmusa.costs import Costs
+from simmusa.family import SimMusa
 from simmusa.registered import VERSION
 from test_correctness.helpers import simmusa_ranks as ranks
 from test_correctness.helpers.simmusa_ranks import KERNELS, ONCE, QUICK, TRAINING, opened, require_built
@@ -138,3 +142,20 @@ def test_a_sustained_product_is_slower_than_a_burst(tmp_path):
             case = Case(id="it", workload=Matmul(m=256, n=256, k=256), world_size=1, budget=QUICK, platform="s4000")
             took[sustained] = session.run(case).median_s
     assert pytest.approx(1.25, rel=1e-2) == took[1.25] / took[1.0]
+
+
+def test_clocks_are_held_down_as_told(monkeypatch):
+    require_built()
+    for told, reasons in (("", ()), ("power cap", ("power cap",)), ("power cap,thermal", ("power cap", "thermal"))):
+        telemetry = SimMusa(Host(environ={"SIMMUSA_THROTTLE": told, "SIMMUSA_DEVICES": "2"})).telemetry()
+        assert [reasons] * 2 == [reading.throttle for reading in telemetry.read()]
+
+
+@pytest.mark.parametrize("size", ["", "device"])
+def test_the_yardstick_takes_a_device_s_bytes_where_asked(tmp_path, monkeypatch, size):
+    require_built()
+    monkeypatch.setenv("SIMMUSA_YARDSTICK", size)
+    with opened(PRICES, tmp_path, KERNELS) as session:
+        result = run(session, of(ranks.tells_its_yardstick), 1)
+    (told,) = (record.value for record in result.measurement.records if record.name == "yardstick_bytes")
+    assert told == (Accelerator.yardstick_bytes if size else DeviceCode.yardstick_bytes)

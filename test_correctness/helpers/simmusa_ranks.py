@@ -263,3 +263,11 @@ def reads_a_dataset(rank, folder):
         rank.record("pinned", float(all(values.is_pinned() for values in batch.values())), reduce="max")
 
     return step
+
+
+def tells_its_yardstick(rank):
+    """Records how many bytes the gate's yardstick takes on this device."""
+    from perfsuite.platforms import device_code
+
+    told = float(device_code("simmusa").yardstick_bytes)
+    return lambda: rank.record("yardstick_bytes", told, reduce="max")
