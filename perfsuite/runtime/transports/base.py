@@ -7,7 +7,7 @@ A *slot* is a place for one rank; slot ``i`` holds rank ``i`` of every case.  A 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -55,6 +55,11 @@ class Place:
         """
         number = self.local_rank % (len(self.devices) or count)
         return number, f"{self.host} {self.devices[number] if self.devices else number}"
+
+
+def share_devices(places: Sequence[Place], count: int) -> bool:
+    """Whether ranks at these places share devices, as far as their hosts, of ``count`` devices each, tell."""
+    return len({place.device(count)[1] for place in places}) < len(places)
 
 
 class Transport(ABC):
