@@ -84,6 +84,10 @@ class RanksFailed(CaseError):
     """The types that ranks raised, by rank, as far as this process knows them; none where a rank died or hung."""
 
 
+class DeviceUnusable(CaseError):
+    """A device that this host has cannot be used by its ranks' torch: a failure, where a missing device is a skip."""
+
+
 class OutOfMemory(CaseError):
     """A rank has no device memory left; the message is ``OOM at X GiB of Y``, and for what where not for a tensor."""
 

@@ -292,11 +292,11 @@ class PerfSession:
             job, records, timed = self._settle(job, limits)
         except OutOfMemory as error:
             return dataclasses.replace(
-                result, outcome="out_of_memory", detail=str(error), environment=self._environment_now()
+                result, outcome="out_of_memory", detail=str(error), environment=self.environment_now()
             )
         if records:
             result = dataclasses.replace(result, work=job.workload.work(shape))
-        result = dataclasses.replace(result, environment=self._environment_now())
+        result = dataclasses.replace(result, environment=self.environment_now())
         builds = UntimedBuilds(settled=records)
         try:
             self._build_untimed(builds, job, result.work, limits)
@@ -358,7 +358,7 @@ class PerfSession:
             self._write(lambda journal: journal.peaks(completed))
         return self.measured_peaks.complete(peaks)
 
-    def _environment_now(self) -> Mapping[str, Any]:
+    def environment_now(self) -> Mapping[str, Any]:
         """Read once: it cannot change while the workers live.  No case is lost because a worker could not tell."""
         if self._environment is None:
             try:

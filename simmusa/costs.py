@@ -36,6 +36,10 @@ class Costs:
     jitter: float = 0.0
     """Every duration is multiplied by 1 + jitter x uniform(-1, 1), by ``seed`` and the number of the draw."""
     seed: int = 0
+    burst_ns: int = 0
+    """So long a device computes at its boost clock; 0: for ever."""
+    sustained: float = 1.0
+    """Factor of its kernels after that, under the power cap, until it has idled as long."""
     memory_bytes: int = 48 << 30
     """Of each device; what is beyond is out of memory."""
     context_bytes: int = 0

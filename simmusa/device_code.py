@@ -6,6 +6,7 @@ import json
 import os
 from types import ModuleType
 
+from perfsuite.platforms.accelerator import Accelerator
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.platforms.clocks import EventClock
 from perfsuite.platforms.musa import MusaDevice
@@ -25,12 +26,14 @@ class SimClock(EventClock):
 class SimMusaDevice(MusaDevice):
     """Rank side."""
 
-    # The host computes it.
+    # The host computes it, so its products are small.  Its bytes are a device's where memory near its end is simulated.
     yardstick_side = DeviceCode.yardstick_side
     yardstick_bytes = DeviceCode.yardstick_bytes
 
     def __init__(self) -> None:
         super().__init__()
+        if os.environ.get("SIMMUSA_YARDSTICK") == "device":
+            self.yardstick_bytes = Accelerator.yardstick_bytes
         self.clock = SimClock(self._module, "simulated musa.Event")
 
     def _load(self) -> ModuleType:

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import math
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,7 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from simmusa.costs import S4000, VARIABLE
+from perfsuite.errors import ConfigurationError
+from perfsuite.platforms.musa import Musa
+from perfsuite.platforms.quirks import numbers
+from simmusa.costs import S4000, VARIABLE, Costs
 from simmusa.native import native
 from simmusa.registered import NEWEST, VERSION, registered
 
@@ -25,6 +31,10 @@ DEVICES = "SIMMUSA_DEVICES"
 """Environment: how many devices a process sees."""
 DEFAULT_DEVICES = 8
 _ARCHITECTURE = (2, 2)
+_FOLLOWS_THE_ACCELERATOR = (2, 7)
+"""The first torch_musa whose torch pins for whatever accelerator there is."""
+_OTHER_SETTINGS = frozenset({"MCCL_DEBUG", "MCCL_IB_HCA", "MCCL_IB_GID_INDEX"})
+"""Variables of MCCL that its guides name and perfsuite never sets."""
 
 
 def devices_asked() -> int:
@@ -281,6 +291,34 @@ class _Mudnn(ModuleType):
         native().set_tf32(self._allowed)
 
 
+def _pin_as_torch_25() -> None:
+    """Before torch 2.7 a DataLoader pins for CUDA alone unless it is told a device, and torch_musa changes nothing."""
+    base: Any = importlib.import_module("torch.utils.data.dataloader")._BaseDataLoaderIter
+    made = base.__init__
+
+    def init(self: Any, loader: Any) -> None:
+        pins, loader.pin_memory = loader.pin_memory, loader.pin_memory and bool(loader.pin_memory_device)
+        made(self, loader)
+        loader.pin_memory = pins
+
+    base.__init__ = init
+
+
+def require_known_settings() -> None:
+    """Raise ConfigurationError for a variable of MCCL that nobody has written of: the library would ignore it."""
+    known = {name for setting in Musa.communication_settings.values() for name in setting} | _OTHER_SETTINGS
+    if unknown := sorted(name for name in os.environ if name.startswith("MCCL_") and name not in known):
+        raise ConfigurationError(f"MCCL has no variable {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+
+
+def _under_settings(costs: Costs) -> Costs:
+    """Costs with the factors of settings: ``slow["MCCL_PROTOS=2"]`` is of every operation of mccl where that is set."""
+    factor = math.prod(costs.slow.get(f"{name}={value}", 1.0) for name, value in os.environ.items())
+    names = ("allreduce", "allgather", "reduce_scatter", "broadcast", "reduce", "alltoall", "send", "recv")
+    slow = {f"mccl::{name}": costs.slow.get(f"mccl::{name}", 1.0) * factor for name in names} if factor != 1 else {}
+    return replace(costs, slow={**costs.slow, **slow})
+
+
 def _make_mccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return native().make_mccl(dist.ProcessGroupGloo(store, rank, size, timeout), rank, size)
 
@@ -291,7 +329,8 @@ def install() -> ModuleType:
 
     Raises UnsupportedCase where it cannot be built, ConfigurationError for costs or a version that are none.
     """
-    costs = S4000.changed(os.environ.get(VARIABLE, "{}"))
+    require_known_settings()
+    costs = _under_settings(S4000.changed(os.environ.get(VARIABLE, "{}")))
     native().set_device_count(devices_asked())
     native().set_costs(costs.as_dict())
     offered = registered(os.environ.get(VERSION, NEWEST))
@@ -303,5 +342,7 @@ def install() -> ModuleType:
     sys.modules["torch.musa"] = module
     torch.utils.generate_methods_for_privateuse1_backend()
     torch.backends.mudnn = _Mudnn()  # type: ignore[attr-defined]
+    if numbers(offered.version) < _FOLLOWS_THE_ACCELERATOR:
+        _pin_as_torch_25()
     dist.Backend.register_backend("mccl", _make_mccl, devices=["musa"])
     return module

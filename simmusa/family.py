@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from perfsuite.errors import UnsupportedCase
 from perfsuite.platforms.base import DetectedDevice, DeviceModel, Family
+from perfsuite.platforms.musa import Musa
 from perfsuite.platforms.telemetry import Reading, Telemetry
 from simmusa import build
 
@@ -33,6 +35,18 @@ class Undisturbed(Telemetry):
         return tuple(Reading(index=index, throttle=(), other_processes=0) for index in range(self._count))
 
 
+class HeldDown(Undisturbed):
+    """Devices whose clocks are held down, as those of real ones under load are by their power cap."""
+
+    def __init__(self, count: int, reasons: tuple[str, ...]) -> None:
+        super().__init__(count)
+        self._reasons = reasons
+
+    def read(self, *arguments: Any, **named: Any) -> tuple[Reading, ...]:
+        """The same for every device."""
+        return tuple(replace(reading, throttle=self._reasons) for reading in super().read(*arguments, **named))
+
+
 class SimMusa(Family):
     """Driver side: as many devices as ``$SIMMUSA_DEVICES`` says, none where they cannot be built."""
 
@@ -41,6 +55,8 @@ class SimMusa(Family):
     backend = "mccl"
     start_method = "exec"
     simulated = True
+    communication_settings = Musa.communication_settings
+    rank_variables = Musa.rank_variables
     device_code = "simmusa.device_code:SimMusaDevice"
 
     def __init__(self, host: Host) -> None:
@@ -76,8 +92,10 @@ class SimMusa(Family):
         return "simulated"
 
     def telemetry(self) -> Telemetry:
-        """All quiet."""
-        return Undisturbed(len(self.detect()))
+        """All quiet, or held down for the reasons of ``$SIMMUSA_THROTTLE`` (``power cap``, ``thermal``)."""
+        reasons = tuple(filter(None, self.host.environ.get("SIMMUSA_THROTTLE", "").split(",")))
+        count = len(self.detect())
+        return HeldDown(count, reasons) if reasons else Undisturbed(count)
 
     def software(self) -> Mapping[str, str]:
         """Which simulation this is."""

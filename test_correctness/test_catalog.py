@@ -22,7 +22,23 @@ from test_correctness.helpers import machines
 DOCUMENT = Path(__file__).parent.parent / "docs" / "add-a-platform.md"
 NAMES = ["cpu", "s4000", "s5000", "s80", "s3000", "v100", "v100_32gb"]
 NAMES += ["a100", "a100_40gb", "a100_pcie", "a100_pcie_40gb", "a800", "h100", "h100_pcie", "h100_nvl", "h800", "h20"]
-NAMES += ["h200", "b200", "l40s", "l20", "rtx3090", "rtx5090", "rtx4090", "rtx6000ada", "mi300x", "ascend910b"]
+NAMES += [
+    "h200",
+    "b200",
+    "l40s",
+    "l20",
+    "rtx3090",
+    "h200_nvl",
+    "gh200",
+    "b300",
+    "gb200",
+    "a40",
+    "a10",
+    "l40",
+    "l4",
+    "t4",
+]
+NAMES += ["rtxpro6000", "rtx5090", "rtx4090", "rtx6000ada", "mi300x", "ascend910b"]
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +70,9 @@ def test_every_row_that_ships_has_sources_and_dense_peaks() -> None:
         ("MTT S80", "musa", "s80"),
         ("MTT S5000", "musa", "s5000"),
         ("NVIDIA H200", "cuda", "h200"),
-        ("NVIDIA H200 NVL", "cuda", None),
-        ("NVIDIA GH200 480GB", "cuda", None),
+        ("NVIDIA H200 NVL", "cuda", "h200_nvl"),
+        ("NVIDIA GH200 480GB", "cuda", "gh200"),
+        ("NVIDIA GH200 144G HBM3e", "cuda", None),
         ("NVIDIA H100 80GB HBM3", "cuda", "h100"),
         ("NVIDIA H100 PCIe", "cuda", "h100_pcie"),
         ("NVIDIA H100 NVL", "cuda", "h100_nvl"),
@@ -65,7 +82,9 @@ def test_every_row_that_ships_has_sources_and_dense_peaks() -> None:
         ("NVIDIA H20", "cuda", "h20"),
         ("NVIDIA H20-3e", "cuda", None),
         ("NVIDIA B200", "cuda", "b200"),
-        ("NVIDIA GB200", "cuda", None),
+        ("NVIDIA GB200", "cuda", "gb200"),
+        ("NVIDIA B300 SXM6 AC", "cuda", "b300"),
+        ("NVIDIA GB300", "cuda", None),
         ("NVIDIA A100-SXM4-80GB", "cuda", "a100"),
         ("NVIDIA A100-SXM4-40GB", "cuda", "a100_40gb"),
         ("A100-SXM4-40GB", "cuda", "a100_40gb"),
@@ -79,7 +98,16 @@ def test_every_row_that_ships_has_sources_and_dense_peaks() -> None:
         ("Tesla V100-SXM3-32GB", "cuda", None),
         ("Tesla V100-PCIE-16GB", "cuda", None),
         ("NVIDIA L40S", "cuda", "l40s"),
-        ("NVIDIA L40", "cuda", None),
+        ("NVIDIA L40", "cuda", "l40"),
+        ("NVIDIA L4", "cuda", "l4"),
+        ("NVIDIA A10", "cuda", "a10"),
+        ("NVIDIA A10G", "cuda", None),
+        ("NVIDIA A40", "cuda", "a40"),
+        ("Tesla T4", "cuda", "t4"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "cuda", "rtxpro6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "cuda", None),
+        ("AMD Instinct MI300X", "rocm", "mi300x"),
+        ("AMD Instinct MI325X", "rocm", None),
         ("NVIDIA L20", "cuda", "l20"),
         ("NVIDIA L2", "cuda", None),
         ("NVIDIA GeForce RTX 3090", "cuda", "rtx3090"),
@@ -140,6 +168,30 @@ def test_an_unknown_device_is_named_and_has_no_peak_and_no_share(tmp_path: Path,
     (metric,) = derive(("tflops",), work=work, measurement=measurement, peaks=peaks)  # type: ignore[arg-type]
     assert (1.0, None) == (metric.value, metric.peak)
     assert f"unknown device '{reported}'" in metric.note
+
+
+def test_one_chip_has_one_rounding() -> None:
+    """H100, H800, H200 and GH200 are one chip; so are the cards of H100 NVL and H200 NVL."""
+    models = load_catalog().models
+    for rows in (("h100", "h800", "h200", "gh200"), ("h100_nvl", "h200_nvl")):
+        for dtype in ("fp32", "tf32", "bf16", "fp16", "fp8", "int8"):
+            assert 1 == len({models[row].tflops[dtype].value for row in rows}), (rows, dtype)
+
+
+@pytest.mark.parametrize(("node", "family"), [("dev/kfd", "rocm"), ("dev/davinci0", "ascend")])
+def test_a_device_that_perfsuite_cannot_drive_is_named_where_the_cpu_is_measured(
+    tmp_path: Path, node: str, family: str
+) -> None:
+    machines.write(machines.xeon(tmp_path), {node: ""})
+    machine = detect_machine(load_catalog(), host=machines.host(tmp_path, {}))
+    (remark,) = [remark for remark in machine.remarks() if family in remark]
+    assert ("cpu", f"/{node} is here, but perfsuite has no code for family {family}: the CPU is measured") == (
+        machine.name,
+        remark,
+    )
+    assert not [
+        remark for remark in detect_machine(load_catalog(), "cpu", host=machine.family.host).remarks() if node in remark
+    ]
 
 
 def test_a_row_of_a_family_without_device_code_is_a_skip_that_says_so() -> None:

@@ -53,6 +53,7 @@ def test_the_environment_shows_the_quirks_of_the_installed_version(tmp_path: Pat
     assert [
         "fork-poisoned",
         "tf32-on-by-default",
+        "barrier-guesses-the-device",
         "fsdp2-does-not-overlap",
         "fsdp2-is-patched-by-name",
         "fsdp1-on-one-stream",
@@ -70,6 +71,7 @@ def test_an_older_version_has_other_quirks_and_an_unknown_one_may_have_all(tmp_p
     installed("2.5.0")
     older = notes(tmp_path / "b")
     assert any(note.startswith("tf32-off-by-default") for note in older)
+    assert any(note.startswith("loaders-pin-for-cuda") for note in older)
     assert not any(note.startswith(("tf32-on", "no-mccl-version", "no-is-bf16")) for note in older)
 
 

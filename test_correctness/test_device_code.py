@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import ConfigurationError, UnsupportedCase
+from perfsuite.errors import ConfigurationError, DeviceUnusable, UnsupportedCase
 from perfsuite.platforms import DeviceCode, detect_machine, device_code, families, load_catalog
 from perfsuite.platforms.accelerator import Accelerator
 from perfsuite.platforms.cpu import CpuDevice
@@ -151,8 +152,16 @@ def test_an_accelerator_is_opened_by_index_or_named_as_unusable() -> None:
     assert ("set_device", 1) in module.calls
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
-        with pytest.raises(UnsupportedCase, match=r"cannot open device cuda:0 \(.*\); install a torch built for"):
+        with pytest.raises(DeviceUnusable, match=r"cannot open device cuda:0 \(.*\); install a torch built for"):
             device_code("cuda").open(0)
+
+
+@pytest.mark.parametrize(("version", "shares"), [("2.21.5", False), ("2.29.7", False), ("2.30.7", True), ("", True)])
+def test_ranks_share_a_device_where_nccl_lets_them(monkeypatch: pytest.MonkeyPatch, version: str, shares: bool) -> None:
+    monkeypatch.setattr(CudaDevice, "versions", lambda self: {"nccl": version} if version else {})
+    refused = pytest.raises(UnsupportedCase, match=f"NCCL {version} refuses several .* pass --perf-backend=gloo")
+    with contextlib.nullcontext() if shares else refused:
+        CudaDevice(FakeModule()).require_sharing()
 
 
 def test_out_of_memory_of_an_accelerator() -> None:
@@ -230,7 +239,7 @@ def test_torch_musa_is_asked_for_where_torch_has_no_musa() -> None:
     torch = pytest.importorskip("torch")
     if hasattr(torch, "musa"):
         pytest.skip("this torch has a musa device")
-    with pytest.raises(UnsupportedCase, match=r"torch_musa cannot be imported .* run inside the vendor's image"):
+    with pytest.raises(DeviceUnusable, match=r"torch_musa cannot be imported .* run inside the vendor's image"):
         device_code("musa")
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from perfsuite.errors import CaseError, ExpectedFailure, InvalidParameter, OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.runtime.cut import cut
-from perfsuite.runtime.failures import RankFailure, compose, exception_of
+from perfsuite.runtime.failures import UPSTREAM, RankFailure, compose, exception_of
 from perfsuite.runtime.stacks import is_whole, judge, judge_stack, state_of
 
 STACK = textwrap.dedent(
@@ -216,3 +217,15 @@ def test_long_text_keeps_its_beginning_and_its_end():
     assert "999,910 of 1,000,010 characters left out" in cut(text, 100)
     assert cut("short", 100) == "short"
     assert cut("half a pair: \ud800", 100) == r"half a pair: \ud800"
+
+
+def test_a_known_fault_of_a_library_is_named_and_the_document_has_the_same_table():
+    page = (Path(__file__).parent.parent / "docs" / "upstream.md").read_text(encoding="utf-8")
+    for phrase, fault in UPSTREAM.items():
+        assert f"| `{phrase}` | {fault.replace('NCCL_ALGO', '`NCCL_ALGO`')} |" in page
+        failure = RankFailure(
+            rank=0, host="a", state="raised", what=f"DistBackendError: {phrase} for it", phase="timing"
+        )
+        assert f"known upstream: {fault} (docs/upstream.md)" in compose(2, [failure], "").splitlines()
+    other = RankFailure(rank=0, host="a", state="raised", what="ValueError: x", phase="timing")
+    assert "known upstream" not in compose(2, [other], "")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.decoding import from_json, to_json
+from perfsuite.errors import ConfigurationError
 from perfsuite.platforms import Fingerprint, detect_machine, fingerprint, load_catalog, read_environment
 from perfsuite.platforms.environment import Environment
 from perfsuite.platforms.host import Answer, Host
@@ -26,8 +27,8 @@ def test_a_key_is_readable_and_a_file_name(tmp_path: Path) -> None:
     cpu = key_of(machines.host(machines.xeon(tmp_path / "cpu"), {}))
     assert re.fullmatch(r"cpu-intel-xeon-gold-6330-112c-[0-9a-f]{8}", cpu.key)
     assert re.fullmatch(r"s4000-8x-[0-9a-f]{8}", key_of(machines.s4000(tmp_path / "musa")).key)
-    unknown = key_of(machines.nvidia(tmp_path / "l4", ["NVIDIA L4"] * 2))
-    assert re.fullmatch(r"cuda-nvidia-l4-2x-[0-9a-f]{8}", unknown.key)
+    unknown = key_of(machines.nvidia(tmp_path / "l4", ["NVIDIA L2"] * 2))
+    assert re.fullmatch(r"cuda-nvidia-l2-2x-[0-9a-f]{8}", unknown.key)
     assert re.fullmatch(r"s4000-4h-8x-[0-9a-f]{8}", key_of(machines.s4000(tmp_path / "cluster"), hosts=4).key)
     assert str(cpu) == cpu.key
 
@@ -197,3 +198,17 @@ def test_every_field_of_an_environment_is_in_its_json(tmp_path: Path) -> None:
     found = environment_of(machines.s4000(tmp_path))
     plain = json.loads(json.dumps(found.to_json()))
     assert [each.name for each in dataclasses.fields(Environment)] == list(plain)
+
+
+@pytest.mark.parametrize("silent", [machines.SMI_FIELDS, "nvidia-smi topo -m"])
+def test_a_tool_that_gives_no_answer_is_an_error_and_never_another_key(tmp_path: Path, silent: str) -> None:
+    hung = Answer(problem="no answer in 60 s", hung=True)
+    host = machines.nvidia(tmp_path, ["NVIDIA H100 80GB HBM3"] * 2, tools={silent: hung})
+    with pytest.raises(ConfigurationError, match=r"^nvidia-smi: no answer in 60 s, so it is not known .*persistenced"):
+        key_of(host)
+
+
+def test_a_tool_that_is_not_installed_leaves_parts_unknown(tmp_path: Path) -> None:
+    missing = Answer(problem="not installed")
+    host = machines.nvidia(tmp_path, ["NVIDIA H100 80GB HBM3"] * 2, tools={"nvidia-smi topo -m": missing})
+    assert "unknown" == key_of(host).parts["links"]

@@ -14,7 +14,7 @@ from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload, Process
 from simmusa.costs import Costs
-from test_correctness.helpers import steps
+from test_correctness.helpers import several, steps
 from test_correctness.helpers.simmusa_ranks import KERNELS, opened, require_built
 
 ONCE = Budget(smoke=True, timeout_s=30.0)
@@ -131,6 +131,11 @@ def test_a_mesh_of_one_axis_is_the_world_and_its_group_is_used_again(driver):
     run(driver, 2, mesh="dp2", axes="dp")
     run(driver, 2)
     assert driver._generation == before
+
+
+def test_a_mesh_over_gloo_makes_no_group_of_its_own_where_there_is_cuda(driver):
+    """torch 2.6 to 2.12 made one that moves device tensors by NCCL, under the label gloo."""
+    assert {"same": 1} == run(driver, 2, mesh="dp2", function=several.mesh_beside_cuda)
 
 
 @pytest.mark.parametrize("case", [{"groups": 1}, {"mesh": "dp2-tp2", "axes": "tp"}], ids=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,14 @@ from perfsuite.platforms.host import Host
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.ranks.host_cores import read_cores
 from perfsuite.runtime.ranks.placement import allowed_cores, divide_cores, nodes_of_devices, place_by_node
+from perfsuite.runtime.transports.cluster import ClusterTransport
+from perfsuite.runtime.transports.launchers import Launch
 from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.runtime.transports.star import AgentFacts
 from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers import steps
 
+OTHERWISE = {"node_rank": 0, "master_addr": "a", "master_port": None, "run_id": "it"}
 ONCE = Budget(smoke=True, timeout_s=60.0)
 HERE = allowed_cores()
 
@@ -145,8 +150,8 @@ def address(device):
 def test_ranks_are_on_their_devices_sockets_and_share_no_core(tmp_path):
     host = sysfs(tmp_path)
     cores = read_cores(host, range(224))
-    devices = list(range(8))
-    places = [place_by_node(cores, nodes_of_devices(host, cores, devices, address), share) for share in devices]
+    nodes = nodes_of_devices(host, cores, {rank: address(rank) for rank in range(8)})
+    places = [place_by_node(cores, nodes, share) for share in range(8)]
     assert [(0, 13, 112, 125), (56, 69, 168, 181)] == [
         (places[rank].cores[0], places[rank].cores[13], places[rank].cores[14], places[rank].cores[-1])
         for rank in (0, 4)
@@ -156,10 +161,45 @@ def test_ranks_are_on_their_devices_sockets_and_share_no_core(tmp_path):
     assert {place.threads for place in places} == {28}
 
 
+def test_ranks_that_each_see_one_device_are_on_the_sockets_of_their_own(driver, monkeypatch, tmp_path):
+    """srun --gpus-per-task shows every rank its device as number 0: all of them shared the cores of the first."""
+    host = sysfs(tmp_path)
+    cores = read_cores(host, range(224))
+    assert [0, 1] == nodes_of_devices(host, cores, {0: address(0), 7: address(7)})
+    real = driver._transport.place
+    for names, shared in ((("GPU-a", "GPU-b"), False), (("GPU-a", "GPU-a"), True)):
+        seen = [(name,) for name in names]
+        monkeypatch.setattr(
+            driver._transport, "place", lambda slot, seen=seen: dataclasses.replace(real(slot), devices=seen[slot])
+        )
+        monkeypatch.setattr(driver._family, "sharing_variables", {"SHARES": "1"}, raising=False)
+        assert ({"SHARES": "1"} if shared else {}) == driver._environment_of(None, 2)
+        assert [0, 0] == [driver._device(driver._transport.place(slot)) for slot in range(2)]
+
+
+def test_devices_are_counted_over_all_agents_of_the_host_once_they_came(tmp_path):
+    launch = Launch(launcher="slurm", rank=0, world_size=3, local_rank=0, local_world_size=2, **OTHERWISE)
+    cluster = ClusterTransport(launch, start_method="fork", preload=(), log_directory=tmp_path, devices=("GPU-a",))
+    here = socket.gethostname()
+
+    def agent(rank, host, *devices):
+        local = {"local_rank": rank % 2, "local_world_size": 2, "cores": (0,), "devices": devices}
+        return AgentFacts(rank=rank, host=host, pid=1, **local)
+
+    assert cluster.devices_here(1) is None
+    for facts, count in (
+        ({1: agent(1, here, "GPU-b"), 2: agent(2, "there", "GPU-c")}, 2),
+        ({1: agent(1, here, "GPU-a"), 2: agent(2, "there", "GPU-c")}, 1),
+    ):
+        cluster._star.facts = facts
+        assert count == cluster.devices_here(1)
+
+
 def test_without_siblings_and_nodes_every_core_is_its_own_of_one_node(tmp_path):
     cores = read_cores(Host(root=tmp_path), range(8))
     assert {(core.node, len(core.logical)) for core in cores} == {(0, 1)}
-    assert (4, 5) == place_by_node(cores, nodes_of_devices(Host(root=tmp_path), cores, [0] * 4, address), 2).cores
+    nodes = nodes_of_devices(Host(root=tmp_path), cores, dict.fromkeys(range(4), address(0)))
+    assert (4, 5) == place_by_node(cores, nodes, 2).cores
 
 
 def test_cores_of_a_launcher_are_not_widened(tmp_path):
@@ -177,15 +217,17 @@ def test_ranks_beyond_the_cores_of_their_node_use_all_of_it(tmp_path):
 @pytest.mark.parametrize("told", ["", "0000:99:00.0"])
 def test_a_device_of_an_unknown_node_is_refused_where_there_are_several(tmp_path, told):
     host = sysfs(tmp_path)
-    with pytest.raises(UnsupportedCase, match=r"2 memory nodes device 3 is on.*run without --perf-pin=numa"):
-        nodes_of_devices(host, read_cores(host, range(224)), [3], lambda device: told)
+    with pytest.raises(
+        UnsupportedCase, match=r"2 memory nodes the device of rank 3 is on.*run without --perf-pin=numa"
+    ):
+        nodes_of_devices(host, read_cores(host, range(224)), {3: told})
 
 
 def test_the_firmwares_minus_one_is_unknown(tmp_path):
     host = sysfs(tmp_path)
     write(tmp_path / f"sys/bus/pci/devices/{address(0)}", numa_node=-1)
-    with pytest.raises(UnsupportedCase, match="device 0"):
-        nodes_of_devices(host, read_cores(host, range(224)), [0], address)
+    with pytest.raises(UnsupportedCase, match="device of rank 0"):
+        nodes_of_devices(host, read_cores(host, range(224)), {0: address(0)})
 
 
 def test_a_kernel_that_refuses_is_quoted_in_one_line(driver, monkeypatch):

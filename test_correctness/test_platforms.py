@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from perfsuite.errors import UnsupportedCase
 from perfsuite.platforms import detect_machine, families, load_catalog, why_absent
 from perfsuite.platforms.base import DetectedDevice
 from perfsuite.platforms.cpu import memory_bytes, read_processor
@@ -115,10 +118,10 @@ def test_an_old_nvidia_smi_is_asked_again_without_the_field_it_does_not_know(tmp
 
 
 def test_an_unknown_device_has_no_peaks_and_says_why(tmp_path: Path) -> None:
-    machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["NVIDIA L4"], capability="8.9"))
-    assert ("cuda", "NVIDIA L4") == (machine.name, machine.model.title)
+    machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["NVIDIA L2"], capability="8.9"))
+    assert ("cuda", "NVIDIA L2") == (machine.name, machine.model.title)
     assert (
-        "unknown device 'NVIDIA L4': add a row with its peaks (docs/add-a-platform.md)"
+        "unknown device 'NVIDIA L2': add a row with its peaks (docs/add-a-platform.md)"
         == machine.peaks().unknown
         == machine.remarks()[0]
     )
@@ -261,6 +264,8 @@ def test_a_tool_that_hangs_fails_or_is_missing_says_so() -> None:
     assert "no answer in 0.2 s" == run_tool(["sleep", "30"], timeout_s=0.2).problem
     failed = run_tool([sys.executable, "-c", "print('driver gone\\nmore'); raise SystemExit(9)"])
     assert ("", "exit 9: driver gone more") == (failed.text, failed.problem)
+    late = [sys.executable, "-c", "import time; time.sleep(0.3); print('late')"]
+    assert "late\n" == run_tool(late, timeout_s=60).text
     assert "C\n" == run_tool([sys.executable, "-c", "import os; print(os.environ['LC_ALL'])"]).text
 
 
@@ -330,3 +335,37 @@ def test_the_networks_settings_of_report_004_have_a_word_in_every_library_that_h
             "gpu-direct": (f"{prefix}_NET_GDR_LEVEL",),
             "outer-interfaces": (f"{prefix}_SOCKET_IFNAME",),
         } == told
+
+
+@pytest.mark.parametrize(
+    ("version", "algorithm"),
+    [("2.18.3", "Tree"), ("2.21.5", "Tree"), ("2.24.3", "allreduce:tree"), ("2.30.7", "allreduce:tree")],
+)
+def test_the_tree_of_nccl_is_asked_for_as_its_version_reads_it(version: str, algorithm: str) -> None:
+    cuda = families()["cuda"]
+    assert {"NCCL_ALGO": algorithm} == cuda.communication_setting("tree", backend="nccl", version=version)
+    assert {"NCCL_ALGO": "Ring"} == cuda.communication_setting("ring", backend="nccl", version=version)
+
+
+@pytest.mark.parametrize(
+    ("family", "word", "backend", "version", "said"),
+    [
+        ("cuda", "tree", "nccl", "", "setting tree depends on the version of nccl, which is unknown here; NCCL_ALGO"),
+        ("cuda", "ring", "gloo", "2.30.7", "setting ring is read by nccl, and these ranks communicate by gloo"),
+        ("musa", "tree", "mccl", "2.11.4", "the communication library of musa has no setting tree; it has default, "),
+    ],
+)
+def test_a_setting_that_the_library_would_not_read_is_a_skip(
+    family: str, word: str, backend: str, version: str, said: str
+) -> None:
+    with pytest.raises(UnsupportedCase, match=re.escape(said)):
+        families()[family].communication_setting(word, backend=backend, version=version)
+
+
+def test_a_setting_newer_than_the_library_is_a_skip_that_names_both_versions() -> None:
+    class Newer(type(families()["cuda"])):  # type: ignore[misc]  # a class of the registry
+        communication_settings = MappingProxyType({"new": {"NCCL_NEW": {"2.30": "1"}}})
+
+    with pytest.raises(UnsupportedCase, match=r"which is 2\.29\.7 here; NCCL_NEW has '1' from 2\.30 on"):
+        Newer(Host()).communication_setting("new", backend="nccl", version="2.29.7")
+    assert {"NCCL_NEW": "1"} == Newer(Host()).communication_setting("new", backend="nccl", version="2.30.7")

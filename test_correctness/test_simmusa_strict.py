@@ -7,11 +7,17 @@ import dataclasses
 import pytest
 
 from perfsuite.errors import RanksFailed
+from perfsuite.platforms.accelerator import Accelerator
+from perfsuite.platforms.base import DeviceCode
+from perfsuite.platforms.host import Host
 from perfsuite.session import Case
 from perfsuite.workload import FunctionWorkload
 from perfsuite.workloads import collective
+from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.training.largest_batch import LargestBatch
 from simmusa.costs import Costs
+from simmusa.family import SimMusa
+from simmusa.registered import VERSION
 from test_correctness.helpers import simmusa_ranks as ranks
 from test_correctness.helpers.simmusa_ranks import KERNELS, ONCE, QUICK, TRAINING, opened, require_built
 
@@ -91,3 +97,65 @@ def test_the_largest_batch_of_a_small_memory_is_one_that_can_be_timed(tmp_path, 
     assert ("measured", "") == (result.outcome, result.detail)
     found = result.metric("largest_local_batch_samples")
     assert 1 <= found.value < 64
+
+
+def test_a_barrier_never_comes_first_in_the_group_of_a_case(session):
+    """mccl would guess the device: rank % devices, which on the second of two hosts is another rank's."""
+    run(session, of(ranks.waits_first, alone=False), 2)
+    with pytest.raises(RanksFailed, match="a barrier is the first communication of this group"):
+        run(session, of(ranks.waits_first, alone=True), 2)
+
+
+@pytest.mark.parametrize("version", ["2.5.0", "2.7.1"])
+def test_batches_are_pinned_whichever_torch_the_vendor_has(tmp_path, monkeypatch, version):
+    require_built()
+    monkeypatch.setenv(VERSION, version)
+    with opened(PRICES, tmp_path / "logs", KERNELS) as session:
+        result = run(session, of(ranks.reads_a_dataset, folder=str(tmp_path / "set")), 1)
+    assert [1.0] == [record.value for record in result.measurement.records if record.name == "pinned"]
+
+
+def test_a_setting_of_the_library_is_read_and_an_unknown_one_is_refused(tmp_path, monkeypatch):
+    require_built()
+    slow = dataclasses.replace(PRICES, slow={"MCCL_PROTOS=2": 2.0})
+    workload, took = collective.AllReduce(message_bytes=1 << 20), {}
+    for value in ("1", "2"):
+        monkeypatch.setenv("MCCL_PROTOS", value)
+        with opened(slow, tmp_path / value, KERNELS) as session:
+            case = Case(id="it", workload=workload, world_size=2, budget=QUICK, platform="s4000")
+            took[value] = session.run(case).median_s
+    assert pytest.approx(2.0, rel=1e-3) == took["2"] / took["1"]
+    monkeypatch.setenv("MCCL_PROTO", "2")
+    with (
+        opened(slow, tmp_path / "unknown", KERNELS) as session,
+        pytest.raises(RanksFailed, match="no variable MCCL_PROTO"),
+    ):
+        run(session, of(ranks.waits_first, alone=False), 2)
+
+
+def test_a_sustained_product_is_slower_than_a_burst(tmp_path):
+    require_built()
+    took = {}
+    for sustained in (1.0, 1.25):
+        costs = dataclasses.replace(PRICES, burst_ns=20_000, sustained=sustained)
+        with opened(costs, tmp_path / str(sustained), KERNELS) as session:
+            case = Case(id="it", workload=Matmul(m=256, n=256, k=256), world_size=1, budget=QUICK, platform="s4000")
+            took[sustained] = session.run(case).median_s
+    assert pytest.approx(1.25, rel=1e-2) == took[1.25] / took[1.0]
+
+
+def test_clocks_are_held_down_as_told(monkeypatch):
+    require_built()
+    for told, reasons in (("", ()), ("power cap", ("power cap",)), ("power cap,thermal", ("power cap", "thermal"))):
+        telemetry = SimMusa(Host(environ={"SIMMUSA_THROTTLE": told, "SIMMUSA_DEVICES": "2"})).telemetry()
+        assert [reasons] * 2 == [reading.throttle for reading in telemetry.read()]
+
+
+@pytest.mark.parametrize("size", ["", "device"])
+def test_the_yardstick_takes_a_device_s_bytes_where_asked(tmp_path, monkeypatch, size):
+    require_built()
+    monkeypatch.setenv("SIMMUSA_YARDSTICK", size)
+    with opened(PRICES, tmp_path, KERNELS) as session:
+        result = run(session, of(ranks.tells_its_yardstick), 1)
+    (told,) = (record.value for record in result.measurement.records if record.name == "yardstick_bytes")
+    assert told == (Accelerator.yardstick_bytes if size else DeviceCode.yardstick_bytes)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+import re
+import sys
+import types
 
 import pytest
+import torch
 
 from perfsuite.errors import InvalidParameter, UnsupportedCase
 from perfsuite.mesh import MeshShape
@@ -14,6 +19,7 @@ from perfsuite.strategies import STRATEGIES, Plan, find
 from perfsuite.strategies.deepspeed import ds_config
 from perfsuite.strategies.deepspeed.compiled import compiling
 from perfsuite.strategies.deepspeed.zero import require_compiler
+from perfsuite.strategies.trainer import _require_compiler
 
 
 def plan(**changes):
@@ -151,11 +157,54 @@ def test_offload_is_written_where_deepspeed_reads_it():
 def test_what_must_be_compiled_names_the_compiler_that_is_missing(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(UnsupportedCase, match=r"cpu_adam is compiled .* g\+\+ and ninja cannot be found"):
+    built = types.ModuleType("deepspeed.git_version_info")
+    built.installed_ops = {"cpu_adam": False}
+    monkeypatch.setitem(sys.modules, "deepspeed", types.ModuleType("deepspeed"))
+    monkeypatch.setitem(sys.modules, "deepspeed.git_version_info", built)
+    with pytest.raises(UnsupportedCase, match=r"CPU Adam.* is compiled .* g\+\+ and ninja cannot be found"):
         require_compiler()
-    for name in ("g++", "ninja"):
-        (tmp_path / name).touch(mode=0o755)
+    (tmp_path / "g++").touch(mode=0o755)
+    with pytest.raises(UnsupportedCase, match=r"first wanted, and ninja cannot be found"):
+        require_compiler()
+    (tmp_path / "ninja").touch(mode=0o755)
     require_compiler()
+    (tmp_path / "ninja").unlink()
+    built.installed_ops["cpu_adam"] = True  # by DS_BUILD_CPU_ADAM=1 when DeepSpeed was installed
+    require_compiler()
+
+
+@pytest.mark.parametrize(
+    ("options", "on_cpu", "on_device"),
+    [({}, False, False), ({"offload_optimizer": True}, False, True)],
+)
+def test_offloaded_state_of_a_device_is_stepped_by_what_must_be_compiled(options, on_cpu, on_device):
+    strategy = find("zero2", options)
+    assert (on_cpu, on_device) == (strategy.compiles("cpu"), strategy.compiles("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("device", "variable", "said"),
+    [
+        ("cpu", "CXX", "torch.compile for cpu needs a C++ compiler: CXX is not set, and g++ is not found"),
+        (
+            "meta",
+            "CC",
+            "torch.compile for meta needs a C compiler: CC is not set, and gcc or clang is not found",
+        ),
+    ],
+)
+def test_torch_compile_without_a_compiler_is_a_skip_that_names_it(monkeypatch, tmp_path, device, variable, said):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(UnsupportedCase, match=re.escape(said)):
+        _require_compiler(torch.device(device))
+    compiler = "g++" if device == "cpu" else "gcc"
+    (tmp_path / compiler).touch(mode=0o755)
+    with contextlib.suppress(UnsupportedCase):  # no code generator for meta: the next question
+        _require_compiler(torch.device(device))
+    monkeypatch.setenv(variable, "missing-cc")
+    with pytest.raises(UnsupportedCase, match=f"compiler: {variable}=missing-cc is not found"):
+        _require_compiler(torch.device(device))
 
 
 def test_the_lock_of_a_killed_compilation_is_cleared_and_a_living_one_s_is_waited_for(tmp_path):

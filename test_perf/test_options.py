@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 
 from perfsuite import sizes, workloads, world_sizes
-from perfsuite.platforms import families
+from perfsuite.errors import UnsupportedCase
+from perfsuite.plugin.state import suite_of
 from perfsuite.units import MIB
 
 SPREAD = {
@@ -26,6 +27,7 @@ OFFLOADED = {
 }
 _COMPILED = [pytest.mark.extended, pytest.mark.perf_timeout("15min")]
 """Marks of what is compiled when it first runs: 132 s on two quiet cores, more than 15 minutes beside a load of 20."""
+_SETTING_RANKS = 2
 SETTINGS = (
     *("default", "ring", "tree", "simple", "large-buffers", "no-peers", "two-channels"),
     *("no-infiniband", "gpu-direct", "outer-interfaces"),
@@ -34,14 +36,17 @@ SETTINGS = (
 
 @pytest.fixture
 def environment(request, platform):
-    """Variables that the communication library of this platform is told a setting by."""
-    word = request.param
-    settings = {"default": {}, **families()[platform.family].communication_settings}
-    if word not in settings:
-        pytest.skip(
-            f"the communication library of {platform.family} has no setting {word}; it has {', '.join(settings)}"
-        )
-    return dict(settings[word])
+    """Variables that make the communication library, in the version that ranks load, use this setting."""
+    word, suite = request.param, suite_of(request.config)
+    if word == "default" or suite.why_not(platform, _SETTING_RANKS):  # the reason of that skip comes first
+        return {}
+    family = suite.machine.family
+    worker = suite.session.environment_now().get("worker") or {}
+    backend = suite.settings.backend or family.backend
+    try:
+        return family.communication_setting(word, backend=backend, version=str(worker.get(backend, "")))
+    except UnsupportedCase as reason:
+        pytest.skip(str(reason))
 
 
 # -- communication -----------------------------------------------------------------------------------------------
@@ -80,7 +85,7 @@ def test_bucket_size(perf, ranks, model, buckets):
 
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
-@world_sizes(2)
+@world_sizes(_SETTING_RANKS)
 @pytest.mark.parametrize("environment", SETTINGS, indirect=True)
 def test_library_setting(perf, ranks, model, environment):
     """Variables of the communication library, read when it starts; those of the network act between hosts alone."""

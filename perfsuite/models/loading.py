@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -107,16 +108,23 @@ class Files(Iterator[Mapping[str, torch.Tensor]]):
 
     def __init__(self, model: Model, dataset: Dataset, share: Share, device: torch.device, *, num_workers: int) -> None:
         self._device = device
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="pin_memory_device is deprecated")  # from torch 2.8 on
+            self._batches = self._read(model, dataset, share, num_workers)
+
+    def _read(self, model: Model, dataset: Dataset, share: Share, num_workers: int) -> Iterator[Any]:
+        pins = self._device.type != "cpu"
         # fork whatever the rank's own start method was: with another one the loaders would start a server of their own,
         # which outlives a rank that is killed.  They touch no device, so a fork is safe.
-        self._batches = iter(
+        return iter(
             DataLoader(
                 Rows(model, dataset),
                 batch_sampler=_Endless(share),
                 num_workers=num_workers,
                 multiprocessing_context="fork" if num_workers else None,
                 worker_init_fn=_end_with_rank,
-                pin_memory=device.type != "cpu",
+                pin_memory=pins,
+                pin_memory_device=self._device.type if pins else "",  # without it torch 2.5 pins for CUDA alone
             )
         )
 

@@ -6,7 +6,7 @@ import re
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from perfsuite.errors import UnsupportedCase
+from perfsuite.errors import DeviceUnusable
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.platforms.clocks import EventClock
 from perfsuite.units import MIB
@@ -38,25 +38,25 @@ class Accelerator(DeviceCode):
         self.clock = EventClock(self._module, f"{self.family}.Event")
 
     def _load(self) -> ModuleType:
-        """The device module; UnsupportedCase when this torch has none."""
+        """The device module; DeviceUnusable when this torch has none."""
         import torch
 
         try:
             return cast(ModuleType, torch.get_device_module(self.family))
         except (RuntimeError, AttributeError):
-            raise UnsupportedCase(
+            raise DeviceUnusable(
                 f"torch {torch.__version__} has no device {self.family!r}; use the vendor's build of torch"
             ) from None
 
     def open(self, index: int) -> torch.device:
-        """Make device ``index`` current; UnsupportedCase when torch cannot use it."""
+        """Make device ``index`` current; DeviceUnusable when torch cannot use it."""
         import torch
 
         try:
             self._module.set_device(index)
         except (RuntimeError, AttributeError, AssertionError) as error:
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UnsupportedCase(
+            raise DeviceUnusable(
                 f"torch {torch.__version__} cannot open device {self.family}:{index} ({first}); "
                 f"install a torch built for this device and its driver"
             ) from error

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.errors import ConfigurationError, UnsupportedCase
 from perfsuite.platforms.host import Host
+from perfsuite.platforms.quirks import numbers
 from perfsuite.platforms.telemetry import Telemetry, Unread
 from perfsuite.records import ClockFacts, Peak, Peaks
 from perfsuite.units import MIB
@@ -92,6 +93,9 @@ class Family(ABC):
     """c10d backend: gloo, nccl, mccl."""
     other_backends: ClassVar[tuple[str, ...]] = ()
     """What its ranks can communicate by where it is asked for."""
+    fp32_tolerance: ClassVar[float] = 0.0
+    """Relative error between two kernels of one fp32 step: CUDA's fp32 attention multiplies in three parts of TF32
+    (CUTLASS, OpMultiplyAddFastF32); 0 where sums in another order are all that differs."""
     start_method: ClassVar[Literal["fork", "exec"]] = "fork"
     """How rank processes start: forks of preloaded parents, or a new interpreter where a fork poisons the driver."""
     shareable: ClassVar[bool] = False
@@ -100,8 +104,9 @@ class Family(ABC):
     """Whether a case's modules may be imported before the fork: an import may open a device, which no fork survives."""
     simulated: ClassVar[bool] = False
     """Results are stamped and never meet real ones; such a family is never detected, only asked for by name."""
-    communication_settings: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    """What the backend's library can be told: a word that several libraries share -> its variables here."""
+    communication_settings: ClassVar[Mapping[str, Mapping[str, str | Mapping[str, str]]]] = {}
+    """What the backend's library can be told: a word that several libraries share -> its variables here.  A value that
+    depends on the library's version is a mapping: the first version that reads a value -> that value."""
     rank_variables: ClassVar[Mapping[str, str]] = {}
     """Environment of its ranks where the user set no other: what the vendor's own scripts set for benchmarks."""
     sharing_variables: ClassVar[Mapping[str, str]] = {}
@@ -143,8 +148,35 @@ class Family(ABC):
                 f"--perf-backend: {asked!r} is no backend of {self.name} devices; choose {' or '.join(known)}"
             )
 
+    def communication_setting(self, word: str, *, backend: str, version: str) -> dict[str, str]:
+        """Variables that make ``version`` of the backend's library use the setting ``word``.
+
+        Raises UnsupportedCase where the library, or this version of it, does not have the setting.
+        """
+        if word not in self.communication_settings:
+            has = ", ".join(("default", *self.communication_settings))
+            raise UnsupportedCase(f"the communication library of {self.name} has no setting {word}; it has {has}")
+        if backend != self.backend:
+            raise UnsupportedCase(f"setting {word} is read by {self.backend}, and these ranks communicate by {backend}")
+        setting, chosen = self.communication_settings[word], {}
+        for name, value in setting.items():
+            by_version = {"": value} if isinstance(value, str) else value
+            known = [since for since in by_version if not since or numbers(since) <= numbers(version)]
+            if not known or (len(by_version) > 1 and not numbers(version)):
+                least = next(filter(None, by_version))
+                raise UnsupportedCase(
+                    f"setting {word} depends on the version of {backend}, which is {version or 'unknown'} here; "
+                    f"{name} has {by_version[least]!r} from {least} on"
+                )
+            chosen[name] = by_version[max(known, key=numbers)]
+        return chosen
+
     def assumption(self) -> str:
         """What :meth:`natively` assumes where the devices do not tell; empty when it knows."""
+        return ""
+
+    def unsupported(self) -> str:
+        """Which device of this family is here that perfsuite cannot drive; empty for none."""
         return ""
 
     def why_unnamed(self) -> str:
@@ -268,6 +300,9 @@ class DeviceCode(ABC):
     def throttle(self) -> tuple[str, ...] | None:
         """Why the device's clock is held down now; empty when it is known not to be, None where no library tells."""
         return None
+
+    def require_sharing(self) -> None:  # noqa: B027  an optional hook, not a forgotten abstract method
+        """Raise UnsupportedCase where the family's own backend cannot serve several ranks on one device."""
 
     def pci_address(self, index: int) -> str | None:
         """Where device ``index`` is, as ``0000:1b:00.0``; empty where nothing tells, None where it is on no bus."""

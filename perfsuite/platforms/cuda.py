@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
+from perfsuite.errors import UnsupportedCase
 from perfsuite.platforms.accelerator import Accelerator
 from perfsuite.platforms.base import DetectedDevice
 from perfsuite.platforms.detection import AcceleratorFamily, number
 from perfsuite.platforms.host import Answer
 from perfsuite.platforms.nvml import NvmlTelemetry
+from perfsuite.platforms.quirks import numbers
 from perfsuite.platforms.telemetry import Telemetry, attempt
 from perfsuite.units import MIB
 
@@ -30,12 +33,14 @@ class Cuda(AcceleratorFamily):
 
     name = "cuda"
     backend = "nccl"
+    fp32_tolerance = 5e-5
     other_backends = ("gloo",)
     start_method = "fork"
     communication_settings = MappingProxyType(
         {
             "ring": {"NCCL_ALGO": "Ring"},
-            "tree": {"NCCL_ALGO": "Tree"},
+            # From 2.24 on a collective without the named algorithm fails (NCCL's env.rst), and a broadcast has no tree.
+            "tree": {"NCCL_ALGO": {"": "Tree", "2.24": "allreduce:tree"}},
             "simple": {"NCCL_PROTO": "Simple"},
             "large-buffers": {"NCCL_BUFFSIZE": "20971520"},
             "no-peers": {"NCCL_P2P_DISABLE": "1"},
@@ -45,7 +50,6 @@ class Cuda(AcceleratorFamily):
         }
     )
     least_library_version = "2.18"
-    # From NCCL 2.30 on; before, two ranks on one device are an error ("Duplicate GPU detected").
     sharing_variables = MappingProxyType({"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
     device_code = "perfsuite.platforms.cuda:CudaDevice"
     attention = "perfsuite.platforms.cuda_attention:kernels"
@@ -183,6 +187,11 @@ class CudaDevice(Accelerator):
         }
     )
 
+    def _load(self) -> ModuleType:
+        # As nvidia-smi numbers them: CUDA's own order is by speed, and a mixed workstation would be described wrongly.
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        return super()._load()
+
     def set_tf32(self, allowed: bool) -> None:
         """Both of torch's switches: matrix products and convolutions."""
         import torch
@@ -196,6 +205,15 @@ class CudaDevice(Accelerator):
         if not hasattr(properties, "pci_bus_id"):
             return ""
         return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+
+    def require_sharing(self) -> None:
+        """NCCL has NCCL_MULTI_RANK_GPU_ENABLE from 2.30 on; older ones say "Duplicate GPU"."""
+        nccl = self.versions().get("nccl", "")
+        if nccl and numbers(nccl) < (2, 30):
+            raise UnsupportedCase(
+                f"NCCL {nccl} refuses several ranks on one device, which takes NCCL 2.30 or newer; "
+                "pass --perf-backend=gloo, or start one rank per device"
+            )
 
     def utilisation_percent(self) -> float | None:
         """As torch.cuda asks NVML, whose Python package may be missing."""

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from perfsuite.errors import ConfigurationError
 from perfsuite.platforms.cgroups import cpu_quota
 from perfsuite.platforms.cpu import read_processor
 from perfsuite.platforms.host import Host
@@ -45,6 +46,9 @@ def fingerprint(machine: Machine, host: Host | None = None, *, cores: int | None
 
     ``cores`` are the logical cores that ranks may use, by default all that are granted here; a smaller CPU quota of the
     own control group takes their place.  ``hosts`` is the number of equal machines of a cluster.
+
+    Raises ConfigurationError where a vendor's tool gave no answer: with parts unknown this machine would have another
+    key, for which no baseline is stored.
     """
     host = host or machine.family.host
     processor = read_processor(host)
@@ -53,6 +57,11 @@ def fingerprint(machine: Machine, host: Host | None = None, *, cores: int | None
     parts = {"hosts": str(hosts)}
     if machine.family.name != "cpu":
         parts.update(_accelerator_parts(machine))
+        if silent := host.hung():
+            raise ConfigurationError(
+                f"{silent}, so it is not known what the hardware is, and no stored run can be compared; see that the "
+                "driver answers (for NVIDIA: start nvidia-persistenced), then run again"
+            )
     parts.update(
         cpu_model=processor.model,
         cpu_identity=processor.identity,

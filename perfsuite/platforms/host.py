@@ -8,12 +8,16 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-TOOL_TIMEOUT_S = 10.0
-"""A vendor's tool that has not answered by then never will: its driver hangs."""
+TOOL_TIMEOUT_S = 60.0
+"""A vendor's tool that has not answered by then never will: its driver hangs.  Without its persistence daemon a driver
+of eight devices is loaded for every question, which can take half of that."""
+_PATIENCE_S = 5.0
+"""Who waits for longer says for whom."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +50,12 @@ def run_tool(command: Sequence[str], timeout_s: float = TOOL_TIMEOUT_S) -> Answe
     except OSError as error:
         return Answer(problem="not installed" if isinstance(error, FileNotFoundError) else str(error))
     try:
-        output, _ = process.communicate(timeout=timeout_s)
+        try:
+            output, _ = process.communicate(timeout=min(timeout_s, _PATIENCE_S))
+        except subprocess.TimeoutExpired:
+            if timeout_s > _PATIENCE_S:
+                print(f"perfsuite: waits for {command[0]}, {timeout_s:g} s at most", file=sys.stderr, flush=True)
+            output, _ = process.communicate(timeout=max(0.0, timeout_s - _PATIENCE_S))
     except subprocess.TimeoutExpired:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -105,6 +114,10 @@ class Host:
             hung = [said for asked, said in self._answers.items() if said.hung and asked[0] == command[0]]
             self._answers[command] = hung[0] if hung else self._run(command)
         return self._answers[command]
+
+    def hung(self) -> str:
+        """The tool that gave no answer, and for how long; empty where each one did."""
+        return next((f"{asked[0]}: {said.problem}" for asked, said in self._answers.items() if said.hung), "")
 
     def cores(self) -> int:
         """Logical cores that ranks may use here: all that the container or the batch system grants.

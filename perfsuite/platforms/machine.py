@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -28,6 +29,8 @@ class Machine:
     """Why the platform that was asked for is not here: the reason of every skip."""
     unknown: str = ""
     """Why the devices' peaks are not known."""
+    unsupported: tuple[str, ...] = ()
+    """Devices that are here and that perfsuite cannot drive, where it measures the CPU instead."""
 
     @property
     def name(self) -> str:
@@ -69,7 +72,8 @@ class Machine:
         """What a reader of results must know: unknown peaks, assumptions, architecture and notes of the row."""
         assumed = "" if self.model.tflops or self.model.native or self.absent else self.family.assumption()
         kind = told_architecture(self.model.architecture)
-        return tuple(remark for remark in (self.unknown, assumed, kind, *self.model.notes) if remark)
+        notes = (self.unknown, assumed, kind, *self.model.notes, *self.unsupported)
+        return tuple(remark for remark in notes if remark)
 
     def __str__(self) -> str:
         simulated = ", simulated" if self.simulated else ""
@@ -97,7 +101,8 @@ def detect_machine(
         devices = family.detect()
         if devices:
             return _found(catalog, family, devices)
-    return _found(catalog, known["cpu"], known["cpu"].detect())
+    unsupported = tuple(filter(None, (family.unsupported() for family in known.values())))
+    return dataclasses.replace(_found(catalog, known["cpu"], known["cpu"].detect()), unsupported=unsupported)
 
 
 def _asked_for(catalog: Catalog, name: str, families: Mapping[str, Family]) -> Machine:

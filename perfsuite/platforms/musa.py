@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any, cast
 
-from perfsuite.errors import UnsupportedCase
+from perfsuite.errors import DeviceUnusable, UnsupportedCase
 from perfsuite.platforms.accelerator import Accelerator
 from perfsuite.platforms.base import DetectedDevice, DeviceModel
 from perfsuite.platforms.detection import AcceleratorFamily, number
@@ -163,7 +163,7 @@ class MusaDevice(Accelerator):
             try:
                 importlib.import_module("torch_musa")  # registers torch.musa; not every version autoloads
             except ImportError as error:
-                raise UnsupportedCase(
+                raise DeviceUnusable(
                     f"torch_musa cannot be imported ({error}); run inside the vendor's image or install its wheels"
                 ) from error
         return super()._load()

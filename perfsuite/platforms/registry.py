@@ -100,7 +100,7 @@ def families(host: Host | None = None) -> Mapping[str, Family]:
 def device_code(family: str) -> DeviceCode:
     """The rank side of a family; imports torch.
 
-    Raises ConfigurationError for an unknown family, UnsupportedCase when torch has no such device here.
+    Raises ConfigurationError for an unknown family, DeviceUnusable when torch has no such device here.
     """
     code = import_object(family_class(family).device_code)()
     assert isinstance(code, DeviceCode), f"{family_class(family).device_code} is no DeviceCode"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from perfsuite.platforms.base import DetectedDevice, DeviceModel, Family
 from perfsuite.platforms.detection import DOCS
 
@@ -11,6 +13,14 @@ class TableOnly(Family):
 
     backend = ""
     device_code = ""
+    nodes: ClassVar[str]
+    """Pattern of the device's nodes below the root."""
+
+    def unsupported(self) -> str:
+        """That such a device is here, and what is measured in its place."""
+        found = self.host.glob(self.nodes)
+        node = f"/{found[0].relative_to(self.host.root)}" if found else ""
+        return f"{node} is here, but perfsuite has no code for family {self.name}: the CPU is measured" if found else ""
 
     def detect(self) -> tuple[DetectedDevice, ...]:
         """None, whatever the machine has."""
@@ -32,9 +42,11 @@ class Rocm(TableOnly):
     """AMD Instinct."""
 
     name = "rocm"
+    nodes = "dev/kfd"
 
 
 class Ascend(TableOnly):
     """Huawei Ascend."""
 
     name = "ascend"
+    nodes = "dev/davinci[0-9]*"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from perfsuite.errors import InvalidParameter, PerfsuiteError, UnsupportedCase
+from perfsuite.errors import DeviceUnusable, InvalidParameter, PerfsuiteError, UnsupportedCase, first_line
 from perfsuite.plugin import projecting
 from perfsuite.plugin.benchmark import ONE_RECORD, clock_key, feed, feed_nothing, require_own_benchmark
 from perfsuite.plugin.collect import is_case
@@ -186,5 +186,9 @@ def _run(suite: Suite, case: Case, platform: DeviceModel) -> Result:
     if why_not:
         projecting.keep(suite, case, why_not)
         raise UnsupportedCase(why_not)
-    with suite.running_case():
-        return session.run(case)
+    try:
+        with suite.running_case():
+            return session.run(case)
+    except DeviceUnusable as unusable:  # the first case fails for it; those that need as many devices are skipped
+        suite.unusable = case.world_size, f"not tried, as in {case.id}: {first_line(unusable)}"
+        raise

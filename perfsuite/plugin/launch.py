@@ -16,6 +16,7 @@ import pytest
 from perfsuite.errors import LaunchError
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.signals import is_command
+from perfsuite.plugin.state import suite_of
 from perfsuite.runtime.transports.launchers import Launch, detect_launch, launcher_variables
 from perfsuite.units import plural
 
@@ -162,6 +163,7 @@ def transport_of(suite: Suite) -> ClusterTransport | None:
             start_method=suite.machine.family.start_method,
             preload=PRELOAD,
             log_directory=logs,
+            devices=suite.device_names(),
         )
         # Called on every way out, last registered first: the agents have ended before the directory goes.
         config.add_cleanup(transport.close)
@@ -229,7 +231,8 @@ def serve(session: pytest.Session) -> None:
     from perfsuite.runtime.transports.agent import serve_agent
 
     slot = config.stash.get(_slot_key, None)
-    status = serve_agent(config.stash[launch_key], slot=slot, stays=not is_command())
+    devices = suite_of(config).device_names()
+    status = serve_agent(config.stash[launch_key], slot=slot, stays=not is_command(), devices=devices)
     config.pluginmanager.register(_Leave(status), "perfsuite.leave")
     raise session.Failed("perfsuite: this process served a rank")  # the one end of a loop of which pytest says nothing
 

@@ -81,6 +81,8 @@ class Suite:
         """Where the journal goes and why not into the root directory; empty if it does."""
         self.started_at = ""
         """UTC, ISO 8601."""
+        self.unusable: tuple[int, str] | None = None
+        """Fewest ranks with which a case found a device that torch cannot use, and its message."""
         self.verdicts: dict[str, str] = {}
         """Verdict of each judged case in one word, by node id."""
         self.naming = False
@@ -178,16 +180,23 @@ class Suite:
                 f"{world_size} ranks, but {cluster.name} gave {cluster.capacity}; start at least {world_size}, "
                 "or name fewer by --perf-world-sizes"
             )
+        if self.unusable is not None and world_size >= self.unusable[0]:
+            return self.unusable[1]
         if self.machine.family.shareable or self.settings.oversubscribe:
             return ""
         on_host = min(world_size, cluster.place(0).local_world_size if cluster else world_size)
-        if on_host > self.machine.device_count:
-            return self._too_few_devices(on_host)
-        return ""
-
-    def _too_few_devices(self, ranks: int) -> str:
-        """What it takes to run so many ranks, when this host alone has fewer devices."""
         count = self.machine.device_count
+        if cluster and self.device_names():  # each agent tells its own: until they came nobody knows
+            count = cluster.devices_here(count) or on_host
+        return self._too_few_devices(on_host, count) if on_host > count else ""
+
+    def device_names(self) -> tuple[str, ...]:
+        """Which devices this process sees, by number; empty where a device has no name of its own, as a CPU."""
+        names = tuple(device.uuid for device in self.machine.devices)
+        return names if all(names) else ()
+
+    def _too_few_devices(self, ranks: int, count: int) -> str:
+        """What it takes to run so many ranks, when this host alone has ``count`` devices, which are fewer."""
         hosts = -(-ranks // count)
         launcher = f"torchrun --nnodes={hosts} --nproc-per-node={ranks // hosts} -m pytest ..."
         several = f"{hosts} such hosts ({launcher}), or " if ranks % hosts == 0 and hosts > 1 else ""

@@ -23,7 +23,7 @@ from perfsuite.runtime.assembly import assemble
 from perfsuite.runtime.failures import RankFailure, exception_of
 from perfsuite.runtime.reference import refer
 from perfsuite.runtime.stacks import judge
-from perfsuite.runtime.transports.base import Message, Place, Transport
+from perfsuite.runtime.transports.base import Message, Place, Transport, share_devices
 from perfsuite.runtime.watch import Deadline, DeviceWatch
 from perfsuite.step_records import DeviceLook
 from perfsuite.units import format_seconds
@@ -212,15 +212,12 @@ class Driver:
     def _environment_of(self, process: Process | None, world_size: int) -> dict[str, str]:
         """Variables of rank processes beside the driver's own: the family's where nobody set them, the workload's."""
         set_here = self._family.host.environ
-        sharing = self._family.sharing_variables if self._shared(world_size) else {}
+        places = [self._transport.place(rank) for rank in range(world_size)]
+        sharing = self._family.sharing_variables if share_devices(places, self._device_count) else {}
         default = {
             name: value for name, value in {**self._family.rank_variables, **sharing}.items() if name not in set_here
         }
         return {**default, **(process.env if process else {})}
-
-    def _shared(self, world_size: int) -> bool:
-        """Whether ranks of a case share devices, as far as this host tells."""
-        return self._transport.capacity is None and world_size > self._device_count
 
     # -- the steps of a run --------------------------------------------------------------------------------------
 
@@ -240,6 +237,7 @@ class Driver:
         places = [self._transport.place(rank) for rank in range(world_size)]
         on_host = {place.host: sum(other.host == place.host for other in places) for place in places}
         beside = {place.slot: [other for other in places if _same_cores(other, place)] for place in places}
+        shares = share_devices(places, self._device_count)
         commands = {
             place.slot: protocol.form(
                 rank=place.slot,
@@ -255,7 +253,8 @@ class Driver:
                 timeout_s=limit_s,
                 cores=place.cores,
                 share=beside[place.slot].index(place),
-                devices=[self._device(other) for other in beside[place.slot]],
+                beside=[other.slot for other in beside[place.slot]],
+                shares=shares,
                 pin=self._pin,
             )
             for place in places
@@ -280,7 +279,7 @@ class Driver:
             self._tails = {}
 
     def _device(self, place: Place) -> int:
-        return place.local_rank % self._device_count
+        return place.device(self._device_count)[0]
 
     def _command(
         self,

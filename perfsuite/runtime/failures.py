@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from perfsuite.errors import (
     CaseError,
+    DeviceUnusable,
     ExpectedFailure,
     InvalidParameter,
     OutOfMemory,
@@ -47,11 +48,20 @@ _EXCEPTIONS: Mapping[str, type[PerfsuiteError]] = {
     "unsupported": UnsupportedCase,
     "skipped": UnsupportedCase,
     "expected_failure": ExpectedFailure,
+    "unusable": DeviceUnusable,
     "refused": CaseError,
     "out_of_memory": OutOfMemory,
 }
 _BROKEN = re.compile(r"(RuntimeError|Dist\w*Error|Connection\w*Error|BrokenPipeError|TimeoutError)\b")
 _TRANSPORT = re.compile(r"\bgloo/|\bNCCL\b|ProcessGroup|\bby (remote )?peer\b")
+
+UPSTREAM: Mapping[str, str] = {
+    "no algorithm/protocol available": "NCCL has no algorithm that NCCL_ALGO allows for this collective",
+    "Duplicate GPU detected": "NCCL before 2.30 refuses several ranks on one device",
+    "0 active drivers": "triton finds no GPU while DeepSpeed is imported",
+    "terminate called without an active exception": "gloo aborts at the end of a program",
+}
+"""Faults of torch and its libraries, by a phrase of their messages: docs/upstream.md has versions and sources."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +133,7 @@ def _known(types: Sequence[Sequence[str]]) -> type[BaseException] | None:
 def _where(failure: RankFailure) -> str:
     if failure.kind == "wrong_result":
         return f"rank {failure.rank}{failure.place} while {failure.phase}: "
-    if failure.kind == "refused":
+    if failure.kind in ("refused", "unusable"):
         return f"rank {failure.rank}{failure.place} on {failure.host}: "
     word = _WORDS.get(failure.kind)
     return f"rank {failure.rank}{failure.place} on {failure.host} {word}: " if word else ""
@@ -160,6 +170,8 @@ def compose(world_size: int, failures: Sequence[RankFailure], limit: str) -> str
     ]
     ordered = sorted(told, key=lambda failure: _ORDER.index(failure.state))
     lines = [f"{_headline(ordered[0])}{_more(ordered)} ({world_size} ranks{limit})"]
+    said = "\n".join(text.lower() for failure in ordered for text in (failure.what, failure.detail))
+    lines += [f"known upstream: {fault} (docs/upstream.md)" for word, fault in UPSTREAM.items() if word.lower() in said]
     for failure in ordered:
         if failure.state == "finished":
             continue

@@ -5,7 +5,7 @@ verb    fields                                      final answer (a worker may s
 ======  ==========================================  ==================================================================
 form    rank, local_rank, world_size,               ``{"done": {}}`` once the rank is in its process group
         local_world_size, family, backend, binds,
-        device, cores, share, devices, pin,
+        device, shares, cores, share, beside, pin,
         store_host, store_port, generation,
         timeout_s
 run     workload (see runtime.reference), shape,    ``{"done": report}`` with the rank's timings
@@ -38,8 +38,8 @@ The last two are pytest's, called on a rank.
 """
 TIMING = "timing"
 """The phase in which a rank takes its samples."""
-ERROR_KINDS = (*CLEAN_ERRORS, "refused", "out_of_memory", "exception")
-"""``refused``: perfsuite itself cannot run the case on that rank, and its message says all."""
+ERROR_KINDS = (*CLEAN_ERRORS, "unusable", "refused", "out_of_memory", "exception")
+"""``unusable``: torch cannot use the rank's device.  ``refused``: perfsuite itself cannot run the case on that rank."""
 
 
 def encode(message: Message) -> bytes:
@@ -70,13 +70,14 @@ def form(
     timeout_s: float,
     cores: tuple[int, ...],
     share: int,
-    devices: Sequence[int],
+    beside: Sequence[int],
+    shares: bool,
     pin: Pin,
 ) -> Message:
     """Join the process group of one generation.
 
-    ``binds``: the backend is the device's own, which may know its device from the start.  ``devices`` are those of the
-    ranks that may use the same ``cores``; the rank is the one at ``share`` among them.
+    ``binds``: the backend is the device's own, which may know its device from the start.  ``shares``: ranks share
+    devices.  ``beside`` are the ranks that may use the same ``cores``; the rank is the one at ``share`` among them.
     """
     return {
         "verb": "form",
@@ -94,7 +95,8 @@ def form(
         "timeout_s": timeout_s,
         "cores": list(cores),
         "share": share,
-        "devices": list(devices),
+        "beside": list(beside),
+        "shares": shares,
         "pin": pin,
     }
 

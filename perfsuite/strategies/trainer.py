@@ -267,9 +267,12 @@ def use_reentrant_checkpoints(module: TrainingModule) -> None:
 
 
 def _require_compiler(device: torch.device) -> None:
-    named = os.environ.get("CXX", "")
-    if device.type == "cpu" and not any(shutil.which(compiler) for compiler in (named, "g++", "clang++") if compiler):
-        raise UnsupportedCase("torch.compile for cpu needs a C++ compiler (CXX, g++ or clang++); none was found")
+    # inductor compiles kernels of a CPU by CXX or g++; triton the launchers of a device's by CC, gcc or clang.
+    language, variable, names = ("C++", "CXX", ("g++",)) if device.type == "cpu" else ("C", "CC", ("gcc", "clang"))
+    named = os.environ.get(variable)
+    if not any(map(shutil.which, (named,) if named else names)):
+        missing = f"{variable}={named}" if named else f"{variable} is not set, and {' or '.join(names)}"
+        raise UnsupportedCase(f"torch.compile for {device.type} needs a {language} compiler: {missing} is not found")
     from torch._inductor.codegen.common import get_scheduling_for_device, init_backend_registration
 
     init_backend_registration()

@@ -441,6 +441,12 @@ class Mccl final : public c10d::Backend {
     });
   }
   intrusive_ptr<Work> barrier(const c10d::BarrierOptions& options) override {
+    // As ProcessGroupMCCL: without a device of an earlier communication it takes rank % device_count, which on several
+    // hosts is another rank's device.
+    TORCH_CHECK(
+        getSize() == 1 || knows_device_ || !options.device_ids.empty(),
+        "mccl: a barrier is the first communication of this group, and which device is this rank's is guessed: "
+        "communicate a tensor first, or give device_ids");
     c10d::BarrierOptions plain;
     plain.timeout = options.timeout;
     return start("barrier", c10d::OpType::BARRIER, {}, {}, {}, 0, [&](Held&) { return gloo_->barrier(plain); });
@@ -487,6 +493,7 @@ class Mccl final : public c10d::Backend {
   intrusive_ptr<Work> start(
       const char* name, c10d::OpType type, const Tensors& reads, const Tensors& writes, const Tensors& outputs,
       int64_t bytes, Post&& post) {
+    knows_device_ = knows_device_ || !writes.empty() || !reads.empty();
     int device = writes.empty() && reads.empty() ? current_device() : device_of(writes.empty() ? reads : writes);
     auto collective = std::make_shared<Collective>();
     collective->name = std::string("mccl::") + name;
@@ -577,6 +584,7 @@ class Mccl final : public c10d::Backend {
   // Data under a tag of its own, and beside it two that tell each side what the other knows.
   intrusive_ptr<Work> message(Tensors& tensors, int peer, int tag, bool sends) {
     TORCH_CHECK(peer >= 0, "mccl receives from a named rank alone");
+    knows_device_ = true;
     int device = device_of(tensors);
     auto lane = this->lane(device, peer, sends);
     auto made = std::make_shared<Message>();
@@ -603,6 +611,7 @@ class Mccl final : public c10d::Backend {
   }
 
   intrusive_ptr<c10d::Backend> gloo_;
+  bool knows_device_ = false;  // a tensor has told which device is this rank's
   std::mutex start_mutex_;
   std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
   std::optional<std::vector<intrusive_ptr<Work>>> together_;

@@ -28,6 +28,8 @@ Costs costs_of(const py::dict& given) {
     else if (key == "slow") costs.slow = rates(value);
     else if (key == "jitter") costs.jitter = value.cast<double>();
     else if (key == "seed") costs.seed = value.cast<uint64_t>();
+    else if (key == "burst_ns") costs.burst_ns = value.cast<int64_t>();
+    else if (key == "sustained") costs.sustained = value.cast<double>();
     else if (key == "memory_bytes") costs.memory_bytes = value.cast<int64_t>();
     else if (key == "context_bytes") costs.context_bytes = value.cast<int64_t>();
     else if (key == "communicator_bytes") costs.communicator_bytes = value.cast<int64_t>();

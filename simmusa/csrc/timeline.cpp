@@ -129,6 +129,13 @@ void Timeline::finish(StreamKey stream, const std::string& name, double duration
   auto lasts_ns = duration_of(name, duration_ns);
   std::lock_guard<std::mutex> guard(mutex_);
   auto& state = streams_[stream];
+  if (costs_.burst_ns > 0) {
+    auto& heat = heat_[device_of(stream)];
+    if (state.time_ns - heat.end_ns >= costs_.burst_ns) heat.busy_ns = 0;
+    if (heat.busy_ns >= costs_.burst_ns) lasts_ns = std::llround(static_cast<double>(lasts_ns) * costs_.sustained);
+    heat.busy_ns += lasts_ns;
+    heat.end_ns = state.time_ns + lasts_ns;
+  }
   state.time_ns += lasts_ns;
   if (tracing_) trace_.push_back({name, stream, state.time_ns - lasts_ns, state.time_ns});
 }

@@ -39,6 +39,8 @@ struct Costs {
   std::map<std::string, double> slow;  // factor by operation: aten::mm, mccl::allreduce, simmusa::copy
   double jitter = 0;                   // each duration times 1 + jitter x uniform(-1, 1)
   uint64_t seed = 0;
+  int64_t burst_ns = 0;    // so long a device computes at its boost clock; 0: for ever
+  double sustained = 1;    // factor of its kernels after that, until it has idled as long
   int64_t memory_bytes = int64_t{48} << 30;
   int64_t context_bytes = 0;
   int64_t communicator_bytes = 0;
@@ -121,6 +123,9 @@ class Timeline {
     uint64_t number = 0;
     Seen seen;
   };
+  struct Heat {
+    int64_t busy_ns = 0, end_ns = 0;
+  };
   struct Deferred {
     StreamKey stream;
     uint64_t number;
@@ -140,6 +145,7 @@ class Timeline {
   std::map<std::string, int64_t> launches_;  // of the operations that break a device
   Seen host_seen_;
   std::map<StreamKey, StreamState> streams_;
+  std::map<int, Heat> heat_;  // by device
   std::vector<Deferred> deferred_;
   bool tracing_ = false;
   std::vector<TraceEntry> trace_;

@@ -76,3 +76,16 @@ def records_of(driver: Driver, mesh: str, parts: Mapping[str, Build]) -> dict[st
         part, _, name = record.name.partition(": ")
         told[part][name] = record.value
     return told
+
+
+def mesh_beside_cuda(rank):
+    """Whether the group of a mesh of one axis is that of the case, on a host that has CUDA."""
+    from unittest.mock import patch
+
+    import torch
+    import torch.distributed as dist
+
+    with patch.object(torch.cuda, "is_available", lambda: True):
+        group = rank.mesh.get_group()
+    same = float(group is dist.group.WORLD)
+    return lambda: rank.record("same", same, reduce="max")

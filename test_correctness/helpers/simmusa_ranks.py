@@ -236,3 +236,38 @@ def exchanges_in_a_ring(rank):
         rank.record(f"got{rank.rank}", into[0], reduce="only")
 
     return step
+
+
+def waits_first(rank, alone):
+    """A barrier in the group of all ranks, or (``alone``) in one that has not communicated."""
+    import torch.distributed as dist
+
+    group = dist.new_group(list(range(rank.world_size))) if alone else rank.group()
+    return lambda: dist.barrier(group=group)
+
+
+def reads_a_dataset(rank, folder):
+    """Records whether the batches of a loader are pinned."""
+    from pathlib import Path
+
+    from perfsuite.models import find
+    from perfsuite.models.dataset import generate
+    from perfsuite.models.loading import Files, Share
+
+    model = find("gpt2-tiny")
+    dataset = generate(model, Path(folder), samples=4)
+    files = Files(model, dataset, Share(replica=0, replicas=1, micro_batch_size=2), rank.device, num_workers=0)
+
+    def step():
+        batch = next(files._batches)
+        rank.record("pinned", float(all(values.is_pinned() for values in batch.values())), reduce="max")
+
+    return step
+
+
+def tells_its_yardstick(rank):
+    """Records how many bytes the gate's yardstick takes on this device."""
+    from perfsuite.platforms import device_code
+
+    told = float(device_code("simmusa").yardstick_bytes)
+    return lambda: rank.record("yardstick_bytes", told, reduce="max")

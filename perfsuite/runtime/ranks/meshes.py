@@ -37,7 +37,12 @@ class Meshes:
         if self._made is None:
             alone = () if set(DATA_PARALLEL) & set(self.shape.names) else (_ALONE,)
             sizes, names = (*(1 for _ in alone), *self.shape.sizes), (*alone, *self.shape.names)
-            self._made = init_device_mesh(self._device_type, sizes, mesh_dim_names=names)
+            if len(names) == 1:  # init_device_mesh makes a group of its own for gloo where there is CUDA
+                world = dist.group.WORLD
+                assert world is not None
+                self._made = DeviceMesh.from_group(world, self._device_type, mesh_dim_names=names)
+            else:
+                self._made = init_device_mesh(self._device_type, sizes, mesh_dim_names=names)
         return self._made
 
     def submesh(self, *axes: str) -> DeviceMesh:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.errors import CaseError, UnsupportedCase
@@ -83,24 +83,22 @@ def _logical(cores: Sequence[Core]) -> tuple[int, ...]:
     return tuple(sorted(index for core in cores for index in core.logical))
 
 
-def nodes_of_devices(
-    host: Host, cores: Sequence[Core], devices: Sequence[int], address: Callable[[int], str | None]
-) -> list[int | None]:
-    """The memory node of each of ``devices``, None on a platform whose devices are on none.
+def nodes_of_devices(host: Host, cores: Sequence[Core], addresses: Mapping[int, str | None]) -> list[int | None]:
+    """The memory node of each rank's device, None on a platform whose devices are on none.
 
-    ``address``: PCI address of a device, empty where nothing tells it, None where it has none.  Raises UnsupportedCase
-    where the host has several nodes and nothing tells which one a device is on: a guess would be a slow placement.
+    ``addresses``: by rank, the PCI address of its device, empty where nothing tells it, None where it has none.  Raises
+    UnsupportedCase where the host has several nodes and nothing tells which one a device is on: a guess would be a slow
+    placement.
     """
     here = {core.node for core in cores}
-    addresses = [address(device) for device in devices]
-    if len(here) == 1 or None in addresses:
-        return [None] * len(devices)
-    nodes = [node_of_device(host, told or "") for told in addresses]
+    if len(here) == 1 or None in addresses.values():
+        return [None] * len(addresses)
+    nodes = [node_of_device(host, told or "") for told in addresses.values()]
     if None in nodes:
-        unknown = devices[nodes.index(None)]
+        unknown = list(addresses)[nodes.index(None)]
         raise UnsupportedCase(
-            f"nothing tells which of the {len(here)} memory nodes device {unknown} is on (torch before 2.8 and some "
-            "virtual machines do not); run without --perf-pin=numa"
+            f"nothing tells which of the {len(here)} memory nodes the device of rank {unknown} is on (torch before 2.8 "
+            "and some virtual machines do not); run without --perf-pin=numa"
         )
     return list(nodes)
 

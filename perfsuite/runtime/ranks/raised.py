@@ -12,7 +12,7 @@ from types import TracebackType
 
 import torch
 
-from perfsuite.errors import CaseError, InvalidParameter, OutOfMemory, UnsupportedCase, WrongResult
+from perfsuite.errors import CaseError, DeviceUnusable, InvalidParameter, OutOfMemory, UnsupportedCase, WrongResult
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.runtime.cut import MESSAGE_CHARS, TRACEBACK_CHARS, cut
 from perfsuite.runtime.transports.base import Message
@@ -29,6 +29,7 @@ _CLEAN = (
     (WrongResult, "wrong_result"),
     (InvalidParameter, "invalid_parameter"),
     (UnsupportedCase, "unsupported"),
+    (DeviceUnusable, "unusable"),
     (CaseError, "refused"),  # the base of the first two
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import resource
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported at run time
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # exported at run time
 
 from perfsuite.decoding import to_json
 from perfsuite.errors import CaseError
@@ -102,7 +103,6 @@ class Worker:
         rank, world_size = command["rank"], command["world_size"]
         local_rank = command["local_rank"]
         code = device_code(command["family"])
-        self._place(command, code)
         self._several_hosts = command["local_world_size"] < world_size
         os.environ.update(
             RANK=str(rank),
@@ -112,12 +112,15 @@ class Worker:
             MASTER_ADDR=command["store_host"],
             MASTER_PORT=str(command["store_port"]),
         )
-        device = code.open(command["device"])
         address = (command["store_host"], command["store_port"])
         if self._store is None or self._store_address != address:
             # Half of the time, so that the rank says what is wrong before the driver says that it hangs.
             self._store, self._store_address = reach_store(*address, command["timeout_s"] / 2), address
         store = PrefixStore(f"generation{command['generation']}", self._store)
+        self._place(command, code, store)
+        device = code.open(command["device"])
+        if command["shares"] and command["binds"]:
+            code.require_sharing()
         wait_as_long_in_every_group()
         dist.init_process_group(
             command["backend"],
@@ -136,6 +139,9 @@ class Worker:
             code=code,
             backend=command["backend"],
         )
+        if world_size > 1 and command["binds"] and device.type != "cpu" and not code.binds_groups:
+            # A barrier as the first communication would guess the device: rank % devices, on several hosts another's.
+            dist.all_reduce(torch.zeros(1, device=device))
         return {}
 
     def _in_group(self) -> Membership:
@@ -156,15 +162,18 @@ class Worker:
         if self._has_lost_group():
             raise CaseError(DESTROYED)
 
-    def _place(self, command: Message, code: DeviceCode) -> None:
-        allowed, share, devices, pin = tuple(command["cores"]), command["share"], command["devices"], command["pin"]
+    def _place(self, command: Message, code: DeviceCode, store: Store) -> None:
+        allowed, share, beside, pin = tuple(command["cores"]), command["share"], command["beside"], command["pin"]
         if pin == "numa":
             host = Host()
             cores = read_cores(host, allowed)
-            nodes = placement.nodes_of_devices(host, cores, devices, code.pci_address)
+            # Each rank tells its own: the number of a device may be that of another one to the rank beside.
+            store.set(f"address{command['rank']}", json.dumps(code.pci_address(command["device"])))
+            addresses = {rank: json.loads(store.get(f"address{rank}")) for rank in beside}
+            nodes = placement.nodes_of_devices(host, cores, addresses)
             self._placement = placement.place_by_node(cores, nodes, share)
         else:
-            self._placement = placement.divide_cores(allowed, share, len(devices), pin=pin == "cores")
+            self._placement = placement.divide_cores(allowed, share, len(beside), pin=pin == "cores")
         if pin != "none":
             placement.pin(self._placement.cores or allowed)
         torch.set_num_threads(self._placement.threads)

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -47,27 +47,27 @@ def serve_agent(
     deadline_s: float | None = None,
     slot: OneSlot | None = None,
     stays: bool = False,
+    devices: Sequence[str] = (),
 ) -> int:
     """Serve until the driver dismisses this agent; returns the exit status of the process, 0 when dismissed.
 
-    ``deadline_s`` is how long to look for the driver.  ``slot`` was made and started before, by one who closes it.
-    A process that ``stays`` gets its signal handlers back; another one is about to end and ignores SIGTERM from here
-    on, which launchers send to all when rank 0 has failed.
+    ``deadline_s`` is how long to look for the driver, ``devices`` are what this process sees.  ``slot`` was made and
+    started before, by one who closes it.  A process that ``stays`` gets its signal handlers back; another one is about
+    to end and ignores SIGTERM from here on, which launchers send to all when rank 0 has failed.
     """
     deadline_s = gathering_s(launch) if deadline_s is None else deadline_s
     link = None
     parent = os.getppid()
     leave_signals = _take_signals(stays)
-    waiting = threading.Timer(
-        PATIENCE_S, say_waiting, (launch, "rank 0 and those that it waits for", deadline_s, environ)
-    )
+    whom = "rank 0 and those that it waits for"
+    waiting = threading.Timer(PATIENCE_S, say_waiting, (launch, whom, deadline_s, environ))
     waiting.daemon = True
     waiting.start()
     try:
         link, welcome = reach_driver(
             launch,
             lambda: find_meeting(launch, environ),
-            greeting(launch, socket.gethostname(), os.getpid()),
+            greeting(launch, socket.gethostname(), os.getpid(), devices),
             farewell=_farewell,
             deadline_s=deadline_s,
             alive=lambda: os.getppid() == parent,

@@ -7,7 +7,7 @@ A *slot* is a place for one rank; slot ``i`` holds rank ``i`` of every case.  A 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,6 +42,24 @@ class Place:
     """Slots on that host that the launcher gave; 0 when the transport gives as many as are asked for."""
     cores: tuple[int, ...]
     """Cores that the slot's processes may use; a launcher may have bound each of its ranks to cores of its own."""
+    devices: tuple[str, ...] = ()
+    """Which devices the slot's processes see, by number; empty where that is not told.  ``srun --gpus-per-task`` shows
+    each of its ranks another one as device 0."""
+
+    def device(self, count: int) -> tuple[int, str]:
+        """Number and name of the device of this slot's rank, where a host has ``count``, ranks of which share devices.
+
+        >>> place = Place(slot=3, host="a", local_rank=3, local_world_size=4, cores=(), devices=("GPU-7",))
+        >>> place.device(1), dataclasses.replace(place, devices=()).device(2)
+        ((0, 'a GPU-7'), (1, 'a 1'))
+        """
+        number = self.local_rank % (len(self.devices) or count)
+        return number, f"{self.host} {self.devices[number] if self.devices else number}"
+
+
+def share_devices(places: Sequence[Place], count: int) -> bool:
+    """Whether ranks at these places share devices, as far as their hosts, of ``count`` devices each, tell."""
+    return len({place.device(count)[1] for place in places}) < len(places)
 
 
 class Transport(ABC):

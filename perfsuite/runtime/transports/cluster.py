@@ -56,8 +56,10 @@ class ClusterTransport(Transport):
         log_directory: Path,
         deadline_s: float | None = None,
         environ: Mapping[str, str] = os.environ,
+        devices: tuple[str, ...] = (),
     ) -> None:
-        """``deadline_s`` is how long to wait for the agents; the other arguments are a LocalTransport's.
+        """``deadline_s`` is how long to wait for the agents, ``devices`` are those that this process sees; the other
+        arguments are a LocalTransport's.
 
         Agents on the driver's host write their logs to ``log_directory``; those on other hosts keep them to themselves.
         """
@@ -66,6 +68,7 @@ class ClusterTransport(Transport):
         self._launch = launch
         self._deadline_s = gathering_s(launch) if deadline_s is None else deadline_s
         self._environ = environ
+        self._devices = devices
         self._welcome: Message = {
             "start_method": start_method,
             "preload": list(preload),
@@ -108,6 +111,7 @@ class ClusterTransport(Transport):
                 local_rank=here.local_rank,
                 local_world_size=here.local_world_size,
                 cores=allowed_cores(),
+                devices=self._devices,
             )
         facts = self._star.facts[slot]
         return Place(
@@ -116,7 +120,18 @@ class ClusterTransport(Transport):
             local_rank=facts.local_rank,
             local_world_size=facts.local_world_size,
             cores=facts.cores,
+            devices=facts.devices,
         )
+
+    def devices_here(self, count: int) -> int | None:
+        """How many devices the ranks of the driver's host have together; None before all agents came.
+
+        ``count`` devices are there for each rank whose agent does not tell them.
+        """
+        if len(self._star.facts) < self._launch.world_size - 1:
+            return None
+        places = [self.place(slot) for slot in range(self._launch.world_size)]
+        return len({place.device(count)[1] for place in places if place.host == places[0].host})
 
     def agents_here(self) -> frozenset[int]:
         """Processes of the agents on this host, also of those that are lost."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
+import importlib.abc
 import json
 import os
 import select
@@ -62,12 +62,29 @@ def _import(names: list[str]) -> None:
     for name in names:
         try:
             importlib.import_module(name)
-        except Exception:  # a preload only saves time: the worker that needs the module reports the error
+        except Exception as error:  # a preload only saves time: the worker that needs the module reports the error
             traceback.print_exc()
+            sys.meta_path.insert(0, _FailsAlike(name, error))
     # A collection in a worker then skips what was preloaded, milliseconds instead of a tenth of a second.  None is made
     # here: it costs as much, before the first result, and finds a few thousand small objects.
     gc.freeze()
     gc.enable()
+
+
+class _FailsAlike(importlib.abc.MetaPathFinder):
+    """Makes every later import of a module that failed to load fail for the first reason.
+
+    Parts of such a module stay loaded, so that a second attempt would fail for another one: "partially initialized
+    module", "can only be initialized once per process".
+    """
+
+    def __init__(self, name: str, error: Exception) -> None:
+        self._name = name
+        self._reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname == self._name:
+            raise ImportError(self._reason, name=fullname)
 
 
 class _Server:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import socket
@@ -130,12 +131,12 @@ class LocalTransport(Transport):
                         return self._store
                     why = answer["error"]["message"].removeprefix("CaseError: ")
                     raise RanksFailed(f"the rendezvous store cannot be served: {why}")
+                self._await_ends([STORE], until)
                 break
             self._look(0.0)
-        raise RanksFailed(
-            f"the process that serves the rendezvous store did not answer: {child.ended or 'no answer in time'}\n"
-            + self.log_tail(STORE)
-        )
+        if child.ended:
+            raise RanksFailed(f"no rank process can work here, the first ended with {_end_of(child)}\n{_tail(child)}")
+        raise RanksFailed(f"the process that serves the rendezvous store gave no answer in time\n{_tail(child)}")
 
     def send(self, slot: int, command: Message) -> None:
         """See :meth:`Transport.send`."""
@@ -172,12 +173,7 @@ class LocalTransport(Transport):
     def log_tail(self, slot: int, lines: int = 20) -> str:
         """The last lines of what the worker wrote since the current case began."""
         child = self._slots.get(slot)
-        if child is None:
-            return ""
-        skipped = max(0, _size(child.log) - child.log_start - LOG_BYTES)
-        tail = _read_from(child.log, child.log_start + skipped).splitlines()[-lines:]
-        remark = [f"[... {skipped:,} bytes before this left out ...]"] if skipped and len(tail) < lines else []
-        return "\n".join([*remark, *tail])
+        return "" if child is None else _tail(child, lines)
 
     def close(self) -> None:
         """See :meth:`Transport.close`.  The forkserver kills what is left of its children before it ends."""
@@ -239,7 +235,7 @@ class LocalTransport(Transport):
                 cause = self._slots[slot].ended or "the forkserver gave no answer in time"
                 tail = _read_from(self._logs / LOG, 0)[-2000:]
                 self.kill(list(waiting))
-                raise RanksFailed(f"rank {slot} did not start: {cause}\n{tail}")
+                raise RanksFailed(f"rank {slot} did not start: {cause}{_raised_in(tail)}\n{tail}")
             waiting = {slot for slot in waiting if not self._slots[slot].pid}
 
     def _await_imports(self, until: float) -> None:
@@ -282,7 +278,29 @@ def _next_event(child: Child) -> Event | None:
     if not child.ended:
         return None
     child.reported = True
-    return Event(slot=child.slot, kind="exit", text=child.ended)
+    return Event(slot=child.slot, kind="exit", text=_end_of(child))
+
+
+def _end_of(child: Child) -> str:
+    """How a worker ended, with the exception that its log ends with where it ended by itself."""
+    return child.ended + (_raised_in(_tail(child)) if child.ended.startswith("exit code") else "")
+
+
+def _raised_in(log: str) -> str:
+    r"""The last exception of a log behind a colon; empty where there is none.
+
+    >>> _raised_in('  File "x.py", line 1\nImportError: libcudnn.so.9: cannot open\nsecond line')
+    ': ImportError: libcudnn.so.9: cannot open'
+    """
+    raised = re.findall(r"^(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*", log, re.MULTILINE)
+    return f": {raised[-1]}" if raised else ""
+
+
+def _tail(child: Child, lines: int = 20) -> str:
+    skipped = max(0, _size(child.log) - child.log_start - LOG_BYTES)
+    tail = _read_from(child.log, child.log_start + skipped).splitlines()[-lines:]
+    remark = [f"[... {skipped:,} bytes before this left out ...]"] if skipped and len(tail) < lines else []
+    return "\n".join([*remark, *tail])
 
 
 def _size(file: Path) -> int:

@@ -136,8 +136,10 @@ class ForkServer:
         code = self.process.wait(5)
         self.let_go()
         self._end_in_its_place()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        when = "" if self.is_up else f" while it imported {', '.join(self._preloaded)}"
         for child in self._children.values():
-            child.ended = f"its parent, the forkserver, ended with exit code {code}"
+            child.ended = f"its parent, the forkserver, {how}{when}"
 
     def let_go(self) -> None:
         """It ends all its children and itself."""

@@ -47,6 +47,8 @@ class AgentFacts:
     local_world_size: int
     cores: tuple[int, ...]
     """Cores that it, and so its worker, may use."""
+    devices: tuple[str, ...] = ()
+    """Which devices it sees, by number."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} (pid {self.pid})"
@@ -200,7 +202,7 @@ def unless_launched(environ: Mapping[str, str]) -> str:
     return f"if no launcher started it: unset {' '.join(telling_variables(environ))}"
 
 
-def greeting(launch: Launch, host: str, pid: int) -> Message:
+def greeting(launch: Launch, host: str, pid: int, devices: Sequence[str] = ()) -> Message:
     """The first frame of an agent."""
     return {
         "rank": launch.rank,
@@ -209,6 +211,7 @@ def greeting(launch: Launch, host: str, pid: int) -> Message:
         "local_rank": launch.local_rank,
         "local_world_size": launch.local_world_size,
         "cores": list(allowed_cores()),
+        "devices": list(devices),
     }
 
 
@@ -220,7 +223,7 @@ def _take_in(launch: Launch, link: Link, hello: Message, links: dict[int, Link],
         link.close()
         return
     links[hello["rank"]] = link
-    facts[hello["rank"]] = AgentFacts(**{**hello, "cores": tuple(hello["cores"])})
+    facts[hello["rank"]] = AgentFacts(**{**hello, "cores": tuple(hello["cores"]), "devices": tuple(hello["devices"])})
 
 
 def _objection(launch: Launch, hello: Message, facts: Mapping[int, AgentFacts]) -> str:
@@ -228,7 +231,9 @@ def _objection(launch: Launch, hello: Message, facts: Mapping[int, AgentFacts]) 
     numbers = [hello.get(name) for name in ("rank", "pid", "local_rank", "local_world_size")]
     if not all(type(number) is int for number in numbers) or not 0 < hello["rank"] < launch.world_size:
         return f"rank {hello.get('rank')} is not one of 1 to {launch.world_size - 1}"
-    if hello.keys() != greeting(launch, "", 0).keys() or not isinstance(hello["cores"], list):
+    if hello.keys() != greeting(launch, "", 0).keys() or not all(
+        isinstance(hello[name], list) for name in ("cores", "devices")
+    ):
         return "its greeting is not whole"
     if hello["rank"] in facts:
         return f"rank {hello['rank']} is taken by {facts[hello['rank']]}"

@@ -7,6 +7,7 @@ an accelerator the optimizer of offloaded state is DeepSpeed's CPU Adam, as it i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -36,13 +37,15 @@ def build_engine(rank: Rank, plan: Plan, options: Zero) -> ZeroTrainer:
     written = ds_config.read(options.config) if options.config else {}
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     make = torch.optim.AdamW
-    if options.offload_optimizer and (options.cpu_adam or rank.device.type != "cpu"):
+    if options.compiles(rank.device.type):
         load_compiled(deepspeed.ops.op_builder.CPUAdamBuilder())
         make = deepspeed.ops.adam.DeepSpeedCPUAdam
     optimizer = make(trained, **ds_config.adam_settings(written, plan.learning_rate))
     engine, *_ = deepspeed.initialize(
         model=module, optimizer=optimizer, model_parameters=trained, config=settings, dist_init_required=False
     )
+    # DeepSpeed 0.15 enters the context of zero.Init again, which has ended: every later module would be spread.
+    deepspeed.zero.partition_parameters.shutdown_init_context()
     return ZeroTrainer(rank, plan, module=module, unit=engine, optimizer=optimizer, casts=False, replicates=False)
 
 
@@ -51,6 +54,8 @@ def start(rank: Rank) -> None:
     if rank.device.type == "cpu":
         compatible = deepspeed.ops.__compatible_ops__
         compatible["deepspeed_shm_comm"] = False
+        # Without it DeepSpeed 0.15 counts the devices of a host by the program numactl, in every backward of stage 3.
+        os.environ.setdefault("LOCAL_SIZE", os.environ["LOCAL_WORLD_SIZE"])
     else:
         use_device(rank.device, dist.get_backend(rank.group()))
     deepspeed.init_distributed(dist_init_required=False)

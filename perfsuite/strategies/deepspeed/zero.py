@@ -110,11 +110,15 @@ class Zero(Strategy):
     def build(self, rank: Rank, plan: Plan) -> Trainer:
         """The engine over all ranks.  Raises UnsupportedCase where DeepSpeed is not installed."""
         require_deepspeed(rank, f"strategy {self.name}")
-        if self.cpu_adam:
+        if self.compiles(rank.device.type):
             require_compiler()
         from perfsuite.strategies.deepspeed.engine import build_engine
 
         return build_engine(rank, plan, self)
+
+    def compiles(self, device: str) -> bool:
+        """Whether the optimizer is DeepSpeed's CPU Adam, which is compiled when it is first wanted."""
+        return self.offload_optimizer and (self.cpu_adam or device != "cpu")
 
 
 def require_deepspeed(rank: Rank, who: str) -> None:
@@ -123,18 +127,21 @@ def require_deepspeed(rank: Rank, who: str) -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
         import deepspeed  # type: ignore[import-untyped]  # noqa: F401 - no types; the first import, with the accelerator named
-    except ImportError as error:
+    except Exception as error:  # triton raises a RuntimeError in it where there is no GPU
+        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
         raise UnsupportedCase(
-            f"{who} needs DeepSpeed, which cannot be imported ({error}); install it with pip install 'perfsuite[zero]'"
+            f"{who} needs DeepSpeed, which cannot be imported ({reason}); install it with pip install 'perfsuite[zero]'"
         ) from None
 
 
 def require_compiler() -> None:
     """Raises UnsupportedCase, which names what is missing, where DeepSpeed's CPU Adam cannot be compiled."""
+    from deepspeed.git_version_info import installed_ops  # type: ignore[import-untyped]  # no types
+
     compiler = os.environ.get("CXX", "g++")
     missing = [name for name in (compiler, "ninja") if shutil.which(name) is None]
-    if missing:
+    if missing and not installed_ops.get("cpu_adam"):
         raise UnsupportedCase(
-            f"cpu_adam is compiled when it is first wanted, and {' and '.join(missing)} cannot be found on the path; "
-            "install it, or leave cpu_adam out"
+            f"DeepSpeed's CPU Adam, which steps offloaded state, is compiled when it is first wanted, and "
+            f"{' and '.join(missing)} cannot be found on the path; install it, or leave offload_optimizer out"
         )

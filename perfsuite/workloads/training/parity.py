@@ -17,6 +17,7 @@ from perfsuite.errors import WrongResult
 from perfsuite.mesh import MeshShape
 from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.base import Checkpointing
+from perfsuite.platforms.registry import family_class
 from perfsuite.records import Work
 from perfsuite.strategies import Plan, Strategy
 from perfsuite.workload import DTYPES, Process, Rank, Step, Workload
@@ -91,11 +92,14 @@ class TrainParity(Workload):
         plan, strategy = self.plan(rank.shape), self.find_strategy()
         expected = one_process(rank, plan, step.batch, narrow=strategy.narrows(plan))
         missing = set(expected.gradients) - step.names_of_all_ranks()
+        tolerance = strategy.tolerance(plan)
+        if self.dtype == "fp32":
+            tolerance = max(tolerance, family_class(rank.device.type).fp32_tolerance)
         problem = f"no rank has a gradient of {', '.join(sorted(missing))}" if missing else ""
         mine = {name: value for name, value in expected.gradients.items() if name in step.outcome.gradients}
         try:
             error = step.outcome.compare(
-                dataclasses.replace(expected, gradients=mine), self._told(rank.shape), strategy.tolerance(plan)
+                dataclasses.replace(expected, gradients=mine), self._told(rank.shape), tolerance
             )
             rank.record("parity_error", error, reduce="max")
         except WrongResult as wrong:
