@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from perfsuite.errors import UnsupportedCase
@@ -23,14 +23,13 @@ class Undisturbed(Telemetry):
     """Virtual devices are never throttled and belong to one run."""
 
     source = "simmusa"
-    counts_processes = False
 
     def __init__(self, count: int) -> None:
         self._count = count
 
-    def read(self, own: Collection[int] = ()) -> tuple[Reading, ...]:
+    def read(self) -> tuple[Reading, ...]:
         """Nothing happened to any of them."""
-        return tuple(Reading(index=index, throttle=(), other_processes=0) for index in range(self._count))
+        return tuple(Reading(index=index, throttle=(), processes=()) for index in range(self._count))
 
 
 class SimMusa(Family):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,8 @@ class Driver:
         """World size of the group that is whole; 0 when there is none."""
         self._subdivided = False
         """The ranks have made groups besides: another case gets a new one."""
+        self._opened: dict[int, int] = {}
+        """Devices that living workers of this host have opened, by slot."""
         self._members = 0
         """Ranks that are in a process group, whether or not it can be used again: 0 to this number - 1."""
         self._tainted = False
@@ -143,6 +146,10 @@ class Driver:
         self._acquire(1, fresh=False, env=self._environment_of(None, 1))
         answers = self._command({0: {"verb": "facts", "family": self._family.name}}, START_TIMEOUT_S)
         return dict(answers[0])
+
+    def contexts(self) -> Mapping[int, int]:
+        """Return how many rank processes use each device of this host; those of earlier, larger cases count."""
+        return Counter(self._opened.values())
 
     def run(self, job: Job) -> Measurement:
         """Run ``job`` once and return what its ranks measured.
@@ -261,6 +268,7 @@ class Driver:
             for place in places
         }
         self._members = world_size
+        self._opened |= {place.slot: self._device(place) for place in places if place.host == places[0].host}
         self._command(commands, limit_s, start_s=START_TIMEOUT_S)
         self._formed = world_size
 
@@ -303,12 +311,10 @@ class Driver:
         try:
             while wait.answered != wait.slots and not wait.lost and (left := deadline.left_s()) > 0:
                 self._take_events(wait, min(left, _POLL_S))
-                if start_s and wait.begun == wait.slots:
-                    start_s, limit_s, deadline = 0.0, timeout_s, Deadline(timeout_s)
                 if wait.errors or wait.exits:
                     deadline.shorten(GRACE_S)
-                    self._await_grace(wait, deadline)
-                    break
+                elif start_s and wait.begun == wait.slots:
+                    start_s, limit_s, deadline = 0.0, timeout_s, Deadline(timeout_s)
         except BaseException:  # Ctrl-C or SIGTERM while ranks are at work: nothing of them can be used again
             self._discard(commands)
             raise
@@ -317,10 +323,6 @@ class Driver:
         if wait.errors or wait.exits or wait.answered != wait.slots:
             self._fail(wait, sorted(commands), limit_s, shape)
         return wait.done
-
-    def _await_grace(self, wait: _Wait, deadline: Deadline) -> None:
-        while wait.answered != wait.slots and not wait.lost and (left := deadline.left_s()) > 0:
-            self._take_events(wait, min(left, _POLL_S))
 
     def _take_events(self, wait: _Wait, timeout_s: float) -> None:
         for event in self._transport.poll(timeout_s):
@@ -341,6 +343,8 @@ class Driver:
 
     def _discard(self, slots: Mapping[int, Any] | list[int]) -> None:
         self._transport.kill(list(slots))
+        for slot in slots:
+            self._opened.pop(slot, None)
         self._members = self._formed = 0
 
     def _fail(self, wait: _Wait, slots: list[int], limit_s: float, shape: MeshShape | None) -> None:
