@@ -113,8 +113,8 @@ class Driver:
         """Devices that living workers of this host have opened, by slot."""
         self._members = 0
         """Ranks that are in a process group, whether or not it can be used again: 0 to this number - 1."""
-        self._tainted = False
-        """Workers ran something that forbids their reuse."""
+        self._tainted: set[str] = set()
+        """What workers ran or changed that forbids their reuse."""
         self._tails: dict[int, str] = {}
         self._telemetry: Telemetry | None = None
         self._watch: DeviceWatch | None = None
@@ -179,15 +179,15 @@ class Driver:
         if self._family.preloads and not env:
             self._transport.preload(job.workload.preload)
         whole = self._formed == job.world_size
-        goes_on = job.continues and whole
+        goes_on = job.continues and whole and protocol.PROFILER not in self._tainted
         if not goes_on and (fresh or self._tainted or self._subdivided or not whole):
             self._disband(replaced=job.world_size if fresh else 0)
         self._acquire(job.world_size, fresh=fresh and not goes_on, env=env)
         self._form(job.world_size, job.budget.timeout_s)
         reports, looks = self._time(job, command, shape)
         self._checked.add(checked)
-        if process is not None or any(report["stale"] for report in reports.values()):
-            self._tainted = True
+        self._tainted |= {name for report in reports.values() for name in report["stale"]}
+        self._tainted |= {"a process of its own"} if process is not None else set()
         self._subdivided = any(report["made_groups"] for report in reports.values())
         return assemble(
             [reports[rank] for rank in range(job.world_size)],
@@ -279,7 +279,7 @@ class Driver:
         replaced, waits for ever.  Ranks 0 to ``replaced`` - 1 are about to be replaced: all of them need not leave.
         """
         count, tainted = self._members, self._tainted
-        self._members, self._formed, self._tainted, self._subdivided = 0, 0, False, False
+        self._members, self._formed, self._tainted, self._subdivided = 0, 0, set(), False
         if tainted:
             self._discard(list(range(count)))
         elif count > replaced:
