@@ -67,6 +67,8 @@ class Worker:
         """Of the process, after the last sample of that case."""
         self._stale: list[str] = []
         """Settings of the process that the case before changed and that could not be put back."""
+        self._held_bytes = 0
+        """What the process had allocated before the build."""
         self._meshes: Meshes | None = None
         """Of the case that runs in this process group."""
         self._group: dist.ProcessGroup | None = None
@@ -215,14 +217,17 @@ class Worker:
         if command["checks_twin"]:
             self._check_twin(workload, rank)
         self._enter("building")
+        timer = Timer(member, budget, spans, aligned=workload.aligned)
+        timer.prepare(workload.yardstick, always=workload.fills_memory)
         member.code.reset_peak_memory()
+        self._held_bytes = member.code.peak_memory_bytes() or 0
         step = as_step(workload.build(rank), f"{type(workload).__name__}.build")
         try:
             require_own_modules()
-            report = self._time(workload, step, rank, budget, spans)
+            report = self._time(workload, step, rank, budget, timer)
         finally:
             step.close()
-            del step
+            del step, timer
             member.code.release()
         self._require_group()
         return report
@@ -251,8 +256,8 @@ class Worker:
         workload.check(rank, step)
         return member.code.clock.elapsed_s(start, end)
 
-    def _time(self, workload: Workload, step: Step, rank: WorkerRank, budget: Budget, spans: SpanRecorder) -> Message:
-        member = self._in_group()
+    def _time(self, workload: Workload, step: Step, rank: WorkerRank, budget: Budget, timer: Timer) -> Message:
+        member, spans = self._in_group(), rank.spans
         self._utilisation_percent = self._throttle = None
         self._enter("checking before timing")
         iteration = Iteration(step.run, _name_of(workload))
@@ -263,10 +268,9 @@ class Worker:
         if budget.smoke:
             self._look_at_settings()
             return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
-        timer = Timer(member, budget, spans, aligned=workload.aligned)
         self._enter(TIMING)
         with rank.recording():
-            samples = timer.take(iteration, workload.yardstick)
+            samples = timer.take(iteration)
         self._utilisation_percent = member.code.utilisation_percent()  # before anything else runs on the device
         self._throttle = member.code.throttle() if self._several_hosts else None  # the driver looks at its own host's
         self._look_at_settings()
@@ -308,6 +312,7 @@ class Worker:
     ) -> Message:
         member = self._in_group()
         facts: ClockFacts = member.code.clock.facts()
+        peak_bytes = member.code.peak_memory_bytes()
         return {
             "rank": {
                 "rank": member.rank,
@@ -336,7 +341,7 @@ class Worker:
             "middle": spans.middle([sample.time_s for sample in samples.samples], samples.own_s),
             "records": records,
             "traffic": rank.traffic,
-            "peak_memory_bytes": member.code.peak_memory_bytes(),
+            "peak_memory_bytes": None if peak_bytes is None else peak_bytes - self._held_bytes,
             "made_groups": rank.made_groups,
             "imports": own_modules(),
             "steps": None,
