@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from perfsuite.records import Better, Measurement, Peak, Peaks, Work
+from perfsuite.units import seconds_to_us
+
+HOST_BOUND = 0.9
+"""Share of an iteration that the host takes to start it, from which on the host is what is timed."""
+LAUNCH_BOUND = "launch-bound"
+"""How the note of such a rate begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +63,25 @@ class MetricSpec:
     def format(self, value: float) -> str:
         """The value as printed, four significant digits, without its unit."""
         return significant(value)
+
+
+def launch_bound(measurement: Measurement, rate: Callable[[float], str]) -> str:
+    """Return the note of a rate that is the host's: it starts iterations no faster than they were timed; else empty.
+
+    ``rate`` prints the rate of an iteration of so many seconds: that of the kernel alone, where a graph was captured.
+    """
+    launches = [rank.launch_s for rank in measurement.ranks if rank.device != "cpu" and rank.launch_s is not None]
+    timed_s = measurement.median_s
+    if not launches or statistics.median(launches) <= HOST_BOUND * timed_s:
+        return ""
+    captured_s = [record.value * 1e-6 for record in measurement.records if record.name == "kernel_us"]
+    if captured_s and captured_s[0] > HOST_BOUND * timed_s:
+        return ""
+    alone = f"the kernel alone, in a captured graph: {rate(captured_s[0])}" if captured_s else "no graph was captured"
+    launch_us = significant(seconds_to_us(statistics.median(launches)))
+    return (
+        f"{LAUNCH_BOUND}: the host takes {launch_us} of {significant(seconds_to_us(timed_s))} us to start it; {alone}"
+    )
 
 
 def recorded(

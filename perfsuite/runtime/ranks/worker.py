@@ -19,8 +19,10 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from perfsuite.decoding import to_json
 from perfsuite.errors import CaseError
 from perfsuite.mesh import MeshShape
+from perfsuite.metrics.spec import HOST_BOUND
 from perfsuite.platforms import device_code
 from perfsuite.platforms.base import DeviceCode
+from perfsuite.platforms.captured import captured_kernel_s
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.instruments import instruments
 from perfsuite.records import ClockFacts, Sample
@@ -46,6 +48,7 @@ from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timer import Samples, Timer
 from perfsuite.runtime.reference import resolve
 from perfsuite.runtime.transports.base import WRAPPER, Message
+from perfsuite.units import seconds_to_us
 from perfsuite.workload import Budget, Step, Workload, as_step
 
 
@@ -278,6 +281,9 @@ class Worker:
         steps = self._steps(spans, samples)
         self._enter("checking after timing")
         self._check(workload, iteration, step, rank)
+        if workload.captured and samples.launch_s > HOST_BOUND * statistics.median(samples.own_s):
+            kernel_s = captured_kernel_s(member.device, step.run)
+            records |= {} if kernel_s is None else {"kernel_us": (seconds_to_us(kernel_s), "us", "max")}
         arrivals: list[float] = []
         if watch is not None:
             self._enter("watching arrivals")
