@@ -110,7 +110,9 @@ class Driver:
         self._subdivided = False
         """The ranks have made groups besides: another case gets a new one."""
         self._opened: dict[int, int] = {}
-        """Devices that living workers of this host have opened, by slot."""
+        """Devices that workers of this host have opened, by slot."""
+        self._dying: set[int] = set()
+        """Slots whose workers were killed: the driver of a device lists them until they have ended."""
         self._members = 0
         """Ranks that are in a process group, whether or not it can be used again: 0 to this number - 1."""
         self._tainted: set[str] = set()
@@ -233,6 +235,8 @@ class Driver:
 
     def _acquire(self, count: int, *, fresh: bool, env: Mapping[str, str]) -> None:
         replaced = self._transport.acquire(count, fresh=fresh, env=env, deadline_s=START_TIMEOUT_S)
+        self._opened = {slot: device for slot, device in self._opened.items() if slot not in self._dying}
+        self._dying.clear()
         if replaced and self._members:  # one of a group had died: the others can neither use it nor leave it
             self._discard(list(range(self._members)))
             self._transport.acquire(count, fresh=fresh, env=env, deadline_s=START_TIMEOUT_S)
@@ -246,7 +250,8 @@ class Driver:
         store = self._transport.open_store(START_TIMEOUT_S)
         places = [self._transport.place(rank) for rank in range(world_size)]
         on_host = {place.host: sum(other.host == place.host for other in places) for place in places}
-        beside = {place.slot: [other for other in places if _same_cores(other, place)] for place in places}
+        # A launcher that binds its ranks gives each, or each few, cores of their own.
+        beside = {at.slot: [one for one in places if (one.host, one.cores) == (at.host, at.cores)] for at in places}
         commands = {
             place.slot: protocol.form(
                 rank=place.slot,
@@ -343,8 +348,7 @@ class Driver:
 
     def _discard(self, slots: Mapping[int, Any] | list[int]) -> None:
         self._transport.kill(list(slots))
-        for slot in slots:
-            self._opened.pop(slot, None)
+        self._dying.update(slots)
         self._members = self._formed = 0
 
     def _fail(self, wait: _Wait, slots: list[int], limit_s: float, shape: MeshShape | None) -> None:
@@ -393,8 +397,3 @@ class Driver:
             return RankFailure(rank=slot, host=host, state="finished", what="", phase=phase)
         look = judge(*looks[slot])
         return RankFailure(rank=slot, host=host, state=look.state, what=look.where, phase=phase, detail=look.stack)
-
-
-def _same_cores(one: Place, other: Place) -> bool:
-    """Whether two ranks share cores; a launcher that binds its ranks gives each, or each few, cores of their own."""
-    return (one.host, one.cores) == (other.host, other.cores)
