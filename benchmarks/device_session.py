@@ -54,7 +54,7 @@ LIMITS_S: Mapping[str, float] = {
     "memory": _limit(1, 2),
     "host-link": _limit(1, 4),
     "launch": _limit(1, 1),
-    "training": _limit(1, 3, 20),  # gpt2 is built on the host
+    "training": _limit(1, 3, 40),  # gpt2 is built on the host
     "largest-batch": _limit(8, 20),  # 13 memory builds and up to 5 timed ones; each that does not fit costs a process
     "fault": _limit(3, 2),
     "killed-rank": _limit(3, 2),

@@ -47,7 +47,15 @@ def test_a_launch_bound_rate_is_no_share_of_the_devices_peak_and_has_the_kernels
     )
     assert "launch-bound: the host takes 950 of 1000 us to start it; no graph was captured" == rate(950.0).note
     copied = Work(bytes_moved=1e9, memory_path="device")
-    assert rate(950.0, 100.0, copied, "gb_per_s").note.endswith("captured graph: 10000 GB/s")
+    assert (
+        "captured graph: 400 GB/s" in rate(950.0, 500.0, dataclasses.replace(copied, bytes_moved=2e8), "gb_per_s").note
+    )
+
+
+def test_nothing_above_the_peak_is_explained_by_launches():
+    above = rate(1000.0, 500.0, dataclasses.replace(PRODUCT, flops={"exact": 1.5e11}))
+    assert ("", PEAKS.tflops["bf16"]) == (above.note, above.peak)  # impossible, as it was
+    assert rate(1000.0, 1.0).note.endswith("no graph was captured")  # one of nothing: 4000 TFLOPS
 
 
 def test_a_copy_that_blocks_the_host_is_not_launch_bound():

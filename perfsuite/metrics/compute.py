@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, launch_bound, recorded, significant
+from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, launch_bound, recorded
 from perfsuite.records import Measurement, Peak, Peaks, Work
 from perfsuite.units import seconds_to_us, tflops
 
@@ -38,7 +38,7 @@ def _rate(work: Work, measurement: Measurement, peaks: Peaks, share: int, peak_d
     peak, note = _peak(work, peaks, peak_devices)
     bound = ""
     if not work.training and not work.collective:
-        bound = launch_bound(measurement, lambda s: f"{significant(tflops(operations / share, s))} {unit}")
+        bound = launch_bound(measurement, lambda time_s: tflops(operations / share, time_s), unit, peak)
     return MetricValue(
         value=tflops(operations / share, measurement.median_s),
         peak=None if bound else peak,

@@ -7,7 +7,7 @@ arrays of at least four times the last-level cache; below that the figure is not
 
 from __future__ import annotations
 
-from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, launch_bound, recorded, significant
+from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, launch_bound, recorded
 from perfsuite.records import Measurement, Peak, Peaks, Work
 from perfsuite.units import format_bytes, gb_per_s, gib
 
@@ -58,7 +58,7 @@ def _bandwidth(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValu
     peak, note = _peak(work, measurement, peaks)
     bound = ""
     if work.memory_path == "device":  # a copy of pageable memory lasts as long as the host's call
-        bound = launch_bound(measurement, lambda s: f"{significant(gb_per_s(moved, s))} GB/s")
+        bound = launch_bound(measurement, lambda time_s: gb_per_s(moved, time_s), "GB/s", peak)
     return MetricValue(
         value=gb_per_s(moved, measurement.median_s),
         peak=None if bound else peak,

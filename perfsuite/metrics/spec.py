@@ -65,23 +65,24 @@ class MetricSpec:
         return significant(value)
 
 
-def launch_bound(measurement: Measurement, rate: Callable[[float], str]) -> str:
+def launch_bound(measurement: Measurement, rate: Callable[[float], float], unit: str, peak: Peak | None) -> str:
     """Return the note of a rate that is the host's: it starts iterations no faster than they were timed; else empty.
 
-    ``rate`` prints the rate of an iteration of so many seconds: that of the kernel alone, where a graph was captured.
+    ``rate`` is that of an iteration of so many seconds: the kernel's alone is noted too, where a graph was captured.
+    What is above the peak has no such excuse, and a graph above it did not capture the kernel.
     """
     launches = [rank.launch_s for rank in measurement.ranks if rank.device != "cpu" and rank.launch_s is not None]
-    timed_s = measurement.median_s
-    if not launches or statistics.median(launches) <= HOST_BOUND * timed_s:
+    timed_s, most = measurement.median_s, peak.value if peak else math.inf
+    if not launches or statistics.median(launches) <= HOST_BOUND * timed_s or rate(timed_s) > most:
         return ""
-    captured_s = [record.value * 1e-6 for record in measurement.records if record.name == "kernel_us"]
-    if captured_s and captured_s[0] > HOST_BOUND * timed_s:
+    captured_s = next((record.value * 1e-6 for record in measurement.records if record.name == "kernel_us"), 0.0)
+    if captured_s > HOST_BOUND * timed_s:
         return ""
-    alone = f"the kernel alone, in a captured graph: {rate(captured_s[0])}" if captured_s else "no graph was captured"
-    launch_us = significant(seconds_to_us(statistics.median(launches)))
-    return (
-        f"{LAUNCH_BOUND}: the host takes {launch_us} of {significant(seconds_to_us(timed_s))} us to start it; {alone}"
-    )
+    alone = "no graph was captured"
+    if captured_s and rate(captured_s) <= most:
+        alone = f"the kernel alone, in a captured graph: {significant(rate(captured_s))} {unit}"
+    launch_us, timed_us = (significant(seconds_to_us(time_s)) for time_s in (statistics.median(launches), timed_s))
+    return f"{LAUNCH_BOUND}: the host takes {launch_us} of {timed_us} us to start it; {alone}"
 
 
 def recorded(
