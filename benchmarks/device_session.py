@@ -26,19 +26,40 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+PAIRS = 3
+"""Comparisons of a product with a bare loop, for each dtype."""
+SUSTAIN_S = 15.0
+GATE_CASES = 3
+"""A product, a copy and a triad."""
+GATE_RUNS = 8
+"""Fresh runs of each: as many as the gate needs stored, one that is judged, and two for a suspicion."""
+_PROCESS_S = 5.0
+"""A process that imports torch, opens a device and makes a communicator: 3 to 5 s by estimate, none was timed."""
+_RUN_S = 4.0
+"""A build with two checks of 8192 x 8192 in fp64 on the host, and its samples: 2 to 4 s by estimate."""
+_MARGIN = 2.0
+_LEAST_S = 90.0
+"""The first import of torch from a cold disk."""
+
+
+def _limit(processes: int, runs: int, beside_s: float = 0.0) -> float:
+    """Return the limit of a step that starts so many processes and runs so many builds."""
+    return max(_LEAST_S, _MARGIN * (processes * _PROCESS_S + runs * _RUN_S + beside_s))
+
+
 LIMITS_S: Mapping[str, float] = {
-    "environment": 90,
-    "matmul": 240,
-    "sustained": 90,
-    "memory": 90,
-    "host-link": 90,
-    "launch": 60,
-    "training": 240,
-    "largest-batch": 300,
-    "fault": 90,
-    "killed-rank": 90,
-    "shared-device": 120,
-    "gate": 300,
+    "environment": _limit(1, 0),
+    "matmul": _limit(1, 4 * (1 + 2 * PAIRS)),  # of four dtypes
+    "sustained": _limit(1, 1, SUSTAIN_S),
+    "memory": _limit(1, 2),
+    "host-link": _limit(1, 4),
+    "launch": _limit(1, 1),
+    "training": _limit(1, 3, 40),  # gpt2 is built on the host
+    "largest-batch": _limit(8, 20),  # 13 memory builds and up to 5 timed ones; each that does not fit costs a process
+    "fault": _limit(3, 2),
+    "killed-rank": _limit(3, 2),
+    "shared-device": _limit(4, 2, 20),
+    "gate": _limit(GATE_CASES * GATE_RUNS, GATE_CASES * GATE_RUNS),
 }
 """Seconds that each step may take, in the order in which they run: half an hour where all of them are used up."""
 _SAID_LINES = 12

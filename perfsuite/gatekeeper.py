@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from perfsuite.arms import Arm, ArmFailed, run_arm
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import Baseline, Hardware
+from perfsuite.baselines.baseline import Baseline, Entry, Hardware
 from perfsuite.baselines.draft import NewRuns, UpdateMode
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.baselines.summarise import case_of, changed_settings, summarise
@@ -135,10 +135,10 @@ class Gatekeeper:
         self._anchors: dict[str, Arm | str] = {}
         """By commit: its arm, or why there is none."""
 
-    def known_runs(self, nodes: Iterable[str]) -> Mapping[str, int]:
-        """How many runs are stored of each of these node ids on this hardware, before anything is measured."""
-        stored = self.baseline.by_node if self.baseline else {}
-        return {node: max((len(entry.reference) for entry in stored.get(node, ())), default=0) for node in nodes}
+    def stored(self, nodes: Iterable[str]) -> list[Entry]:
+        """The entries of these node ids on this hardware, before anything is measured."""
+        known = self.baseline.by_node if self.baseline else {}
+        return [entry for node in nodes for entry in known.get(node, ())]
 
     def take(self, result: Result, tolerances: Tolerances) -> None:
         """Take in the first run of a case."""

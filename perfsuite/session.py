@@ -67,6 +67,9 @@ class Runner(Protocol):
     def log_tails(self) -> dict[int, str]:
         """Rank -> last lines of its log, of the last failed job."""
 
+    def contexts(self) -> Mapping[int, int]:
+        """How many rank processes use each device of the driver's host."""
+
     def close(self) -> None:
         """End every process.  Idempotent."""
 
@@ -117,7 +120,7 @@ class PerfSession:
         self._read_environment = read_environment
         self._driver: Runner | None = None
         self._environment: Mapping[str, Any] | None = None
-        self.measured_peaks = MeasuredPeaks(self._run_job)
+        self.measured_peaks = MeasuredPeaks(lambda job: self.driver.run(job))  # noqa: PLW0108  made at first use
 
     def resume(self, journal: Journal) -> None:
         """Report the cases finished in ``journal`` from it; JournalError when it is of other hardware."""
@@ -235,9 +238,6 @@ class PerfSession:
         finally:
             if self.journal is not None:
                 self.journal.close()
-
-    def _run_job(self, job: Job) -> Measurement:
-        return self.driver.run(job)
 
     # -- the way of one case -------------------------------------------------------------------------------------
 

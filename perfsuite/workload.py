@@ -208,6 +208,11 @@ class Workload(ABC):
     """Kernels and collectives: a barrier before each sample.  Training steps: False, they run free."""
     yardstick: ClassVar[Yardstick] = "compute"
     """Kind of kernel whose time follows the same disturbances; never the code under test."""
+    captured: ClassVar[bool] = False
+    """Kernels alone: where starting them is what was timed, a captured graph tells the kernel's own time."""
+    fills_memory: ClassVar[bool] = False
+    """It takes memory until there is no more: the yardstick's buffers are there without the gate too, so that both find
+    the same."""
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfsuite.errors import UnsupportedCase
 from perfsuite.platforms.base import DetectedDevice, DeviceModel, Family
@@ -25,14 +25,13 @@ class Undisturbed(Telemetry):
     """Virtual devices are never throttled and belong to one run."""
 
     source = "simmusa"
-    counts_processes = False
 
     def __init__(self, count: int) -> None:
         self._count = count
 
-    def read(self, own: Collection[int] = ()) -> tuple[Reading, ...]:
+    def read(self) -> tuple[Reading, ...]:
         """Nothing happened to any of them."""
-        return tuple(Reading(index=index, throttle=(), other_processes=0) for index in range(self._count))
+        return tuple(Reading(index=index, throttle=(), processes=()) for index in range(self._count))
 
 
 class HeldDown(Undisturbed):
@@ -42,9 +41,9 @@ class HeldDown(Undisturbed):
         super().__init__(count)
         self._reasons = reasons
 
-    def read(self, *arguments: Any, **named: Any) -> tuple[Reading, ...]:
+    def read(self) -> tuple[Reading, ...]:
         """The same for every device."""
-        return tuple(replace(reading, throttle=self._reasons) for reading in super().read(*arguments, **named))
+        return tuple(replace(reading, throttle=self._reasons) for reading in super().read())
 
 
 class SimMusa(Family):

@@ -360,3 +360,25 @@ def test_the_documents_platform_file_loads_and_its_mistake_reads_as_shown(
         load_catalog(["my-cluster.toml"])
     shown = next(block for block in examples("") if "error:" in block)
     assert shown.strip() == f"perfsuite: error: {caught.value}"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "measured"),
+    [
+        ("rtx4090", "tf32", 85.65),  # zzc0721/torch-performance-test-data#78
+        ("rtx4090", "fp16", 168.38),
+        ("rtx4090", "fp32", 86.676),  # mli/transformers-benchmarks#4
+        ("rtx3090", "bf16", 72.0),
+        ("rtx5090", "bf16", 254.0),
+    ],
+)
+def test_boost_clocks_of_tables_make_no_measured_rate_impossible(name, dtype, measured):
+    peak = load_catalog().models[name].tflops[dtype]
+    assert peak.value < measured
+    assert "nominal" == peak.kind
+
+
+def test_fp8_peaks_are_of_the_accumulation_that_is_asked_for():
+    """With fast accumulation; GeForce cards have half of it with FP32 accumulate, the others the same."""
+    rates = {name: load_catalog().models[name].tflops["fp8"].value for name in ("rtx4090", "l40s", "rtx6000ada")}
+    assert {"rtx4090": 660.6, "l40s": 733, "rtx6000ada": 728.5} == rates

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import device_session
-from benchmarks.device_session import LIMITS_S, Outcome, go_through, page, run_step
+from benchmarks.device_bench import Bench
+from benchmarks.device_session import GATE_CASES, GATE_RUNS, LIMITS_S, ROOT, Outcome, go_through, page, run_step
+from benchmarks.device_steps import gate_cases, shared_device
+from perfsuite.gate.verdict import GateSettings
 from test_correctness.helpers.simmusa_ranks import FAMILY, require_built
 
 FINE = Outcome(passed=True, lines=("all is well",), seconds=1.0)
@@ -48,8 +55,8 @@ def test_the_page_has_every_step_with_its_limit(tmp_path):
     printed = page({"environment": FINE, "matmul": Outcome(passed=False, lines=("ratio 1.2",), seconds=3.4)}, "run")
     assert "`run`: 1 of 12 steps passed, 2 run, 4 s together." in printed
     assert "| environment | PASS | 1 s | 90 s |" in printed
-    assert "| matmul | FAIL | 3 s | 240 s |" in printed
-    assert "| gate | not run |  | 300 s |" in printed
+    assert f"| matmul | FAIL | 3 s | {LIMITS_S['matmul']:g} s |" in printed
+    assert f"| gate | not run |  | {LIMITS_S['gate']:g} s |" in printed
     assert "## matmul: FAIL\n\n- ratio 1.2\n" in printed
 
 
@@ -79,3 +86,35 @@ def test_all_steps_pass_on_a_simulated_device(tmp_path, monkeypatch):
     monkeypatch.setenv("PERFSUITE_FAMILIES", FAMILY)
     outcomes = go_through(LIMITS_S, tmp_path, ["--platform=simmusa", f"--state={tmp_path}"])
     assert {} == {name: outcome.lines for name, outcome in outcomes.items() if not outcome.passed}
+
+
+def bench_of(name, **software):
+    """A full-size machine whose ranks report these versions."""
+    machine = SimpleNamespace(
+        name=name,
+        family=SimpleNamespace(simulated=False, shareable=False),
+        natively=lambda dtype: dtype in ("bf16", "fp16"),
+    )
+    session = SimpleNamespace(driver=SimpleNamespace(environment=lambda: software))
+    return Bench(machine=machine, session=session, state=Path(), arguments=())
+
+
+def test_the_gates_step_names_its_cases_by_id_and_the_suite_has_them():
+    """A word for -k was in the name of test_memory_bandwidth.py too and selected all of its cases."""
+    ids = gate_cases(bench_of("h100"))
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "--perf-scale=full"]
+    done = subprocess.run([*command, *ids], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ids == [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def test_two_ranks_on_one_device_say_which_nccl_they_need():
+    outcome = shared_device(bench_of("h100", nccl="2.27.5"))
+    assert not outcome.passed
+    assert outcome.lines == (
+        "two ranks on one device need NCCL 2.30 or newer, this one is 2.27.5; pass --backend gloo",
+    )
+
+
+def test_limits_follow_the_number_of_processes():
+    assert LIMITS_S["gate"] == 2 * GATE_CASES * GATE_RUNS * (5.0 + 4.0)
+    assert GATE_RUNS >= GateSettings().min_stored + 3

@@ -12,10 +12,10 @@ import torch
 from perfsuite.errors import InvalidParameter, UnsupportedCase, WrongResult
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive
+from perfsuite.platforms.captured import captured_kernel_s
 from perfsuite.records import Peaks, Record, Work
 from perfsuite.workloads import kernels, matmul_mixed
 from perfsuite.workloads.attention import Attention
-from perfsuite.workloads.captured import captured_kernel_s
 from perfsuite.workloads.grouped_matmul import GroupedMatmul
 from perfsuite.workloads.kernel_launch import KernelLaunch
 from perfsuite.workloads.matmul import Matmul

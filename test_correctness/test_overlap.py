@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -16,11 +17,12 @@ from perfsuite.reports.summary import case_metrics
 from perfsuite.reports.tables.report import report
 from perfsuite.reports.tables.styles import STYLES
 from perfsuite.runtime.driver import Job
-from perfsuite.workload import Budget
+from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training import overlap
-from perfsuite.workloads.training.overlap import Kernel, kernels_of, record_kernels, uncovered_share
+from perfsuite.workloads.training.overlap import Kernel, kernels_of, record_kernels, steps_agree, uncovered_share
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import scripted_driver
+from test_correctness.helpers.local_driver import local_driver
 from test_correctness.helpers.report_runs import run, table, trained
 
 
@@ -57,6 +59,7 @@ def event(name, device, start=0, marked=False):
         start_ns=lambda: start,
         duration_ns=lambda: 10,
         is_user_annotation=lambda: marked,
+        device_resource_id=lambda: 7,
     )
 
 
@@ -107,6 +110,10 @@ def test_a_cpu_has_no_kernels_and_the_metric_says_so():
     neither = dataclasses.replace(plain, ranks=ranks, records=(without,))
     share, _ = derive(shares, work=Work(), measurement=neither, peaks=Peaks())
     assert share.note.startswith("not available: collectives can be made to do nothing on a mesh of one axis")
+    dropped = dataclasses.replace(
+        plain, ranks=ranks, records=(unseen, Record(name="exposed_kernels_lost", value=1.0, unit="", reduce="equal"))
+    )
+    assert metrics(dropped)[0].note == "unknown: torch's profiler did not see the same kernels in every step"
     half_told = (dataclasses.replace(ranks[0], utilisation_percent=None), ranks[1])
     assert metrics(dataclasses.replace(plain, ranks=half_told))[1].value is None
 
@@ -123,3 +130,35 @@ def test_the_interval_stands_beside_the_share_wherever_it_is_printed():
     several_told, one_told = (dict(case_metrics(each)) for each in (several, one))
     assert several_told["exposed_communication_percent"] == "12.34 (-2 to 25) percent"
     assert one_told["exposed_communication_percent"] == "0 percent"
+
+
+@pytest.mark.parametrize("lost", range(0, 9))
+def test_a_kernel_that_the_profiler_lost_makes_steps_differ(lost):
+    names = ["gemm", "gemm", "adam"] * 3
+    ran = [Kernel(name=name, start_ns=at, end_ns=at + 1, stream=7) for at, name in enumerate(names)]
+    other = [Kernel(name="xcclDevKernel", start_ns=3 * at, end_ns=3 * at + 1, stream=9) for at in range(3)]
+    assert steps_agree([*ran, *other])
+    assert not steps_agree([*ran[:lost], *ran[lost + 1 :], *other])
+    assert not steps_agree([*ran, *other[1:]])
+
+
+def _profiles(rank, profiled):
+    import torch
+
+    def step():
+        if profiled:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+                torch.ones(1).add_(1)
+        rank.record("pid", os.getpid())
+
+    return step
+
+
+@pytest.mark.parametrize("profiled", [True, False])
+def test_no_further_build_has_a_process_in_which_a_profiler_ran(tmp_path, profiled):
+    with local_driver(tmp_path) as driver:
+        ran = FunctionWorkload(function=_profiles, arguments={"profiled": profiled})
+        job = Job(workload=ran, world_size=2, budget=Budget(smoke=True))
+        further = dataclasses.replace(job, continues=True)  # as the build ``traffic`` after ``exposed``
+        pids = [driver.run(each).records[0].value for each in (job, further, job)]
+    assert len(set(pids)) == (3 if profiled else 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports import local
 from perfsuite.runtime.transports.base import WRAPPER
 from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.runtime.transports.parents import ForkServer
 from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers import steps
 from test_correctness.helpers.processes import gone, processes_with
@@ -78,3 +80,31 @@ def test_an_interpreter_of_its_own_starts_with_the_environment_asked_for(tmp_pat
     finally:
         transport.close()
     assert gone([pid], within_s=10.0)
+
+
+def test_a_killed_worker_has_ended_before_the_next_one_of_its_slot_starts(tmp_path, monkeypatch):
+    """As on a device, whose driver tears a large context down for a second: its memory is not free before."""
+    transport = LocalTransport(start_method="fork", preload=(), log_directory=tmp_path)
+    at_once, start, alive = ForkServer.signal, transport._start_child, []
+
+    def late(server, children, number):
+        threading.Timer(0.3, at_once, (server, list(children), number)).start()
+
+    def starts(slot, env):
+        alive.extend(pid for pid in seen if not gone([pid], within_s=0.0))
+        return start(slot, env)
+
+    try:
+        transport.acquire(2, fresh=False, env={}, deadline_s=60)
+        seen = [child.pid for child in transport._slots.values()]
+        monkeypatch.setattr(ForkServer, "signal", late)
+        monkeypatch.setattr(transport, "_start_child", starts)
+        transport.acquire(2, fresh=True, env={}, deadline_s=60)
+        assert set(seen).isdisjoint(child.pid for child in transport._slots.values())
+        transport.kill([0])
+        seen = [next(iter(transport._doomed)).pid]
+        transport.acquire(2, fresh=False, env={}, deadline_s=60)
+    finally:
+        monkeypatch.undo()
+        transport.close()
+    assert [] == alive

@@ -17,9 +17,10 @@ from perfsuite.platforms.cpu_telemetry import CpuTelemetry
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.mtml import MtmlTelemetry
 from perfsuite.platforms.nvml import NvmlTelemetry
-from perfsuite.platforms.telemetry import Reading, Unread, disturbance
-from perfsuite.plugin import gating
+from perfsuite.platforms.telemetry import USUAL_UNDER_LOAD, Reading, Unread, disturbance, held_down
+from perfsuite.plugin import device_word
 from perfsuite.records import ClockFacts, Measurement, RankFacts, Sample
+from perfsuite.step_records import DeviceLook
 from test_correctness.helpers import machines
 
 
@@ -61,21 +62,45 @@ def test_nvml_readings_name_the_causes_and_leave_the_unreadable_unknown() -> Non
     devices = [DetectedDevice(index=index, reported_name="NVIDIA H200", uuid=f"GPU-{index}aaa") for index in range(2)]
     telemetry = NvmlTelemetry.open(devices, FakeNvml())
     assert telemetry is not None
-    hot, cool = telemetry.read(own=[7])
+    hot, cool = telemetry.read()
     telemetry.close()
     assert ("power cap", "thermal") == hot.throttle
     assert () == cool.throttle
-    assert (1410.0, 1980.0, 698.0, None, 88.0, 1) == (
+    assert (1410.0, 1980.0, 698.0, None, 88.0, (7, 8)) == (
         hot.clock_mhz,
         hot.max_clock_mhz,
         hot.power_w,
         hot.power_cap_w,
         hot.temperature_c,
-        hot.other_processes,
+        hot.processes,
     )
     assert 97.0 == hot.utilisation_percent
     assert "power 698 W of unknown" in str(hot)
-    assert "device 0 is throttled (power cap, thermal) and shared with 1 other process" in disturbance((hot, cool))
+    assert "device 0 is throttled (thermal) and shared with 1 other process" in disturbance((hot, cool), own=[7])
+
+
+@pytest.mark.parametrize("reason", sorted(USUAL_UNDER_LOAD))
+def test_what_is_usual_under_load_disturbs_neither_after_a_run_nor_while_it_is_timed(reason: str) -> None:
+    assert "" == disturbance([Reading(index=0, throttle=(reason,))])
+    assert "" == held_down([DeviceLook(device=0, at_s=0.0, throttle=(reason,))])
+
+
+@pytest.mark.parametrize(
+    ("listed", "contexts", "told"),
+    [
+        ((7,), 1, ""),
+        ((7, 99), 1, "device 0 is shared with 1 other process"),
+        ((4007,), 1, ""),  # numbers of another namespace: ours by their count
+        ((4007, 4008), 2, ""),
+        ((4007, 4099), 1, "device 0 is shared with 1 other process"),
+        ((4099,), 0, "device 0 is shared with 1 other process"),  # none of our ranks is there
+        ((4007,), 2, ""),  # unknown: the list lacks one of ours
+        ((), 1, ""),
+        (None, 1, ""),
+    ],
+)
+def test_own_ranks_are_no_strangers_and_strangers_are_found_in_every_namespace(listed, contexts, told) -> None:
+    assert told == disturbance([Reading(index=0, processes=listed)], own=[7, 8], contexts={0: contexts})
 
 
 class FakeMtml:
@@ -110,7 +135,7 @@ def test_mtml_readings_say_unknown_where_the_library_has_no_call() -> None:
         temperature_c=71.0,
     )
     assert "throttled by unknown" in str(reading)
-    assert "other processes unknown" in str(reading)
+    assert "processes unknown" in str(reading)
     telemetry.close()
 
 
@@ -130,7 +155,7 @@ def test_without_a_library_or_a_driver_everything_is_unknown(tmp_path: Path) -> 
         assert isinstance(telemetry, Unread)
     readings = telemetry.read()
     assert 8 == len(readings)
-    assert all(reading.throttle is None and reading.other_processes is None for reading in readings)
+    assert all(reading.throttle is None and reading.processes is None for reading in readings)
     assert "" == disturbance(readings)
 
 
@@ -244,14 +269,20 @@ def test_what_a_child_took_is_the_runs_own_also_once_it_has_ended() -> None:
     assert after.own_s - before.own_s >= 0.4
 
 
-@pytest.mark.parametrize(("counts", "own"), [(False, ()), (True, (7, 8))])
-def test_the_hosts_processes_are_listed_only_for_telemetry_that_counts_them(monkeypatch, counts, own):
-    telemetry, told = Unread(count=1), []
-    monkeypatch.setattr(type(telemetry), "counts_processes", counts)
-    monkeypatch.setattr(gating, "family_of_processes", lambda roots: (*roots, 8))
-    monkeypatch.setattr(telemetry, "read", lambda own: told.append(own) or (Reading(index=0, throttle=()),))
-    assert "" == gating.telemetry_word(telemetry, "cuda", lambda: (7,))
-    assert [own] == told
+@pytest.mark.parametrize(
+    ("listed", "walks", "word"), [((), 0, ""), ((7, 8), 1, ""), ((8, 9), 1, "device 0 is shared with 1 other process")]
+)
+def test_the_hosts_processes_are_listed_only_where_devices_have_some(monkeypatch, listed, walks, word):
+    telemetry, walked = Unread(count=1), []
+    monkeypatch.setattr(telemetry, "read", lambda: (Reading(index=0, throttle=(), processes=listed),))
+    monkeypatch.setattr(device_word, "family_of_processes", lambda roots: walked.append(roots) or {*roots, 8})
+    suite = SimpleNamespace(
+        machine=SimpleNamespace(family=SimpleNamespace(name="cuda", telemetry=lambda: telemetry)),
+        session=SimpleNamespace(driver=SimpleNamespace(contexts=lambda: {0: 2})),
+        own_processes=lambda: {7},
+    )
+    assert word == device_word.telemetry_of(suite)()
+    assert walks == len(walked)
 
 
 def test_descendants_are_no_strangers():

@@ -192,7 +192,7 @@ def test_samples_of_ten_milliseconds_are_agreed_on_at_once(monkeypatch, iteratio
     code = SimpleNamespace(clock=clock, synchronize=lambda: None)
     member = SimpleNamespace(code=code, world_size=2, rank=1, device="cpu")
     spans = SimpleNamespace(discard=lambda: None, close_sample=lambda *stamps: None)
-    taken = Timer(member, budget, spans, aligned=aligned).take(Iteration(run, "run"), "compute")  # type: ignore[arg-type]
+    taken = Timer(member, budget, spans, aligned=aligned).take(Iteration(run, "run"))  # type: ignore[arg-type]
     assert agreed == seen
     own_s = iteration_ns * 1e-9
     assert taken.own_s == pytest.approx([own_s] * sum(agreed))
@@ -243,3 +243,22 @@ def test_a_sample_is_long_beside_the_launch_that_the_device_waits_for(launch_ns,
     member = SimpleNamespace(code=SimpleNamespace(clock=clock, synchronize=lambda: None), world_size=1, rank=0)
     timer = Timer(member, Budget(), spans=None, aligned=True)  # type: ignore[arg-type]
     assert iterations == timer._choose_iterations(timer._warm_up(clock.run))
+
+
+def test_a_flushed_sample_has_no_launch_in_it_because_the_flush_keeps_the_device_busy():
+    clock = Queue(launch_ns=4_000, kernel_ns=3_000)
+
+    def flush():
+        clock.host_ns += clock.launch_ns
+        clock.device_ns = max(clock.device_ns, clock.host_ns) + 100_000
+
+    def synchronize():
+        clock.host_ns = max(clock.host_ns, clock.device_ns)
+
+    member = SimpleNamespace(code=SimpleNamespace(clock=clock, synchronize=synchronize), world_size=1, rank=0)
+    spans = SimpleNamespace(discard=lambda: None, close_sample=lambda *stamps: None)
+    for aligned in (True, False):
+        timer = Timer(member, Budget(), spans, aligned=aligned)  # type: ignore[arg-type]
+        synchronize()
+        assert 3e-6 == pytest.approx(timer._sample(clock.run, 1, None, flush).time_s)
+    assert 7e-6 == pytest.approx(timer._sample(clock.run, 1, None, synchronize).time_s)  # as with an idle device

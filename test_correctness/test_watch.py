@@ -24,7 +24,7 @@ class Falling:
     def __init__(self) -> None:
         self.looks = 0
 
-    def read(self, own=()):
+    def read(self):
         self.looks += 1
         held = self.looks > 2
         return (

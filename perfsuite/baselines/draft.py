@@ -23,6 +23,7 @@ from perfsuite.baselines.runs import (
     in_order,
     moment,
     usually_clean,
+    why_unusable,
 )
 from perfsuite.baselines.sessions import first_runs, is_complete, machine_sessions
 from perfsuite.units import plural
@@ -86,6 +87,9 @@ class Draft:
             if entry is not None:
                 entries.pop(key, None)
                 entries[new.case.key] = entry
+                if unusable := why_unusable(entry.kept):
+                    node = new.case.node
+                    self.notes[node] = "; ".join(filter(None, (self.notes.get(node), unusable)))
         return entries
 
     def _entry(self, old: Entry | None, new: NewRuns) -> Entry | None:
@@ -140,8 +144,9 @@ class Draft:
             return None
         if slower := _slower(old, new):
             self.notes[node] = f"{slower}; stored, because the gate has no verdict ({new.verdict})"
+        later.sort(key=lambda run: run.is_disturbed)  # a stable sort: the others stay in order
         if usually_clean(old.runs):
-            later.sort(key=lambda run: not run.has_clean)  # a stable sort: the others stay in order
+            later.sort(key=lambda run: (run.is_disturbed, not run.has_clean))
             self._note_disturbed(node, later)
         improved = new.verdict == "improved"
         runs = in_order(later[: max(self.session_runs, SESSION_RUNS) if improved else self.session_runs])

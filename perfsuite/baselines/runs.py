@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -191,6 +192,11 @@ class RunSummary:
         return (self.samples - self.clean + 1) / (self.samples + 2)
 
     @property
+    def is_disturbed(self) -> bool:
+        """Whether telemetry saw the device throttled or shared; unknown is not disturbed, and is not clean either."""
+        return self.disturbance not in ("", TELEMETRY_UNKNOWN)
+
+    @property
     def has_clean(self) -> bool:
         """Whether enough samples are clean: MIN_CLEAN, or half of them when there are few."""
         return self.location is not None and (self.clean >= MIN_CLEAN or 2 * self.clean >= self.samples)
@@ -229,6 +235,19 @@ def usually_clean(runs: Sequence[RunSummary]) -> bool:
     """
     clean = [run.has_clean for run in runs if run.outcome == "measured"]
     return sum(clean) >= CLEAN_RUNS and mostly(clean)
+
+
+def usable(runs: Iterable[RunSummary]) -> int:
+    """Return how many runs telemetry does not call disturbed."""
+    return sum(not run.is_disturbed for run in runs)
+
+
+def why_unusable(runs: Sequence[RunSummary]) -> str:
+    """Return how many stored runs no comparison can use, and the most frequent reason; empty where all can be used."""
+    disturbed = Counter(run.disturbance for run in runs if run.is_disturbed)
+    if not disturbed:
+        return ""
+    return f"{len(runs)} stored, {usable(runs) or 'none'} usable: {disturbed.most_common(1)[0][0]}"
 
 
 def is_dirty(commit: str) -> bool:

@@ -61,15 +61,20 @@ def count_sessions(runs: Iterable[RunSummary], machine_session: Mapping[str, str
 
 
 def is_complete(reference: Sequence[RunSummary], machine_session: Mapping[str, str]) -> bool:
-    """Whether a reference takes no more runs."""
-    enough = len(reference) >= REFERENCE_RUNS and count_sessions(reference, machine_session) >= REFERENCE_SESSIONS
-    return enough or len(reference) >= REFERENCE_MOST
+    """Whether a reference takes no more runs; disturbed ones, which no comparison uses, do not count."""
+    counted = [run for run in reference if not run.is_disturbed]
+    enough = len(counted) >= REFERENCE_RUNS and count_sessions(counted, machine_session) >= REFERENCE_SESSIONS
+    return enough or len(counted) >= REFERENCE_MOST
 
 
 def first_runs(runs: Iterable[RunSummary], machine_session: Mapping[str, str]) -> tuple[RunSummary, ...]:
-    """The oldest of an epoch's runs, as many as its reference takes, oldest first."""
-    taken: list[RunSummary] = []
-    for run in in_order(runs):
+    """The oldest of an epoch's runs, as many as its reference takes, oldest first.
+
+    Disturbed ones only where there are no others: a reference full of them could never be compared with.
+    """
+    ordered, taken = in_order(runs), list[RunSummary]()
+    undisturbed = tuple(run for run in ordered if not run.is_disturbed)
+    for run in undisturbed or ordered[:REFERENCE_MOST]:
         if is_complete(taken, machine_session):
             break
         taken.append(run)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate.evidence import CaseWork
-from perfsuite.gate.quantity import is_disturbed
 from perfsuite.gate.question import Question, flagged
 from perfsuite.gate.suite import yardstick_explains
 from perfsuite.gate.verdict import Finding, percent
@@ -73,7 +72,7 @@ def _both_figures(asked: Question, effect: float) -> str:
 def unstable(asked: Question, runs: int, further: str) -> Finding:
     """Runs without enough clean samples: what all samples say, against the yardstick beside them."""
     blank = asked.blank
-    told = next((run.disturbance for run in asked.work.runs if is_disturbed(run)), "too few clean samples")
+    told = next((run.disturbance for run in asked.work.runs if run.is_disturbed), "too few clean samples")
     why = f"{runs} of {runs} {further}runs unstable: {told}"
     if runs < UNSTABLE_RUNS:
         return replace(blank, name="inconclusive", reasons=(why,))
@@ -83,7 +82,7 @@ def unstable(asked: Question, runs: int, further: str) -> Finding:
     effect = median([look.change for look in changes])
     why += f"; all samples {percent(math.expm1(effect), signed=True)}"
     if len(changes) >= UNSTABLE_RUNS and _is_slower(asked, changes):
-        after = median([run.median_s for run in asked.work.runs if run.quantiles_s and not is_disturbed(run)])
+        after = median([run.median_s for run in asked.work.runs if run.quantiles_s and not run.is_disturbed])
         shown = replace(blank, name="regressed", effect=math.expm1(effect), confirmed=False, reasons=(why,))
         shown = replace(shown, before=after / math.exp(effect), after=after, unit="s")
         return flagged(shown, "unconfirmed: no clean samples, slower even against its yardstick")
@@ -103,7 +102,7 @@ def _is_slower(asked: Question, changes: Sequence[Apparent]) -> bool:
 
 def apparent(work: CaseWork, runs: Sequence[RunSummary]) -> list[Apparent]:
     """All samples of each of these runs that telemetry did not see disturbed, against those of the stored runs."""
-    stored = [run for run in work.given.stored if run.quantiles_s and not is_disturbed(run)]
+    stored = [run for run in work.given.stored if run.quantiles_s and not run.is_disturbed]
     then = median([math.log(run.median_s) for run in stored]) if stored else 0.0
     yardsticks = [run.yardstick_of_all for run in stored if run.yardstick_of_all is not None]
     usual = median(yardsticks) if yardsticks else None
@@ -113,5 +112,5 @@ def apparent(work: CaseWork, runs: Sequence[RunSummary]) -> list[Apparent]:
             yardstick=None if usual is None or run.yardstick_of_all is None else run.yardstick_of_all - usual,
         )
         for run in runs
-        if stored and run.quantiles_s and not is_disturbed(run)
+        if stored and run.quantiles_s and not run.is_disturbed
     ]

@@ -10,7 +10,6 @@ from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
 from perfsuite.gate.attribution import finding
 from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.exact import exact_findings
-from perfsuite.gate.quantity import is_disturbed
 from perfsuite.gate.question import Question
 from perfsuite.gate.stages import worse
 from perfsuite.gate.verdict import FAILING, Finding, Verdict, percent
@@ -156,10 +155,10 @@ def _learning(blank: Verdict, exact: Sequence[Finding], work: CaseWork, view: Vi
     if worse:
         return replace(blank, name="regressed", findings=tuple(worse), reasons=worse[0].reasons)
     why = f"{work.learnt} of the {view.settings.min_stored} usable stored runs that a comparison needs"
-    disturbed = [run.disturbance for run in work.given.stored if is_disturbed(run)]
+    disturbed = [run.disturbance for run in (*work.given.stored, *work.given.newest) if run.is_disturbed]
     if disturbed:  # a device that is always held down would never be gated, and nobody told why
         why += f"; {plural(len(disturbed), 'stored run')} disturbed: {disturbed[-1]}"
-    unclean = len(work.given.stored) - len(disturbed) - (work.learnt or 0)
+    unclean = len([run for run in work.given.stored if not run.is_disturbed]) - (work.learnt or 0)
     if unclean > 0:
         why += f"; {plural(unclean, 'stored run')} with too few clean samples"
     return replace(blank, name="learning", findings=tuple(exact), reasons=(*blank.reasons, why))

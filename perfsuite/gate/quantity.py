@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, TELEMETRY_UNKNOWN, CaseIdentity, RunSummary, usually_clean
+from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, CaseIdentity, RunSummary, usually_clean
 from perfsuite.gate.exact import rule_for
 from perfsuite.gate.noise import History
 from perfsuite.gate.verdict import TIME
@@ -29,7 +29,6 @@ SURELY_MORE = 3.0
 P95_TOLERANCE = 0.25
 """Of 30 samples the 95 % quantile is the second largest: it scatters several times as much as the median.  25 % keeps a
 quiet suite quiet, and a tail that doubled is four times as far."""
-_UNDISTURBED = ("", TELEMETRY_UNKNOWN)
 LEAST_SPREAD = 1e-3
 """Smallest spread of samples, a logarithm, that stored quantiles of four digits tell."""
 USEFUL: Mapping[str, float] = MappingProxyType({MEAN: 0.3, P95: 1.0})
@@ -80,7 +79,7 @@ class Quantity:
 
     def stable_value(self, run: RunSummary) -> float | None:
         """The value of a run that is fit to be compared: enough clean samples where that is usual, no disturbance."""
-        if run.outcome != "measured" or run.disturbance not in _UNDISTURBED or (self.clean_only and not run.has_clean):
+        if run.outcome != "measured" or run.is_disturbed or (self.clean_only and not run.has_clean):
             return None
         if run.cpu_share < DISTURBED_CPU_SHARE and self.usual_cpu_share >= 0.995:
             return None
@@ -89,11 +88,6 @@ class Quantity:
     def is_stable(self, run: RunSummary) -> bool:
         """Whether a run is fit to be compared and has a value."""
         return self.stable_value(run) is not None
-
-
-def is_disturbed(run: RunSummary) -> bool:
-    """Whether telemetry saw the device held down or shared; unknown is not disturbed, and is not clean either."""
-    return run.disturbance not in _UNDISTURBED
 
 
 def spread_of(run: RunSummary) -> float:
@@ -129,7 +123,7 @@ def quantities(
         else:
             others.append(_metric_quantity(case, measured, name, wanted))
     clean_only = usually_clean(measured)
-    usable = [run for run in measured if (not clean_only or run.has_clean) and not is_disturbed(run)]
+    usable = [run for run in measured if (not clean_only or run.has_clean) and not run.is_disturbed]
     if not usable:
         return tuple(others), tuple(flags)
     has_beside = any(run.mean is not None or run.clean_mean is not None for run in usable)
@@ -222,7 +216,7 @@ def _secondary_quantities(
 
 def more_disturbed(stored: Sequence[RunSummary], runs: Sequence[RunSummary]) -> bool:
     """Whether clearly more of today's samples are disturbed than in any stored run, by a binomial bound."""
-    today = [run for run in runs if run.has_clean and not is_disturbed(run)]
+    today = [run for run in runs if run.has_clean and not run.is_disturbed]
     disturbed, samples = sum(run.samples - run.clean for run in today), sum(run.samples for run in today)
     if not disturbed:
         return False
@@ -232,7 +226,7 @@ def more_disturbed(stored: Sequence[RunSummary], runs: Sequence[RunSummary]) -> 
 
 def all_samples(case: CaseIdentity, stored: Sequence[RunSummary], time: Quantity) -> Quantity | None:
     """All samples as a quantity beside the time, which compares the clean ones; None where too little is stored."""
-    measured = [run for run in stored if run.outcome == "measured" and not is_disturbed(run)]
+    measured = [run for run in stored if run.outcome == "measured" and not run.is_disturbed]
     if not time.clean_only or len(measured) < 2:
         return None
     history = History(
@@ -252,7 +246,7 @@ def all_samples(case: CaseIdentity, stored: Sequence[RunSummary], time: Quantity
 
 def _metric_quantity(case: CaseIdentity, measured: Sequence[RunSummary], name: str, tolerance: float) -> Quantity:
     sign = -1.0 if case.metrics[name].better == "higher" else 1.0
-    usable = [run for run in measured if not is_disturbed(run)]
+    usable = [run for run in measured if not run.is_disturbed]
     history = History(
         kind=f"{name} of {case.kind}",
         sessions=tuple(run.session for run in usable),

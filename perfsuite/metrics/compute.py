@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, recorded
+from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, launch_bound, recorded
 from perfsuite.records import Measurement, Peak, Peaks, Work
 from perfsuite.units import seconds_to_us, tflops
 
@@ -34,12 +34,16 @@ def _rate(work: Work, measurement: Measurement, peaks: Peaks, share: int, peak_d
     convention, operations = _operations(work)
     if not operations:
         return MetricValue(value=None, note="the work model counts no operations")
+    unit = "TOPS" if work.dtype in _INTEGER else "TFLOPS"
     peak, note = _peak(work, peaks, peak_devices)
+    bound = ""
+    if not work.training and not work.collective:
+        bound = launch_bound(measurement, lambda time_s: tflops(operations / share, time_s), unit, peak)
     return MetricValue(
         value=tflops(operations / share, measurement.median_s),
-        peak=peak,
-        note=note,
-        unit="TOPS" if work.dtype in _INTEGER else "",
+        peak=None if bound else peak,
+        note=bound or note,
+        unit=unit,
         convention=convention,
     )
 

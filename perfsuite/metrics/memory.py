@@ -7,7 +7,7 @@ arrays of at least four times the last-level cache; below that the figure is not
 
 from __future__ import annotations
 
-from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, recorded
+from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, launch_bound, recorded
 from perfsuite.records import Measurement, Peak, Peaks, Work
 from perfsuite.units import format_bytes, gb_per_s, gib
 
@@ -54,9 +54,16 @@ def _bandwidth(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValu
     if not work.bytes_moved:
         return MetricValue(value=None, note="the work model moves no bytes")
     ranks_per_device = measurement.world_size / devices_used(measurement)
+    moved = work.bytes_moved * ranks_per_device
     peak, note = _peak(work, measurement, peaks)
-    value = gb_per_s(work.bytes_moved * ranks_per_device, measurement.median_s)
-    return MetricValue(value=value, peak=peak, note=note)
+    bound = ""
+    if work.memory_path == "device":  # a copy of pageable memory lasts as long as the host's call
+        bound = launch_bound(measurement, lambda time_s: gb_per_s(moved, time_s), "GB/s", peak)
+    return MetricValue(
+        value=gb_per_s(moved, measurement.median_s),
+        peak=None if bound else peak,
+        note="; ".join(filter(None, (bound, note))),
+    )
 
 
 def _peak_memory(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from perfsuite.records import Better, Measurement, Peak, Peaks, Work
+from perfsuite.units import seconds_to_us
+
+HOST_BOUND = 0.9
+"""Share of an iteration that the host takes to start it, from which on the host is what is timed."""
+LAUNCH_BOUND = "launch-bound"
+"""How the note of such a rate begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +63,26 @@ class MetricSpec:
     def format(self, value: float) -> str:
         """The value as printed, four significant digits, without its unit."""
         return significant(value)
+
+
+def launch_bound(measurement: Measurement, rate: Callable[[float], float], unit: str, peak: Peak | None) -> str:
+    """Return the note of a rate that is the host's: it starts iterations no faster than they were timed; else empty.
+
+    ``rate`` is that of an iteration of so many seconds: the kernel's alone is noted too, where a graph was captured.
+    What is above the peak has no such excuse, and a graph above it did not capture the kernel.
+    """
+    launches = [rank.launch_s for rank in measurement.ranks if rank.device != "cpu" and rank.launch_s is not None]
+    timed_s, most = measurement.median_s, peak.value if peak else math.inf
+    if not launches or statistics.median(launches) <= HOST_BOUND * timed_s or rate(timed_s) > most:
+        return ""
+    captured_s = next((record.value * 1e-6 for record in measurement.records if record.name == "kernel_us"), 0.0)
+    if captured_s > HOST_BOUND * timed_s:
+        return ""
+    alone = "no graph was captured"
+    if captured_s and rate(captured_s) <= most:
+        alone = f"the kernel alone, in a captured graph: {significant(rate(captured_s))} {unit}"
+    launch_us, timed_us = (significant(seconds_to_us(time_s)) for time_s in (statistics.median(launches), timed_s))
+    return f"{LAUNCH_BOUND}: the host takes {launch_us} of {timed_us} us to start it; {alone}"
 
 
 def recorded(

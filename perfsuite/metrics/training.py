@@ -129,7 +129,9 @@ def _exposed_kernels(work: Work, measurement: Measurement, peaks: Peaks) -> Metr
     if reached.value is None and any(
         record.name in ("exposed_share", "exposed_without_silent") for record in measurement.records
     ):
-        return MetricValue(value=None, note="unknown: torch's profiler saw no kernel of the communication library")
+        lost = any(record.name == "exposed_kernels_lost" for record in measurement.records)
+        why = "did not see the same kernels in every step" if lost else "saw no kernel of the communication library"
+        return MetricValue(value=None, note=f"unknown: torch's profiler {why}")
     return reached
 
 

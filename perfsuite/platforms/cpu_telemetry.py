@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection
 from typing import Any
 
 from perfsuite.platforms.host import Host
@@ -14,8 +13,6 @@ _THROTTLE_COUNTERS = "sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/*_thrott
 
 class CpuTelemetry(Telemetry):
     """One reading for the whole host."""
-
-    counts_processes = False
 
     def __init__(self, host: Host, library: Any = None) -> None:
         self._host = host
@@ -30,7 +27,7 @@ class CpuTelemetry(Telemetry):
         ]
         return sum(int(count) for count in counts if count and count.isdigit()) if counts else None
 
-    def read(self, own: Collection[int] = ()) -> tuple[Reading, ...]:
+    def read(self) -> tuple[Reading, ...]:
         """The CPU as device 0, throttled when the counters rose since the reader was made; processes are unknown.
 
         Whether other processes disturb is for :mod:`perfsuite.platforms.quiet` to say: an idle process does not.

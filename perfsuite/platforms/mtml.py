@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from perfsuite.platforms.base import DetectedDevice
@@ -39,7 +39,7 @@ class MtmlTelemetry(Telemetry):
         except Exception:  # missing library, missing libmtml.so, driver not loaded: one class each
             return None
 
-    def read(self, own: Collection[int] = ()) -> tuple[Reading, ...]:
+    def read(self) -> tuple[Reading, ...]:
         """One reading per device; ``own`` is not needed, processes are unknown."""
         return tuple(self._reading(index, handle) for index, handle in enumerate(self._handles))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from perfsuite.platforms.base import DetectedDevice
@@ -40,11 +40,11 @@ class NvmlTelemetry(Telemetry):
         except Exception:  # the library's errors share no useful base across its versions
             return None
 
-    def read(self, own: Collection[int] = ()) -> tuple[Reading, ...]:
+    def read(self) -> tuple[Reading, ...]:
         """One reading per device."""
-        return tuple(self._reading(index, handle, own) for index, handle in enumerate(self._handles))
+        return tuple(self._reading(index, handle) for index, handle in enumerate(self._handles))
 
-    def _reading(self, index: int, handle: Any, own: Collection[int]) -> Reading:
+    def _reading(self, index: int, handle: Any) -> Reading:
         nvml = self._library
         reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)  # its name since driver 535
         reasons = reasons or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
@@ -59,7 +59,7 @@ class NvmlTelemetry(Telemetry):
             power_w=attempt(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
             power_cap_w=attempt(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3),
             temperature_c=attempt(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
-            other_processes=None if processes is None else sum(process.pid not in own for process in processes),
+            processes=None if processes is None else tuple(int(process.pid) for process in processes),
         )
 
     def close(self) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from perfsuite.records import RankFacts
 from perfsuite.step_records import DeviceLook
@@ -34,8 +34,8 @@ class Reading:
     power_w: float | None = None
     power_cap_w: float | None = None
     temperature_c: float | None = None
-    other_processes: int | None = None
-    """Processes on the device besides those named to :meth:`Telemetry.read`."""
+    processes: tuple[int, ...] | None = None
+    """Numbers of the processes on the device, as its driver numbers them."""
 
     def __str__(self) -> str:
         throttle = None if self.throttle is None else ", ".join(self.throttle) or "none"
@@ -43,7 +43,7 @@ class Reading:
             f"device {self.index}: clock {_number(self.clock_mhz, ' MHz')} of {_number(self.max_clock_mhz, ' MHz')}, "
             f"throttled by {throttle or 'unknown'}, power {_number(self.power_w, ' W')} of "
             f"{_number(self.power_cap_w, ' W')}, {_number(self.temperature_c, ' °C')}, "
-            f"other processes {_number(self.other_processes, '')}"
+            f"processes {_number(None if self.processes is None else len(self.processes), '')}"
         )
 
 
@@ -56,16 +56,10 @@ class Telemetry(ABC):
 
     source: str
     """The library that tells; empty when none does."""
-    counts_processes: ClassVar[bool] = True
-    """Whether readings tell of processes on the device, so that it matters which are one's own."""
 
     @abstractmethod
-    def read(self, own: Collection[int] = ()) -> tuple[Reading, ...]:
-        """One reading per device; ``own`` are process ids that do not count as others.
-
-        A container numbers its processes in its own way and the driver in the host's: read before the ranks start,
-        when every process on a device is somebody else's.
-        """
+    def read(self) -> tuple[Reading, ...]:
+        """One reading per device."""
 
     def close(self) -> None:  # noqa: B027  an optional hook, not a forgotten abstract method
         """Let go of the library."""
@@ -75,12 +69,11 @@ class Unread(Telemetry):
     """No library tells anything: every value is unknown."""
 
     source = ""
-    counts_processes = False
 
     def __init__(self, *, count: int) -> None:
         self._count = count
 
-    def read(self, own: Collection[int] = ()) -> tuple[Reading, ...]:
+    def read(self) -> tuple[Reading, ...]:
         """Readings without values."""
         return tuple(Reading(index=index) for index in range(self._count))
 
@@ -145,20 +138,40 @@ def held_down_elsewhere(ranks: Sequence[RankFacts]) -> str:
     return "; ".join(said)
 
 
-def disturbance(readings: tuple[Reading, ...]) -> str:
+def other_processes(reading: Reading, own: Collection[int], contexts: int) -> int | None:
+    """Return how many processes on the device are not the run's; None where that cannot be known.
+
+    ``own`` are the run's process numbers, ``contexts`` how many of its processes use the device.  A driver outside of
+    the run's container numbers processes otherwise.  There only the count tells: what exceeds ``contexts`` is
+    another's.
+
+    >>> ours = Reading(index=0, processes=(4711, 4712))
+    >>> [other_processes(ours, own, contexts) for own, contexts in (((4711,), 1), ((7,), 1), ((7, 8), 2), ((7,), 3))]
+    [1, 1, 0, None]
+    """
+    if reading.processes is None:
+        return None
+    strangers = [number for number in reading.processes if number not in own]
+    if len(strangers) < len(reading.processes) or not contexts:
+        return len(strangers)
+    return len(strangers) - contexts if len(strangers) >= contexts else None
+
+
+def disturbance(readings: Sequence[Reading], own: Collection[int] = (), contexts: Mapping[int, int] = {}) -> str:
     """One line naming devices held down or shared; empty when none is known to be (which is not: all are clean).
 
-    >>> disturbance((Reading(index=0), Reading(index=1, throttle=("thermal",), other_processes=2)))
+    The power cap is no disturbance: USUAL_UNDER_LOAD.  ``contexts``: by device, see :func:`other_processes`.
+
+    >>> disturbance([Reading(index=1, throttle=("power cap", "thermal"), processes=(7, 8))])
     'device 1 is throttled (thermal) and shared with 2 other processes'
     """
     sentences = []
     for reading in readings:
         said = []
-        if reading.throttle:
-            said.append(f"throttled ({', '.join(reading.throttle)})")
-        if reading.other_processes:
-            plural = "es" if reading.other_processes > 1 else ""
-            said.append(f"shared with {reading.other_processes} other process{plural}")
+        if held := sorted(frozenset(reading.throttle or ()) - USUAL_UNDER_LOAD):
+            said.append(f"throttled ({', '.join(held)})")
+        if others := other_processes(reading, own, contexts.get(reading.index, 0)):
+            said.append(f"shared with {others} other process{'es' if others > 1 else ''}")
         if said:
             sentences.append(f"device {reading.index} is {' and '.join(said)}")
     return "; ".join(sentences)

@@ -7,11 +7,10 @@ case is settled in place instead.  Without ``--perf-gate`` the verdicts are only
 
 from __future__ import annotations
 
-import functools
 import shutil
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,7 +18,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from perfsuite.arms import Arm, arm_of
-from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
+from perfsuite.baselines.runs import usable, why_unusable
 from perfsuite.errors import CaseStopped, PerfsuiteError, first_line
 from perfsuite.gate.comparable import nearest_hardware
 from perfsuite.gate.describe import phrases, word
@@ -28,9 +27,9 @@ from perfsuite.gatekeeper import Base, Gatekeeper, hardware_of
 from perfsuite.platforms import fingerprint
 from perfsuite.platforms.environment import boot_of
 from perfsuite.platforms.host import Host
-from perfsuite.platforms.telemetry import Telemetry, disturbance, family_of_processes
 from perfsuite.plugin import retries
 from perfsuite.plugin.collect import is_case
+from perfsuite.plugin.device_word import telemetry_of
 from perfsuite.plugin.fixtures import CaseState, state_key
 from perfsuite.plugin.gate_options import GateOptions, gate_options_key, tolerances_of
 from perfsuite.plugin.hooks import Judgement
@@ -78,9 +77,7 @@ class Gating:
             commit=stamp(suite.revision),
             boot=boot_of(Host()),
             links=options.links,
-            disturbance=functools.partial(
-                telemetry_word, suite.machine.family.telemetry(), suite.machine.family.name, suite.own_processes
-            ),
+            disturbance=telemetry_of(suite),
         )
 
     # -- before the loop -----------------------------------------------------------------------------------------
@@ -111,21 +108,31 @@ class Gating:
         """A gate that would compare nothing is a usage error, told before anything is measured."""
         if not self.options.gate or self.options.allow_ungated:
             return
-        known, enough = self.keeper.known_runs(item.nodeid for item in self.cases), self.options.settings.min_stored
+        enough, known = self.options.settings.min_stored, {item.nodeid: 0 for item in self.cases}
+        for entry in self.keeper.stored(known):
+            known[entry.case.node] = max(known[entry.case.node], usable(entry.reference))
         if max(known.values()) >= enough:
             return
         hardware = self.keeper.hardware
         nearest = "" if self.keeper.baseline else nearest_hardware(self.keeper.folder, hardware)
         some = [count for count in known.values() if count]
         few = f"{plural(len(some), 'case')} with {max(some)} at most, the others with none" if some else ""
+        unusable = self._unusable()
         raise pytest.UsageError(
-            f"--perf-gate: none of {len(self.cases)} cases has {enough} stored runs in "
+            f"--perf-gate: none of {len(self.cases)} cases has {enough} {'usable ' * bool(unusable)}stored runs in "
             f"{self.keeper.folder / hardware.platform / (hardware.fingerprint + '.json')}; "
-            f"{''.join(f'{why}; ' for why in (few, nearest) if why)}{self._way_on()}"
+            f"{''.join(f'{why}; ' for why in (unusable or few, nearest) if why)}{self._way_on()}"
         )
+
+    def _unusable(self) -> str:
+        """Return why the case with the most stored runs has too few usable ones; empty where none were disturbed."""
+        kept = [entry.kept for entry in self.keeper.stored(item.nodeid for item in self.cases)]
+        most = max(kept, key=len, default=())
+        return why_unusable(most) if usable(most) < self.options.settings.min_stored else ""
 
     def _way_on(self) -> str:
         first = "leave --perf-gate out of the first" if self.options.update else "store some with --perf-update=append"
+        first = f"end what disturbs the devices, then {first}" if self._unusable() else first
         return f"{first}, or say --perf-allow-ungated"
 
     def _nothing_gated(self) -> str:
@@ -360,18 +367,6 @@ def pytest_report_teststatus(report: Any, config: pytest.Config) -> tuple[str, s
     if getattr(report, "perf_failure", "") and report.when == "call" and report.failed:
         return "failed", "F", str(report.perf_failure)
     return None
-
-
-def telemetry_word(telemetry: Telemetry, family: str, roots: Callable[[], Iterable[int]]) -> str:
-    """What the devices' telemetry says of the last run; ``unknown`` where an accelerator's cannot be read.
-
-    All processes of the run descend from ``roots``.
-    """
-    # Hundreds of files after each case, thousands on a large host: only for whom they matter.
-    readings = telemetry.read(family_of_processes(roots()) if telemetry.counts_processes else ())
-    said = disturbance(readings)
-    unread = family != "cpu" and all(reading.throttle is None for reading in readings)
-    return said or (TELEMETRY_UNKNOWN if unread else "")
 
 
 def shared_arguments(config: pytest.Config) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from perfsuite.metrics.spec import HOST_BOUND
 from perfsuite.records import Result, Training
 
 _LIBRARIES = ("torch", "torch_musa", "torch_npu", "cuda", "rocm", "cudnn", "mudnn", "nccl", "rccl", "mccl", "deepspeed")
@@ -47,7 +48,7 @@ class Observation:
     @property
     def host_bound(self) -> bool:
         """Whether starting an iteration takes as long as the iteration."""
-        return self.launch_s is not None and self.launch_s > 0.9 * self.time_s
+        return self.launch_s is not None and self.launch_s > HOST_BOUND * self.time_s
 
     @classmethod
     def of(cls, result: Result) -> Observation | None:

@@ -12,6 +12,9 @@ from perfsuite.records import Measurement, Result
 from perfsuite.step_records import DeviceLook
 from perfsuite.units import format_seconds, plural
 
+POWER_CAPPED_S = 2.0
+"""Load after which a device runs as its power cap lets it: NVML averages power over one second (nvml.h)."""
+BURST_NOTE = f"less than {POWER_CAPPED_S:g} s of load and no power cap seen: bursts; --perf-sustain=15s times longer"
 _READINGS = (("clock", "clock_mhz", "MHz"), ("power", "power_w", "W"), ("temperature", "temperature_c", "°C"))
 
 
@@ -33,6 +36,19 @@ def _throttled(case: str, measurement: Measurement) -> list[str]:
             )
     elsewhere = held_down_elsewhere(measurement.ranks)
     return [*lines, *([f"{case}: {elsewhere} as its last sample ended"] if elsewhere else [])]
+
+
+def burst(result: Result) -> str:
+    """Return ``burst of 0.4 s`` for a device that was timed before its power cap could hold it down; else empty.
+
+    Unknown is a burst: without telemetry, or without a power cap among the looks, only POWER_CAPPED_S of load count.
+    """
+    measurement = result.measurement
+    if measurement is None or measurement.smoke or result.simulated or measurement.ranks[0].device == "cpu":
+        return ""
+    load_s = measurement.warmup_s + measurement.iterations * sum(sample.time_s for sample in measurement.samples)
+    capped = any("power cap" in (look.throttle or ()) for look in measurement.looks)
+    return "" if capped or load_s >= POWER_CAPPED_S else f"burst of {format_seconds(load_s, 2)}"
 
 
 def sustained_lines(results: Iterable[Result]) -> list[str]:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.metrics.spec import significant
+from perfsuite.metrics.spec import LAUNCH_BOUND, significant
 from perfsuite.records import ABOVE_MEASURED_PEAK, Metric, Result
 from perfsuite.reports.alpha_beta import fit_collectives
+from perfsuite.reports.devices import burst
 from perfsuite.reports.scaling import Scaling, scalings
 from perfsuite.text import printable
 from perfsuite.units import format_bytes, format_seconds, readable_rate
@@ -50,7 +51,9 @@ class _Figure:
     def told(self) -> str:
         """``694 GFLOPS 90 % of measured 772``."""
         figure = _rate(self.value, self.metric.unit)
-        return f"{figure} {share_of_peak(self.metric).removesuffix(figure.partition(' ')[2])}".strip()
+        share = share_of_peak(self.metric).removesuffix(figure.partition(" ")[2]).strip()
+        short = burst(self.result) if self.name in _RATES else ""
+        return " ".join(filter(None, (figure, share, f"({short})" if short else "")))
 
 
 _Parts = tuple[Iterable[str], int]
@@ -98,7 +101,7 @@ def share_of_peak(metric: Metric) -> str:
         return "(peak exceeded)"
     share = metric.share_of_peak
     if share is None or metric.peak is None:
-        return ""
+        return f"({LAUNCH_BOUND})" if metric.note.startswith(LAUNCH_BOUND) else ""
     return f"{100 * share:.0f} % of {metric.peak.kind} {_rate(metric.peak.value, metric.peak.unit)}"
 
 

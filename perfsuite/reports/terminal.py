@@ -10,10 +10,13 @@ from perfsuite.metrics import find
 from perfsuite.metrics.spec import significant
 from perfsuite.records import ABOVE_MEASURED_PEAK, ClockFacts, Measurement, Metric, Peak, Result
 from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives
+from perfsuite.reports.devices import BURST_NOTE, burst
 from perfsuite.reports.layout import lay_out
 from perfsuite.units import format_seconds, readable_rate
 
 _STEADY = 1e-3
+_BURST_RATES = frozenset({"tflops", "tflops_per_device", "mfu_percent"})
+"""What a clock that no power cap holds down yet makes larger."""
 SAME_AS_MEDIAN = "latency_us"
 """The median column shows it already."""
 
@@ -164,6 +167,8 @@ def _notes(rows: Sequence[TerminalRow]) -> list[str]:
         for metric in row.result.metrics:
             if metric.note and metric.name != SAME_AS_MEDIAN and find(metric.name).headline:
                 cases.setdefault(f"{metric.name}: {metric.note}", []).append(row.name)
+            if metric.name in _BURST_RATES and burst(row.result):
+                cases.setdefault(f"{metric.name}: {BURST_NOTE}", []).append(row.name)
     lines = [f"  {note}{'' if len(names) == len(rows) else f' ({_some(names)})'}" for note, names in cases.items()]
     hidden = {metric.name for row in rows for metric in row.result.metrics if not find(metric.name).headline}
     if hidden:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,10 +109,14 @@ class Driver:
         """World size of the group that is whole; 0 when there is none."""
         self._subdivided = False
         """The ranks have made groups besides: another case gets a new one."""
+        self._opened: dict[int, int] = {}
+        """Devices that workers of this host have opened, by slot."""
+        self._dying: set[int] = set()
+        """Slots whose workers were killed: the driver of a device lists them until they have ended."""
         self._members = 0
         """Ranks that are in a process group, whether or not it can be used again: 0 to this number - 1."""
-        self._tainted = False
-        """Workers ran something that forbids their reuse."""
+        self._tainted: set[str] = set()
+        """What workers ran or changed that forbids their reuse."""
         self._tails: dict[int, str] = {}
         self._telemetry: Telemetry | None = None
         self._watch: DeviceWatch | None = None
@@ -144,6 +149,10 @@ class Driver:
         answers = self._command({0: {"verb": "facts", "family": self._family.name}}, START_TIMEOUT_S)
         return dict(answers[0])
 
+    def contexts(self) -> Mapping[int, int]:
+        """Return how many rank processes use each device of this host; those of earlier, larger cases count."""
+        return Counter(self._opened.values())
+
     def run(self, job: Job) -> Measurement:
         """Run ``job`` once and return what its ranks measured.
 
@@ -172,15 +181,15 @@ class Driver:
         if self._family.preloads and not env:
             self._transport.preload(job.workload.preload)
         whole = self._formed == job.world_size
-        goes_on = job.continues and whole
+        goes_on = job.continues and whole and protocol.PROFILER not in self._tainted
         if not goes_on and (fresh or self._tainted or self._subdivided or not whole):
             self._disband(replaced=job.world_size if fresh else 0)
         self._acquire(job.world_size, fresh=fresh and not goes_on, env=env)
         self._form(job.world_size, job.budget.timeout_s)
         reports, looks = self._time(job, command, shape)
         self._checked.add(checked)
-        if process is not None or any(report["stale"] for report in reports.values()):
-            self._tainted = True
+        self._tainted |= {name for report in reports.values() for name in report["stale"]}
+        self._tainted |= {"a process of its own"} if process is not None else set()
         self._subdivided = any(report["made_groups"] for report in reports.values())
         return assemble(
             [reports[rank] for rank in range(job.world_size)],
@@ -223,6 +232,8 @@ class Driver:
 
     def _acquire(self, count: int, *, fresh: bool, env: Mapping[str, str]) -> None:
         replaced = self._transport.acquire(count, fresh=fresh, env=env, deadline_s=START_TIMEOUT_S)
+        self._opened = {slot: device for slot, device in self._opened.items() if slot not in self._dying}
+        self._dying.clear()
         if replaced and self._members:  # one of a group had died: the others can neither use it nor leave it
             self._discard(list(range(self._members)))
             self._transport.acquire(count, fresh=fresh, env=env, deadline_s=START_TIMEOUT_S)
@@ -236,7 +247,8 @@ class Driver:
         store = self._transport.open_store(START_TIMEOUT_S)
         places = [self._transport.place(rank) for rank in range(world_size)]
         on_host = {place.host: sum(other.host == place.host for other in places) for place in places}
-        beside = {place.slot: [other for other in places if _same_cores(other, place)] for place in places}
+        # A launcher that binds its ranks gives each, or each few, cores of their own.
+        beside = {at.slot: [one for one in places if (one.host, one.cores) == (at.host, at.cores)] for at in places}
         shares = share_devices(places, self._device_count)
         commands = {
             place.slot: protocol.form(
@@ -260,6 +272,7 @@ class Driver:
             for place in places
         }
         self._members = world_size
+        self._opened |= {place.slot: self._device(place) for place in places if place.host == places[0].host}
         self._command(commands, limit_s, start_s=START_TIMEOUT_S)
         self._formed = world_size
 
@@ -270,7 +283,7 @@ class Driver:
         replaced, waits for ever.  Ranks 0 to ``replaced`` - 1 are about to be replaced: all of them need not leave.
         """
         count, tainted = self._members, self._tainted
-        self._members, self._formed, self._tainted, self._subdivided = 0, 0, False, False
+        self._members, self._formed, self._tainted, self._subdivided = 0, 0, set(), False
         if tainted:
             self._discard(list(range(count)))
         elif count > replaced:
@@ -302,12 +315,10 @@ class Driver:
         try:
             while wait.answered != wait.slots and not wait.lost and (left := deadline.left_s()) > 0:
                 self._take_events(wait, min(left, _POLL_S))
-                if start_s and wait.begun == wait.slots:
-                    start_s, limit_s, deadline = 0.0, timeout_s, Deadline(timeout_s)
                 if wait.errors or wait.exits:
                     deadline.shorten(GRACE_S)
-                    self._await_grace(wait, deadline)
-                    break
+                elif start_s and wait.begun == wait.slots:
+                    start_s, limit_s, deadline = 0.0, timeout_s, Deadline(timeout_s)
         except BaseException:  # Ctrl-C or SIGTERM while ranks are at work: nothing of them can be used again
             self._discard(commands)
             raise
@@ -316,10 +327,6 @@ class Driver:
         if wait.errors or wait.exits or wait.answered != wait.slots:
             self._fail(wait, sorted(commands), limit_s, shape)
         return wait.done
-
-    def _await_grace(self, wait: _Wait, deadline: Deadline) -> None:
-        while wait.answered != wait.slots and not wait.lost and (left := deadline.left_s()) > 0:
-            self._take_events(wait, min(left, _POLL_S))
 
     def _take_events(self, wait: _Wait, timeout_s: float) -> None:
         for event in self._transport.poll(timeout_s):
@@ -340,6 +347,7 @@ class Driver:
 
     def _discard(self, slots: Mapping[int, Any] | list[int]) -> None:
         self._transport.kill(list(slots))
+        self._dying.update(slots)
         self._members = self._formed = 0
 
     def _fail(self, wait: _Wait, slots: list[int], limit_s: float, shape: MeshShape | None) -> None:
@@ -388,8 +396,3 @@ class Driver:
             return RankFailure(rank=slot, host=host, state="finished", what="", phase=phase)
         look = judge(*looks[slot])
         return RankFailure(rank=slot, host=host, state=look.state, what=look.where, phase=phase, detail=look.stack)
-
-
-def _same_cores(one: Place, other: Place) -> bool:
-    """Whether two ranks share cores; a launcher that binds its ranks gives each, or each few, cores of their own."""
-    return (one.host, one.cores) == (other.host, other.cores)

@@ -36,6 +36,11 @@ CLEAN_ERRORS = ("wrong_result", "invalid_parameter", "unsupported", "skipped", "
 
 The last two are pytest's, called on a rank.
 """
+PROFILER = "profiler of torch"
+"""Among the changed settings of a process: torch's profiler ran in it.
+
+On CUDA devices CUPTI stays attached and slows launches (pytorch/pytorch#144455): no further build has the process.
+"""
 TIMING = "timing"
 """The phase in which a rank takes its samples."""
 ERROR_KINDS = (*CLEAN_ERRORS, "unusable", "refused", "out_of_memory", "exception")

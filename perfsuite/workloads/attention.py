@@ -56,6 +56,7 @@ class Attention(Workload):
     """``backward``: the three gradients alone, from the output of one forward."""
 
     metrics: ClassVar[tuple[str, ...]] = ("tflops",)
+    captured: ClassVar[bool] = True
     yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:

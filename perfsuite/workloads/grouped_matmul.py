@@ -37,6 +37,7 @@ class GroupedMatmul(Workload):
     """Rows of the busiest group over the mean; the other groups share the rest evenly."""
 
     metrics: ClassVar[tuple[str, ...]] = ("tflops",)
+    captured: ClassVar[bool] = True
     yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from perfsuite.errors import WrongResult
 from perfsuite.mesh import MeshShape
+from perfsuite.platforms.captured import captured_kernel_s
 from perfsuite.records import Work
 from perfsuite.units import seconds_to_us
 from perfsuite.workload import Rank, Step, Workload, Yardstick
-from perfsuite.workloads.captured import captured_kernel_s
 
 if TYPE_CHECKING:
     import torch

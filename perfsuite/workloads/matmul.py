@@ -29,6 +29,7 @@ class MatrixProduct(Workload):
     """Columns of B and C."""
 
     metrics: ClassVar[tuple[str, ...]] = ("tflops",)
+    captured: ClassVar[bool] = True
     yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:

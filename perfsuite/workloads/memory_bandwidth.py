@@ -34,6 +34,7 @@ class _Streaming(Workload):
     """Size S of each buffer; a multiple of 4."""
 
     metrics: ClassVar[tuple[str, ...]] = ("gb_per_s",)
+    captured: ClassVar[bool] = True
     yardstick: ClassVar[Yardstick] = "memory"
 
     def __post_init__(self) -> None:
@@ -108,6 +109,7 @@ class MemoryTriad(_Streaming):
 class HostDeviceCopy(_Streaming):
     """A copy of S bytes over the link between host and device, one direction."""
 
+    captured: ClassVar[bool] = False
     direction: Direction = "host_to_device"
     """Which way."""
     pinned: bool = True

@@ -45,7 +45,7 @@ class WorkerRank:
         self.shape = meshes.shape
         self._meshes = meshes
         self._code = member.code
-        self._spans = spans
+        self.spans = spans
         self._recording = False
         self._records: dict[str, tuple[Any, str, str]] = {}
         self.traffic: dict[str, Any] | None = None
@@ -90,7 +90,7 @@ class WorkerRank:
 
     def span(self, name: str, **attributes: int | str) -> AbstractContextManager[None]:
         """Mark a part of the step."""
-        return self._spans.span(name, **attributes) if self._recording else _nothing()
+        return self.spans.span(name, **attributes) if self._recording else _nothing()
 
     def record(
         self, name: str, value: Any, *, unit: str = "", reduce: Literal["max", "mean", "equal", "only"] = "max"
@@ -108,7 +108,7 @@ class WorkerRank:
         others = {name: index for name, index in place.items() if name != axis and self.shape.size(name) > 1}
         beside = self.shape.world_size // self.shape.size(axis)
         which = ", ".join(f"{name} {index}" for name, index in others.items())
-        self._spans.keeper = StepKeeper(
+        self.spans.keeper = StepKeeper(
             schedule=schedule,
             ranks=self.shape.size(axis),
             rank=place.get(axis, 0),

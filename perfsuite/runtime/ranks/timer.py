@@ -108,6 +108,20 @@ class Timer:
         self._spans = spans
         self._aligned = aligned
         self._clock = member.code.clock
+        self._kernel: Callable[[], Any] | None = None
+        self._unused: Callable[[], Any] | None = None
+        self._flush: Callable[[], None] | None = None
+
+    def prepare(self, yardstick: Yardstick, *, always: bool = False) -> None:
+        """Make what runs between the samples; before the workload is built, which may leave no memory for it.
+
+        ``always``: a yardstick that no sample runs takes its memory all the same.
+        """
+        member, budget = self._member, self._budget
+        wanted = budget.yardstick and not budget.smoke
+        kernel = make_yardstick(yardstick, member.device, member.code) if wanted or always else None
+        self._kernel, self._unused = (kernel, None) if wanted else (None, kernel)
+        self._flush = self._make_flush() if budget.cache_flush else None
 
     def align(self) -> None:
         """Let all ranks start together; the device is idle afterwards."""
@@ -115,16 +129,14 @@ class Timer:
             dist.barrier()
         self._member.code.synchronize()
 
-    def take(self, iteration: Iteration, yardstick: Yardstick) -> Samples:
+    def take(self, iteration: Iteration) -> Samples:
         """Warm up, choose k, sample until the budget is used."""
         warmup_started_s = time.perf_counter()
         warm = self._warm_up(iteration, iteration.settled)
         run = iteration.settled()
         warmup_s = time.perf_counter() - warmup_started_s
         iterations = self._choose_iterations(warm)
-        member = self._member
-        kernel = make_yardstick(yardstick, member.device, member.code) if self._budget.yardstick else None
-        flush = self._make_flush() if self._budget.cache_flush else None
+        kernel, flush = self._kernel, self._flush
         samples: list[Sample] = []
         own: list[_OwnSample] = []
         started_s = time.perf_counter()
@@ -176,10 +188,12 @@ class Timer:
         yardstick: Callable[[], Any] | None,
         flush: Callable[[], None] | None,
     ) -> _OwnSample:
-        if flush is not None:
+        if flush is not None and not self._clock.queues:
             flush()
         if self._aligned:
             self.align()
+        if flush is not None and self._clock.queues:  # the device is busy with it until the iteration is queued too
+            flush()
         self._spans.discard()
         cpu_s, wall_s = time.thread_time(), time.perf_counter()
         switches = _involuntary_switches()
@@ -311,7 +325,6 @@ class Timer:
 
         def flush() -> None:
             buffer.add_(1.0)
-            self._member.code.synchronize()
 
         return flush
 

@@ -20,8 +20,10 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from perfsuite.decoding import to_json
 from perfsuite.errors import CaseError
 from perfsuite.mesh import MeshShape
+from perfsuite.metrics.spec import HOST_BOUND
 from perfsuite.platforms import device_code
 from perfsuite.platforms.base import DeviceCode
+from perfsuite.platforms.captured import captured_kernel_s
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.instruments import instruments
 from perfsuite.records import ClockFacts, Sample
@@ -47,6 +49,7 @@ from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timer import Samples, Timer
 from perfsuite.runtime.reference import resolve
 from perfsuite.runtime.transports.base import WRAPPER, Message
+from perfsuite.units import seconds_to_us
 from perfsuite.workload import Budget, Step, Workload, as_step
 
 
@@ -68,6 +71,8 @@ class Worker:
         """Of the process, after the last sample of that case."""
         self._stale: list[str] = []
         """Settings of the process that the case before changed and that could not be put back."""
+        self._held_bytes = 0
+        """What the process had allocated before the build."""
         self._meshes: Meshes | None = None
         """Of the case that runs in this process group."""
         self._group: dist.ProcessGroup | None = None
@@ -224,14 +229,17 @@ class Worker:
         if command["checks_twin"]:
             self._check_twin(workload, rank)
         self._enter("building")
+        timer = Timer(member, budget, spans, aligned=workload.aligned)
+        timer.prepare(workload.yardstick, always=workload.fills_memory)
         member.code.reset_peak_memory()
+        self._held_bytes = member.code.peak_memory_bytes() or 0
         step = as_step(workload.build(rank), f"{type(workload).__name__}.build")
         try:
             require_own_modules()
-            report = self._time(workload, step, rank, budget, spans)
+            report = self._time(workload, step, rank, budget, timer)
         finally:
             step.close()
-            del step
+            del step, timer
             member.code.release()
         self._require_group()
         return report
@@ -260,8 +268,8 @@ class Worker:
         workload.check(rank, step)
         return member.code.clock.elapsed_s(start, end)
 
-    def _time(self, workload: Workload, step: Step, rank: WorkerRank, budget: Budget, spans: SpanRecorder) -> Message:
-        member = self._in_group()
+    def _time(self, workload: Workload, step: Step, rank: WorkerRank, budget: Budget, timer: Timer) -> Message:
+        member, spans = self._in_group(), rank.spans
         self._utilisation_percent = self._throttle = None
         self._enter("checking before timing")
         iteration = Iteration(step.run, _name_of(workload))
@@ -272,10 +280,9 @@ class Worker:
         if budget.smoke:
             self._look_at_settings()
             return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
-        timer = Timer(member, budget, spans, aligned=workload.aligned)
         self._enter(TIMING)
         with rank.recording():
-            samples = timer.take(iteration, workload.yardstick)
+            samples = timer.take(iteration)
         self._utilisation_percent = member.code.utilisation_percent()  # before anything else runs on the device
         self._throttle = member.code.throttle() if self._several_hosts else None  # the driver looks at its own host's
         self._look_at_settings()
@@ -283,6 +290,9 @@ class Worker:
         steps = self._steps(spans, samples)
         self._enter("checking after timing")
         self._check(workload, iteration, step, rank)
+        if workload.captured and samples.launch_s > HOST_BOUND * statistics.median(samples.own_s):
+            kernel_s = captured_kernel_s(member.device, step.run)
+            records |= {} if kernel_s is None else {"kernel_us": (seconds_to_us(kernel_s), "us", "max")}
         arrivals: list[float] = []
         if watch is not None:
             self._enter("watching arrivals")
@@ -317,6 +327,7 @@ class Worker:
     ) -> Message:
         member = self._in_group()
         facts: ClockFacts = member.code.clock.facts()
+        peak_bytes = member.code.peak_memory_bytes()
         return {
             "rank": {
                 "rank": member.rank,
@@ -345,7 +356,7 @@ class Worker:
             "middle": spans.middle([sample.time_s for sample in samples.samples], samples.own_s),
             "records": records,
             "traffic": rank.traffic,
-            "peak_memory_bytes": member.code.peak_memory_bytes(),
+            "peak_memory_bytes": None if peak_bytes is None else peak_bytes - self._held_bytes,
             "made_groups": rank.made_groups,
             "imports": own_modules(),
             "steps": None,

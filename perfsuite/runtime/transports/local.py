@@ -29,6 +29,8 @@ STORE = -1
 _STACK_POLL_S = 0.02
 _LAYOUTS = 8
 """Ranks from here on share no core with the first, or every core has several: their memory may be laid out alike."""
+_KILLED_S = 20.0
+"""For killed workers to end: to tear down a context of 70 GiB takes a driver a second or more."""
 _AHEAD = 2
 """Forkservers that import while the caller goes on; more are started when a case has so many ranks."""
 
@@ -71,6 +73,8 @@ class LocalTransport(Transport):
         self._layouts = 1 if alike else max(1, min(self.layouts, len(allowed_cores())))
         self._servers: dict[int, ForkServer] = {}
         self._slots: dict[int, Child] = {}
+        self._doomed: list[Child] = []
+        """Killed, and not known to have ended."""
         self._store = ("", 0)
         self._closed = False
 
@@ -102,6 +106,7 @@ class LocalTransport(Transport):
         self._await_ends(slots, until)
         stale = [slot for slot in slots if self._is_stale(slot, fresh, env)]
         self.kill(stale)
+        self._await_killed(until)
         for slot in stale:
             self._slots[slot] = self._start_child(slot, dict(env))
         self._await_started(slots, until)
@@ -169,6 +174,7 @@ class LocalTransport(Transport):
         for child in children:
             child.doomed = True
             child.link.close()
+        self._doomed += [child for child in children if not child.ended]
 
     def log_tail(self, slot: int, lines: int = 20) -> str:
         """The last lines of what the worker wrote since the current case began."""
@@ -224,6 +230,16 @@ class LocalTransport(Transport):
         gone = [child for child in children if child.pid and not child.ended and _has_hung_up(child.link)]
         while any(not child.ended for child in gone) and (left := until - time.monotonic()) > 0:
             self._look(min(0.5, left))
+
+    def _await_killed(self, until: float) -> None:
+        """Wait until the kernel has taken back all that the killed workers held: memory of a device is one of it.
+
+        A worker that no signal ends, in a driver that hangs, is not waited for longer than _KILLED_S.
+        """
+        until = min(until, time.monotonic() + _KILLED_S)
+        while any(not child.ended for child in self._doomed) and (left := until - time.monotonic()) > 0:
+            self._look(min(0.5, left))
+        self._doomed.clear()
 
     def _await_started(self, slots: Iterable[int], until: float) -> None:
         waiting = {slot for slot in slots if not self._slots[slot].pid}

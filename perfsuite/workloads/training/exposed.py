@@ -21,7 +21,7 @@ from perfsuite.workloads.training.agreement import raise_alike, texts_of_all
 from perfsuite.workloads.training.clock import clock_of
 from perfsuite.workloads.training.memory import Observed
 from perfsuite.workloads.training.on_rank import TrainingStep
-from perfsuite.workloads.training.overlap import record_kernels, uncovered_share
+from perfsuite.workloads.training.overlap import record_kernels, steps_agree, uncovered_share
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -89,7 +89,7 @@ class ExposedStep(Observed):
         raise_alike(self.rank, problem if counting.posted else "")
 
     def _tell_by_kernels(self) -> bool:
-        """Record the share by the times of kernels; False on all ranks where one of them saw no communication."""
+        """Record the share by the times of kernels; False on all ranks where one lost kernels or saw no message."""
         import torch.distributed as dist
 
         clock = clock_of(self.rank.device)
@@ -98,7 +98,10 @@ class ExposedStep(Observed):
                 real.run()
             kernels = record_kernels(real.run, lambda: clock.wait(clock.stamp()))
         share = uncovered_share(kernels, dist.get_backend(self.rank.group()))
-        if not all(texts_of_all(self.rank, "" if share is None else "seen")):
+        answers = texts_of_all(self.rank, "lost" if not steps_agree(kernels) else "" if share is None else "seen")
+        if "lost" in answers:
+            self.rank.record("exposed_kernels_lost", 1.0, reduce="equal")
+        if set(answers) != {"seen"}:
             return False
         self.rank.record("exposed_kernel_share", share, reduce="mean")
         return True

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.errors import InvalidParameter, OutOfMemory, UnsupportedCase
 from perfsuite.records import Measurement, Record
@@ -39,6 +39,8 @@ class LargestBatch(TrainStep):
     """What one rank may allocate; needed on a CPU, on an accelerator None is all that the device has."""
     most: int = 1 << 16
     """Largest batch that is tried."""
+
+    fills_memory: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

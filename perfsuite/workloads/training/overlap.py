@@ -21,6 +21,7 @@ class Kernel:
     name: str
     start_ns: int
     end_ns: int
+    stream: int = 0
 
     def communicates(self, backend: str) -> bool:
         """Libraries of collectives have their name in those of their kernels."""
@@ -43,6 +44,21 @@ def uncovered_share(kernels: Sequence[Kernel], backend: str) -> float | None:
     computation = union((kernel.start_ns, kernel.end_ns) for kernel in kernels if not kernel.communicates(backend))
     whole = max(end for _, end in everything) - min(start for start, _ in everything)
     return (length(everything) - length(computation)) / whole
+
+
+def steps_agree(kernels: Sequence[Kernel]) -> bool:
+    """Whether each stream ran the same kernels in the same order in every step.
+
+    CUPTI of CUDA 12.6u2 to 13.0 drops kernels at the start of a session without a word (pytorch/pytorch#192021).
+
+    >>> ran = [Kernel(name=name, start_ns=at, end_ns=at + 1) for at, name in enumerate(["gemm", "adam"] * _STEPS)]
+    >>> steps_agree(ran), steps_agree(ran[1:])
+    (True, False)
+    """
+    streams: dict[int, list[str]] = {}
+    for kernel in sorted(kernels, key=lambda kernel: kernel.start_ns):
+        streams.setdefault(kernel.stream, []).append(kernel.name)
+    return all(names == names[: len(names) // _STEPS] * _STEPS for names in streams.values())
 
 
 def union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -81,7 +97,12 @@ def record_kernels(run: Callable[[], None], wait: Callable[[], None]) -> list[Ke
 def kernels_of(events: Iterable[Any], cpu: object) -> list[Kernel]:
     """The kernels among the profiler's events: not what ran on the host, nor ranges that somebody marked."""
     return [
-        Kernel(name=event.name(), start_ns=event.start_ns(), end_ns=event.start_ns() + event.duration_ns())
+        Kernel(
+            name=event.name(),
+            start_ns=event.start_ns(),
+            end_ns=event.start_ns() + event.duration_ns(),
+            stream=event.device_resource_id(),
+        )
         for event in events
         if event.device_type() != cpu and not _is_mark(event)
     ]

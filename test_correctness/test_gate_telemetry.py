@@ -1,0 +1,128 @@
+"""The gate where telemetry disturbs: own ranks never do, and unusable stored runs are reported with a reason."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from perfsuite.baselines.runs import why_unusable
+from perfsuite.baselines.sessions import REFERENCE_MOST, first_runs, is_complete
+from perfsuite.errors import RanksFailed
+from perfsuite.plugin import gating
+from perfsuite.runtime.driver import Job
+from perfsuite.workload import FunctionWorkload
+from test_correctness.helpers import fake_nvml
+from test_correctness.helpers.local_driver import local_driver
+from test_correctness.helpers.scripted_driver import repository
+from test_correctness.helpers.simmusa_ranks import ONCE, ROOT, require_built
+from test_correctness.helpers.stored_files import run_of
+
+pytest_plugins = ["pytester"]
+
+SHARED = "device 0 is shared with 1 other process"
+TEST = """
+def test_it(perf):
+    perf(Product())
+"""
+
+
+@pytest.fixture
+def disturbed(monkeypatch):
+    """Says after every run what the telemetry of a device would say; nothing at first."""
+    said = [""]
+    monkeypatch.setattr(gating, "telemetry_of", lambda suite: lambda: said[0])
+    return said
+
+
+def test_update_and_gate_say_that_no_stored_run_is_usable_and_why(pytester, monkeypatch, disturbed):
+    there = repository(pytester, monkeypatch, TEST)
+    disturbed[0] = SHARED
+    told = f"5 stored, none usable: {SHARED}"
+    there.run("--perf-update=append", "--perf-runs=5").stdout.fnmatch_lines([f"*test_it[[]cpu[]]: {told}*"])
+    gated = there.run("--perf-gate")
+    assert 4 == gated.ret
+    gated.stderr.fnmatch_lines([f"*none of 1 cases has 5 usable stored runs in *.json; {told}; end what disturbs the*"])
+
+
+def test_undisturbed_runs_after_disturbed_ones_make_the_case_gateable(pytester, monkeypatch, disturbed):
+    there = repository(pytester, monkeypatch, TEST)
+    disturbed[0] = SHARED
+    for _ in range(3):  # more than a reference takes
+        assert 0 == there.run("--perf-update=append", "--perf-runs=5").ret
+    disturbed[0] = ""
+    assert 0 == there.run("--perf-update=append", "--perf-runs=5").ret
+    assert 0 == there.run("--perf-gate").ret
+
+
+def test_a_reference_takes_disturbed_runs_only_where_there_are_no_others():
+    bad = [run_of(number=number, disturbance=SHARED) for number in range(20)]
+    good = [run_of(number=number) for number in range(20, 25)]
+    sessions = {each.session: each.session for each in (*bad, *good)}
+    assert tuple(bad[:REFERENCE_MOST]) == first_runs(bad, sessions)
+    assert not is_complete(bad, sessions)
+    assert tuple(good) == first_runs([*bad, *good], sessions)
+
+
+def test_why_runs_are_unusable_has_the_most_frequent_reason():
+    reasons = ["", "unknown", "device 0 is throttled (thermal)", SHARED, SHARED]
+    runs = [run_of(number=number, disturbance=reason) for number, reason in enumerate(reasons)]
+    assert f"5 stored, 2 usable: {SHARED}" == why_unusable(runs)
+    assert "" == why_unusable(runs[:2])
+
+
+def _idle(rank):
+    return lambda: None
+
+
+def _dies(rank):
+    return lambda: os._exit(3)
+
+
+def test_the_driver_counts_rank_processes_by_device(tmp_path):
+    with local_driver(tmp_path) as driver:
+        assert {} == driver.contexts()
+        for ranks in (2, 1):  # the second rank's process stays, and stays on its device
+            driver.run(Job(workload=FunctionWorkload(function=_idle), world_size=ranks, budget=ONCE))
+            assert {0: 2} == driver.contexts()
+        with pytest.raises(RanksFailed):
+            driver.run(Job(workload=FunctionWorkload(function=_dies), world_size=2, budget=ONCE))
+        assert {0: 2} == driver.contexts()  # they may be listed for a while
+        driver.run(Job(workload=FunctionWorkload(function=_idle), world_size=1, budget=ONCE))
+        assert {0: 1} == driver.contexts()
+
+
+REAL = """
+from perfsuite.workloads.matmul import Matmul
+def test_it(perf):
+    perf(Matmul(m=64, k=64, n=64))
+"""
+_POWER_CAP = 0x4
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cold")
+@pytest.mark.parametrize(
+    ("says", "gated"),
+    [
+        ({"numbers": 4_000_000, "reasons": _POWER_CAP}, True),
+        ({"numbers": 4_000_000, "strangers": [99]}, False),
+    ],
+    ids=["foreign numbers and the power cap", "foreign numbers and a stranger"],
+)
+def test_a_container_can_gate_unless_a_stranger_is_on_its_device(pytester, monkeypatch, says, gated):
+    require_built()
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PERFSUITE_FAMILIES", fake_nvml.FAMILY)
+    monkeypatch.setenv("SIMMUSA_DEVICES", "1")
+    monkeypatch.setenv(fake_nvml.VARIABLE, json.dumps(says))
+    pytester.makeconftest('pytest_plugins = ["perfsuite.plugin"]')
+    pytester.makeini("[pytest]\naddopts = --import-mode=importlib -p no:cacheprovider\n")
+    pytester.makepyfile(REAL)
+    options = ("--perf-platform=simmusa", "--benchmark-max-time=0.001")
+    assert 0 == pytester.runpytest_subprocess(*options, "--perf-update=append", "--perf-runs=5").ret
+    done = pytester.runpytest_subprocess(*options, "--perf-gate")
+    assert (0 if gated else 4) == done.ret
+    if not gated:
+        done.stderr.fnmatch_lines([f"*5 stored, none usable: {SHARED}*"])
