@@ -10,13 +10,15 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 
 import pytest
 
+from perfsuite.runtime.transports.launchers import launcher_variables
 from test_correctness.helpers import slurm
 from test_correctness.helpers.processes import processes_with
-from test_correctness.test_cluster_pytest import PATIENT_MPIRUN, project, until_stuck, verdicts
+from test_correctness.test_cluster_pytest import PATIENT_MPIRUN, ROOT, project, until_stuck, verdicts
 
 pytestmark = pytest.mark.slow
 RANKS = 4
@@ -107,6 +109,31 @@ def test_two_nodes_of_slurm_measure(tmp_path, srun):
     assert run.returncode == 0, output
     assert "transport slurm with 4 ranks" in output
     assert verdicts(tmp_path) == {"test_first[cpu-ws4]": ""}
+
+
+def test_the_job_script_of_the_examples(tmp_path, controller):
+    """Two nodes by sbatch; the script makes the key.  No GPUs: this Slurm has none to give."""
+    (tmp_path / "test_project.py").write_text(PROJECT)
+    (tmp_path / "python3").symlink_to(sys.executable)
+    environ = {
+        **{name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)},
+        **controller,
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join((str(ROOT), *filter(None, sys.path))),
+        "MASTER_ADDR": "127.0.0.1",
+        "PERFSUITE_KEY_FILE": str(tmp_path / "key"),
+    }
+    script = str(ROOT / "examples" / "cluster" / "slurm.sbatch")
+    sbatch = ["sbatch", "--wait", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=0", "--output=output", script]
+    options = ["-p", "perfsuite.plugin", "-p", "no:cacheprovider", "-k", "first", "test_project.py"]
+    run = subprocess.run(
+        [*sbatch, *options], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False
+    )
+    output = (tmp_path / "output").read_text() if (tmp_path / "output").exists() else ""
+    assert run.returncode == 0, run.stderr + output
+    assert "transport slurm with 4 ranks" in output
+    (file,) = tmp_path.glob("perf-*.xml")
+    assert '<testcase classname="test_project" name="test_first[cpu-ws4]"' in file.read_text()
 
 
 def test_a_node_name_that_no_host_has_is_named(tmp_path, srun):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo")
 NODES = ("perfnode1", "perfnode2")
 """Not host names: nothing resolves them, as in clusters whose node names are Slurm's own."""
 START_S = 60.0
