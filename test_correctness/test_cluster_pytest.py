@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -90,23 +90,26 @@ NEEDS_MPIRUN = pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open M
 
 
 @contextlib.contextmanager
-def project(launcher: tuple[str, ...], directory: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """A run of PROJECT under a launcher; at the end nothing of it may be left, in processes or in files."""
-    (directory / "test_project.py").write_text(PROJECT)
+def project(
+    launcher: tuple[str, ...], directory: Path, *options: str, source: str = PROJECT, environ: Mapping[str, str] = {}
+) -> Iterator[subprocess.Popen[str]]:
+    """A run of ``source`` under a launcher; at the end nothing of it may be left, in processes or in files."""
+    (directory / "test_project.py").write_text(source)
     (directory / "tmp").mkdir()
     token = f"PERFSUITE_TEST_TOKEN={directory}"
     kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
-    environ = {
+    given = {
         **kept,
         "PERFSUITE_TEST_TOKEN": str(directory),
         "PYTHONPATH": str(ROOT),
         "STUCK": str(directory / "stuck"),
         "TMPDIR": str(directory / "tmp"),
+        **environ,
     }
     process = subprocess.Popen(
         [*launcher, "-p", "perfsuite.plugin", "-p", "no:cacheprovider", "--color=no", "--junitxml=junit.xml", *options],
         cwd=directory,
-        env=environ,
+        env=given,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -127,9 +130,9 @@ def verdicts(directory: Path) -> dict[str, str]:
     return {case.attrib["name"]: (case[-1].attrib.get("message", "") if len(case) else "") for case in cases}
 
 
-def until_stuck(directory: Path) -> None:
-    until = time.monotonic() + 90
-    while not all((directory / f"stuck.{rank}").exists() for rank in (0, 1)):
+def until_stuck(directory: Path, ranks: int = 2) -> None:
+    until = time.monotonic() + 90 * ranks / 2
+    while not all((directory / f"stuck.{rank}").exists() for rank in range(ranks)):
         assert time.monotonic() < until, "the case did not start"
         time.sleep(0.1)
 

@@ -147,7 +147,8 @@ def test_disabled_runs_every_case_once_and_records_nothing(repo, pytester):
     found.stdout.fnmatch_lines(
         ["perfsuite: warning: --benchmark-disable: *", "3 built, checked and run once, not measured*"]
     )
-    assert not pytester.path.joinpath("out.json").exists()
+    out = pytester.path / "out.json"
+    assert not out.exists() or out.read_bytes() == b"", "pytest-benchmark 5.1 opens the file before it has anything"
 
 
 def test_a_profile_of_the_feeding_does_not_spoil_the_record(repo, pytester):

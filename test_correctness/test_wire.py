@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pickle
+import re
 import socket
 import tempfile
 import threading
@@ -332,6 +334,27 @@ def test_an_agent_without_a_launcher_stops_looking():
             reach(launch, deadline_s=3600, alive=lambda: False)
         with pytest.raises(LaunchError, match="nobody listens"):
             reach(launch, deadline_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("n1", "Name or service not known"), ("host..of.nobody", "label empty or too long")],
+    ids=["no host has it", "no name at all"],
+)
+def test_an_agent_says_that_the_name_of_rank_0_has_no_address(name, why, monkeypatch, capsys):
+    """A node name of Slurm need not be a host name; the wait is 300 s, and DNS may know the name later."""
+
+    def unknown(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, why)
+
+    if name == "n1":
+        monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    launch = dataclasses.replace(between_hosts(1), master_addr=name)
+    said = rf"knows no address of {re.escape(name)}, the host of rank 0 \(.*{why}.*\): set MASTER_ADDR to an address"
+    with pytest.raises(LaunchError, match=rf"rank 1 found no driver .*{said}"):
+        reach(launch, deadline_s=0.1)
+    star.say_waiting(launch, "rank 0", 300.0, {"RANK": "1"})
+    assert re.search(said, capsys.readouterr().err)
 
 
 def test_a_driver_that_does_not_know_the_key_gets_no_agent(pool, monkeypatch):

@@ -195,6 +195,8 @@ def reach_driver(
                 return link, _introduce(link, hello, farewell, alive)
             except (ConnectionRefusedError, FileNotFoundError):
                 pass
+            except (socket.gaierror, UnicodeError):
+                last = why_unresolved(launch) or last
             except (OSError, Refused, LinkLost) as problem:
                 last = f"{_where(address)}: {problem or 'no handshake'}"
         time.sleep(_RETRY_S)
@@ -208,6 +210,20 @@ def reach_driver(
         f"rank {launch.rank} found no driver on {where} within {deadline_s:g} s ({last}): "
         f"rank 0 must run the same command there; see {see}"
     )
+
+
+def why_unresolved(launch: Launch) -> str:
+    """Return why the name of rank 0's host has no address here, and what to do; empty where it has one."""
+    if launch.single_host:
+        return ""
+    try:
+        socket.getaddrinfo(launch.master_addr, None)
+    except (OSError, UnicodeError) as problem:
+        return (
+            f"{socket.gethostname()} knows no address of {launch.master_addr}, the host of rank 0 "
+            f"({getattr(problem, 'strerror', None) or problem}): set MASTER_ADDR to an address that all hosts reach"
+        )
+    return ""
 
 
 def _addresses(launch: Launch, meeting: Meeting | None) -> Iterator[Path | int]:

@@ -23,7 +23,7 @@ from typing import Any
 from perfsuite.errors import LaunchError
 from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.transports.base import Message
-from perfsuite.runtime.transports.door import Door
+from perfsuite.runtime.transports.door import Door, why_unresolved
 from perfsuite.runtime.transports.exchange import Arrival, Exchange
 from perfsuite.runtime.transports.keys import Meeting
 from perfsuite.runtime.transports.launchers import Launch, telling_variables
@@ -187,10 +187,15 @@ def gather(
 
 
 def say_waiting(launch: Launch, for_whom: str, deadline_s: float, environ: Mapping[str, str]) -> None:
-    """Say on stderr for whom this process waits, for how long, and what to do where nobody launched the others."""
+    """Say on stderr for whom this process waits, for how long, and what to do where nobody launched the others.
+
+    An agent also says where it cannot resolve the name of rank 0's host.
+    """
+    unresolved = why_unresolved(launch) if launch.rank else ""
+    what = unresolved or "each rank must run the same pytest command and collect perf cases"
     print(
         f"perfsuite: rank {launch.rank} of {launch.world_size} ({launch.launcher}) waits for {for_whom}, "
-        f"{deadline_s:g} s at most: each rank must run the same pytest command and collect perf cases; "
+        f"{deadline_s:g} s at most: {what}; "
         f"{unless_launched(environ)}",
         file=sys.stderr,
         flush=True,
