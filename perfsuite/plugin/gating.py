@@ -29,7 +29,7 @@ from perfsuite.platforms import fingerprint
 from perfsuite.platforms.environment import boot_of
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.telemetry import Telemetry, disturbance, family_of_processes
-from perfsuite.plugin import retries
+from perfsuite.plugin import collisions, retries
 from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.fixtures import CaseState, state_key
 from perfsuite.plugin.gate_options import GateOptions, gate_options_key, tolerances_of
@@ -376,7 +376,7 @@ def telemetry_word(telemetry: Telemetry, family: str, roots: Callable[[], Iterab
 
 def shared_arguments(config: pytest.Config) -> tuple[str, ...]:
     """Options of this run that decide what and how long is measured; the arms of an A/B get the same."""
-    option = config.getoption
+    option = functools.partial(collisions.option, config)
     given = [
         f"{flag}={option(name)}"
         for flag, name in (
@@ -390,7 +390,7 @@ def shared_arguments(config: pytest.Config) -> tuple[str, ...]:
             ("--benchmark-max-time", "benchmark_max_time"),
             ("--benchmark-min-rounds", "benchmark_min_rounds"),
         )
-        if option(name, None) is not None
+        if option(name) is not None
     ]
     if option("perf_pin") != "none":  # its default, which an older base may not know
         given.append(f"--perf-pin={option('perf_pin')}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perfsuite.errors import HistoryError, PerfsuiteError
+from perfsuite.plugin import collisions
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.output import Out
 from perfsuite.plugin.state import suite_key, suite_of
@@ -46,7 +47,7 @@ def declare(parser: pytest.Parser) -> None:
 
 def configure(config: pytest.Config) -> None:
     """Keep the options."""
-    asked, written = config.getoption("perf_history"), config.getini("perf_history")
+    asked, written = collisions.option(config, "perf_history"), collisions.ini(config, "perf_history")
     path = config.invocation_params.dir / asked if asked else config.rootpath / written if written else None
     config.stash[state_key] = HistoryState(path=path)
 
