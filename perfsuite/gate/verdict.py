@@ -172,6 +172,10 @@ class Verdict:
 
     stored_commit: str = ""
     """Revision of the runs that it was compared with; empty where they name none."""
+    no_ab: str = ""
+    """Why nothing can be measured here beside that revision; empty where it can."""
+    ab_folder: str = ""
+    """Where to run an A/B, from where pytest was started; empty where that is the root directory."""
 
     @property
     def gated(self) -> bool:

@@ -142,8 +142,7 @@ def _notes(by_time: Sequence[HistorySession], repository: Repository) -> tuple[s
     notes = []
     missing = sum(bool(session.revision.commit) for session in by_time)
     if missing:
-        shallow = repository.is_shallow()
-        what = "this clone is shallow: git fetch --unshallow" if shallow else "it was rewritten, or is not fetched"
+        what = repository.why_missing() or "it was rewritten, or is not fetched"
         notes.append(f"{plural(missing, 'session')} placed by time: the commit is not in this repository ({what})")
     if len(by_time) > missing:
         unknown = plural(len(by_time) - missing, "session")
