@@ -21,6 +21,7 @@ from perfsuite.errors import CaseError
 from perfsuite.mesh import MeshShape
 from perfsuite.platforms import device_code
 from perfsuite.platforms.base import DeviceCode
+from perfsuite.platforms.cgroups import read_throttling, throttled_share
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.instruments import instruments
 from perfsuite.records import ClockFacts, Sample
@@ -58,6 +59,8 @@ class Worker:
         self._member: Membership | None = None
         self._utilisation_percent: float | None = None
         self._throttle: tuple[str, ...] | None = None
+        self._host = Host()
+        self._throttled: float | None = None
         self._placement = placement.Placement(threads=1, cores=None)
         self._several_hosts = False
         """Ranks of the group are on several hosts, each with a clock of its own."""
@@ -253,7 +256,7 @@ class Worker:
 
     def _time(self, workload: Workload, step: Step, rank: WorkerRank, budget: Budget, spans: SpanRecorder) -> Message:
         member = self._in_group()
-        self._utilisation_percent = self._throttle = None
+        self._utilisation_percent = self._throttle = self._throttled = None
         self._enter("checking before timing")
         iteration = Iteration(step.run, _name_of(workload))
         watch = Watch(member.code, _name_of(workload)) if member.world_size > 1 or member.code.clock.queues else None
@@ -265,8 +268,10 @@ class Worker:
             return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
         timer = Timer(member, budget, spans, aligned=workload.aligned)
         self._enter(TIMING)
+        before = read_throttling(self._host)
         with rank.recording():
             samples = timer.take(iteration, workload.yardstick)
+        self._throttled = throttled_share(before, read_throttling(self._host))
         self._utilisation_percent = member.code.utilisation_percent()  # before anything else runs on the device
         self._throttle = member.code.throttle() if self._several_hosts else None  # the driver looks at its own host's
         self._look_at_settings()
@@ -324,6 +329,7 @@ class Worker:
                 "cache_bytes": member.code.cache_bytes(),
                 "utilisation_percent": self._utilisation_percent,
                 "throttle": self._throttle,
+                "throttled": self._throttled,
             },
             "samples": to_json(samples.samples) if member.rank == 0 else [],
             "iterations": samples.iterations,
