@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -106,7 +107,9 @@ def finish(session: pytest.Session) -> None:
     if not line.cases:
         return
     file.append(state.path, line)
-    state.said = f"history {state.path}: {len(line.cases)} cases added; perfsuite history show {state.path}"
+    state.said = (
+        f"history {state.path}: {len(line.cases)} cases added; perfsuite history show {shlex.quote(str(state.path))}"
+    )
 
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:

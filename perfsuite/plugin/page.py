@@ -6,6 +6,7 @@ line at the end and fails the run: the journal has everything, and ``perfsuite r
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def write(config: pytest.Config) -> None:
             write_page(material_of([run], show_hosts=collisions.option(config, "perf_show_hosts")), path)
     except PerfsuiteError as error:
         journal = suite.session.journal if suite.session else None
-        later = f"; perfsuite report {journal.path} --html FILE writes it" if journal else ""
+        later = f"; perfsuite report {shlex.quote(str(journal.path))} --html FILE writes it" if journal else ""
         raise ConfigurationError(f"{error}{later}") from None
     config.stash[written_key] = path
 
