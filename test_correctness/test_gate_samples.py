@@ -303,6 +303,14 @@ def test_a_quota_that_held_the_stored_runs_back_as_well_is_no_cause():
     assert asked(throttled_from(0, slower=0.0), given=metrics)[0].name == "pass"
 
 
+def test_stored_runs_that_the_quota_held_back_are_the_reason_where_too_few_are_left():
+    runs = [replace(run, throttled=0.4 * (number < 3)) for number, run in enumerate(sampled_runs())]
+    verdict, _ = asked(sampled, given=gated(stored=tuple(runs[:7])))
+    assert verdict.name == "learning"
+    assert "4 of the 5 usable stored runs" in describe(verdict)
+    assert "; 3 stored runs held back by the CPU quota" in describe(verdict)
+
+
 def test_a_stored_run_that_alone_was_held_back_is_not_compared():
     first, *others = sampled_runs()
     given = gated(stored=(replace(first, location=first.location + 0.5, throttled=0.9), *others))

@@ -101,19 +101,20 @@ class Quantity:
 
     def is_held_back(self, run: RunSummary) -> bool:
         """Whether the CPU quota held a run back, and most of the stored ones not."""
-        return _is_throttled(run) and not self.usually_held_back
+        return is_throttled(run) and not self.usually_held_back
 
     def is_stable(self, run: RunSummary) -> bool:
         """Whether a run is fit to be compared and has a value."""
         return self.stable_value(run) is not None
 
 
-def _is_throttled(run: RunSummary) -> bool:
+def is_throttled(run: RunSummary) -> bool:
+    """Whether the CPU quota held the ranks of a run back."""
     return run.throttled > THROTTLED_SHARE
 
 
 def _usually_held_back(stored: Sequence[RunSummary]) -> bool:
-    return mostly([_is_throttled(run) for run in stored])
+    return mostly([is_throttled(run) for run in stored])
 
 
 def is_disturbed(run: RunSummary) -> bool:
@@ -155,7 +156,7 @@ def quantities(
             others.append(_metric_quantity(case, measured, name, wanted))
     clean_only = usually_clean(measured)
     usable = [run for run in measured if (not clean_only or run.has_clean) and not is_disturbed(run)]
-    usable = [run for run in usable if _usually_held_back(measured) or not _is_throttled(run)]
+    usable = [run for run in usable if _usually_held_back(measured) or not is_throttled(run)]
     if not usable:
         return tuple(others), tuple(flags)
     has_beside = any(run.mean is not None or run.clean_mean is not None for run in usable)
@@ -210,7 +211,7 @@ def _time_quantity(case: CaseIdentity, usable: Sequence[RunSummary], tolerance: 
         clean_only=clean_only,
         usual_spread=median([spread_of(run) for run in usable]),
         usual_cpu_share=median([run.cpu_share for run in usable]),
-        usually_held_back=any(map(_is_throttled, usable)),
+        usually_held_back=any(map(is_throttled, usable)),
     )
 
 

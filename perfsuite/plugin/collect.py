@@ -220,17 +220,17 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
     if config.getoption("collectonly"):
         return []
     if not cases:
-        return _hidden(items)
+        return _hidden(config, items)
     suite = suite_of(config)
     if suite.problem is not None:
         return []
-    header = [*suite.header(), *_hidden(items)] if config.getoption("verbose", 0) >= 0 else []
+    header = [*suite.header(), *_hidden(config, items)] if config.getoption("verbose", 0) >= 0 else []
     if suite.cluster is not None and cases < len(items):
         header.append(launch.others_line(suite.cluster.name, len(items) - cases))
     return header
 
 
-def _hidden(items: Sequence[pytest.Item]) -> list[str]:
+def _hidden(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
     """A warning for tests that look like perf cases and get another plugin's ``perf``."""
     found = [
         module
@@ -240,7 +240,8 @@ def _hidden(items: Sequence[pytest.Item]) -> list[str]:
     ]
     told = f"{plural(len(found), 'test')} {'gets' if len(found) == 1 else 'get'} that one"
     return [
-        f"perfsuite: warning: plugin {module} has a fixture perf too: {told} and measures nothing with perfsuite; "
-        f"run with -p no:{module} to measure"
-        for module in sorted(set(found))
+        f"perfsuite: warning: plugin {name} has a fixture perf too: {told} and measures nothing with perfsuite; "
+        f"run with -p no:{name} to measure"
+        for name, plugin in config.pluginmanager.list_name_plugin()
+        if getattr(plugin, "__name__", "") in found
     ]

@@ -152,7 +152,7 @@ def take_own(config: pytest.Config, definitions: dict[str, Any]) -> None:
     installed = {name.partition(".")[0] for name in plugins}
     for name in {"platform", "ranks"} & set(definitions):
         found = definitions[name]
-        tops = [each.func.__module__.partition(".")[0] for each in found]
+        tops = [_module(each).partition(".")[0] for each in found]
         end = max((number for number, top in enumerate(tops, start=1) if top in installed), default=0)
         definitions[name] = [*sorted(found[:end], key=_is_own), *found[end:]]
 
@@ -161,8 +161,12 @@ def hidden(definitions: Sequence[Any]) -> str:
     """The module of another plugin whose fixture ``perf`` goes before ours; empty without one."""
     if not definitions or definitions[-1].baseid or not any(map(_is_own, definitions[:-1])):
         return ""
-    return str(definitions[-1].func.__module__)
+    return _module(definitions[-1])
+
+
+def _module(definition: Any) -> str:
+    return getattr(definition.func, "__module__", "")
 
 
 def _is_own(definition: Any) -> bool:
-    return bool(definition.func.__module__ == _FIXTURES)
+    return _module(definition) == _FIXTURES

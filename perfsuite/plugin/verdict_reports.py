@@ -14,6 +14,8 @@ import pytest
 from perfsuite.errors import VerdictFailed
 from perfsuite.gate.describe import describe, headline
 from perfsuite.gate.verdict import Verdict
+from perfsuite.git import GitFailed
+from perfsuite.history.git import Repository
 from perfsuite.plugin.expected import covers_verdict, failure
 from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.tables import keep_reason
@@ -58,22 +60,27 @@ def with_verdict(properties: Sequence[tuple[str, object]], verdict: Verdict) -> 
     return [*kept, ("verdict", verdict.name), ("verdict_detail", describe(verdict))]
 
 
+def _why_no_ab(repository: Repository, commit: str) -> str:
+    """Why nothing can be measured beside this commit, or beside any where it is empty; empty where it can."""
+    if not repository.is_there():
+        return repository.refusal or "the tests are not in a git repository with a commit"
+    if not commit or repository.commit(commit):
+        return ""
+    return repository.why_missing() or "this repository does not have it: it was rewritten, or is not fetched"
+
+
 def tell_next_steps(verdicts: MutableMapping[str, Verdict], config: pytest.Config) -> None:
     """Say of failing verdicts whether and where their next command works: that needs the commit of the stored runs."""
     failing = {node: verdict for node, verdict in verdicts.items() if verdict.name in ("regressed", "drifted")}
     if not failing:
         return
-    from perfsuite.history.git import Repository
-
     repository = Repository(root=config.rootpath)
-    known = repository.known(verdict.stored_commit for verdict in failing.values())
     folder = os.path.relpath(config.rootpath, config.invocation_params.dir)
     for node, verdict in failing.items():
-        why = ""
-        if not repository.is_there():
-            why = repository.refusal or "the tests are not in a git repository with a commit"
-        elif verdict.stored_commit and verdict.stored_commit not in known:
-            why = repository.why_missing() or "this repository does not have it: it was rewritten, or is not fetched"
+        try:
+            why = _why_no_ab(repository, verdict.stored_commit)
+        except GitFailed as failed:
+            why = str(failed)
         verdicts[node] = dataclasses.replace(verdict, no_ab=why, ab_folder="" if folder == "." else folder)
 
 
