@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfsuite.errors import CaseError, ConfigurationError, JournalError, first_line
-from perfsuite.git import GitFailed, git, without_git
+from perfsuite.git import GitFailed, git, why_missing, without_git
 from perfsuite.journal import read_journal
 from perfsuite.measured_peaks import UNWANTED
 from perfsuite.records import Result
@@ -78,8 +78,7 @@ def arm_of(repository: Path, revision: str, name: str) -> Iterator[Arm]:
     try:
         commit = git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     except GitFailed:
-        shallow = git(repository, "rev-parse", "--is-shallow-repository") == "true"
-        way_on = "this clone is shallow: git fetch --unshallow" if shallow else "name one that git log --all shows"
+        way_on = why_missing(repository) or "name one that git log --all shows"
         raise ConfigurationError(f"revision {revision!r} is not a commit of {top}; {way_on}") from None
     with scratch.directory("base") as directory:
         tree = directory / "tree"

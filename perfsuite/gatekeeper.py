@@ -26,7 +26,7 @@ from perfsuite.gate.gate import Gate
 from perfsuite.gate.offer import offered
 from perfsuite.gate.physics import violations
 from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.gate.verdict import GateSettings, Request, Verdict
+from perfsuite.gate.verdict import INSTRUMENTED, GateSettings, Request, Verdict
 from perfsuite.records import Result
 from perfsuite.units import plural
 
@@ -83,7 +83,7 @@ class _Taken:
     @property
     def instrumented(self) -> str:
         """Why its times cannot be compared or stored; empty where its ranks ran as usual."""
-        return f"its ranks were instrumented: {', '.join(self.first.instruments)}" if self.first.instruments else ""
+        return f"{INSTRUMENTED}{', '.join(self.first.instruments)}" if self.first.instruments else ""
 
 
 class Gatekeeper:

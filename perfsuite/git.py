@@ -28,6 +28,14 @@ All others are left out: what ``git rev-parse --local-env-vars`` lists grows wit
 _SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=", "log.showSignature=false")
 """No program of the user's runs unasked: no hook of a checkout, no monitor of files, no gpg."""
 _SAFE = "safe.directory"
+_DEPTHS = {
+    "GITHUB_ACTIONS": "fetch-depth: 0 at actions/checkout, whose default is 1",
+    "GITLAB_CI": 'GIT_DEPTH: "0" among the variables of the job',
+    "BITBUCKET_BUILD_NUMBER": "clone: depth: full in bitbucket-pipelines.yml",
+    "TF_BUILD": "fetchDepth: 0 at the checkout step",
+    "TRAVIS": "git: depth: false in .travis.yml",
+}
+"""By the variable that a CI service sets: the setting with which it fetches the whole history."""
 
 
 class GitFailed(ConfigurationError):
@@ -93,6 +101,15 @@ def refusal(root: Path) -> str:
     except GitFailed as failed:
         return "" if failed.outside else str(failed)
     return ""
+
+
+def why_missing(root: Path) -> str:
+    """Return why a commit may not be in the repository at ``root``, and what to do; empty where it is complete."""
+    if git(root, "rev-parse", "--is-shallow-repository") != "true":
+        return ""
+    known = [setting for name, setting in _DEPTHS.items() if os.environ.get(name)]
+    setting = known[0] if known else "fetch-depth: 0 on GitHub, GIT_DEPTH: 0 on GitLab"
+    return f"this clone is shallow: git fetch --unshallow; in CI: {setting}"
 
 
 def _safe_directories(environ: Mapping[str, str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import PerfsuiteError, UnsupportedCase
 from perfsuite.records import Measurement, Peak, Peaks, Work
 from perfsuite.runtime.driver import Job
 from perfsuite.workload import Budget
@@ -72,13 +72,15 @@ class MeasuredPeaks:
 
     def _measure(self, probe: PeakProbe) -> None:
         try:
-            records = self._run(Job(workload=probe, world_size=1, budget=_BUDGET, fresh=True)).records
+            measured = self._run(Job(workload=probe, world_size=1, budget=_BUDGET, fresh=True))
+            if measured.instruments:
+                raise UnsupportedCase(f"its rank was instrumented: {', '.join(measured.instruments)}")
         except PerfsuiteError as error:
             if probe.quantity not in self._best:
                 reason = str(error).partition("\n")[0]
                 self._problems[probe.quantity] = f"the CPU's {probe.quantity} peak could not be measured: {reason}"
             return
-        for record in records:
+        for record in measured.records:
             source = f"measured here, best of probes at start and end: {record.name}"
             self._take(probe.quantity, Peak(value=record.value, unit=record.unit, source=source, kind="measured"))
 

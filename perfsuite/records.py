@@ -182,6 +182,9 @@ class RankFacts:
     """Settings of the process that the case had changed while its samples were taken, with their values then."""
     instruments: tuple[str, ...] = ()
     """Tracers, profilers and debug settings that slowed the process, each with what to do."""
+    throttled: float | None = None
+    """Share of the periods of its CPU quota that ended with the quota used up while samples were taken; None without a
+    known quota and in older journals."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -311,6 +311,18 @@ def test_command_reads_a_baseline_too(tmp_path):
     assert pytest.approx(80, rel=1e-3) == rate.value
 
 
+def test_results_of_instrumented_ranks_calibrate_nothing(tmp_path, capsys):
+    product = result_of(Matmul(m=4096, k=4096, n=4096, dtype="bf16"), 1.0)
+    (rank,) = product.measurement.ranks
+    rank = dataclasses.replace(rank, instruments=("profiler of torch (end it before the iterations)",))
+    slowed = dataclasses.replace(product, measurement=dataclasses.replace(product.measurement, ranks=(rank,)))
+    journal = stored_journal(tmp_path / "j.jsonl", product, dataclasses.replace(slowed, case="test_other[s4000]"))
+    assert main(["calibrate", journal, "-o", str(tmp_path / "made.json")]) == 4
+    said = capsys.readouterr().err
+    assert "j.jsonl: 1 of 2 cases ran under profiler of torch (end it before the iterations)" in said
+    assert not (tmp_path / "made.json").exists()
+
+
 def test_command_holds_one_pair_in_a_file(tmp_path, capsys):
     product = result_of(Matmul(m=4096, k=4096, n=4096, dtype="bf16"), 1.0)
     other = dataclasses.replace(product, case="test_other[s4000]", environment={"packages": {"torch": "2.5.0"}})

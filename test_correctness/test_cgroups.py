@@ -301,3 +301,13 @@ def test_this_machine_has_limits_that_can_be_read():
     """Whatever they are: nothing raises, and the folders are there."""
     for controller in ("cpu", "memory"):
         assert all(Path("/", folder).is_dir() for folder in cgroups.own_groups(Host(), controller).folders)
+
+
+def test_the_share_of_periods_is_unknown_without_a_quota_and_zero_where_nothing_was_held_back():
+    def counts(periods, throttled):
+        return {"cpu": Throttling(periods=periods, throttled=throttled, held_s=0.1 * throttled)}
+
+    assert cgroups.throttled_share({}, {}) is None
+    assert cgroups.throttled_share(counts(0, 0), counts(0, 0)) is None
+    assert cgroups.throttled_share(counts(10, 5), counts(30, 5)) == 0.0
+    assert cgroups.throttled_share(counts(10, 5), counts(30, 10)) == 0.25

@@ -126,3 +126,30 @@ def test_differences_of_the_environment_are_named_up_to_a_number():
     assert len(shown) == 7
     assert shown[-1] == "and 3 more differences of the environment"
     assert soft_differences(now, now) == ()
+
+
+CPU = "EPYC; sockets: 1; threads per core: 2; cores used: 2"
+
+
+@pytest.mark.parametrize(
+    ("now", "stored", "named", "said"),
+    [
+        ({"cpu": f"{CPU}; CPU quota: 1.5 cores"}, {"cpu": CPU}, "CPU quota 1.5 cores, stored none", True),
+        ({"cpu": CPU}, {"cpu": f"{CPU}; CPU quota: 1.5 cores"}, "CPU quota none, stored 1.5 cores", True),
+        ({"cpu": f"{CPU}; CPU quota: unknown"}, {"cpu": CPU}, "", True),
+        ({"cpu": f"{CPU}; CPU quota: 2 cores"}, {"cpu": f"{CPU}; CPU quota: 2 cores"}, "", False),
+        ({"governor": "powersave"}, {"governor": "performance"}, "governor powersave, stored performance", True),
+        ({"governor": "unknown"}, {"governor": "performance"}, "", True),
+        (
+            {"cores": {"which": "0-1", "physical": "1"}},
+            {"cores": {"which": "0,2", "physical": "2"}},
+            "cores.physical 1, stored 2",
+            True,
+        ),
+        ({"cores": {"which": "4-5"}}, {"cores": {"which": "0-1"}}, "", True),
+        ({"cores": {"physical": "1"}}, {}, "", True),
+    ],
+)
+def test_a_cause_that_the_host_can_tell_is_named_by_itself(now, stored, named, said):
+    assert causes(now, stored) == ((named,) if named else ())
+    assert bool(soft_differences(now, stored)) == said

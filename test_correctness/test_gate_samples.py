@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from dataclasses import replace
 
@@ -264,3 +265,54 @@ def test_runs_that_telemetry_saw_disturbed_accuse_nobody():
         given=gated(stored=stored_runs(**YARD)),
     )
     assert verdict.name == "unstable-host"
+
+
+# -- a CPU quota ----------------------------------------------------------------------------------------------------
+
+
+def throttled_from(first, last=99, slower=0.2, share=0.4):
+    """Runs of which those from the first to the last are held back by the CPU quota, and slower."""
+    count = itertools.count()
+
+    def new(change):
+        held = first <= next(count) <= last
+        return sampled((1 + change) * (1 + slower * held) - 1, throttled=share * held)
+
+    return new
+
+
+def test_a_run_that_the_quota_held_back_is_replaced():
+    verdict, done = asked(throttled_from(0, 0))
+    assert (verdict.name, verdict.fails, bool(done)) == ("pass", False, True)
+
+
+@BOTH
+@pytest.mark.parametrize(("slower", "name"), [(0.2, "environment"), (0.0, "unstable-host")])
+def test_where_every_run_is_held_back_the_quota_is_named(settings, slower, name):
+    verdict, _ = asked(throttled_from(0, slower=slower), settings=settings)
+    assert verdict.name == name
+    assert "the CPU quota held the ranks back in 40% of its periods, and not in the stored runs" in describe(verdict)
+
+
+def test_a_quota_that_held_the_stored_runs_back_as_well_is_no_cause():
+    given = gated(stored=sampled_runs(throttled=0.5))
+    assert asked(throttled_from(0, slower=0.0), given=given)[0].name == "pass"
+    verdict, _ = asked(throttled_from(0, slower=0.2), given=given)
+    assert verdict.name == "regressed"
+    metrics = gated(stored=sampled_runs(throttled=0.5), metric_tolerances={"gb_per_s": 0.05})
+    assert asked(throttled_from(0, slower=0.0), given=metrics)[0].name == "pass"
+
+
+def test_stored_runs_that_the_quota_held_back_are_the_reason_where_too_few_are_left():
+    runs = [replace(run, throttled=0.4 * (number < 3)) for number, run in enumerate(sampled_runs())]
+    verdict, _ = asked(sampled, given=gated(stored=tuple(runs[:7])))
+    assert verdict.name == "learning"
+    assert "4 of the 5 usable stored runs" in describe(verdict)
+    assert "; 3 stored runs held back by the CPU quota" in describe(verdict)
+
+
+def test_a_stored_run_that_alone_was_held_back_is_not_compared():
+    first, *others = sampled_runs()
+    given = gated(stored=(replace(first, location=first.location + 0.5, throttled=0.9), *others))
+    verdict, _ = asked(sampled, given=given)
+    assert (verdict.name, verdict.decisive.level is None or abs(verdict.decisive.level.change) < 0.02) == ("pass", True)

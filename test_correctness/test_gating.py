@@ -10,12 +10,14 @@ import functools
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from perfsuite.errors import OutOfMemory, RanksFailed, UnsupportedCase
+from perfsuite.plugin import verdict_reports
 from perfsuite.records import Sample
 from test_correctness.helpers.gated_repository import ScriptedArms, baseline_file, commit_all
 from test_correctness.helpers.scripted_driver import measurement
@@ -58,6 +60,35 @@ def test_a_slowed_case_fails_alone_after_fresh_runs(stored, machine):
     jobs = stored.driver.jobs[before:]
     assert all(job.fresh and job.budget.yardstick for job in jobs)
     assert sum(job.workload.parameters()["number"] == 1 for job in jobs) >= 5  # judged on runs after the suspicion
+
+
+def test_of_many_failing_cases_a_few_are_printed_in_full_and_junit_has_all(stored, machine, monkeypatch):
+    monkeypatch.setattr(verdict_reports, "IN_FULL", 1)
+    machine.factors.update({0: 1.2, 1: 1.4, 2: 1.3})
+    full = "*next: perfsuite ab*"
+    commit_all("the revision")
+    done = stored.run("--perf-gate", "--perf-show=summary", "--junitxml=junit.xml")
+    done.assert_outcomes(failed=4)
+    done.stdout.fnmatch_lines(
+        [
+            "_* the suite as a whole *_",
+            "SUITE DRIFTED: *",
+            "_* test_case?cpu-1? *_",
+            "REGRESSED +*",
+            "_* 2 more failing cases *_",
+            "REGRESSED +* % (* ms -> 1* ms)*test_it.py::test_case?cpu-0?",
+            "REGRESSED +* % (* ms -> 1* ms)*test_it.py::test_case?cpu-2?",
+            "  each in full: *",
+            "notable",
+            " ! SUITE DRIFTED*",
+            " ! 3*slower*",
+            "REGRESSED test_it.py::test_case?cpu-0? - *",
+        ]
+    )
+    assert sum(fnmatch(line, full) for line in done.outlines) == 1
+    assert Path("junit.xml").read_text().count("next: perfsuite ab") >= 3
+    for option in ("-v", "--perf-show=tables"):
+        assert sum(fnmatch(line, full) for line in stored.run("--perf-gate", option).outlines) >= 3
 
 
 def test_a_case_that_skips_when_it_is_run_again_stays_open(stored, machine):

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import ast
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from perfsuite.arms import Arm, arm_environment, arm_of
 from perfsuite.cli import main as cli
 from perfsuite.errors import ConfigurationError
-from perfsuite.git import GitTimeout, git, refusal, without_git
+from perfsuite.gate.describe import phrases
+from perfsuite.gate.verdict import Verdict
+from perfsuite.git import GitTimeout, git, refusal, why_missing, without_git
 from perfsuite.history import file
 from perfsuite.history.git import Repository
 from perfsuite.journal import read_journal
 from perfsuite.plugin.revision import revision_of
+from perfsuite.plugin.verdict_reports import tell_next_steps
 from test_correctness.helpers.gated_repository import commit_all
 from test_correctness.helpers.histories import session
 
@@ -297,3 +302,55 @@ def test_a_history_in_a_repository_that_git_refuses_says_so(checkout, monkeypatc
     assert cli.main([*asked, "--since", "HEAD~1"]) == 4
     (line,) = capsys.readouterr().err.splitlines()
     assert "dubious ownership" in line
+
+
+@pytest.mark.parametrize(
+    ("variable", "setting"),
+    [
+        ("", "fetch-depth: 0 on GitHub, GIT_DEPTH: 0 on GitLab"),
+        ("GITHUB_ACTIONS", "fetch-depth: 0 at actions/checkout"),
+        ("GITLAB_CI", 'GIT_DEPTH: "0"'),
+        ("BITBUCKET_BUILD_NUMBER", "clone: depth: full"),
+        ("TF_BUILD", "fetchDepth: 0"),
+        ("TRAVIS", "git: depth: false"),
+    ],
+)
+def test_a_shallow_clone_names_the_setting_of_its_ci_service(checkout, tmp_path, monkeypatch, variable, setting):
+    for name in ("GITHUB_ACTIONS", "GITLAB_CI", "BITBUCKET_BUILD_NUMBER", "TF_BUILD", "TRAVIS"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "true")
+    run_git(tmp_path, "clone", "-q", "--depth=1", f"file://{checkout}", "shallow")
+    assert why_missing(checkout) == ""
+    assert why_missing(tmp_path / "shallow").startswith(
+        f"this clone is shallow: git fetch --unshallow; in CI: {setting}"
+    )
+    with pytest.raises(ConfigurationError, match="this clone is shallow: git fetch --unshallow"):
+        Repository(root=tmp_path / "shallow").first_parents("nowhere")
+
+
+def failing(commit, case="t.py::t[a b]"):
+    return {case: Verdict(case=case, name="regressed", stored_commit=commit)}
+
+
+def told(verdicts, root, start=None):
+    paths = SimpleNamespace(rootpath=root, invocation_params=SimpleNamespace(dir=start or root))
+    tell_next_steps(verdicts, paths)
+    return phrases(next(iter(verdicts.values())))
+
+
+def test_the_next_command_is_printed_where_it_works(checkout, tmp_path):
+    newest = run_git(checkout, "rev-parse", "HEAD")
+    older = run_git(checkout, "rev-parse", "HEAD~1")
+    assert f"next: perfsuite ab --a {newest[:10]} -- 't.py::t[a b]'" in told(failing(newest), checkout)
+    below = checkout / "below"
+    assert f"next: cd .. && perfsuite ab --a {newest[:10]} -- 't.py::t[a b]'" in told(failing(newest), checkout, below)
+    quoted = told(failing(newest, "t.py::t[it's]"), checkout)
+    assert shlex.split(next(line for line in quoted if line.startswith("next: ")))[-1] == "t.py::t[it's]"
+    run_git(tmp_path, "clone", "-q", "--depth=1", f"file://{checkout}", "shallow")
+    lines = told(failing(older), tmp_path / "shallow")
+    assert any(line.startswith(f"no A/B with {older[:10]}: this clone is shallow: git fetch --unsh") for line in lines)
+    (tmp_path / "plain").mkdir()
+    for other in (lines, told(failing("a" * 40), checkout), told(failing(""), tmp_path / "plain")):
+        assert not any(line.startswith("next: ") for line in other)
+    assert "REV: a revision that was fast; the stored runs name none" in told(failing(""), checkout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -183,3 +184,10 @@ def test_what_several_concerns_do_at_one_hook_stands_in_one_module():
         "pytest_sessionfinish": {"order", "launch"},  # an agent leaves before everybody's, a driver's code comes last
         "pytest_runtest_protocol": {"gating", "launch"},  # of perf cases, and of all others
     }
+
+
+def test_options_of_ours_are_read_where_another_plugin_may_have_the_name():
+    """By collisions.option and collisions.ini: pytest's own functions give what the other plugin keeps there."""
+    read = re.compile(r"""(getoption|getini)\(f?["'](--)?perf[_-]""")
+    found = {path.stem for path in (PACKAGE / "plugin").glob("*.py") if read.search(path.read_text())}
+    assert found == set()

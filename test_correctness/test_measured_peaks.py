@@ -93,6 +93,18 @@ def test_a_lower_probe_at_the_end_lowers_no_peak():
     assert made.results[result.case] == result
 
 
+def test_a_probe_on_an_instrumented_rank_is_no_peak_and_the_reason_is_said():
+    def script(job):
+        made = probing((0.5,), (0.5,))(job)
+        slowed = dataclasses.replace(made.ranks[0], instruments=("tracer coverage.CTracer (run without)",))
+        return dataclasses.replace(made, ranks=(slowed,)) if isinstance(job.workload, PeakProbe) else made
+
+    made, _ = session(script)
+    result = made.run(case(Product()))
+    assert result.metric("tflops").peak is None
+    assert "its rank was instrumented: tracer coverage.CTracer (run without)" in str(result.metric("tflops"))
+
+
 def test_probes_are_the_same_whatever_is_measured_and_run_in_a_process_of_their_own():
     seen = []
     for side in (8, 4096):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 
 import pytest
 
@@ -257,3 +258,65 @@ def test_a_run_with_perf_cases_says_which_options_it_does_not_have(pytester, mon
     found.stdout.fnmatch_lines(
         ["perfsuite: warning: another plugin or a conftest.py has --perf-scale, *: perfsuite's option * is off"]
     )
+
+
+INSTALLED = (
+    THEIRS
+    + """
+@pytest.fixture(scope="session")
+def platform():
+    return "theirs"
+
+@pytest.fixture
+def ranks(platform):
+    return "ranks of " + platform
+"""
+)
+USES_THEIRS = """
+def test_theirs(theirs, platform, ranks, pytestconfig):
+    assert theirs == [False, "x", "many"]
+    assert (platform, ranks) == ("theirs", "ranks of theirs")
+    assert pytestconfig.getini("perf_timeout") == ""
+"""
+
+
+def install(pytester, monkeypatch, code, *, last=False):
+    """A plugin ``installed`` with an entry point, loaded before perfsuite or after it."""
+    (facts := pytester.path / "site" / "installed-1.dist-info").mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: installed\nVersion: 1\n")
+    (facts / "entry_points.txt").write_text("[pytest11]\ninstalled = installed\n")
+    (facts.parent / "installed.py").write_text(code)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(facts.parent)] if last else [str(facts.parent), *sys.path])
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_another_installed_plugin_with_the_same_names_keeps_them(pytester, monkeypatch, last):
+    """Whichever is loaded first: its options, ini keys and fixtures are its tests', and perf cases have ours."""
+    cases = (
+        "@world_sizes(2)\ndef test_two(perf, platform, ranks):\n    assert platform.name\n    perf(step, on=ranks)\n"
+    )
+    repo = repository(pytester, monkeypatch, ONE + cases + USES_THEIRS)
+    (pytester.path / "conftest.py").unlink()
+    install(pytester, monkeypatch, INSTALLED, last=last)
+    found = repo.run("--perf-gate", "--perf-allow-ungated")
+    found.assert_outcomes(passed=3)
+    found.stdout.fnmatch_lines(["perfsuite: warning: another plugin or a conftest.py has --perf-scale, *"])
+
+
+def test_values_of_others_are_taken_for_no_option_of_ours(pytester, monkeypatch):
+    """Those too that are read after pytest was configured: summary, annotations, hosts, the page."""
+    repo = repository(pytester, monkeypatch, ONE)
+    names = ("--perf-summary", "--perf-annotations", "--perf-show-hosts", "--perf-html", "--perf-time-budget")
+    declared = "".join(f"    parser.addoption({name!r}, default=['theirs'])\n" for name in names)
+    inis = "".join(f"    parser.addini({name!r}, 'theirs', default='yes')\n" for name in ("perf_html", "perf_report"))
+    install(pytester, monkeypatch, f"def pytest_addoption(parser):\n{declared}{inis}", last=True)
+    found = repo.run()
+    found.assert_outcomes(passed=1)
+    assert not list(pytester.path.glob("**/*.html"))
+
+
+def test_a_fixture_perf_of_another_plugin_goes_first_and_that_is_said(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, "def test_it(perf, ranks):\n    pass\n")
+    install(pytester, monkeypatch, "import pytest\n@pytest.fixture\ndef perf():\n    return None\n")
+    found = repo.run()
+    found.stdout.fnmatch_lines(["perfsuite: warning: plugin installed has a fixture perf too: 1 test gets that one*"])

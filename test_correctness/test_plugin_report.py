@@ -259,3 +259,8 @@ def test_time_left_is_what_cases_took_the_last_time_and_says_so():
     progress.pending -= {"t.py::b[1]", "t.py::c[1]"}
     assert progress.left(10.0) == (5.0, "same test")
     assert "about 5 s left (same test): t.py::a[2]" in progress.describe("t.py::a[2]", 10.0)
+
+
+def test_the_command_that_shows_a_run_again_is_quoted_for_the_shell(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, "def test_it(perf):\n    perf(step)\n")
+    repo.run("--perf-journal=my run.jsonl").stdout.fnmatch_lines(["tables *perfsuite show 'my run.jsonl'"])

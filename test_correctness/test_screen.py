@@ -22,6 +22,7 @@ from perfsuite.reports.layout import lay_out
 from perfsuite.reports.notable import notable
 from perfsuite.reports.screen import MOST_LINES, screen
 from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary
+from perfsuite.reports.verdicts import verdict_counts
 from perfsuite.run_record import GateRecord, Revision, RunEnd, RunRecord
 from perfsuite.units import readable_rate
 from test_correctness.helpers.runs import PEAK, all_reduce, large_run, product, record, result, verdict
@@ -318,3 +319,11 @@ def test_what_a_rank_raises_is_text_to_the_terminal_too(pytester, monkeypatch):
     told = done.stdout.str()
     assert "ValueError: \\x1b[31mred \\u202e and\nmore" in told
     assert not re.search("[\x1b\u202e]", told)
+
+
+def test_how_many_runs_a_comparison_needs_is_said_while_cases_learn():
+    verdicts = {name: Verdict(case=name, name="learning") for name in ("a", "b")}
+    told = "compared 0 of 2 cases with a baseline, 2 learning"
+    needs = "; a comparison needs 5 usable stored runs"
+    assert verdict_counts(verdicts, False) == f"{told}; --perf-update=append stores one{needs}"
+    assert verdict_counts(verdicts, False, stores=True) == f"{told}{needs}"

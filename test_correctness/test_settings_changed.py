@@ -19,7 +19,7 @@ from perfsuite.errors import ConfigurationError
 from perfsuite.gate.comparable import find
 from perfsuite.history.findings import findings_of
 from perfsuite.history.order import OrderedSessions
-from perfsuite.history.session import line_of, read_line, session_of
+from perfsuite.history.session import have_equal_settings, line_of, read_line, session_of
 from perfsuite.reports.page.effects import changes_between
 from perfsuite.reports.page.material import case_of_result, joined
 from perfsuite.reports.page.runs import material_of, run_of_record
@@ -259,12 +259,38 @@ def test_a_history_searches_the_newest_settings_and_says_how_many_it_leaves_out(
     assert findings_of(mixed).changes  # lines of earlier versions say nothing of settings
 
 
-def test_a_field_that_a_new_version_adds_to_an_own_workload_makes_no_other_case_of_it():
-    old = ran(n=1, workload="perfsuite.workloads.collective:AllReduce")
-    new = dataclasses.replace(old, parameters={"n": 1, "later": False}, defaults={"later": False})
-    other = dataclasses.replace(old, parameters={"n": 2}, defaults={"n": 1})
-    digests = [session.cases[NODE].settings for session in sessions(old, new, other)]
-    assert digests[0] == digests[1] != digests[2]
+OWN = "perfsuite.workloads.collective:AllReduce"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "equal"),
+    [
+        ({"parameters": {"n": 1}}, {"parameters": {"n": 1, "later": False}, "defaults": {"later": False}}, True),
+        ({"parameters": {"n": 1}}, {"parameters": {"n": 1, "later": True}, "defaults": {"later": False}}, False),
+        ({"parameters": {"n": 1}}, {"parameters": {"n": 2}, "defaults": {"n": 1}}, False),
+        ({"parameters": {"n": 1}, "defaults": {"n": 1}}, {"parameters": {"n": 2}, "defaults": {"n": 2}}, False),
+        ({"parameters": {"n": 2}, "defaults": {"n": 1}}, {"parameters": {"n": 2}, "defaults": {"n": 2}}, True),
+        ({"parameters": {"n": 2}, "defaults": {"n": 1}}, {"parameters": {"n": 2}}, True),
+        ({"parameters": {"n": 1}}, {"parameters": {"n": 1}, "world_size": 4}, False),
+    ],
+)
+@pytest.mark.parametrize("workload", [OWN, "m:W"])
+def test_a_history_and_two_results_say_alike_whether_settings_changed(workload, before, after, equal):
+    one, other = (result(NODE, 0.5, workload=workload, **changes) for changes in (before, after))
+    pair = [read_line(line_of(session).encode()) for session in sessions(one, other)]
+    for left, right in (pair, pair[::-1]):
+        assert have_equal_settings(NODE, left, right) == equal
+    assert (changed_settings(one, other) == "") == equal
+
+
+def test_a_line_of_an_earlier_version_is_compared_with_lines_of_its_kind_alone():
+    old, new = sessions(ran(n=1), ran(n=2))
+    first, second = (
+        dataclasses.replace(old, cases={NODE: old.cases[NODE]._replace(settings=digest)}, fields={})
+        for digest in ("0123abcd", "abcd0123")
+    )
+    assert not have_equal_settings(NODE, first, second)
+    assert have_equal_settings(NODE, first, new)
 
 
 def test_a_page_of_other_settings_alone_says_that_nothing_was_compared():

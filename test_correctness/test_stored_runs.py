@@ -8,10 +8,12 @@ import random
 
 import pytest
 
+from perfsuite.baselines import store
 from perfsuite.baselines.runs import QUANTILES, MetricMeaning
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.records import ClockFacts, Measurement, Metric, RankFacts, Result, Sample, Work
 from perfsuite.step_records import DeviceLook
+from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of
 
 
 def result_of(samples, **changes):
@@ -148,3 +150,16 @@ def timed_with(throttle, hosts=1, elsewhere=None):
 )
 def test_looks_while_samples_were_taken_tell_a_disturbed_run(throttle, hosts, elsewhere, after, expected):
     assert summarise(timed_with(throttle, hosts, elsewhere), disturbance=after).disturbance == expected
+
+
+def test_what_a_quota_held_back_is_kept_by_a_run_and_by_its_file(tmp_path):
+    samples = tuple(Sample(time_s=0.01, involuntary_switches=0) for _ in range(12))
+    result = result_of(samples)
+    assert summarise(result).throttled == 0.0
+    first, second = result.measurement.ranks
+    ranks = (dataclasses.replace(first, throttled=0.125), dataclasses.replace(second, throttled=0.254))
+    held = dataclasses.replace(result, measurement=dataclasses.replace(result.measurement, ranks=ranks))
+    assert summarise(held).throttled == 0.25
+    assert summarise(dataclasses.replace(held, simulated=True)).throttled == 0.0
+    offer(tmp_path, run_of("s0", throttled=0.25))
+    assert [run.throttled for run in store.load(tmp_path, HARDWARE).by_node[case().node][0].runs] == [0.25]

@@ -193,6 +193,7 @@ def _decode_run(plain: Any, sources: Mapping[str, _Source], where: Where) -> Run
         clean=clean,
         iterations=fields.get("iterations", 1),
         cpu_share=fields.get("cpu_share", 1.0),
+        throttled=fields.get("throttled", 0.0),
         metrics=fields.get("metrics", {}),
         process=fields.get("process", "fresh"),
         disturbance=fields.get("disturbance", ""),

@@ -134,6 +134,7 @@ def _encode_run(run: RunSummary, sources: _Sources, *, reference: bool) -> dict[
         "run": (run.ordinal, 0),
         "iterations": (run.iterations, 1),
         "cpu_share": (run.cpu_share, 1.0),
+        "throttled": (run.throttled, 0.0),
         "mean": (run.mean, None),
         "clean_mean": (run.clean_mean, None),
         "clean_p95": (run.clean_p95, None),

@@ -200,6 +200,7 @@ MEASURED_OPTIONAL: Rules = MappingProxyType(
         "clean_mean": _log_seconds,
         "clean_p95": _log_seconds,
         "cpu_share": _share,
+        "throttled": _share,
         "iterations": _positive,
         "mean": _log_seconds,
         "yardstick": _log_seconds,

@@ -157,6 +157,8 @@ class RunSummary:
     """Iterations per sample."""
     cpu_share: float = 1.0
     """Smallest CPU time over wall time of any rank."""
+    throttled: float = 0.0
+    """Largest share of the periods of a rank's CPU quota in which it was held back; 0 where none is known."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metric values, six significant digits; a metric that could not be known is left out."""
     process: Literal["fresh", "reused"] = "fresh"

@@ -96,6 +96,9 @@ def summarise(
         **_times(result, result.measurement),
         iterations=result.measurement.iterations,
         cpu_share=1.0 if result.simulated else _cpu_share(result.measurement),
+        throttled=0.0
+        if result.simulated
+        else max(round(rank.throttled or 0.0, 2) for rank in result.measurement.ranks),
         metrics={
             metric.name: rounded(metric.value, 6)
             for metric in result.metrics
@@ -153,3 +156,7 @@ def _yardstick(samples: Sequence[Sample]) -> float | None:
 
 def _cpu_share(measurement: Measurement) -> float:
     return round(min([1.0, *(rank.cpu_share for rank in measurement.ranks)]), 3)
+
+
+def _throttled(measurement: Measurement) -> float:
+    return round(max([0.0, *(rank.throttled or 0.0 for rank in measurement.ranks)]), 2)

@@ -19,6 +19,7 @@ from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import write_calibration
 from perfsuite.projection.calibration_of import Calibrated, calibrate
 from perfsuite.projection.observation import Observation, kind_of, software_key
+from perfsuite.run_record import INSTRUMENTED, instrumented_line
 from perfsuite.units import plural
 
 _FOLDER = Path(".perfsuite/calibrations")
@@ -70,6 +71,12 @@ def read_observations(path: Path) -> Iterator[Observation]:
     """What the results in a journal or baseline file tell; PerfsuiteError says line and reason where it is neither."""
     results = read_results(path)
     if isinstance(results, Journal):
+        slowed = instrumented_line(results.results.values())
+        if slowed:
+            raise ConfigurationError(
+                f"{path}: {slowed.removeprefix(INSTRUMENTED)}: their times are not the device's; measure without and "
+                "give that journal"
+            )
         yield from filter(None, map(Observation.of, results.results.values()))
     else:
         yield from (_of_entry(entry, results) for entry in results.entries.values() if entry.newest.quantiles_s)

@@ -27,8 +27,11 @@ _NOT_TIMED = frozenset({"pytest", "pytest-benchmark", "perfsuite", "nvidia-ml-py
 """Software that runs outside the timed region."""
 _NO_CAUSES = frozenset({"hostname", "notes"})
 """Parts of an environment that make no case slower."""
-_LATER = frozenset({"tcp"})
+_LATER = frozenset({"tcp", "cores.physical", "cores.memory_nodes"})
 """Parts that earlier versions did not record: where one side has none it is not known to differ."""
+_WHICH_CORES = "cores.which"
+"""A batch system gives other cores of the same kind to every job."""
+_UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +153,7 @@ def soft_differences(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple
     >>> soft_differences({"packages": {"torch": "2.13.0"}}, {"packages": {"torch": "2.12.1"}})
     ('packages.torch 2.13.0, stored 2.12.1',)
     """
-    left, right = flattened(now), flattened(stored)
+    left, right = _parts(now), _parts(stored)
     return tuple(_difference(name, left, right) for name in _differing(left, right))
 
 
@@ -159,15 +162,35 @@ def causes(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, ...]
 
     >>> causes({"hostname": "a", "packages": {"pytest": "9.1"}, "kernel": "6.2"}, {"hostname": "b", "kernel": "6.1"})
     ('kernel 6.2, stored 6.1',)
+
+    What one side could not read is not known to differ.
+
+    >>> causes({"governor": "powersave", "cpu": "X; CPU quota: unknown"}, {"governor": "performance", "cpu": "X"})
+    ('governor powersave, stored performance',)
     """
-    left, right = flattened(now), flattened(stored)
+    left, right = _parts(now), _parts(stored)
     return tuple(
         _difference(name, left, right)
         for name in _differing(left, right)
         if name.partition(".")[0] not in _NO_CAUSES
         and name.rpartition(".")[2] not in _NOT_TIMED
+        and name != _WHICH_CORES
         and (name not in _LATER or (name in left and name in right))
+        and _UNKNOWN not in (left.get(name), right.get(name))
     )
+
+
+def _parts(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts by dotted name, those of the text on the CPU each by its own: a difference there has to be seen.
+
+    >>> _parts({"cpu": "EPYC; sockets: 1; cores used: 2; CPU quota: 1.5 cores"})
+    {'cpu': 'EPYC', 'sockets': '1', 'cores used': '2', 'CPU quota': '1.5 cores'}
+    """
+    parts = flattened(environment)
+    if isinstance(parts.get("cpu"), str):
+        parts["cpu"], *facts = parts["cpu"].split("; ")
+        parts |= dict(fact.partition(": ")[::2] for fact in facts)
+    return parts
 
 
 def _differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
@@ -175,7 +198,8 @@ def _differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
 
 
 def _difference(name: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> str:
-    return f"{name} {_short(left.get(name, 'absent'))}, stored {_short(right.get(name, 'absent'))}"
+    lacking = "none" if name == "CPU quota" else "absent"
+    return f"{name} {_short(left.get(name, lacking))}, stored {_short(right.get(name, lacking))}"
 
 
 def shortened(phrases: Sequence[str]) -> tuple[str, ...]:

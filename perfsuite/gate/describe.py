@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 
 from perfsuite.gate.verdict import TIME, Effect, Finding, Verdict, percent
@@ -95,6 +96,12 @@ def _advice(verdict: Verdict) -> Iterator[str]:
     if verdict.name == "environment":
         yield "if that is meant: --perf-accept=environment --perf-reason=TEXT"
     elif verdict.name in ("regressed", "drifted"):
-        since = verdict.stored_commit[:SHORT_COMMIT] or "REV"
-        yield f"next: perfsuite ab --a {since} -- '{verdict.case}'"
+        since = verdict.stored_commit[:SHORT_COMMIT]
+        there = f"cd {shlex.quote(verdict.ab_folder)} && " if verdict.ab_folder else ""
+        if verdict.no_ab:
+            yield f"no A/B with {since or 'an older revision'}: {verdict.no_ab}"
+        else:
+            yield f"next: {there}perfsuite ab --a {since or 'REV'} -- {shlex.quote(verdict.case)}"
+        if not since and not verdict.no_ab:
+            yield "REV: a revision that was fast; the stored runs name none"
         yield "if it is meant: --perf-update=accept --perf-reason=TEXT"

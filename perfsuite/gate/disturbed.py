@@ -18,6 +18,7 @@ from perfsuite.gate.suite import yardstick_explains
 from perfsuite.gate.verdict import Finding, percent
 from perfsuite.gate.yardstick import STEEPEST
 from perfsuite.statistics.robust import MAD_TO_SIGMA, median
+from perfsuite.verdict_names import VerdictName
 
 UNSTABLE_RUNS = 3
 """Runs without enough clean samples after which the host is called unstable."""
@@ -73,6 +74,9 @@ def unstable(asked: Question, runs: int, further: str) -> Finding:
     """Runs without enough clean samples: what all samples say, against the yardstick beside them."""
     blank = asked.blank
     told = next((run.disturbance for run in asked.work.runs if run.is_disturbed), "too few clean samples")
+    held = [run.throttled for run in asked.work.runs if asked.judged.quantity.is_held_back(run)]
+    if held:
+        told = f"the CPU quota held the ranks back in {median(held):.0%} of its periods, and not in the stored runs"
     why = f"{runs} of {runs} {further}runs unstable: {told}"
     if runs < UNSTABLE_RUNS:
         return replace(blank, name="inconclusive", reasons=(why,))
@@ -81,20 +85,25 @@ def unstable(asked: Question, runs: int, further: str) -> Finding:
         return replace(blank, name="unstable-host", reasons=(why,))
     effect = median([look.change for look in changes])
     why += f"; all samples {percent(math.expm1(effect), signed=True)}"
-    if len(changes) >= UNSTABLE_RUNS and _is_slower(asked, changes):
+    if len(changes) >= UNSTABLE_RUNS and _is_slower(asked, changes, beside_yardstick=not held):
         after = median([run.median_s for run in asked.work.runs if run.quantiles_s and not run.is_disturbed])
-        shown = replace(blank, name="regressed", effect=math.expm1(effect), confirmed=False, reasons=(why,))
+        name: VerdictName = "environment" if held else "regressed"
+        shown = replace(blank, name=name, effect=math.expm1(effect), confirmed=False, reasons=(why,))
         shown = replace(shown, before=after / math.exp(effect), after=after, unit="s")
+        if held:
+            return shown
         return flagged(shown, "unconfirmed: no clean samples, slower even against its yardstick")
     return replace(blank, name="unstable-host", reasons=(why,))
 
 
-def _is_slower(asked: Question, changes: Sequence[Apparent]) -> bool:
-    """Whether every run is slower than its yardstick explains, by more than a pass may hide."""
+def _is_slower(asked: Question, changes: Sequence[Apparent], *, beside_yardstick: bool) -> bool:
+    """Whether every run is slower, than its yardstick explains if that is asked, by more than a pass may hide."""
     stored = [math.log(run.median_s) for run in asked.work.given.stored if run.quantiles_s]
     centre = median(stored)
     scatter = SCATTER * MAD_TO_SIGMA * median([abs(value - centre) for value in stored])
     limit = max(scatter, math.log1p(asked.tolerance + asked.view.settings.blind_margin))
+    if not beside_yardstick:
+        return all(look.change > limit for look in changes)
     return all(
         look.yardstick is not None and look.change - STEEPEST * max(0.0, look.yardstick) > limit for look in changes
     )

@@ -10,6 +10,7 @@ from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
 from perfsuite.gate.attribution import finding
 from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.exact import exact_findings
+from perfsuite.gate.quantity import is_throttled
 from perfsuite.gate.question import Question
 from perfsuite.gate.stages import worse
 from perfsuite.gate.verdict import FAILING, Finding, Verdict, percent
@@ -159,6 +160,10 @@ def _learning(blank: Verdict, exact: Sequence[Finding], work: CaseWork, view: Vi
     if disturbed:  # a device that is always held down would never be gated, and nobody told why
         why += f"; {plural(len(disturbed), 'stored run')} disturbed: {disturbed[-1]}"
     unclean = len([run for run in work.given.stored if not run.is_disturbed]) - (work.learnt or 0)
+    held = [run for run in work.given.stored if not run.is_disturbed and is_throttled(run)]
+    if held and unclean >= len(held):
+        unclean -= len(held)
+        why += f"; {plural(len(held), 'stored run')} held back by the CPU quota"
     if unclean > 0:
         why += f"; {plural(unclean, 'stored run')} with too few clean samples"
     return replace(blank, name="learning", findings=tuple(exact), reasons=(*blank.reasons, why))

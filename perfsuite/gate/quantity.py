@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, CaseIdentity, RunSummary, usually_clean
+from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, CaseIdentity, RunSummary, mostly, usually_clean
 from perfsuite.gate.exact import rule_for
 from perfsuite.gate.noise import History
 from perfsuite.gate.verdict import TIME
@@ -29,6 +29,8 @@ SURELY_MORE = 3.0
 P95_TOLERANCE = 0.25
 """Of 30 samples the 95 % quantile is the second largest: it scatters several times as much as the median.  25 % keeps a
 quiet suite quiet, and a tail that doubled is four times as far."""
+THROTTLED_SHARE = 0.01
+"""Of the periods of a CPU quota: in a run with more its times are those of the quota."""
 LEAST_SPREAD = 1e-3
 """Smallest spread of samples, a logarithm, that stored quantiles of four digits tell."""
 USEFUL: Mapping[str, float] = MappingProxyType({MEAN: 0.3, P95: 1.0})
@@ -64,6 +66,8 @@ class Quantity:
     """Median spread of the samples inside a stored run, a logarithm; 0 where it says nothing of the quantity."""
     usual_cpu_share: float = 0.0
     """Median CPU share of the stored runs; a computation that had its core alone shows when it has to share it."""
+    usually_held_back: bool = False
+    """Whether the CPU quota held most of the stored runs back as well: then it is no news."""
 
     def value(self, run: RunSummary) -> float | None:
         """The logarithm, larger is worse; None when the run has no such value."""
@@ -81,13 +85,28 @@ class Quantity:
         """The value of a run that is fit to be compared: enough clean samples where that is usual, no disturbance."""
         if run.outcome != "measured" or run.is_disturbed or (self.clean_only and not run.has_clean):
             return None
+        if self.is_held_back(run):
+            return None
         if run.cpu_share < DISTURBED_CPU_SHARE and self.usual_cpu_share >= 0.995:
             return None
         return self.value(run)
 
+    def is_held_back(self, run: RunSummary) -> bool:
+        """Whether the CPU quota held a run back, and most of the stored ones not."""
+        return is_throttled(run) and not self.usually_held_back
+
     def is_stable(self, run: RunSummary) -> bool:
         """Whether a run is fit to be compared and has a value."""
         return self.stable_value(run) is not None
+
+
+def is_throttled(run: RunSummary) -> bool:
+    """Whether the CPU quota held the ranks of a run back."""
+    return run.throttled > THROTTLED_SHARE
+
+
+def _usually_held_back(stored: Sequence[RunSummary]) -> bool:
+    return mostly([is_throttled(run) for run in stored])
 
 
 def spread_of(run: RunSummary) -> float:
@@ -124,6 +143,7 @@ def quantities(
             others.append(_metric_quantity(case, measured, name, wanted))
     clean_only = usually_clean(measured)
     usable = [run for run in measured if (not clean_only or run.has_clean) and not run.is_disturbed]
+    usable = [run for run in usable if _usually_held_back(measured) or not is_throttled(run)]
     if not usable:
         return tuple(others), tuple(flags)
     has_beside = any(run.mean is not None or run.clean_mean is not None for run in usable)
@@ -178,6 +198,7 @@ def _time_quantity(case: CaseIdentity, usable: Sequence[RunSummary], tolerance: 
         clean_only=clean_only,
         usual_spread=median([spread_of(run) for run in usable]),
         usual_cpu_share=median([run.cpu_share for run in usable]),
+        usually_held_back=any(map(is_throttled, usable)),
     )
 
 
@@ -209,6 +230,7 @@ def _secondary_quantities(
             clean_only=time.clean_only,
             usual_spread=time.usual_spread,
             usual_cpu_share=time.usual_cpu_share,
+            usually_held_back=time.usually_held_back,
         )
         quantities.append(quantity)
     return quantities
@@ -241,6 +263,7 @@ def all_samples(case: CaseIdentity, stored: Sequence[RunSummary], time: Quantity
         weight=SECONDARY_WEIGHT,
         is_secondary=True,
         clean_only=True,  # a run with too few clean samples is replaced, and says nothing here either
+        usually_held_back=time.usually_held_back,
     )
 
 
@@ -252,7 +275,14 @@ def _metric_quantity(case: CaseIdentity, measured: Sequence[RunSummary], name: s
         sessions=tuple(run.session for run in usable),
         values=tuple(sign * math.log(run.metrics[name]) for run in usable),
     )
-    return Quantity(name=name, tolerance=tolerance, history=history, sign=sign, unit=case.metrics[name].unit)
+    return Quantity(
+        name=name,
+        tolerance=tolerance,
+        history=history,
+        sign=sign,
+        unit=case.metrics[name].unit,
+        usually_held_back=_usually_held_back(measured),
+    )
 
 
 def _time(run: RunSummary, clean_only: bool) -> float | None:

@@ -14,6 +14,9 @@ FAILING: frozenset[VerdictName] = frozenset({"regressed", "drifted", "environmen
 TIME = "time"
 """The quantity that gates every case: the time of one iteration."""
 
+INSTRUMENTED = "its ranks were instrumented: "
+"""How the reason begins for a case that tools or debug settings slowed: it is neither compared nor stored."""
+
 RHYTHM = 60
 """Every run of so many iterations has one that is slow once in so many."""
 SEEN_ITERATIONS = 200
@@ -169,6 +172,10 @@ class Verdict:
 
     stored_commit: str = ""
     """Revision of the runs that it was compared with; empty where they name none."""
+    no_ab: str = ""
+    """Why nothing can be measured here beside that revision; empty where it can."""
+    ab_folder: str = ""
+    """Where to run an A/B, from where pytest was started; empty where that is the root directory."""
 
     @property
     def gated(self) -> bool:
@@ -184,6 +191,11 @@ class Verdict:
     def fails(self) -> bool:
         """Whether ``--perf-gate`` fails the test, unless ``--perf-fail-on`` says otherwise."""
         return self.name in FAILING
+
+    @property
+    def is_instrumented(self) -> bool:
+        """Whether tools or debug settings slowed its ranks."""
+        return self.name == "not-comparable" and "".join(self.reasons[:1]).startswith(INSTRUMENTED)
 
     @property
     def misses_rhythms(self) -> bool:

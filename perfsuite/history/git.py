@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfsuite.errors import ConfigurationError
-from perfsuite.git import GitFailed, GitTimeout, git, refusal
+from perfsuite.git import GitFailed, GitTimeout, git, refusal, why_missing
 from perfsuite.run_record import Revision
 
 _SHORT = 10
@@ -46,7 +46,9 @@ class Repository:
         commit = self.commit(named)
         if not commit:
             raise ConfigurationError(
-                self.refusal or f"{named!r} names no commit of the repository at {self.root}; name one that it has"
+                self.refusal
+                or f"{named!r} names no commit of the repository at {self.root}; "
+                f"{self.why_missing() or 'name one that it has'}"
             )
         return Revision(commit=commit, subject=self.subject(commit))
 
@@ -59,9 +61,12 @@ class Repository:
         """Whether there is a repository with a commit."""
         return bool(self.commit("HEAD"))
 
-    def is_shallow(self) -> bool:
-        """Whether older commits were not fetched."""
-        return self._ask("rev-parse", "--is-shallow-repository") == "true"
+    def why_missing(self) -> str:
+        """Why it may lack a commit, and what to do; empty where its history is complete."""
+        try:
+            return why_missing(self.root)
+        except GitFailed:
+            return ""
 
     def first_parents(self, branch: str, since: str = "") -> Mapping[str, str]:
         """Subjects of a branch's commits by their full id, first-parent ancestry, oldest first.
@@ -72,8 +77,8 @@ class Repository:
             if not self.commit(revision):
                 raise ConfigurationError(
                     self.refusal
-                    or f"{revision!r} names no commit of the repository at {self.root}; name a branch, tag or commit "
-                    "that it has, or fetch it"
+                    or f"{revision!r} names no commit of the repository at {self.root}; "
+                    f"{self.why_missing() or 'name a branch, tag or commit that it has, or fetch it'}"
                 )
         span = f"{since}..{branch}" if since else branch
         told = git(self.root, "log", "--first-parent", "--reverse", "--format=%H %s", "--end-of-options", span)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from perfsuite.baselines.runs import moment
 from perfsuite.history.git import Repository, Tag
-from perfsuite.history.session import HistorySession
+from perfsuite.history.session import HistorySession, have_equal_settings
 from perfsuite.text import escaped
 from perfsuite.units import plural
 
@@ -91,12 +91,12 @@ def in_order(sessions: Sequence[HistorySession], repository: Repository, branch:
 
 def with_one_setting(ordered: OrderedSessions) -> OrderedSessions:
     """Without the points of cases that ran with other parameters, ranks or backend than in their newest session."""
-    newest = {
-        case: point.settings for session in ordered.sessions for case, point in session.cases.items() if point.settings
-    }
+    newest = {case: session for session in ordered.sessions for case, point in session.cases.items() if point.settings}
     sessions, apart = [], {}
     for session in ordered.sessions:
-        other = {case for case, point in session.cases.items() if point.settings and point.settings != newest[case]}
+        other = {
+            case for case in session.cases if case in newest and not have_equal_settings(case, session, newest[case])
+        }
         apart.update(dict.fromkeys(other, session))
         kept = {case: point for case, point in session.cases.items() if case not in other}
         sessions.append(replace(session, cases=kept) if other else session)
@@ -142,8 +142,7 @@ def _notes(by_time: Sequence[HistorySession], repository: Repository) -> tuple[s
     notes = []
     missing = sum(bool(session.revision.commit) for session in by_time)
     if missing:
-        shallow = repository.is_shallow()
-        what = "this clone is shallow: git fetch --unshallow" if shallow else "it was rewritten, or is not fetched"
+        what = repository.why_missing() or "it was rewritten, or is not fetched"
         notes.append(f"{plural(missing, 'session')} placed by time: the commit is not in this repository ({what})")
     if len(by_time) > missing:
         unknown = plural(len(by_time) - missing, "session")

@@ -2,9 +2,13 @@
 
 ::
 
-{"schema": 1, "session": "...", "time": "...", "platform": "cpu", "fingerprint": "...", "simulated": false,
+{"schema": 2, "session": "...", "time": "...", "platform": "cpu", "fingerprint": "...", "simulated": false,
  "commit": "...", "dirty": false, "branch": "main", "subject": "...", "environment": {...},
- "cases": {"test_perf/...": [ln time in seconds, clean share, {"metric": value, ...}, settings], ...}}
+ "fields": {"key": {"parameter": digest of its default or 0, ...}, ...},
+ "cases": {"test_perf/...": [ln time in seconds, clean share, {"metric": value, ...}, "sum-key"], ...}}
+
+A case's settings are the sum of the digests of its parameters, and the key of its workload's fields.  Two sums can be
+compared although one of the workloads has a field more: the digest of that field's default is taken off.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +37,8 @@ _BULKY = frozenset({"topology", "notes"})
 """Parts of an environment that make no case slower and every line longer."""
 _LARGEST_LOG = 700.0
 """ln of a time that a float can hold, and more than anything takes."""
+_DIGESTS = 1 << 32
+"""So many digests there are; sums of them are kept within."""
 _TEXTS = ("session", "time", "platform", "fingerprint", "commit", "branch", "subject")
 
 
@@ -45,7 +52,10 @@ class CasePoint(NamedTuple):
     metrics: Mapping[str, float]
     """Headline metrics by name."""
     settings: str = ""
-    """Digest of parameters, ranks and backend; empty in lines written before it was kept."""
+    """Sum of the digests of parameters, ranks and backend, and the key of the workload's fields.
+
+    Empty in lines written before it was kept; without a key, and compared with no other kind, in later ones.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +76,8 @@ class HistorySession:
     """What may differ between runs on the same hardware."""
     cases: Mapping[str, CasePoint] = field(default_factory=dict)
     """By node id."""
+    fields: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By key: the parameters of a workload, each with the digest of its default; 0 without a default."""
 
     @property
     def hardware(self) -> tuple[str, str, bool]:
@@ -86,6 +98,25 @@ def joined(known: HistorySession, other: HistorySession) -> HistorySession | Non
     return known if known.revision.commit or not other.revision.commit else other
 
 
+def have_equal_settings(case: str, one: HistorySession, other: HistorySession) -> bool:
+    """Whether a case ran with equal settings in two sessions that have it, or a line does not tell.
+
+    The rule is that of :meth:`CaseIdentity.changed`: a parameter that only one side has, with its default, is equal.
+    """
+    ours, theirs = one.cases[case].settings, other.cases[case].settings
+    if ours == theirs or not ours or not theirs or ("-" in ours) != ("-" in theirs):
+        return True
+    (total, fields), (total_there, fields_there) = _read_settings(one, ours), _read_settings(other, theirs)
+    total -= sum(digest for name, digest in fields.items() if name not in fields_there)
+    total_there -= sum(digest for name, digest in fields_there.items() if name not in fields)
+    return "-" in ours and (total - total_there) % _DIGESTS == 0
+
+
+def _read_settings(session: HistorySession, settings: str) -> tuple[int, Mapping[str, int]]:
+    total, _, key = settings.partition("-")
+    return int(total, 16), session.fields.get(key, {})
+
+
 def _timed(session: HistorySession) -> Mapping[str, tuple[object, ...]]:
     """What was measured, as every version of a line has it."""
     return {case: point[:3] for case, point in session.cases.items()}
@@ -103,6 +134,7 @@ def session_of(
     """The line of a session with these results; what was not measured (out of memory, smoke runs) is left out."""
     measured = [result for result in results if result.outcome == "measured" and result.measurement is not None]
     environment = measured[-1].environment if measured else {}
+    fields: dict[str, Mapping[str, int]] = {}
     plain = json.loads(json.dumps(to_json(environment), default=str))
     return HistorySession(
         session=session,
@@ -112,12 +144,13 @@ def session_of(
         simulated=any(result.simulated for result in measured),
         revision=dataclasses.replace(revision, problem=""),
         environment={name: value for name, value in plain.items() if name not in _BULKY},
-        cases={result.case: point for result in measured if (point := _point(result))},
+        cases={result.case: point for result in measured if (point := _point(result, fields))},
+        fields=fields,
     )
 
 
-def _point(result: Result) -> CasePoint | None:
-    """None for a time that is not positive: below what the clock can tell."""
+def _point(result: Result, fields: dict[str, Mapping[str, int]]) -> CasePoint | None:
+    """None for a time that is not positive: below what the clock can tell.  ``fields`` gets the workload's."""
     if not result.measurement or min(sample.time_s for sample in result.measurement.samples) <= 0:
         return None
     run = summarise(result)
@@ -129,17 +162,23 @@ def _point(result: Result) -> CasePoint | None:
             for name, value in run.metrics.items()
             if name in REGISTRY and REGISTRY[name].headline
         },
-        settings=_settings(result),
+        settings=_settings(result, fields),
     )
 
 
-def _settings(result: Result) -> str:
-    """Those of perfsuite's own workloads without defaults: a field that a new version adds makes no other case."""
+def _settings(result: Result, fields: dict[str, Mapping[str, int]]) -> str:
     case = case_of(result)
-    own = case.workload.startswith("perfsuite.")
-    given = {name: value for name, value in case.parameters.items() if not own or case.defaults.get(name) != value}
-    told = [case.workload.rpartition(":")[2], case.world_size, case.backend, {**case.unsaid, **given}]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+    filled = {**case.unsaid, **case.parameters}
+    named = {name: _digest(name, case.defaults[name]) if name in case.defaults else 0 for name in sorted(filled)}
+    key = f"{_digest(named):08x}"
+    fields[key] = named
+    total = _digest(case.workload.rpartition(":")[2], case.world_size, case.backend)
+    total += sum(_digest(name, value) for name, value in filled.items())
+    return f"{total % _DIGESTS:08x}-{key}"
+
+
+def _digest(*told: object) -> int:
+    return int(hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8], 16)
 
 
 def _location(run: RunSummary) -> float:
@@ -163,6 +202,7 @@ def line_of(session: HistorySession) -> str:
         "branch": revision.branch,
         "subject": revision.subject,
         "environment": session.environment,
+        **({"fields": session.fields} if session.fields else {}),
         "cases": {case: [*point[:3], *filter(None, [point.settings])] for case, point in sorted(session.cases.items())},
     }
     return escaped_json(json.dumps(plain, separators=(",", ":"), ensure_ascii=False))
@@ -181,7 +221,8 @@ def read_line(line: bytes) -> HistorySession:
     for name in _TEXTS:
         if not isinstance(plain.get(name), str):
             raise ValueError(f"{name} is {plain.get(name)!r:.60}, not a text")
-    for name in ("environment", "cases"):
+    plain.setdefault("fields", {})
+    for name in ("environment", "cases", "fields"):
         if not isinstance(plain.get(name), dict):
             raise ValueError(f"{name} is {plain.get(name)!r:.60}, not an object")
     for name in ("simulated", "dirty"):
@@ -202,6 +243,7 @@ def read_line(line: bytes) -> HistorySession:
         ),
         environment=plain["environment"],
         cases={case: _read_point(case, values) for case, values in plain["cases"].items()},
+        fields={key: _read_fields(key, values) for key, values in plain["fields"].items()},
     )
 
 
@@ -213,11 +255,18 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no figure")
 
 
+def _read_fields(key: str, values: Any) -> Mapping[str, int]:
+    if isinstance(values, dict) and all(type(digest) is int and 0 <= digest < _DIGESTS for digest in values.values()):
+        return values
+    raise ValueError(f"fields {key:.80} are {values!r:.60}, not digests of defaults by name")
+
+
 def _read_point(case: str, values: Any) -> CasePoint:
     if isinstance(values, list) and len(values) in (3, 4):
         log_time, clean_share, metrics, settings = (*values, "")[:4]
         numbers = (log_time, clean_share, *metrics.values()) if isinstance(metrics, dict) else ("",)
         fits = all(map(_is_number, numbers)) and isinstance(settings, str)
+        fits = fits and re.fullmatch(r"([0-9a-f]{8}(-[0-9a-f]{8})?)?", settings) is not None
         if fits and abs(log_time) <= _LARGEST_LOG and 0 <= clean_share <= 1:
             return CasePoint(log_time, clean_share, metrics, settings)
     raise ValueError(f"case {case:.80} is {values!r:.60}, not [ln time, clean share, metrics]")

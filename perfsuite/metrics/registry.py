@@ -61,8 +61,10 @@ def rederived(metrics: Iterable[Metric], *, work: Work, measurement: Measurement
 
 
 def _derive_one(spec: MetricSpec, work: Work, measurement: Measurement, peaks: Peaks) -> Metric:
-    if measurement.median_s <= 0 and not spec.deterministic:
+    if (measurement.smoke or measurement.median_s <= 0) and not spec.deterministic:
         note = f"the median time is {measurement.median_s} s: below what {measurement.clock.name} can tell"
+        if measurement.smoke:  # its one iteration is the first, and its communication was watched meanwhile
+            note = "the case was run once and not measured"
         return Metric(
             name=spec.name, value=None, unit=spec.unit, better=spec.better, convention=spec.convention, note=note
         )

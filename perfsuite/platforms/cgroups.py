@@ -129,6 +129,14 @@ def throttled(before: Mapping[str, Throttling], after: Mapping[str, Throttling])
     return worst if worst is not None and worst.throttled > _THROTTLED_SHARE * worst.periods else None
 
 
+def throttled_share(before: Mapping[str, Throttling], after: Mapping[str, Throttling]) -> float | None:
+    """Return the share of the quota's periods between two readings in which the run was held back; None unknown."""
+    if not any(now.periods > before[folder].periods for folder, now in after.items() if folder in before):
+        return None
+    worst = throttled(before, after)
+    return worst.throttled / worst.periods if worst is not None and worst.periods else 0.0
+
+
 def _paths(host: Host, controller: str) -> Iterator[tuple[int, str]]:
     """Version of each hierarchy that may have the controller, and the process's path in it.
 

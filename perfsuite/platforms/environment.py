@@ -10,7 +10,7 @@ import math
 import platform
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -58,6 +58,8 @@ class Environment:
     """docker, podman, kubernetes, ...; ``none seen`` without a sign of one."""
     cpu: str
     """Model, sockets, threads per core, the cores that ranks may use, and the CPU quota where there is one."""
+    cores: Mapping[str, str]
+    """Which cores ranks may use, and how many physical ones and memory nodes these are on."""
     memory_gib: str
     """Main memory within the limit of the cgroup."""
     governor: str
@@ -113,6 +115,7 @@ def read_environment(
         container=_container(host),
         cpu=f"{processor.model}; sockets: {processor.sockets or UNKNOWN}; threads per core: "
         f"{processor.threads_per_core or UNKNOWN}; cores used: {host.cores()}{_quota(host)}",
+        cores=_cores(host),
         memory_gib=f"{gib(memory[1]):.1f}" if memory else UNKNOWN,
         governor=_governor(host),
         tcp=congestion_control(host),
@@ -172,6 +175,36 @@ def _quota(host: Host) -> str:
     quota = cpu_quota(host)
     known = UNKNOWN if quota is None else f"{quota:.3g} cores"
     return "" if quota == math.inf else f"; CPU quota: {known}"
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Ascending numbers as the kernel writes lists of cores.
+
+    >>> spans([0, 1, 2, 5, 7, 8])
+    '0-2,5,7-8'
+    """
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][-1] == number - 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    return ",".join("-".join(map(str, ends)) for ends in found)
+
+
+def _cores(host: Host) -> dict[str, str]:
+    granted = sorted(host.granted())
+    places = [f"sys/devices/system/cpu/cpu{core}" for core in granted]
+    physical = {
+        tuple(host.read(f"{place}/topology/{name}") for name in ("physical_package_id", "core_id")) for place in places
+    }
+    nodes = {path.name for place in places for path in host.glob(f"{place}/node[0-9]*")}
+    known = all(None not in core for core in physical)
+    return {
+        "which": spans(granted),
+        "physical": str(len(physical)) if known else UNKNOWN,
+        "memory_nodes": str(len(nodes)) if nodes else UNKNOWN,
+    }
 
 
 def _governor(host: Host) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perfsuite.errors import first_line
-from perfsuite.plugin import projecting, written
+from perfsuite.plugin import collisions, projecting, written
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.recorded import record_key
 from perfsuite.plugin.state import suite_key
@@ -52,14 +52,14 @@ def begin(session: pytest.Session, cases: list[pytest.Item]) -> None:
     config = session.config
     if not cases or not runs_tests(config) or hasattr(config, "workerinput"):
         return
-    asked = config.getoption("perf_summary")
+    asked = collisions.option(config, "perf_summary")
     path = config.invocation_params.dir / asked if asked else None
     if path is not None:
         written.require_writable(path, "--perf-summary")
     config.stash[ci_key] = CiState(
         summary=path,
-        annotations=config.getoption("perf_annotations"),
-        show_hosts=config.getoption("perf_show_hosts"),
+        annotations=collisions.option(config, "perf_annotations"),
+        show_hosts=collisions.option(config, "perf_show_hosts"),
         places={item.nodeid: (item.location[0], (item.location[1] or 0) + 1) for item in cases},
     )
 

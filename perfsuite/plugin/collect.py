@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perfsuite.errors import ConfigurationError, PerfsuiteError
-from perfsuite.plugin import launch
+from perfsuite.plugin import collisions, launch
 from perfsuite.plugin.options import budget_of, settings_key
 from perfsuite.plugin.state import suite_key, suite_of
 from perfsuite.plugin.sweep import Scale, Sweep, read_sweep
+from perfsuite.units import plural
 
 if TYPE_CHECKING:
     from perfsuite.platforms.base import DeviceModel
@@ -61,6 +62,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[Any]:
     """One parametrize call with platform, ranks, size and dtype, so that the id reads ``s4000-ws8-64MiB-bf16``."""
     if not _is_perf(metafunc.fixturenames, getattr(metafunc, "_arg2fixturedefs", {})):
         return (yield)
+    collisions.take_own(metafunc.config, getattr(metafunc, "_arg2fixturedefs", {}))
     suite = suite_of(metafunc.config)
     suite.asked = True
     if suite.prepare():
@@ -215,12 +217,31 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
     With -q only that a launch runs the other tests on one rank.
     """
     cases = sum(map(is_case, items))
-    if not cases or config.getoption("collectonly"):
+    if config.getoption("collectonly"):
         return []
+    if not cases:
+        return _hidden(config, items)
     suite = suite_of(config)
     if suite.problem is not None:
         return []
-    header = suite.header() if config.getoption("verbose", 0) >= 0 else []
+    header = [*suite.header(), *_hidden(config, items)] if config.getoption("verbose", 0) >= 0 else []
     if suite.cluster is not None and cases < len(items):
         header.append(launch.others_line(suite.cluster.name, len(items) - cases))
     return header
+
+
+def _hidden(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
+    """A warning for tests that look like perf cases and get another plugin's ``perf``."""
+    found = [
+        module
+        for item in items
+        if (module := collisions.hidden(definitions_of(item).get("perf", ())))
+        and ("ranks" in getattr(item, "fixturenames", ()) or any(item.iter_markers("perf_sizes")))
+    ]
+    told = f"{plural(len(found), 'test')} {'gets' if len(found) == 1 else 'get'} that one"
+    return [
+        f"perfsuite: warning: plugin {name} has a fixture perf too: {told} and measures nothing with perfsuite; "
+        f"run with -p no:{name} to measure"
+        for name, plugin in config.pluginmanager.list_name_plugin()
+        if getattr(plugin, "__name__", "") in found
+    ]

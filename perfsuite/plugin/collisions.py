@@ -1,20 +1,26 @@
-"""Options whose names another plugin or a conftest.py has too: theirs stay as they are, ours are not to be had.
+"""Names that another plugin or a conftest.py has too: theirs stay as they are, ours are not to be had.
 
-A conftest.py declares its options after installed plugins have declared theirs, and pytest refuses a second option of
-one name.  So ours are taken back while conftest.py files are loaded, and declared again with what is left.
+pytest refuses a second option of one name.  So ours are taken back while other plugins and conftest.py files declare
+theirs, and declared again with what is left.  Options and ini keys of ours are read by :func:`option` and :func:`ini`,
+which return our default where the name is somebody else's.  A fixture of another plugin goes before ours of that name,
+except that perf cases get our ``platform`` and ``ranks`` where the other plugin is merely installed.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import pytest
 
 GROUP = "perfsuite"
 taken_key = pytest.StashKey[dict[str, Any]]()
 """Our defaults of options that others have, by the name under which pytest keeps them."""
+_inis_key = pytest.StashKey[dict[str, tuple[str, Any]]]()
+"""Help text and default of our ini keys; pytest lets a second key of one name take the place of the first."""
+_watching_key = pytest.StashKey[Callable[[], None]]()
+_FIXTURES = "perfsuite.plugin.fixtures"
+D = TypeVar("D")
 
 
 class _Polite:
@@ -23,8 +29,9 @@ class _Polite:
     ``early``: what an option takes is not checked, because it may turn out to be somebody else's.
     """
 
-    def __init__(self, parser: Any, *, early: bool, again: bool) -> None:
+    def __init__(self, parser: Any, inis: dict[str, tuple[str, Any]], *, early: bool, again: bool) -> None:
         self._parser = parser
+        self._inis = inis
         self._early, self._again = early, again
         self._group: Any = None
         self.taken: dict[str, Any] = {}
@@ -45,22 +52,46 @@ class _Polite:
         else:
             self._group.addoption(name, **attributes)
 
-    def addini(self, *arguments: Any, **attributes: Any) -> None:
-        if not self._again:
-            self._parser.addini(*arguments, **attributes)
+    def addini(self, name: str, told: str, **attributes: Any) -> None:
+        if self._again:
+            return
+        self._inis[name] = (told, attributes.get("default"))
+        if name not in getattr(self._parser, "_inidict", ()):
+            self._parser.addini(name, told, **attributes)
 
 
-def declare(
-    parser: pytest.Parser, config: pytest.Config, ours: Callable[[pytest.Parser], None], *, again: bool = False
+def _declare(
+    parser: pytest.Parser, config: pytest.Config, ours: Callable[[pytest.Parser], None], *, again: bool = True
 ) -> None:
     """Declare our options that nobody else has; remember the others."""
-    early = not getattr(config.pluginmanager, "_conftest_plugins", ())  # else one of those loads this plugin
-    polite = _Polite(parser, early=early and not again, again=again)
+    early = _watching_key in config.stash and not getattr(config.pluginmanager, "_conftest_plugins", ())
+    polite = _Polite(parser, config.stash.setdefault(_inis_key, {}), early=early, again=again)
     ours(cast("pytest.Parser", polite))
     config.stash[taken_key] = polite.taken
 
 
-def withdraw(parser: Any, config: pytest.Config) -> None:
+def give_way(parser: pytest.Parser, config: pytest.Config, ours: Callable[[pytest.Parser], None]) -> None:
+    """Declare our options, and take them back whenever another plugin or a conftest.py declares its own."""
+    inside = 0
+
+    def before(hook: str, *_: object) -> None:
+        nonlocal inside
+        if hook == "pytest_addoption":
+            inside += 1
+            _withdraw(parser, config)
+
+    def after(_outcome: object, hook: str, *_: object) -> None:
+        nonlocal inside
+        if hook == "pytest_addoption":
+            inside -= 1
+            if not inside:  # a plugin may load another one
+                _declare(parser, config, ours)
+
+    config.stash[_watching_key] = config.pluginmanager.add_hookcall_monitoring(before, after)
+    _declare(parser, config, ours, again=False)
+
+
+def _withdraw(parser: Any, config: pytest.Config) -> None:
     """Take our options back; pytest has no public way to do so."""
     group = parser.getgroup(GROUP)
     for option in group.options:
@@ -69,26 +100,73 @@ def withdraw(parser: Any, config: pytest.Config) -> None:
             group._arggroup._remove_action(action)
             for name in option.names():
                 del parser.optparser._option_string_actions[name]
-        with contextlib.suppress(AttributeError):
-            delattr(config.option, option.dest)  # else their default would not be set
+        vars(config.option).pop(option.dest, None)  # else their default would not be set
     group.options.clear()
 
 
-@contextlib.contextmanager
-def our_values(config: pytest.Config) -> Iterator[None]:
-    """While our options are read: in place of what others keep under those names, our defaults."""
+def stop_giving_way(config: pytest.Config) -> None:
+    """Everybody has declared their options, or this plugin came with a conftest.py and the command line is parsed."""
+    if (stop := config.stash.get(_watching_key, None)) is not None:
+        stop()
+        del config.stash[_watching_key]
+
+
+def settle(parser: pytest.Parser, config: pytest.Config, ours: Callable[[pytest.Parser], None]) -> None:
+    """Declare our options for good, with what others have left."""
+    stop_giving_way(config)
+    _withdraw(parser, config)
+    _declare(parser, config, ours)
+
+
+def option(config: pytest.Config, name: str, default: Any = None) -> Any:
+    """The value of an option of ours or of pytest-benchmark's; our default where another plugin has the name."""
     taken = config.stash.get(taken_key, {})
-    theirs = {dest: getattr(config.option, dest) for dest in taken if hasattr(config.option, dest)}
-    vars(config.option).update(taken)
-    try:
-        yield
-    finally:
-        for dest in taken:
-            delattr(config.option, dest)
-        vars(config.option).update(theirs)
+    return taken[name] if name in taken else config.getoption(name, default)
+
+
+def ini(config: pytest.Config, name: str) -> Any:
+    """The value of an ini key of ours; our default where another plugin has the name."""
+    told, default = config.stash[_inis_key][name]
+    known = getattr(getattr(config, "_parser", None), "_inidict", {})
+    return config.getini(name) if known.get(name, (told,))[0] == told else default
 
 
 def lines(config: pytest.Config) -> list[str]:
     """A warning for a run with perf cases that has not all of our options."""
     names = ", ".join("--" + dest.replace("_", "-") for dest in config.stash.get(taken_key, {}))
     return [f"another plugin or a conftest.py has {names}: perfsuite's option of that name is off"] if names else []
+
+
+def let_others_go_first(session: pytest.Session) -> None:
+    """Put our fixtures behind those of the same name of other plugins, whichever plugin was loaded last."""
+    manager: Any = session._fixturemanager  # pytest has no public way; it is there since pytest_sessionstart
+    for name in ("perf", "platform", "ranks"):
+        getattr(manager, "_arg2fixturedefs", {}).get(name, []).sort(key=lambda each: not _is_own(each))
+        for found in getattr(manager, "_arg2node2fixturedefs", {}).get(name, {}).values():  # pytest 9.2: in reverse
+            found.sort(key=_is_own)
+
+
+def take_own(config: pytest.Config, definitions: dict[str, Any]) -> None:
+    """Give a perf case our ``platform`` and ``ranks`` before those of installed plugins; whoever is asked for stays."""
+    plugins = {getattr(plugin, "__name__", "") for plugin, _ in config.pluginmanager.list_plugin_distinfo()}
+    installed = {name.partition(".")[0] for name in plugins}
+    for name in {"platform", "ranks"} & set(definitions):
+        found = definitions[name]
+        tops = [_module(each).partition(".")[0] for each in found]
+        end = max((number for number, top in enumerate(tops, start=1) if top in installed), default=0)
+        definitions[name] = [*sorted(found[:end], key=_is_own), *found[end:]]
+
+
+def hidden(definitions: Sequence[Any]) -> str:
+    """The module of another plugin whose fixture ``perf`` goes before ours; empty without one."""
+    if not definitions or definitions[-1].baseid or not any(map(_is_own, definitions[:-1])):
+        return ""
+    return _module(definitions[-1])
+
+
+def _module(definition: Any) -> str:
+    return getattr(definition.func, "__module__", "")
+
+
+def _is_own(definition: Any) -> bool:
+    return _module(definition) == _FIXTURES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import pytest
 
 from perfsuite.errors import ConfigurationError
 from perfsuite.gate.verdict import FAILING, GateSettings
+from perfsuite.plugin import collisions
 from perfsuite.plugin.options import settings_key
 
 if TYPE_CHECKING:
@@ -120,7 +122,7 @@ def configure(config: pytest.Config) -> None:
 
 
 def _read(config: pytest.Config) -> GateOptions:
-    option = config.getoption
+    option, ini = (functools.partial(read, config) for read in (collisions.option, collisions.ini))
     mode, reason = _update_of(config)
     if option("perf_runs") < 1:
         raise pytest.UsageError(f"--perf-runs: {option('perf_runs')} is no number of runs; give at least 1")
@@ -141,12 +143,12 @@ def _read(config: pytest.Config) -> GateOptions:
         reason=reason,
         runs=option("perf_runs"),
         aa_runs=option("perf_aa"),
-        folder=config.rootpath / (option("perf_baselines") or config.getini("perf_baselines")),
-        simulated_folder=config.rootpath / (option("perf_baselines") or config.getini("perf_simulated_baselines")),
-        folder_of_real=config.rootpath / config.getini("perf_baselines"),
-        links=config.getini("perf_baselines_links"),
+        folder=config.rootpath / (option("perf_baselines") or ini("perf_baselines")),
+        simulated_folder=config.rootpath / (option("perf_baselines") or ini("perf_simulated_baselines")),
+        folder_of_real=config.rootpath / ini("perf_baselines"),
+        links=ini("perf_baselines_links"),
         settings=GateSettings(
-            tolerance=_tolerance(config.getini("perf_tolerance"), "ini perf_tolerance"),
+            tolerance=_tolerance(ini("perf_tolerance"), "ini perf_tolerance"),
             remeasure=option("perf_gate") or mode is not None,
         ),
     )
@@ -154,7 +156,7 @@ def _read(config: pytest.Config) -> GateOptions:
 
 def _update_of(config: pytest.Config) -> tuple[UpdateMode | None, str]:
     """What is stored, and why."""
-    mode, accepts, reason = (config.getoption(f"perf_{name}") for name in ("update", "accept", "reason"))
+    mode, accepts, reason = (collisions.option(config, f"perf_{name}") for name in ("update", "accept", "reason"))
     if mode not in (None, *UPDATE_MODES):
         raise pytest.UsageError(f"--perf-update: {mode!r} is no mode; choose {', '.join(UPDATE_MODES)}")
     if accepts not in (None, "environment"):
@@ -173,9 +175,9 @@ def _update_of(config: pytest.Config) -> tuple[UpdateMode | None, str]:
 
 def _fail_on(config: pytest.Config) -> frozenset[VerdictName]:
     """The verdicts that fail: ``default`` stands for FAILING."""
-    given = config.getoption("perf_fail_on")
+    given = collisions.option(config, "perf_fail_on")
     where = "--perf-fail-on" if given is not None else "ini perf_fail_on"
-    written = given if given is not None else config.getini("perf_fail_on")
+    written = given if given is not None else collisions.ini(config, "perf_fail_on")
     names = [name.strip() for name in written.split(",") if name.strip()]
     for name in names:
         if name not in (*FAIL_ON_CHOICES, "default"):
@@ -185,13 +187,13 @@ def _fail_on(config: pytest.Config) -> frozenset[VerdictName]:
         raise pytest.UsageError(f"{where}: no verdict is named, so nothing could fail; leave --perf-gate out instead")
     chosen = frozenset(cast("VerdictName", name) for name in names if name != "default")
     default = FAILING if "default" in names else frozenset()
-    uncovered = UNCOVERED if config.getoption("perf_require_baseline") else frozenset()
-    accepted = {config.getoption("perf_accept")}
+    uncovered = UNCOVERED if collisions.option(config, "perf_require_baseline") else frozenset()
+    accepted = {collisions.option(config, "perf_accept")}
     return (chosen | default | uncovered) - accepted
 
 
 def _refuse_smoke(config: pytest.Config, mode: str | None) -> None:
-    option = config.getoption
+    option = functools.partial(collisions.option, config)
     measures = option("perf_gate") or mode or option("perf_aa")
     if measures and option("benchmark_disable", False) and not option("benchmark_enable", False):
         raise pytest.UsageError("--benchmark-disable measures nothing; a gate, an update or an A/A needs measurements")

@@ -7,6 +7,7 @@ case is settled in place instead.  Without ``--perf-gate`` the verdicts are only
 
 from __future__ import annotations
 
+import functools
 import shutil
 import traceback
 from collections import Counter
@@ -27,7 +28,7 @@ from perfsuite.gatekeeper import Base, Gatekeeper, hardware_of
 from perfsuite.platforms import fingerprint
 from perfsuite.platforms.environment import boot_of
 from perfsuite.platforms.host import Host
-from perfsuite.plugin import retries
+from perfsuite.plugin import collisions, retries, verdict_reports
 from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.device_word import telemetry_of
 from perfsuite.plugin.fixtures import CaseState, state_key
@@ -38,7 +39,6 @@ from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.revision import revision_of, stamp
 from perfsuite.plugin.state import suite_of
 from perfsuite.plugin.suite import Suite
-from perfsuite.plugin.verdict_reports import remade, suite_reports, with_verdict
 from perfsuite.records import Result
 from perfsuite.reports.verdicts import SUITE_FAILS, aa_lines, gate_lines, suite_lines
 from perfsuite.run_record import GateRecord
@@ -168,7 +168,9 @@ class Gating:
                 for report in reports:
                     hook.pytest_runtest_logreport(report=report)
             elif self.in_place:
-                verdict = self.keeper.settle_one(result.case, len(self.cases), self._say)
+                self.keeper.settle_one(result.case, len(self.cases), self._say)
+                verdict_reports.tell_next_steps(self.keeper.verdicts, self.config)
+                verdict = self.keeper.verdicts[result.case]
                 self.suite.verdicts[result.case] = word(verdict)
                 self._report(item, reports, verdict)
             else:
@@ -222,6 +224,7 @@ class Gating:
             return
         with self.suite.running_case():
             self.keeper.settle(self._say)
+        verdict_reports.tell_next_steps(self.keeper.verdicts, self.config)
         for node, verdict in self.keeper.verdicts.items():
             if self.options.gate or verdict.name != "no-baseline":  # said once below the table, not in every row
                 self.suite.verdicts[node] = word(verdict)
@@ -248,7 +251,7 @@ class Gating:
         if settled and self.options.gate:
             for line in suite_lines(self.keeper.suite, self.options.fail_on):
                 if line.startswith(SUITE_FAILS):
-                    for report in suite_reports(line):
+                    for report in verdict_reports.suite_reports(line):
                         self.config.hook.pytest_runtest_logreport(report=report)
 
     def _report(self, item: pytest.Item, reports: Sequence[pytest.TestReport], verdict: Verdict | None) -> None:
@@ -256,9 +259,9 @@ class Gating:
         failure = self._failure(verdict) if verdict else ""
         for report in reports:
             fails = failure and report.when == "call" and not report.skipped  # it failed by itself, as expected
-            final = remade(item, report, failure) if fails else report
+            final = verdict_reports.remade(item, report, failure) if fails else report
             if verdict and final.when in ("call", "teardown"):
-                final.user_properties = with_verdict(final.user_properties, verdict)
+                final.user_properties = verdict_reports.with_verdict(final.user_properties, verdict)
             item.ihook.pytest_runtest_logreport(report=final)
 
     def _update(self) -> None:
@@ -293,6 +296,7 @@ class Gating:
 
     def finish(self, session: pytest.Session) -> None:
         """What went wrong with the baselines makes the run fail even when every case passed."""
+        verdict_reports.shorten(session.config, self.keeper.verdicts)
         if (self.problem or self.refused) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if not self.options.gate or self.keeper.covered:
@@ -330,6 +334,7 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
         retries.keep_first_tries(config, cases)
     config.stash[gating_key] = gating
     config.pluginmanager.register(gating, "perfsuite.gating")
+    config.pluginmanager.register(verdict_reports, verdict_reports.__name__)
 
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:
@@ -337,6 +342,7 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     gating = config.stash.get(gating_key, None)
     if gating is None or not (gating.keeper.taken or gating.problem):
         return
+    verdict_reports.show(terminalreporter, config)
     out, whole = Out(terminalreporter), config.stash[level_key] in ("tables", "cases")
     keeper, options = gating.keeper, gating.options
     suite_said = list(suite_lines(keeper.suite, options.fail_on if options.gate else frozenset()))
@@ -361,17 +367,9 @@ def shortened(lines: Sequence[str]) -> list[str]:
     return [*lines[:_UPDATE_LINES], *([f"and {plural(more, 'more line')}: --perf-show=tables"] if more > 0 else [])]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_report_teststatus(report: Any, config: pytest.Config) -> tuple[str, str, str] | None:
-    """A failed verdict has its own word in verbose output."""
-    if getattr(report, "perf_failure", "") and report.when == "call" and report.failed:
-        return "failed", "F", str(report.perf_failure)
-    return None
-
-
 def shared_arguments(config: pytest.Config) -> tuple[str, ...]:
     """Options of this run that decide what and how long is measured; the arms of an A/B get the same."""
-    option = config.getoption
+    option = functools.partial(collisions.option, config)
     given = [
         f"{flag}={option(name)}"
         for flag, name in (
@@ -385,7 +383,7 @@ def shared_arguments(config: pytest.Config) -> tuple[str, ...]:
             ("--benchmark-max-time", "benchmark_max_time"),
             ("--benchmark-min-rounds", "benchmark_min_rounds"),
         )
-        if option(name, None) is not None
+        if option(name) is not None
     ]
     if option("perf_pin") != "none":  # its default, which an older base may not know
         given.append(f"--perf-pin={option('perf_pin')}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perfsuite.errors import HistoryError, PerfsuiteError
+from perfsuite.plugin import collisions
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.output import Out
 from perfsuite.plugin.state import suite_key, suite_of
@@ -46,7 +48,7 @@ def declare(parser: pytest.Parser) -> None:
 
 def configure(config: pytest.Config) -> None:
     """Keep the options."""
-    asked, written = config.getoption("perf_history"), config.getini("perf_history")
+    asked, written = collisions.option(config, "perf_history"), collisions.ini(config, "perf_history")
     path = config.invocation_params.dir / asked if asked else config.rootpath / written if written else None
     config.stash[state_key] = HistoryState(path=path)
 
@@ -105,7 +107,9 @@ def finish(session: pytest.Session) -> None:
     if not line.cases:
         return
     file.append(state.path, line)
-    state.said = f"history {state.path}: {len(line.cases)} cases added; perfsuite history show {state.path}"
+    state.said = (
+        f"history {state.path}: {len(line.cases)} cases added; perfsuite history show {shlex.quote(str(state.path))}"
+    )
 
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, TypeVar, get_args
 import pytest
 
 from perfsuite.errors import ConfigurationError
+from perfsuite.plugin import collisions
 from perfsuite.plugin.shapes import ShapeFile, read_shapes
 from perfsuite.plugin.sweep import Scale
 from perfsuite.units import parse_duration
@@ -147,7 +149,7 @@ def configure(config: pytest.Config) -> None:
 
 def read_settings(config: pytest.Config) -> Settings:
     """The options of this run; raises UsageError that names the option, what was given and what to do."""
-    option: Callable[[str], Any] = config.getoption
+    option = functools.partial(collisions.option, config)
     scale = option("perf_scale")
     if scale not in (None, "full", "small"):
         raise pytest.UsageError(f"--perf-scale: {scale!r} is no scale; choose full or small")
@@ -181,7 +183,7 @@ def read_settings(config: pytest.Config) -> Settings:
         time_budget_s=positive_duration(budget_text, "--perf-time-budget") if budget_text is not None else None,
         journal=journal,
         trace=trace,
-        platform_files=tuple(Path(path) for path in config.getini("perf_platforms")),
+        platform_files=tuple(Path(path) for path in collisions.ini(config, "perf_platforms")),
         budget=_read_budget(config),
         shapes=read_shapes(shapes) if shapes else None,
     )
@@ -244,11 +246,11 @@ def _benchmark_option(config: pytest.Config, name: str, default: V) -> V:
 
 
 def _read_budget(config: pytest.Config) -> Budget:
-    timeout = config.getoption("perf_timeout")
+    timeout = collisions.option(config, "perf_timeout")
     max_time_s = float(_benchmark_option(config, "benchmark_max_time", "1.0"))
     disabled = _benchmark_option(config, "benchmark_disable", False)
     min_rounds = _benchmark_option(config, "benchmark_min_rounds", 5)
-    sustain, warmup = config.getoption("perf_sustain"), config.getoption("perf_warmup")
+    sustain, warmup = collisions.option(config, "perf_sustain"), collisions.option(config, "perf_warmup")
     return Budget(
         min_rounds=min_rounds,
         max_rounds=max(min_rounds, Budget.max_rounds),
@@ -256,13 +258,13 @@ def _read_budget(config: pytest.Config) -> Budget:
         # pytest-benchmark documents that its warm-up obeys --benchmark-max-time too.
         warmup_time_s=max_time_s,
         smoke=disabled and not _benchmark_option(config, "benchmark_enable", False),
-        cache_flush=config.getoption("perf_cache_flush"),
+        cache_flush=collisions.option(config, "perf_cache_flush"),
         warmup_min_s=None if warmup is None else positive_duration(warmup, "--perf-warmup"),
         sustain_s=None if sustain is None else positive_duration(sustain, "--perf-sustain"),
-        yardstick=config.getoption("perf_yardstick"),
+        yardstick=collisions.option(config, "perf_yardstick"),
         timeout_s=positive_duration(timeout, "--perf-timeout")
         if timeout is not None
-        else positive_duration(config.getini("perf_timeout") or DEFAULT_TIMEOUT, "ini perf_timeout"),
+        else positive_duration(collisions.ini(config, "perf_timeout") or DEFAULT_TIMEOUT, "ini perf_timeout"),
         fixed_timeout=timeout is not None,
     )
 

@@ -48,7 +48,7 @@ _selected_key = pytest.StashKey[bool]()
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Declare options and ini keys; their values are checked when pytest is configured, where an error is one line."""
     config: Any = pluginmanager.get_plugin("pytestconfig")
-    collisions.declare(parser, config, _declare)
+    collisions.give_way(parser, config, _declare)
 
 
 def _declare(parser: pytest.Parser) -> None:
@@ -64,28 +64,33 @@ def _declare(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser) -> Iterator[Any]:
-    """Let a conftest.py have the options that it declares, also where ours have the same name."""
-    collisions.withdraw(parser, early_config)
+    """Let other plugins and a conftest.py have the options that they declare, also where ours have the same name."""
     try:
         return (yield)
     finally:
-        collisions.declare(parser, early_config, _declare, again=True)
+        collisions.settle(parser, early_config, _declare)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options before pytest-benchmark looks at its own, and before anything is measured."""
-    with collisions.our_values(config):
-        compare.take_bare_option(config)
-        options.configure(config)
-        output.configure(config)
-        gate_options.configure(config)  # runs that count as evidence tighten the options above
-        tables.configure(config)
-        projecting.configure(config)
-        history.configure(config)
-        page.configure(config)
-        distributed.configure(config)
+    collisions.stop_giving_way(config)
+    compare.take_bare_option(config)
+    options.configure(config)
+    output.configure(config)
+    gate_options.configure(config)  # runs that count as evidence tighten the options above
+    tables.configure(config)
+    projecting.configure(config)
+    history.configure(config)
+    page.configure(config)
+    distributed.configure(config)
     config.pluginmanager.register(_Files(), "perfsuite.files")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Leave fixtures that other plugins have too to their tests."""
+    collisions.let_others_go_first(session)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -6,6 +6,8 @@ from typing import Any, Literal, cast, get_args
 
 import pytest
 
+from perfsuite.plugin import collisions
+
 Show = Literal["summary", "tables", "cases"]
 Level = Literal["quiet", "summary", "tables", "cases"]
 level_key = pytest.StashKey[Level]()
@@ -38,7 +40,7 @@ def declare(parser: pytest.Parser) -> None:
 
 def configure(config: pytest.Config) -> None:
     """Check the option before anything is measured."""
-    asked, written = config.getoption("perf_show"), config.getini("perf_show")
+    asked, written = collisions.option(config, "perf_show"), collisions.ini(config, "perf_show")
     for where, value in (("--perf-show", asked), ("ini perf_show", written)):
         if value and value not in get_args(Show):
             raise pytest.UsageError(f"{where}: {value!r} is nothing to show; choose {', '.join(get_args(Show))}")

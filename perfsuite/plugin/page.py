@@ -6,6 +6,7 @@ line at the end and fails the run: the journal has everything, and ``perfsuite r
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import ConfigurationError, PerfsuiteError
-from perfsuite.plugin import written
+from perfsuite.plugin import collisions, written
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.recorded import record_key
@@ -42,7 +43,7 @@ def declare(parser: pytest.Parser) -> None:
 
 def configure(config: pytest.Config) -> None:
     """Refuse what is no file for a page: ``--perf-html test_perf`` takes the tests for it."""
-    asked = config.getoption("perf_html")
+    asked = collisions.option(config, "perf_html")
     if asked and asked != BESIDE and not asked.lower().endswith((".html", ".htm")):
         raise pytest.UsageError(
             f"--perf-html: {asked} does not end in .html; write --perf-html=FILE.html, or --perf-html as the last word"
@@ -60,7 +61,7 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
 
 def _place(config: pytest.Config) -> Path | None:
     """Where the page goes; None where none was asked for."""
-    asked, written = config.getoption("perf_html"), str(config.getini("perf_html")).strip()
+    asked, written = collisions.option(config, "perf_html"), str(collisions.ini(config, "perf_html")).strip()
     if asked is None and written.lower() in ("", "no", "false"):
         return None
     if asked not in (None, BESIDE):
@@ -85,10 +86,10 @@ def write(config: pytest.Config) -> None:
     try:
         with garbage.kept():
             run = run_of_record(record, suite.machine.model)
-            write_page(material_of([run], show_hosts=config.getoption("perf_show_hosts")), path)
+            write_page(material_of([run], show_hosts=collisions.option(config, "perf_show_hosts")), path)
     except PerfsuiteError as error:
         journal = suite.session.journal if suite.session else None
-        later = f"; perfsuite report {journal.path} --html FILE writes it" if journal else ""
+        later = f"; perfsuite report {shlex.quote(str(journal.path))} --html FILE writes it" if journal else ""
         raise ConfigurationError(f"{error}{later}") from None
     config.stash[written_key] = path
 

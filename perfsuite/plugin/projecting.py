@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perfsuite.errors import PerfsuiteError, first_line
+from perfsuite.plugin import collisions
 
 if TYPE_CHECKING:
     from perfsuite.plugin.suite import Suite
@@ -58,7 +59,7 @@ def declare(parser: pytest.Parser) -> None:
 
 def configure(config: pytest.Config) -> None:
     """Check the option before anything is measured."""
-    written = config.getoption("perf_project")
+    written = collisions.option(config, "perf_project")
     if written is None:
         return
     file = config.invocation_params.dir / written if written else None

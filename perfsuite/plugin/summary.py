@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -93,7 +94,7 @@ def links(suite: Suite, config: pytest.Config) -> list[tuple[str, str]]:
     pages = [("page", _shown(page, config))] if page is not None else []
     if session is None or session.journal is None or session.journal_problem:
         return pages
-    return [("tables", f"perfsuite show {_shown(session.journal.path, config)}"), *pages]
+    return [("tables", f"perfsuite show {shlex.quote(_shown(session.journal.path, config))}"), *pages]
 
 
 def _shown(path: Path, config: pytest.Config) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import PerfsuiteError, first_line
-from perfsuite.plugin import written
+from perfsuite.plugin import collisions, written
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.output import Out
 from perfsuite.plugin.state import suite_key, suite_of
@@ -59,9 +59,9 @@ def declare(parser: pytest.Parser) -> None:
 
 def configure(config: pytest.Config) -> None:
     """Check the options before anything is measured."""
-    asked, written = config.getoption("perf_report"), config.getini("perf_report")
-    chosen = config.getoption("perf_report_style")
-    style = chosen or config.getini("perf_report_style")
+    asked, written = collisions.option(config, "perf_report"), collisions.ini(config, "perf_report")
+    chosen = collisions.option(config, "perf_report_style")
+    style = chosen or collisions.ini(config, "perf_report_style")
     path = config.invocation_params.dir / asked if asked else config.rootpath / written if written else None
     if style:
         from perfsuite.reports.tables.report import find_style

@@ -6,6 +6,7 @@ line at the end and fails the run: the timeline is in the journal, and ``perfsui
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,5 +113,5 @@ def _remedy(config: pytest.Config) -> str:
     suite = config.stash.get(suite_key, None)
     session = suite.session if suite else None
     if session is not None and session.journal is not None and not session.journal_problem:
-        return f"; the case was measured: perfsuite trace {session.journal.path} --out DIR writes it"
+        return f"; the case was measured: perfsuite trace {shlex.quote(str(session.journal.path))} --out DIR writes it"
     return "; the case was measured"

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Literal
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, Literal
 
 import pytest
 
 from perfsuite.errors import VerdictFailed
-from perfsuite.gate.describe import describe
+from perfsuite.gate.describe import describe, headline
 from perfsuite.gate.verdict import Verdict
+from perfsuite.git import GitFailed
+from perfsuite.history.git import Repository
 from perfsuite.plugin.expected import covers_verdict, failure
+from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.tables import keep_reason
+from perfsuite.units import plural
 
+IN_FULL = 3
+"""Failing verdicts that the terminal prints in full; of the others a line each."""
+_shortened_key = pytest.StashKey[list[Verdict]]()
 SUITE_NODE = "perfsuite gate::the suite as a whole"
 """Node id under which a suite that fails stands among the tests; nothing can be selected by it."""
 
@@ -50,6 +60,30 @@ def with_verdict(properties: Sequence[tuple[str, object]], verdict: Verdict) -> 
     return [*kept, ("verdict", verdict.name), ("verdict_detail", describe(verdict))]
 
 
+def _why_no_ab(repository: Repository, commit: str) -> str:
+    """Why nothing can be measured beside this commit, or beside any where it is empty; empty where it can."""
+    if not repository.is_there():
+        return repository.refusal or "the tests are not in a git repository with a commit"
+    if not commit or repository.commit(commit):
+        return ""
+    return repository.why_missing() or "this repository does not have it: it was rewritten, or is not fetched"
+
+
+def tell_next_steps(verdicts: MutableMapping[str, Verdict], config: pytest.Config) -> None:
+    """Say of failing verdicts whether and where their next command works: that needs the commit of the stored runs."""
+    failing = {node: verdict for node, verdict in verdicts.items() if verdict.name in ("regressed", "drifted")}
+    if not failing:
+        return
+    repository = Repository(root=config.rootpath)
+    folder = os.path.relpath(config.rootpath, config.invocation_params.dir)
+    for node, verdict in failing.items():
+        try:
+            why = _why_no_ab(repository, verdict.stored_commit)
+        except GitFailed as failed:
+            why = str(failed)
+        verdicts[node] = dataclasses.replace(verdict, no_ab=why, ab_folder="" if folder == "." else folder)
+
+
 def suite_reports(line: str) -> tuple[pytest.TestReport, ...]:
     """The reports of a test that failed, so that every reader of tests, JUnit's among them, sees that the suite did."""
     file, _, name = SUITE_NODE.partition("::")
@@ -68,3 +102,60 @@ def suite_reports(line: str) -> tuple[pytest.TestReport, ...]:
         )
 
     return report("setup", "passed"), report("call", "failed"), report("teardown", "passed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: Any, config: pytest.Config) -> tuple[str, str, str] | None:
+    """A failed verdict has its own word in verbose output."""
+    if getattr(report, "perf_failure", "") and report.when == "call" and report.failed:
+        return "failed", "F", str(report.perf_failure)
+    return None
+
+
+def shorten(config: pytest.Config, verdicts: Mapping[str, Verdict]) -> None:
+    """Before pytest prints the failures: put the suite's first, and leave a few verdicts in full.
+
+    What other plugins keep of the reports, such as JUnit's, is not touched.
+    """
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    failed: list[Any] = reporter.stats.get("failed", []) if reporter is not None else []
+    failed.sort(key=lambda report: report.nodeid != SUITE_NODE)
+    told = [report for report in failed if getattr(report, "perf_failure", "")]
+    whole = config.stash[level_key] in ("tables", "cases") or config.option.tbstyle in ("line", "no")
+    shortened = [] if whole else _beyond([verdicts[report.nodeid] for report in told])
+    hidden = {verdict.case for verdict in shortened}
+    for index, report in enumerate(failed):
+        if report in told and report.nodeid in hidden:
+            failed[index] = copy.copy(report)
+            failed[index]._pdbshown = True  # pytest's own mark of a failure that stands elsewhere
+    config.stash[_shortened_key] = shortened
+
+
+def show(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print a line for each verdict that was not printed in full, and once the reasons that all of them have."""
+    shortened = config.stash.get(_shortened_key, [])
+    if not shortened:
+        return
+    out = Out(terminalreporter)
+    terminalreporter.write_sep("_", plural(len(shortened), "more failing case"), red=True, bold=True)
+    heads = [headline(verdict) for verdict in shortened]
+    for head, verdict in zip(heads, shortened, strict=True):
+        out.line(f"{head.ljust(max(map(len, heads)))}  {verdict.case}")
+    for reason in shortened[0].reasons:
+        if all(reason in verdict.reasons for verdict in shortened):
+            out.fold(f"  all of them: {reason}")
+    out.line("  each in full: perfsuite show JOURNAL --case TEXT with the journal below, or -v in another run")
+
+
+def _beyond(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Those beyond IN_FULL, among which every kind of verdict comes first, then the largest effect."""
+
+    def effect(verdict: Verdict) -> float:
+        finding = verdict.decisive
+        return abs(finding.effect) if finding is not None and finding.effect is not None else math.inf
+
+    largest = sorted(verdicts, key=effect, reverse=True)
+    first = {verdict.name: verdict for verdict in reversed(largest)}.values()
+    others = [verdict for verdict in largest if verdict not in first]
+    kept = [*first, *others][:IN_FULL]
+    return [verdict for verdict in verdicts if verdict not in kept]

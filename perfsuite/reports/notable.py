@@ -87,7 +87,12 @@ def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, .
         *_bubbles(run.results.values()),
         *more,
     ]
-    return tuple(sorted(notes, key=lambda one: (KINDS.index(one.kind), -(one.effect or 0.0))))
+    return tuple(sorted(notes, key=lambda one: (_gravity(one), -(one.effect or 0.0))))
+
+
+def _gravity(one: Notable) -> int:
+    """Place of its kind; a suite that fails comes before its cases."""
+    return KINDS.index("regressed" if one.kind in FAILING and not one.case else one.kind)
 
 
 def spread_of_equal_work(groups: Iterable[tuple[Result, ...]]) -> float | None:

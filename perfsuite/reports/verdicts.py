@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from perfsuite.gate.aa import AaReport
 from perfsuite.gate.describe import describe
 from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.gate.verdict import RHYTHM, SEEN_ITERATIONS, TIME, Verdict, percent
+from perfsuite.gate.verdict import RHYTHM, SEEN_ITERATIONS, TIME, GateSettings, Verdict, percent
 from perfsuite.units import plural
 
 SUITE_FAILS = "SUITE "
@@ -48,8 +48,13 @@ def gate_lines(
 def verdict_counts(verdicts: Mapping[str, Verdict], gate: bool, *, stores: bool = False) -> str:
     """``gated 18 of 20 cases: 17 pass, 1 regressed``, or that there is nothing to compare with, and what to do."""
     if _nothing_compared(verdicts, gate):
-        way_on = "" if stores else "; --perf-update=append stores one"
         stored = Counter(verdict.name for verdict in verdicts.values() if verdict.name != "no-baseline")
+        slowed = [verdict.reasons[0] for verdict in verdicts.values() if verdict.is_instrumented]
+        way_on = "" if stores else "; --perf-update=append stores one"
+        if stored["learning"]:
+            way_on += f"; a comparison needs {GateSettings.min_stored} usable stored runs"
+        if len(slowed) == len(verdicts):  # append would refuse all of them
+            way_on = f"; {slowed[0]}"
         told = "".join(f", {count} {name}" for name, count in stored.most_common())
         return f"compared 0 of {len(verdicts)} cases with a baseline{told}{way_on}"
     gated = sum(verdict.gated for verdict in verdicts.values())

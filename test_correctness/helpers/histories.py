@@ -70,8 +70,8 @@ class ScriptedRepository:
     def branch(self):
         return "main"
 
-    def is_shallow(self):
-        return self.shallow
+    def why_missing(self):
+        return "this clone is shallow: git fetch --unshallow" if self.shallow else ""
 
     def first_parents(self, branch, since=""):
         return {commit(number): f"commit {number}" for number in range(self.first, self.count)}

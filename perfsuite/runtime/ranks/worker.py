@@ -24,6 +24,7 @@ from perfsuite.metrics.spec import HOST_BOUND
 from perfsuite.platforms import device_code
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.platforms.captured import captured_kernel_s
+from perfsuite.platforms.cgroups import read_throttling, throttled_share
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.instruments import instruments
 from perfsuite.records import ClockFacts, Sample
@@ -62,6 +63,8 @@ class Worker:
         self._member: Membership | None = None
         self._utilisation_percent: float | None = None
         self._throttle: tuple[str, ...] | None = None
+        self._host = Host()
+        self._throttled: float | None = None
         self._placement = placement.Placement(threads=1, cores=None)
         self._several_hosts = False
         """Ranks of the group are on several hosts, each with a clock of its own."""
@@ -270,7 +273,7 @@ class Worker:
 
     def _time(self, workload: Workload, step: Step, rank: WorkerRank, budget: Budget, timer: Timer) -> Message:
         member, spans = self._in_group(), rank.spans
-        self._utilisation_percent = self._throttle = None
+        self._utilisation_percent = self._throttle = self._throttled = None
         self._enter("checking before timing")
         iteration = Iteration(step.run, _name_of(workload))
         watch = Watch(member.code, _name_of(workload)) if member.world_size > 1 or member.code.clock.queues else None
@@ -281,8 +284,10 @@ class Worker:
             self._look_at_settings()
             return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
         self._enter(TIMING)
+        before = read_throttling(self._host)
         with rank.recording():
             samples = timer.take(iteration)
+        self._throttled = throttled_share(before, read_throttling(self._host))
         self._utilisation_percent = member.code.utilisation_percent()  # before anything else runs on the device
         self._throttle = member.code.throttle() if self._several_hosts else None  # the driver looks at its own host's
         self._look_at_settings()
@@ -344,6 +349,7 @@ class Worker:
                 "cache_bytes": member.code.cache_bytes(),
                 "utilisation_percent": self._utilisation_percent,
                 "throttle": self._throttle,
+                "throttled": self._throttled,
             },
             "samples": to_json(samples.samples) if member.rank == 0 else [],
             "iterations": samples.iterations,
