@@ -189,6 +189,7 @@ def _decode_run(plain: Any, sources: Mapping[str, _Source], where: Where) -> Run
         clean_p95=fields.get("clean_p95"),
         yardstick=fields.get("yardstick"),
         all_yardstick=fields.get("all_yardstick"),
+        control=fields.get("control", ""),
         samples=samples,
         clean=clean,
         iterations=fields.get("iterations", 1),

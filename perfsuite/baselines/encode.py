@@ -139,6 +139,7 @@ def _encode_run(run: RunSummary, sources: _Sources, *, reference: bool) -> dict[
         "clean_p95": (run.clean_p95, None),
         "yardstick": (run.yardstick, None),
         "all_yardstick": (run.all_yardstick, None),
+        "control": (run.control, ""),
         "process": (run.process, "fresh"),
         "disturbance": (run.disturbance, ""),
     }

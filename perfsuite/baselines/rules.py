@@ -199,6 +199,7 @@ MEASURED_OPTIONAL: Rules = MappingProxyType(
         "all_yardstick": _log_seconds,
         "clean_mean": _log_seconds,
         "clean_p95": _log_seconds,
+        "control": _text,
         "cpu_share": _share,
         "iterations": _positive,
         "mean": _log_seconds,

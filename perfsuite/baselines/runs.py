@@ -148,6 +148,8 @@ class RunSummary:
     """ln of the median yardstick time beside the clean samples in seconds; None when it was not timed."""
     all_yardstick: float | None = None
     """The same beside all samples; None where it is ``yardstick``."""
+    control: str = ""
+    """Kind of the yardstick, as ``sleep 16 ms``, or UNLIKE; empty in runs that were stored before it was kept."""
     samples: int = 0
     """Number of samples."""
     clean: int = 0

@@ -95,6 +95,7 @@ def summarise(
         run,
         **_times(result, result.measurement),
         iterations=result.measurement.iterations,
+        control=result.measurement.control,
         cpu_share=1.0 if result.simulated else _cpu_share(result.measurement),
         metrics={
             metric.name: rounded(metric.value, 6)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, TELEMETRY_UNKNOWN, CaseIdentity, RunSummary, usually_clean
+from perfsuite.gate.control import Control, stored_control
 from perfsuite.gate.exact import rule_for
 from perfsuite.gate.noise import History
 from perfsuite.gate.verdict import TIME
@@ -65,6 +66,8 @@ class Quantity:
     """Median spread of the samples inside a stored run, a logarithm; 0 where it says nothing of the quantity."""
     usual_cpu_share: float = 0.0
     """Median CPU share of the stored runs; a computation that had its core alone shows when it has to share it."""
+    control: Control | None = None
+    """The control beside the stored runs; None where too few have one of the same kind, and beside other quantities."""
 
     def value(self, run: RunSummary) -> float | None:
         """The logarithm, larger is worse; None when the run has no such value."""
@@ -169,7 +172,8 @@ def _is_alias(measured: Sequence[RunSummary], name: str, times: Sequence[float |
 
 def _time_quantity(case: CaseIdentity, usable: Sequence[RunSummary], tolerance: float, *, clean_only: bool) -> Quantity:
     values = tuple(run.location or 0.0 if clean_only else math.log(run.median_s) for run in usable)
-    yardsticks = tuple(run.yardstick for run in usable if run.yardstick is not None)
+    control = stored_control(usable, values)
+    yardsticks = tuple(time for run in usable if control and (time := control.of(run)) is not None)
     history = History(
         kind=case.kind,
         sessions=tuple(run.session for run in usable),
@@ -184,6 +188,7 @@ def _time_quantity(case: CaseIdentity, usable: Sequence[RunSummary], tolerance: 
         clean_only=clean_only,
         usual_spread=median([spread_of(run) for run in usable]),
         usual_cpu_share=median([run.cpu_share for run in usable]),
+        control=control,
     )
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from perfsuite.gate.control import Moved
 from perfsuite.gate.estimate import Today
 from perfsuite.gate.judge import SESSION_SHARE
 from perfsuite.gate.noise import Level
@@ -42,8 +43,8 @@ class Screened:
     """The stored level."""
     values: tuple[float, ...]
     """This session's values, adjusted by the yardstick where the level is."""
-    yardstick_moved: float | None = None
-    """By how much its yardstick moved from the stored one; None where either is missing."""
+    control: Moved | None = None
+    """How far its control moved from the stored one; None where today's runs have none."""
 
     @property
     def difference(self) -> float:

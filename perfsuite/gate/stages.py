@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfsuite.baselines.runs import RunSummary
+from perfsuite.gate.control import Moved, moved
 from perfsuite.gate.estimate import Estimate
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.quantity import ALL
 from perfsuite.gate.shift import Screened
 from perfsuite.gate.view import View
-from perfsuite.statistics.robust import median
 
 MIN_PAIRS = 3
 """Stable pairs without which an A/B says nothing."""
@@ -37,18 +38,29 @@ def screened(work: CaseWork, yardstick_shift: float, judged: Judged | None = Non
     values = judged.values(work.screening, yardstick_shift)
     if not values:
         return None
-    moved = yardstick_moved(work) if judged is work.time else None
-    return Screened(level=judged.level, values=tuple(values), yardstick_moved=moved)
+    beside = control_moved(work, work.screening, yardstick_shift) if judged is work.time else None
+    return Screened(level=judged.level, values=tuple(values), control=beside)
 
 
 def yardstick_moved(work: CaseWork) -> float | None:
-    """By how much the yardstick of a case moved from the stored one; None where either is missing."""
-    then = work.time.level.yardstick
-    if then is None:
+    """By how much the yardstick of a case moved from the stored one; None where no control resembles it."""
+    beside = moved(work.time.quantity.control, _stable(work, work.screening))
+    return beside.amount if beside else None
+
+
+def control_moved(work: CaseWork, runs: Sequence[RunSummary], yardstick_shift: float) -> Moved | None:
+    """How far the control beside these runs moved, as far as it is not taken off their values; None without any.
+
+    A control that runs through torch is none where torch, or another part of the environment, changed.
+    """
+    if work.given.environment_changes:
         return None
-    stable = [run for run in work.screening if work.time.quantity.is_stable(run)]
-    now = [run.yardstick for run in stable if run.yardstick is not None]
-    return median(now) - then if now else None
+    slope = work.time.level.slope
+    return moved(work.time.quantity.control, _stable(work, runs), slope=slope, common=yardstick_shift)
+
+
+def _stable(work: CaseWork, runs: Sequence[RunSummary]) -> list[RunSummary]:
+    return [run for run in runs if work.time.quantity.is_stable(run)]
 
 
 def screening_lacks(work: CaseWork, view: View) -> int:

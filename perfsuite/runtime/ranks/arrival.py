@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from perfsuite.errors import InvalidParameter
 from perfsuite.platforms.base import DeviceCode
@@ -42,6 +43,7 @@ class _Communication(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self._now_s = now_s
         self.entered_s: float | None = None
+        self.sizes: list[int] = []
         self.works: list[tuple[str, Any]] = []
 
     def __torch_dispatch__(
@@ -51,6 +53,8 @@ class _Communication(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if self.entered_s is None:
             self.entered_s = self._now_s()
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        self.sizes.append(sum(each.numel() * each.element_size() for each in tensors))
         made = func(*args, **(kwargs or {}))
         if func.namespace == "c10d" and hasattr(dist.Work, "unbox"):  # torch of some vendors' builds is older
             several = made if isinstance(made, (tuple, list)) else (made,)
@@ -69,6 +73,8 @@ class Watch:
         self._name = name
         self._busy_s: list[float] = []
         """How long the device was at work after the end of each iteration; 0 where that was not long."""
+        self.message_bytes = 0.0
+        """Median size of what the calls of the last iteration were given to communicate; 0 where it made none."""
 
     def once(self, run: Callable[[], Any]) -> float | None:
         """Seconds from the start of an iteration to this rank's first communication, by the host; None without one.
@@ -82,6 +88,7 @@ class Watch:
         end = clock.stamp()
         clock.wait(end)
         ended_s = clock.now_s()
+        self.message_bytes = max(1.0, statistics.median(seen.sizes)) if seen.sizes else 0.0
         unfinished = {
             name for name, work in seen.works if id(work) not in wait.waited and not _is_finished(work, clock.queues)
         }

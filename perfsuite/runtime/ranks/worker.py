@@ -266,7 +266,8 @@ class Worker:
         timer = Timer(member, budget, spans, aligned=workload.aligned)
         self._enter(TIMING)
         with rank.recording():
-            samples = timer.take(iteration, workload.yardstick)
+            sent = watch.message_bytes if watch and watched else None if member.world_size > 1 else 0.0
+            samples = timer.take(iteration, workload.yardstick, sent)
         self._utilisation_percent = member.code.utilisation_percent()  # before anything else runs on the device
         self._throttle = member.code.throttle() if self._several_hosts else None  # the driver looks at its own host's
         self._look_at_settings()
@@ -327,6 +328,7 @@ class Worker:
             },
             "samples": to_json(samples.samples) if member.rank == 0 else [],
             "iterations": samples.iterations,
+            "control": samples.control,
             "warmup_iterations": samples.warmup_iterations,
             "warmup_steady": samples.warmup_steady,
             "warmup_s": samples.warmup_s,
