@@ -42,9 +42,10 @@ from perfsuite.workload import Budget, FunctionWorkload, Yardstick
 BUDGET = Budget(min_rounds=10, max_time_s=0.1, warmup_time_s=0.05, yardstick=True)
 STORED = 8
 NEIGHBOUR = (
-    "import random, sys, time\n"
+    "import os, random, sys, time\n"
     "rng = random.Random(int(sys.argv[1]))\n"
-    "while True:\n"
+    "parent = os.getppid()\n"
+    "while os.getppid() == parent:\n"
     "    ends = time.monotonic() + rng.expovariate(1 / 1.5)\n"
     "    while time.monotonic() < ends: pass\n"
     "    time.sleep(rng.expovariate(1 / 1.5))\n"

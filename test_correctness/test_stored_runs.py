@@ -148,3 +148,14 @@ def timed_with(throttle, hosts=1, elsewhere=None):
 )
 def test_looks_while_samples_were_taken_tell_a_disturbed_run(throttle, hosts, elsewhere, after, expected):
     assert summarise(timed_with(throttle, hosts, elsewhere), disturbance=after).disturbance == expected
+
+
+def test_a_run_keeps_kind_mean_and_tail_of_the_control():
+    samples = tuple(Sample(time_s=0.01, yardstick_s=0.002 if number < 18 else 0.008) for number in range(20))
+    result = result_of(samples)
+    run = summarise(dataclasses.replace(result, measurement=dataclasses.replace(result.measurement, control="memory")))
+    assert run.control == "memory"
+    assert run.yardstick == pytest.approx(math.log(0.002), abs=1e-4)
+    assert run.yardstick_mean == pytest.approx(math.log(0.0026), abs=1e-4)
+    assert run.yardstick_p95 == pytest.approx(math.log(0.008), abs=1e-4)
+    assert summarise(result_of((Sample(time_s=0.01),))).yardstick_mean is None

@@ -189,6 +189,8 @@ def _decode_run(plain: Any, sources: Mapping[str, _Source], where: Where) -> Run
         clean_p95=fields.get("clean_p95"),
         yardstick=fields.get("yardstick"),
         all_yardstick=fields.get("all_yardstick"),
+        yardstick_mean=fields.get("yardstick_mean"),
+        yardstick_p95=fields.get("yardstick_p95"),
         control=fields.get("control", ""),
         samples=samples,
         clean=clean,

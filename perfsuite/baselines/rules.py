@@ -204,5 +204,7 @@ MEASURED_OPTIONAL: Rules = MappingProxyType(
         "iterations": _positive,
         "mean": _log_seconds,
         "yardstick": _log_seconds,
+        "yardstick_mean": _log_seconds,
+        "yardstick_p95": _log_seconds,
     }
 )

@@ -18,7 +18,7 @@ from perfsuite.gate.judge import ENOUGH_SESSIONS
 from perfsuite.gate.quantity import ALL
 from perfsuite.gate.question import Question, flagged
 from perfsuite.gate.stages import MIN_PAIRS, control_moved, level_moved, why_no_anchor
-from perfsuite.gate.verdict import TIME, Finding, percent
+from perfsuite.gate.verdict import Finding, percent
 from perfsuite.units import plural
 from perfsuite.verdict_names import VerdictName
 
@@ -124,11 +124,9 @@ def _attributed(asked: Question, shown: Finding, estimate: Estimate) -> Finding:
     """Worse than stored, and what runs the same code is worse as well, or cannot be run: whose doing it is."""
     work, changes = asked.work, asked.work.given.environment_changes
     told = f"slower than stored; {_controls(asked)}"
-    today = asked.view.today
-    runs = [*work.fresh, *(new for _, new in (*work.pairs, *work.anchor_pairs))]
-    control = control_moved(work, runs, today.yardstick_shift) if asked.judged.name == TIME else None
+    control = _control_of(asked)
     if control is not None:
-        says = control.says(estimate.effect + today.shift, math.log1p(shown.tolerance))
+        says = control.says(estimate.effect + asked.view.known(asked.judged)[0].shift, math.log1p(shown.tolerance))
         if says != "code":
             name: VerdictName = "unstable-host" if says == "host" else "inconclusive"
             return replace(shown, name=name, reasons=(f"{told}; {_control_told(control, says)}",))
@@ -137,6 +135,13 @@ def _attributed(asked: Question, shown: Finding, estimate: Estimate) -> Finding:
         return replace(shown, name="environment", reasons=(why,))
     why = f"(unattributed) {told}; no control moved along"
     return replace(shown, reasons=(why, *growth(work, asked.judged, asked.view)))
+
+
+def _control_of(asked: Question) -> Moved | None:
+    """How far the control moved that was timed beside the runs which decide."""
+    work = asked.work
+    runs = [*work.fresh, *(new for _, new in (*work.pairs, *work.anchor_pairs))]
+    return control_moved(work, asked.judged, runs, asked.view.today.yardstick_shift)
 
 
 def _control_told(control: Moved, says: Says) -> str:

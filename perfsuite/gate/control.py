@@ -7,7 +7,7 @@ It is evidence only about cases that it resembles: of the same kind in the store
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +25,7 @@ EXPLAINED = 0.5
 _BEFORE_KINDS = ("", "compute", "memory")
 """Kinds that a run without one may have: the workload said which, and says the same today where the step works."""
 
+Read = Callable[[RunSummary], float | None]
 Says = Literal["host", "unsure", "code"]
 """What made a case slower, by its control; ``code`` where the control stayed behind by more than it ever does."""
 
@@ -39,10 +40,12 @@ class Control:
     """Median of its times."""
     apart: float
     """How far case and control usually lie apart, beside their medians: a standard deviation."""
+    read: Read
+    """Which time of a control this is."""
 
     def of(self, run: RunSummary) -> float | None:
         """The time of a run's control; None without one, and for one of another kind."""
-        return run.yardstick if comparable(self.kind, run.control) else None
+        return self.read(run) if comparable(self.kind, run.control) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,16 +79,25 @@ def comparable(stored: str, now: str) -> bool:
     return stored == now != UNLIKE
 
 
-def stored_control(runs: Sequence[RunSummary], values: Sequence[float]) -> Control | None:
-    """The control that most stored runs have; ``values`` are what is judged of them, in the same order."""
-    timed = [(run, run.yardstick, value) for run, value in zip(runs, values, strict=True) if run.yardstick is not None]
-    kinds = Counter(run.control for run, _, _ in timed)
+def middle(run: RunSummary) -> float | None:
+    """The median time of a run's control."""
+    return run.yardstick
+
+
+def stored_control(runs: Sequence[RunSummary], values: Sequence[float], *reads: Read) -> Control | None:
+    """The control that most stored runs have; ``values`` are what is judged of them, in the same order.
+
+    Of ``reads``, which say what a control's time is, the first that enough runs have: means were not always stored.
+    """
+    kinds = Counter(run.control for run in runs if run.yardstick is not None)
     kind = max(kinds, key=lambda one: (kinds[one], one), default="")
-    alike = [(yardstick, value) for run, yardstick, value in timed if comparable(kind, run.control)]
-    if len(alike) < ENOUGH_CONTROLS:
-        return None
-    apart = [value - yardstick for yardstick, value in alike]
-    return Control(kind=kind, centre=median([yardstick for yardstick, _ in alike]), apart=rough_sigma(apart))
+    alike = [(run, value) for run, value in zip(runs, values, strict=True) if comparable(kind, run.control)]
+    for read in reads:
+        timed = [(time, value) for run, value in alike if (time := read(run)) is not None]
+        if len(timed) >= ENOUGH_CONTROLS:
+            apart = rough_sigma([value - time for time, value in timed])
+            return Control(kind=kind, centre=median([time for time, _ in timed]), apart=apart, read=read)
+    return None
 
 
 def moved(
@@ -106,8 +118,8 @@ def moved(
         then = "none of one kind" if stored is None else stored.kind or "one of no known kind"
         return Moved(why=f"its control is {kinds}, stored is {then}: store new runs")
     far = median(now) - stored.centre
-    if slope:
-        doubt = (STEEPEST - slope) * max(0.0, far - common)
+    if slope:  # how far they usually lie apart is the noise that the values are judged by
+        doubt = (STEEPEST - 1) * max(0.0, far - common)
     else:
         doubt = SCATTERS * stored.apart + (STEEPEST - 1) * max(0.0, far)
     return Moved(amount=far - slope * (far - common), doubt=doubt, why=stored.kind or kinds)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, TELEMETRY_UNKNOWN, CaseIdentity, RunSummary, usually_clean
-from perfsuite.gate.control import Control, stored_control
+from perfsuite.gate.control import Control, middle, stored_control
 from perfsuite.gate.exact import rule_for
 from perfsuite.gate.noise import History
 from perfsuite.gate.verdict import TIME
@@ -172,7 +173,7 @@ def _is_alias(measured: Sequence[RunSummary], name: str, times: Sequence[float |
 
 def _time_quantity(case: CaseIdentity, usable: Sequence[RunSummary], tolerance: float, *, clean_only: bool) -> Quantity:
     values = tuple(run.location or 0.0 if clean_only else math.log(run.median_s) for run in usable)
-    control = stored_control(usable, values)
+    control = stored_control(usable, values, middle)
     yardsticks = tuple(time for run in usable if control and (time := control.of(run)) is not None)
     history = History(
         kind=case.kind,
@@ -202,14 +203,15 @@ def _secondary_quantities(
     quantities = []
     for name, tolerance in usual.items():
         read = _OF_SAMPLES[name]
-        known = [(run.session, value) for run in usable if (value := read(run, time.clean_only)) is not None]
+        known = [(run, value) for run in usable if (value := read(run, time.clean_only)) is not None]
         if len(known) < 2 or name in case.metrics:
             continue
         history = History(
             kind=case.kind,
-            sessions=tuple([session for session, _ in known]),
+            sessions=tuple([run.session for run, _ in known]),
             values=tuple([value for _, value in known]),
         )
+        beside = stored_control([run for run, _ in known], history.values, _CONTROLS[name], middle)
         quantity = Quantity(
             name=name,
             tolerance=tolerances.get(name, tolerance),
@@ -220,6 +222,7 @@ def _secondary_quantities(
             clean_only=time.clean_only,
             usual_spread=time.usual_spread,
             usual_cpu_share=time.usual_cpu_share,
+            control=beside,
         )
         quantities.append(quantity)
     return quantities
@@ -290,6 +293,12 @@ _OF_SAMPLES: Mapping[str, Callable[[RunSummary, bool], float | None]] = MappingP
     {TIME: _time, MEAN: _mean, P95: _p95, ALL: _all_samples}
 )
 """By quantity: how it is read from a run, of the clean samples or of all."""
+
+
+_CONTROLS: Mapping[str, Callable[[RunSummary], float | None]] = MappingProxyType(
+    {MEAN: operator.attrgetter("yardstick_mean"), P95: operator.attrgetter("yardstick_p95")}
+)
+"""By quantity: the time of the control that moves as it does."""
 
 
 def _metric(run: RunSummary, name: str, sign: float) -> float | None:

@@ -12,6 +12,7 @@ from perfsuite.gate.estimate import Estimate
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.quantity import ALL
 from perfsuite.gate.shift import Screened
+from perfsuite.gate.verdict import TIME
 from perfsuite.gate.view import View
 
 MIN_PAIRS = 3
@@ -38,29 +39,31 @@ def screened(work: CaseWork, yardstick_shift: float, judged: Judged | None = Non
     values = judged.values(work.screening, yardstick_shift)
     if not values:
         return None
-    beside = control_moved(work, work.screening, yardstick_shift) if judged is work.time else None
-    return Screened(level=judged.level, values=tuple(values), control=beside)
+    return Screened(
+        level=judged.level,
+        values=tuple(values),
+        control=control_moved(work, judged, work.screening, yardstick_shift),
+    )
 
 
 def yardstick_moved(work: CaseWork) -> float | None:
     """By how much the yardstick of a case moved from the stored one; None where no control resembles it."""
-    beside = moved(work.time.quantity.control, _stable(work, work.screening))
+    beside = moved(work.time.quantity.control, _stable(work.time, work.screening))
     return beside.amount if beside else None
 
 
-def control_moved(work: CaseWork, runs: Sequence[RunSummary], yardstick_shift: float) -> Moved | None:
+def control_moved(work: CaseWork, judged: Judged, runs: Sequence[RunSummary], yardstick_shift: float) -> Moved | None:
     """How far the control beside these runs moved, as far as it is not taken off their values; None without any.
 
     A control that runs through torch is none where torch, or another part of the environment, changed.
     """
-    if work.given.environment_changes:
+    if work.given.environment_changes or (judged.name != TIME and not judged.is_secondary):
         return None
-    slope = work.time.level.slope
-    return moved(work.time.quantity.control, _stable(work, runs), slope=slope, common=yardstick_shift)
+    return moved(judged.quantity.control, _stable(judged, runs), slope=judged.level.slope, common=yardstick_shift)
 
 
-def _stable(work: CaseWork, runs: Sequence[RunSummary]) -> list[RunSummary]:
-    return [run for run in runs if work.time.quantity.is_stable(run)]
+def _stable(judged: Judged, runs: Sequence[RunSummary]) -> list[RunSummary]:
+    return [run for run in runs if judged.quantity.is_stable(run)]
 
 
 def screening_lacks(work: CaseWork, view: View) -> int:

@@ -10,12 +10,14 @@ for, and its time is in no sample.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -73,8 +75,9 @@ class Watch:
         self._name = name
         self._busy_s: list[float] = []
         """How long the device was at work after the end of each iteration; 0 where that was not long."""
-        self.message_bytes = 0.0
-        """Median size of what the calls of the last iteration were given to communicate; 0 where it made none."""
+        self.message_bytes: float | None = 0.0
+        """Median size of what the calls of the last iteration were given to communicate: 0 where it made none, infinite
+        where they were only counted, None where nothing tells."""
 
     def once(self, run: Callable[[], Any]) -> float | None:
         """Seconds from the start of an iteration to this rank's first communication, by the host; None without one.
@@ -104,6 +107,13 @@ class Watch:
         least_s = max(_LEAST_BUSY_S, _LEAST_BUSY * clock.elapsed_s(start, end))
         self._busy_s.append(busy_s if busy_s > least_s else 0.0)
         return None if seen.entered_s is None else seen.entered_s - start_s
+
+    def count(self, run: Callable[[], Any]) -> None:
+        """Run an iteration that no mode may look into, and find out whether it communicates."""
+        before = _calls()
+        run()
+        now = _calls()
+        self.message_bytes = None if before is None or now is None else math.inf if now > before else 0.0
 
     def require_idle(self) -> None:
         """Raise InvalidParameter where the device was at work after the end of every iteration."""
@@ -150,6 +160,15 @@ def _registered() -> int:
     """Functional collectives of this process that were not waited for; 0 where this torch does not tell."""
     size = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
     return int(size()) if size else 0
+
+
+def _calls() -> int | None:
+    """Calls that this process has made in all its groups; None where a backend does not count them."""
+    try:
+        groups: list[Any] = list(distributed_c10d._world.pg_map)  # torch does not type what they count
+        return sum(int(group._get_sequence_number_for_group()) for group in groups)
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def iterations_within(time_s: float, samples: Sequence[Sample]) -> int:

@@ -121,7 +121,8 @@ class Timer:
     def take(self, iteration: Iteration, yardstick: Yardstick, message_bytes: float | None = 0.0) -> Samples:
         """Warm up, choose k, sample until the budget is used.
 
-        ``message_bytes`` is the usual size of the messages of an iteration: 0 without any, None where it is not known.
+        ``message_bytes`` is the usual size of the messages of an iteration: 0 without any, infinite where it is not
+        known, None where it is not known whether there are any.
         """
         warmup_started_s = time.perf_counter()
         self._sends = message_bytes != 0

@@ -259,15 +259,15 @@ class Worker:
         watch = Watch(member.code, _name_of(workload)) if member.world_size > 1 or member.code.clock.queues else None
         # At once, before forgotten messages could make the ranks wait for ever; but torch.compile would compile for it.
         watched = watch is not None and "torch._dynamo" not in sys.modules
-        first_s = self._check(workload, partial(watch.once, iteration) if watch and watched else iteration, step, rank)
+        look = watch and (watch.once if watched else watch.count)
+        first_s = self._check(workload, partial(look, iteration) if look else iteration, step, rank)
         if budget.smoke:
             self._look_at_settings()
             return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
         timer = Timer(member, budget, spans, aligned=workload.aligned)
         self._enter(TIMING)
         with rank.recording():
-            sent = watch.message_bytes if watch and watched else None if member.world_size > 1 else 0.0
-            samples = timer.take(iteration, workload.yardstick, sent)
+            samples = timer.take(iteration, workload.yardstick, watch.message_bytes if watch else 0.0)
         self._utilisation_percent = member.code.utilisation_percent()  # before anything else runs on the device
         self._throttle = member.code.throttle() if self._several_hosts else None  # the driver looks at its own host's
         self._look_at_settings()

@@ -41,7 +41,7 @@ class Doing:
     blocks: float = 0.0
     """Blocks that an iteration reads from a disk or writes to it."""
     message_bytes: float | None = 0.0
-    """Bytes of one usual message; 0 without any, None where the step's communication was not watched."""
+    """Bytes of one usual message; 0 without any, None where nothing tells whether the step communicates."""
     ranks: int = 1
     queues: bool = False
     """The host only queues work to a device: its own time says nothing about the step."""
@@ -68,7 +68,7 @@ class Doing:
 
     def size(self, most: int) -> int:
         """Bytes of the control's message."""
-        sent = max(1.0, (self.message_bytes or most) / _SMALLEST_MESSAGE)
+        sent = max(1.0, min(most, self.message_bytes or most) / _SMALLEST_MESSAGE)
         return int(min(most, _SMALLEST_MESSAGE * _rounded(sent, _MESSAGE_STEP)))
 
 
