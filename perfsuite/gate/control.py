@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite.baselines.runs import RunSummary
-from perfsuite.gate.yardstick import STEEPEST
 from perfsuite.statistics.robust import median, rough_sigma
 from perfsuite.workload import UNLIKE
 
@@ -20,6 +19,10 @@ ENOUGH_CONTROLS = 3
 """Stored runs with a control of one kind from which on that is what is stored."""
 SCATTERS = 2.0
 """Usual distances between a case and its control that a case must lie beyond it before the code is blamed."""
+UNLIKE_RESPONSE = 0.3
+"""Standard deviation of how much of a host's shift a case really feels: memory-bound and compute-bound cases differ."""
+SURELY_UNLIKE = 3 * UNLIKE_RESPONSE
+"""Share of what a control moved by that its case may have moved further: of a suite some case does."""
 EXPLAINED = 0.5
 """Share of a change that the control must show, at least, before it is put down to the host."""
 _BEFORE_KINDS = ("", "compute", "memory")
@@ -118,10 +121,8 @@ def moved(
         then = "none of one kind" if stored is None else stored.kind or "one of no known kind"
         return Moved(why=f"its control is {kinds}, stored is {then}: store new runs")
     far = median(now) - stored.centre
-    if slope:  # how far they usually lie apart is the noise that the values are judged by
-        doubt = (STEEPEST - 1) * max(0.0, far - common)
-    else:
-        doubt = SCATTERS * stored.apart + (STEEPEST - 1) * max(0.0, far)
+    shared, apart = (common, 0.0) if slope else (0.0, stored.apart)  # with a slope the noise is what they lie apart
+    doubt = SCATTERS * apart + SURELY_UNLIKE * max(0.0, far - shared)
     return Moved(amount=far - slope * (far - common), doubt=doubt, why=stored.kind or kinds)
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from perfsuite.gate.control import Moved
+from perfsuite.gate.control import UNLIKE_RESPONSE, Moved
 from perfsuite.gate.estimate import Today
 from perfsuite.gate.judge import SESSION_SHARE
 from perfsuite.gate.noise import Level
@@ -31,8 +31,6 @@ EXCESS = 1.3
 """Variance of the cases around the suite's shift, over the expected, from which on it is believed to be larger."""
 HALVES_APART = 1.0
 """Expected standard deviations between the halves of the cases from which on they have no scatter in common."""
-UNLIKE_RESPONSE = 0.3
-"""Standard deviation of how much of a host's shift a case really feels: memory-bound and compute-bound cases differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
