@@ -133,7 +133,7 @@ class Sample:
     involuntary_switches: int = 0
     """Involuntary context switches during the sample, the most on any rank (CPU; 0 where it cannot be read)."""
     yardstick_s: float | None = None
-    """Seconds of the yardstick kernel run right after the sample, the maximum over ranks; None when not asked for."""
+    """Seconds of the control run right after the sample, the maximum over ranks; None when there was none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +204,8 @@ class Measurement:
     samples: tuple[Sample, ...]
     iterations: int
     """k: iterations in each sample."""
+    control: str = ""
+    """Kind of the control timed beside the samples; empty in older journals and where none was asked for."""
     warmup_iterations: int
     warmup_steady: bool
     """Whether the warm-up reached a steady time before its limit."""

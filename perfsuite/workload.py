@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from perfsuite.step_records import Component, Traffic
 
 Purpose = Literal["time", "memory", "exposed", "flops", "loss", "traffic"]
-Yardstick = Literal["compute", "memory"]
+Yardstick = Literal["compute", "memory", "message", "sleep"]
+UNLIKE = "unlike"
+"""Kind of the control of a step that none resembles."""
 Pin = Literal["none", "cores", "numa"]
 """Where ranks run: as a plain program's, each on its share of the cores, or on that of its device's memory node."""
 
@@ -94,7 +96,7 @@ class Budget:
     sustain_s: float | None = None
     """Go on sampling for so long, whatever ``max_rounds`` and ``max_time_s`` say: does the device keep its speed?"""
     yardstick: bool = False
-    """Time the workload's yardstick kernel after every sample."""
+    """Time a control that resembles the step after every sample."""
     timeout_s: float = 120.0
     """One build of the case, its checks included, must end within this; so must joining the process group before it."""
     fixed_timeout: bool = False
@@ -207,7 +209,8 @@ class Workload(ABC):
     aligned: ClassVar[bool] = True
     """Kernels and collectives: a barrier before each sample.  Training steps: False, they run free."""
     yardstick: ClassVar[Yardstick] = "compute"
-    """Kind of kernel whose time follows the same disturbances; never the code under test."""
+    """Kind of control that resembles the step while it works.  What it does beside that, ranks find out on a CPU; on a
+    device this is the kind that is timed."""
     captured: ClassVar[bool] = False
     """Kernels alone: where starting them is what was timed, a captured graph tells the kernel's own time."""
     fills_memory: ClassVar[bool] = False

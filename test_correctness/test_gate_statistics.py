@@ -218,7 +218,7 @@ def screened(seed, shift=0.0, sigma=0.01, runs=1, moved=None):
         Screened(
             level=LEVEL,
             values=tuple(shift + rng.gauss(0, sigma) for _ in range(runs)),
-            yardstick_moved=moved,
+            control=moved,
         )
         for _ in range(100)
     ]

@@ -230,6 +230,7 @@ def report_of(rank, **changes):
         "iterations": 1,
         "warmup_iterations": 1,
         "warmup_steady": True,
+        "control": "compute",
         "warmup_s": 0.1,
         "clock": {"name": "ticks", "resolution_s": 1e-9, "cost_s": 0.0},
         "arrivals": [0.1 * rank],

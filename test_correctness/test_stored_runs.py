@@ -163,3 +163,14 @@ def test_what_a_quota_held_back_is_kept_by_a_run_and_by_its_file(tmp_path):
     assert summarise(dataclasses.replace(held, simulated=True)).throttled == 0.0
     offer(tmp_path, run_of("s0", throttled=0.25))
     assert [run.throttled for run in store.load(tmp_path, HARDWARE).by_node[case().node][0].runs] == [0.25]
+
+
+def test_a_run_keeps_kind_mean_and_tail_of_the_control():
+    samples = tuple(Sample(time_s=0.01, yardstick_s=0.002 if number < 18 else 0.008) for number in range(20))
+    result = result_of(samples)
+    run = summarise(dataclasses.replace(result, measurement=dataclasses.replace(result.measurement, control="memory")))
+    assert run.control == "memory"
+    assert run.yardstick == pytest.approx(math.log(0.002), abs=1e-4)
+    assert run.yardstick_mean == pytest.approx(math.log(0.0026), abs=1e-4)
+    assert run.yardstick_p95 == pytest.approx(math.log(0.008), abs=1e-4)
+    assert summarise(result_of((Sample(time_s=0.01),))).yardstick_mean is None

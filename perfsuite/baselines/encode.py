@@ -140,6 +140,9 @@ def _encode_run(run: RunSummary, sources: _Sources, *, reference: bool) -> dict[
         "clean_p95": (run.clean_p95, None),
         "yardstick": (run.yardstick, None),
         "all_yardstick": (run.all_yardstick, None),
+        "yardstick_mean": (run.yardstick_mean, None),
+        "yardstick_p95": (run.yardstick_p95, None),
+        "control": (run.control, ""),
         "process": (run.process, "fresh"),
         "disturbance": (run.disturbance, ""),
     }

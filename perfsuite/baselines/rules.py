@@ -199,10 +199,13 @@ MEASURED_OPTIONAL: Rules = MappingProxyType(
         "all_yardstick": _log_seconds,
         "clean_mean": _log_seconds,
         "clean_p95": _log_seconds,
+        "control": _text,
         "cpu_share": _share,
         "throttled": _share,
         "iterations": _positive,
         "mean": _log_seconds,
         "yardstick": _log_seconds,
+        "yardstick_mean": _log_seconds,
+        "yardstick_p95": _log_seconds,
     }
 )

@@ -149,6 +149,12 @@ class RunSummary:
     """ln of the median yardstick time beside the clean samples in seconds; None when it was not timed."""
     all_yardstick: float | None = None
     """The same beside all samples; None where it is ``yardstick``."""
+    yardstick_mean: float | None = None
+    """ln of the mean yardstick time beside the clean samples; None as for ``yardstick``, and stored before it was."""
+    yardstick_p95: float | None = None
+    """The same of the 95 % quantile."""
+    control: str = ""
+    """Kind of the yardstick, as ``sleep 16 ms``, or UNLIKE; empty in runs that were stored before it was kept."""
     samples: int = 0
     """Number of samples."""
     clean: int = 0

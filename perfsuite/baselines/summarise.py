@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from perfsuite.baselines.runs import (
@@ -95,6 +95,7 @@ def summarise(
         run,
         **_times(result, result.measurement),
         iterations=result.measurement.iterations,
+        control=result.measurement.control,
         cpu_share=1.0 if result.simulated else _cpu_share(result.measurement),
         throttled=0.0
         if result.simulated
@@ -116,7 +117,8 @@ def _times(result: Result, measurement: Measurement) -> dict[str, Any]:
         raise ValueError(f"{result.case} has a sample of {times[0] if times else 'no'} seconds; a baseline needs times")
     clean = [sample for sample in measurement.samples if result.simulated or not sample.involuntary_switches]
     clean_s = sorted(sample.time_s for sample in clean)
-    yardstick, all_yardstick = _yardstick(clean or measurement.samples), _yardstick(measurement.samples)
+    beside, all_beside = _yardsticks(clean or measurement.samples), _yardsticks(measurement.samples)
+    yardstick, all_yardstick = _logarithm_of(beside, statistics.median), _logarithm_of(all_beside, statistics.median)
     return {
         "quantiles_s": tuple(rounded(quantile(times, share), 4) for share in QUANTILES),
         "location": _logarithm(statistics.median(clean_s)) if clean_s else None,
@@ -125,6 +127,8 @@ def _times(result: Result, measurement: Measurement) -> dict[str, Any]:
         "clean_p95": _logarithm(quantile(clean_s, 0.95)) if clean_s else None,
         "yardstick": yardstick,
         "all_yardstick": all_yardstick if all_yardstick != yardstick else None,
+        "yardstick_mean": _logarithm_of(beside, statistics.fmean),
+        "yardstick_p95": _logarithm_of(beside, lambda times_s: quantile(times_s, 0.95)),
         "samples": len(times),
         "clean": len(clean),
     }
@@ -149,9 +153,14 @@ def _logarithm(time_s: float) -> float:
     return round(math.log(time_s), 5)
 
 
-def _yardstick(samples: Sequence[Sample]) -> float | None:
-    times_s = [sample.yardstick_s for sample in samples if sample.yardstick_s]
-    return _logarithm(statistics.median(times_s)) if times_s and len(times_s) == len(samples) else None
+def _yardsticks(samples: Sequence[Sample]) -> Sequence[float]:
+    """The times of the control beside these samples, ascending; none where some sample has none."""
+    times_s = sorted(sample.yardstick_s for sample in samples if sample.yardstick_s)
+    return times_s if len(times_s) == len(samples) else ()
+
+
+def _logarithm_of(times_s: Sequence[float], what: Callable[[Sequence[float]], float]) -> float | None:
+    return _logarithm(what(times_s)) if times_s else None
 
 
 def _cpu_share(measurement: Measurement) -> float:

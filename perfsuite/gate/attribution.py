@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from perfsuite.gate.control import Moved, Says
 from perfsuite.gate.disturbed import UNSTABLE_RUNS, of_all_samples, unstable
 from perfsuite.gate.estimate import Estimate
 from perfsuite.gate.growth import growth
 from perfsuite.gate.judge import ENOUGH_SESSIONS
 from perfsuite.gate.quantity import ALL
 from perfsuite.gate.question import Question, flagged
-from perfsuite.gate.stages import MIN_PAIRS, level_moved, why_no_anchor, yardstick_moved
-from perfsuite.gate.suite import yardstick_explains
-from perfsuite.gate.verdict import TIME, Finding, percent
+from perfsuite.gate.stages import MIN_PAIRS, control_moved, level_moved, why_no_anchor
+from perfsuite.gate.verdict import Finding, percent
 from perfsuite.units import plural
 from perfsuite.verdict_names import VerdictName
 
@@ -124,17 +124,33 @@ def _attributed(asked: Question, shown: Finding, estimate: Estimate) -> Finding:
     """Worse than stored, and what runs the same code is worse as well, or cannot be run: whose doing it is."""
     work, changes = asked.work, asked.work.given.environment_changes
     told = f"slower than stored; {_controls(asked)}"
-    moved = None if changes or asked.judged.level.slope else yardstick_moved(work)
-    if asked.judged.name == TIME and yardstick_explains(estimate.effect, moved, math.log1p(shown.tolerance)):
-        yardstick = percent(math.expm1(moved or 0.0), signed=True)
-        return replace(
-            shown, name="unstable-host", reasons=(f"{told}; the yardstick moved by {yardstick}: the host has drifted",)
-        )
+    control = _control_of(asked)
+    if control is not None:
+        says = control.says(estimate.effect + asked.view.known(asked.judged)[0].shift, math.log1p(shown.tolerance))
+        if says != "code":
+            name: VerdictName = "unstable-host" if says == "host" else "inconclusive"
+            return replace(shown, name=name, reasons=(f"{told}; {_control_told(control, says)}",))
     if changes:
         why = f"{told}; different from the stored runs: {', '.join(changes)}"
         return replace(shown, name="environment", reasons=(why,))
     why = f"(unattributed) {told}; no control moved along"
     return replace(shown, reasons=(why, *growth(work, asked.judged, asked.view)))
+
+
+def _control_of(asked: Question) -> Moved | None:
+    """How far the control moved that was timed beside the runs which decide."""
+    work = asked.work
+    runs = [*work.fresh, *(new for _, new in (*work.pairs, *work.anchor_pairs))]
+    return control_moved(work, asked.judged, runs, asked.view.today.yardstick_shift)
+
+
+def _control_told(control: Moved, says: Says) -> str:
+    if control.amount is None:
+        return f"nothing tells the host from the code: {control.why}"
+    told = f"the yardstick moved by {percent(math.expm1(control.amount), signed=True)}"
+    if says == "host":
+        return f"{told}: the host has drifted"
+    return f"{told} ({control.why}), which may explain it: a case and its yardstick lie as far apart now and then"
 
 
 def _controls(asked: Question) -> str:

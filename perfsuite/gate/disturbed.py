@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfsuite.baselines.runs import RunSummary
+from perfsuite.gate.control import comparable, explains
 from perfsuite.gate.evidence import CaseWork
 from perfsuite.gate.question import Question, flagged
-from perfsuite.gate.suite import yardstick_explains
 from perfsuite.gate.verdict import Finding, percent
 from perfsuite.gate.yardstick import STEEPEST
 from perfsuite.statistics.robust import MAD_TO_SIGMA, median
@@ -52,8 +52,8 @@ def of_all_samples(asked: Question) -> Finding:
     changes = apparent(asked.work, asked.work.runs)
     yardsticks = [look.yardstick for look in changes if look.yardstick is not None]
     moved = median(yardsticks) if yardsticks else None
-    if yardstick_explains(estimate.effect, moved, math.log1p(asked.tolerance)):
-        told = percent(math.expm1(moved or 0.0), signed=True)
+    if moved is not None and explains(estimate.effect, moved, math.log1p(asked.tolerance)):
+        told = percent(math.expm1(moved), signed=True)
         return flagged(asked.shown(estimate, "pass"), f"more samples are disturbed, and the yardstick moved by {told}")
     return replace(asked.shown(estimate, "inconclusive"), reasons=(_both_figures(asked, estimate.effect),))
 
@@ -113,13 +113,14 @@ def apparent(work: CaseWork, runs: Sequence[RunSummary]) -> list[Apparent]:
     """All samples of each of these runs that telemetry did not see disturbed, against those of the stored runs."""
     stored = [run for run in work.given.stored if run.quantiles_s and not run.is_disturbed]
     then = median([math.log(run.median_s) for run in stored]) if stored else 0.0
-    yardsticks = [run.yardstick_of_all for run in stored if run.yardstick_of_all is not None]
-    usual = median(yardsticks) if yardsticks else None
     return [
-        Apparent(
-            change=math.log(run.median_s) - then,
-            yardstick=None if usual is None or run.yardstick_of_all is None else run.yardstick_of_all - usual,
-        )
+        Apparent(change=math.log(run.median_s) - then, yardstick=_beside(stored, run))
         for run in runs
         if stored and run.quantiles_s and not run.is_disturbed
     ]
+
+
+def _beside(stored: Sequence[RunSummary], run: RunSummary) -> float | None:
+    alike = [then for one in stored if comparable(one.control, run.control) and (then := one.yardstick_of_all)]
+    now = run.yardstick_of_all
+    return None if now is None or not alike else now - median(alike)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfsuite.baselines.runs import CaseIdentity, RunSummary, is_dirty
+from perfsuite.gate.control import comparable
 from perfsuite.gate.noise import Level, levels
 from perfsuite.gate.quantity import ALL, Quantity, all_samples, more_disturbed
 from perfsuite.statistics.robust import median
@@ -91,7 +92,8 @@ class Judged:
         for run in runs:
             value = self.quantity.stable_value(run)
             if value is not None:
-                value = self.level.adjusted(value, run.yardstick, yardstick_shift)
+                control = self.quantity.control
+                value = self.level.adjusted(value, control.of(run) if control else None, yardstick_shift)
             if value is not None:
                 values.append(value)
         return values
@@ -125,15 +127,18 @@ class CaseWork:
         flags: Sequence[str] = (),
         *,
         learnt: int | None = None,
+        plain_level: Callable[[], Level] | None = None,
     ) -> None:
         """``judged`` has the time first, or nothing where nothing can be compared.
 
         ``learnt`` is the number of stored runs that can be used when they are too few to judge anything.
+        ``plain_level`` gives the level of the time from which no yardstick is taken off.
         """
         self.given = given
         self.judged = tuple(judged)
         self.flags = tuple(flags)
         self.learnt = learnt
+        self._plain_level = plain_level
         self.screening: list[RunSummary] = []
         self.fresh: list[RunSummary] = []
         self.pairs: list[Pair] = []
@@ -189,8 +194,18 @@ class CaseWork:
     def add(self, run: RunSummary) -> None:
         """Take a run into the stage that the case is in."""
         (self.fresh if self.suspected else self.screening).append(run)
+        self.match(run)
         if run.clean < run.samples and self.judged and not any(judged.name == ALL for judged in self.judged):
             self._watch_all()
+
+    def match(self, run: RunSummary) -> None:
+        """Take no yardstick off the time any more where that of a run is of another kind than the stored ones."""
+        if not self.judged or not self.time.level.slope or self._plain_level is None or run.outcome != "measured":
+            return
+        control = self.time.quantity.control
+        if control is None or not comparable(control.kind, run.control):
+            time = Judged(quantity=self.time.quantity, level=self._plain_level())
+            self.judged = (time, *self.judged[1:])
 
     def _watch_all(self) -> None:
         """Look at all samples as well where clearly more of them are left out than in the stored runs."""

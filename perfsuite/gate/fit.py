@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from perfsuite.gate.evidence import CaseWork, GateCase, Judged
 from perfsuite.gate.noise import History, Level, levels
@@ -15,7 +17,14 @@ def case_works(cases: Iterable[GateCase], settings: GateSettings) -> Iterator[Ca
     """Every case with what can be judged of it; nothing where nothing is stored, or too little."""
     chosen = [(given, *_quantities(given, settings)) for given in cases]
     enough = [(given.case.node, quantity) for given, known, _ in chosen for quantity in _enough(known, settings)]
-    fitted = _fitted({(node, quantity.name): quantity for node, quantity in enough}, settings)
+    judged_of = {(node, quantity.name): quantity for node, quantity in enough}
+    fitted = _fitted(judged_of, settings)
+
+    @functools.cache
+    def plain() -> dict[tuple[str, str], Level]:
+        times = {key: quantity for key, quantity in judged_of.items() if quantity.name == TIME}
+        return _fitted(times, replace(settings, yardstick=False))
+
     for given, known, flags in chosen:
         judged = [
             Judged(quantity=quantity, level=fitted[given.case.node, quantity.name])
@@ -23,7 +32,13 @@ def case_works(cases: Iterable[GateCase], settings: GateSettings) -> Iterator[Ca
         ]
         time = [len(quantity.history.values) for quantity in known if quantity.name == TIME]
         can_learn = not judged and not given.refusal and bool(given.stored)
-        yield CaseWork(given, judged, flags, learnt=max(time, default=0) if can_learn else None)
+        yield CaseWork(
+            given,
+            judged,
+            flags,
+            learnt=max(time, default=0) if can_learn else None,
+            plain_level=functools.partial(lambda node: plain()[node, TIME], given.case.node),
+        )
 
 
 def _quantities(given: GateCase, settings: GateSettings) -> tuple[tuple[Quantity, ...], tuple[str, ...]]:

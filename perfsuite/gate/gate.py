@@ -86,10 +86,12 @@ class Gate:
     def add_pair(self, node: str, *, base: RunSummary, new: RunSummary) -> None:
         """Take in an A/B pair: neighbouring fresh runs of the base and of the new code."""
         self._works[node].pairs.append((base, new))
+        self._works[node].match(base)
 
     def add_anchor_pair(self, node: str, *, anchor: RunSummary, new: RunSummary) -> None:
         """Take in an A/B pair with the commit that the stored runs of the case name."""
         self._works[node].anchor_pairs.append((anchor, new))
+        self._works[node].match(anchor)
 
     def withdraw(self, node: str, reason: str) -> None:
         """Ask nothing more for a case that cannot be run any more; undecided, it stays inconclusive."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, CaseIdentity, RunSummary, mostly, usually_clean
+from perfsuite.gate.control import Control, middle, stored_control
 from perfsuite.gate.exact import rule_for
 from perfsuite.gate.noise import History
 from perfsuite.gate.verdict import TIME
@@ -68,6 +70,8 @@ class Quantity:
     """Median CPU share of the stored runs; a computation that had its core alone shows when it has to share it."""
     usually_held_back: bool = False
     """Whether the CPU quota held most of the stored runs back as well: then it is no news."""
+    control: Control | None = None
+    """The control beside the stored runs; None where too few have one of the same kind, and beside other quantities."""
 
     def value(self, run: RunSummary) -> float | None:
         """The logarithm, larger is worse; None when the run has no such value."""
@@ -183,7 +187,8 @@ def _is_alias(measured: Sequence[RunSummary], name: str, times: Sequence[float |
 
 def _time_quantity(case: CaseIdentity, usable: Sequence[RunSummary], tolerance: float, *, clean_only: bool) -> Quantity:
     values = tuple(run.location or 0.0 if clean_only else math.log(run.median_s) for run in usable)
-    yardsticks = tuple(run.yardstick for run in usable if run.yardstick is not None)
+    control = stored_control(usable, values, middle)
+    yardsticks = tuple(time for run in usable if control and (time := control.of(run)) is not None)
     history = History(
         kind=case.kind,
         sessions=tuple(run.session for run in usable),
@@ -199,6 +204,7 @@ def _time_quantity(case: CaseIdentity, usable: Sequence[RunSummary], tolerance: 
         usual_spread=median([spread_of(run) for run in usable]),
         usual_cpu_share=median([run.cpu_share for run in usable]),
         usually_held_back=any(map(is_throttled, usable)),
+        control=control,
     )
 
 
@@ -212,14 +218,15 @@ def _secondary_quantities(
     quantities = []
     for name, tolerance in usual.items():
         read = _OF_SAMPLES[name]
-        known = [(run.session, value) for run in usable if (value := read(run, time.clean_only)) is not None]
+        known = [(run, value) for run in usable if (value := read(run, time.clean_only)) is not None]
         if len(known) < 2 or name in case.metrics:
             continue
         history = History(
             kind=case.kind,
-            sessions=tuple([session for session, _ in known]),
+            sessions=tuple([run.session for run, _ in known]),
             values=tuple([value for _, value in known]),
         )
+        beside = stored_control([run for run, _ in known], history.values, _CONTROLS[name], middle)
         quantity = Quantity(
             name=name,
             tolerance=tolerances.get(name, tolerance),
@@ -231,6 +238,7 @@ def _secondary_quantities(
             usual_spread=time.usual_spread,
             usual_cpu_share=time.usual_cpu_share,
             usually_held_back=time.usually_held_back,
+            control=beside,
         )
         quantities.append(quantity)
     return quantities
@@ -309,6 +317,12 @@ _OF_SAMPLES: Mapping[str, Callable[[RunSummary, bool], float | None]] = MappingP
     {TIME: _time, MEAN: _mean, P95: _p95, ALL: _all_samples}
 )
 """By quantity: how it is read from a run, of the clean samples or of all."""
+
+
+_CONTROLS: Mapping[str, Callable[[RunSummary], float | None]] = MappingProxyType(
+    {MEAN: operator.attrgetter("yardstick_mean"), P95: operator.attrgetter("yardstick_p95")}
+)
+"""By quantity: the time of the control that moves as it does."""
 
 
 def _metric(run: RunSummary, name: str, sign: float) -> float | None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from perfsuite.gate.control import UNLIKE_RESPONSE, Moved
 from perfsuite.gate.estimate import Today
 from perfsuite.gate.judge import SESSION_SHARE
 from perfsuite.gate.noise import Level
@@ -30,8 +31,6 @@ EXCESS = 1.3
 """Variance of the cases around the suite's shift, over the expected, from which on it is believed to be larger."""
 HALVES_APART = 1.0
 """Expected standard deviations between the halves of the cases from which on they have no scatter in common."""
-UNLIKE_RESPONSE = 0.3
-"""Standard deviation of how much of a host's shift a case really feels: memory-bound and compute-bound cases differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +41,8 @@ class Screened:
     """The stored level."""
     values: tuple[float, ...]
     """This session's values, adjusted by the yardstick where the level is."""
-    yardstick_moved: float | None = None
-    """By how much its yardstick moved from the stored one; None where either is missing."""
+    control: Moved | None = None
+    """How far its control moved from the stored one; None where today's runs have none."""
 
     @property
     def difference(self) -> float:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfsuite.baselines.runs import RunSummary
+from perfsuite.gate.control import Moved, moved
 from perfsuite.gate.estimate import Estimate
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.quantity import ALL
 from perfsuite.gate.shift import Screened
+from perfsuite.gate.verdict import TIME
 from perfsuite.gate.view import View
-from perfsuite.statistics.robust import median
 
 MIN_PAIRS = 3
 """Stable pairs without which an A/B says nothing."""
@@ -37,18 +39,31 @@ def screened(work: CaseWork, yardstick_shift: float, judged: Judged | None = Non
     values = judged.values(work.screening, yardstick_shift)
     if not values:
         return None
-    moved = yardstick_moved(work) if judged is work.time else None
-    return Screened(level=judged.level, values=tuple(values), yardstick_moved=moved)
+    return Screened(
+        level=judged.level,
+        values=tuple(values),
+        control=control_moved(work, judged, work.screening, yardstick_shift),
+    )
 
 
 def yardstick_moved(work: CaseWork) -> float | None:
-    """By how much the yardstick of a case moved from the stored one; None where either is missing."""
-    then = work.time.level.yardstick
-    if then is None:
+    """By how much the yardstick of a case moved from the stored one; None where no control resembles it."""
+    beside = moved(work.time.quantity.control, _stable(work.time, work.screening))
+    return beside.amount if beside else None
+
+
+def control_moved(work: CaseWork, judged: Judged, runs: Sequence[RunSummary], yardstick_shift: float) -> Moved | None:
+    """How far the control beside these runs moved, as far as it is not taken off their values; None without any.
+
+    A control that runs through torch is none where torch, or another part of the environment, changed.
+    """
+    if work.given.environment_changes or (judged.name != TIME and not judged.is_secondary):
         return None
-    stable = [run for run in work.screening if work.time.quantity.is_stable(run)]
-    now = [run.yardstick for run in stable if run.yardstick is not None]
-    return median(now) - then if now else None
+    return moved(judged.quantity.control, _stable(judged, runs), slope=judged.level.slope, common=yardstick_shift)
+
+
+def _stable(judged: Judged, runs: Sequence[RunSummary]) -> list[RunSummary]:
+    return [run for run in runs if judged.quantity.is_stable(run)]
 
 
 def screening_lacks(work: CaseWork, view: View) -> int:

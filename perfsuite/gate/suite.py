@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from perfsuite.gate.control import EXPLAINED, Moved, Says
 from perfsuite.gate.estimate import SURELY_ALPHA
 from perfsuite.gate.judge import UNKNOWN_SESSION_SIGMA
 from perfsuite.gate.noise import History, Level
@@ -24,10 +25,10 @@ from perfsuite.verdict_names import VerdictName
 
 SUITE_ALPHA = 0.005
 """False alarms of the suite as a whole, per session of an unchanged code on a host that moves as it did before."""
+SHOWN_KINDS = 3
+"""Kinds of controls that the line of the suite names."""
 USUAL_DOF = 2
 """Weight, in degrees of freedom, of the movement that is expected before any stored session tells."""
-EXPLAINED = 0.5
-"""Share of a change that the yardsticks must show, at least, before it is put down to the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +89,9 @@ class SuiteShift:
     """Median over the cases, a logarithm; larger is slower."""
     drift: Drift = Drift()
     """What the suite usually does."""
-    yardstick: float | None = None
-    """By how much the yardsticks moved; None where too few were timed, or where they are no control."""
+    control: Moved | None = None
+    """How far the controls of the slower cases moved, of all cases where few are slower; None where none was timed, and
+    where they are none because what they run through changed."""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -115,7 +117,8 @@ class SuiteShift:
         """
         if self.cases < settings.min_suite:
             return False
-        if self.yardstick is not None and self.effect - self.yardstick <= math.log1p(settings.tolerance):
+        amount = self.control.amount if self.control is not None else None
+        if amount is not None and self.effect - amount <= math.log1p(settings.tolerance):
             return False
         return self.effect + self._sure_reach >= math.log1p(settings.tolerance + settings.blind_margin)
 
@@ -130,16 +133,11 @@ class SuiteShift:
 
     def explained(self, settings: GateSettings) -> bool:
         """Whether yardsticks, which do not run the code under test, moved along with the cases."""
-        return yardstick_explains(self.effect, self.yardstick, math.log1p(settings.tolerance))
+        return self.says(settings) == "host"
 
-
-def yardstick_explains(effect: float, moved: float | None, tolerance: float) -> bool:
-    """Whether a yardstick that moved by ``moved`` leaves less than the tolerance of an effect; all logarithms.
-
-    >>> yardstick_explains(0.1, 0.08, 0.03), yardstick_explains(0.1, 0.05, 0.03), yardstick_explains(0.04, 0.015, 0.03)
-    (True, False, False)
-    """
-    return moved is not None and effect - moved <= tolerance and moved >= EXPLAINED * effect
+    def says(self, settings: GateSettings) -> Says:
+        """Whose doing the shift is, by the controls; without any, nothing speaks for the host."""
+        return self.control.says(self.effect, math.log1p(settings.tolerance)) if self.control is not None else "code"
 
 
 def suite_shift(
@@ -149,15 +147,30 @@ def suite_shift(
     if not screened:
         return SuiteShift()
     differences = [case.difference for case in screened]
-    moved = [case.yardstick_moved for case in screened if case.yardstick_moved is not None]
     accepted = math.log1p(settings.tolerance)
+    slower = [case for case in screened if case.difference > accepted]
+    concerned = slower if 2 * len(slower) > len(screened) else screened
     return SuiteShift(
         cases=len(screened),
-        slower=sum(difference > accepted for difference in differences),
+        slower=len(slower),
         effect=median_of_most(differences, accepted),
         drift=drift,
-        yardstick=median(moved) if yardstick_counts and 2 * len(moved) > len(screened) else None,
+        control=_joint_control([case.control for case in concerned]) if yardstick_counts else None,
     )
+
+
+def _joint_control(beside: Sequence[Moved | None]) -> Moved | None:
+    """What the controls of some cases say together; only those count that resemble their case, and most have to."""
+    timed = [control for control in beside if control is not None]
+    if 2 * len(timed) <= len(beside):
+        return None
+    alike = [(control.amount, control.doubt) for control in timed if control.amount is not None]
+    whys = Counter(control.why for control in timed if (control.amount is None) == (2 * len(alike) <= len(beside)))
+    why = "; ".join(f"{plural(count, 'case')}: {why}" for why, count in whys.most_common(SHOWN_KINDS))
+    if 2 * len(alike) <= len(beside):
+        return Moved(why=why)
+    amounts, doubts = zip(*alike, strict=True)
+    return Moved(amount=median(amounts), doubt=median(doubts), why=why)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +247,9 @@ def suite_verdict(
     elif keys:
         name = "environment"
         controls.append(f"different from the stored runs: {', '.join(keys)}")
+    elif shift.says(settings) == "unsure":
+        name = "inconclusive"
+        controls.append("which does not tell the host from the code; --perf-base would tell of the code")
     else:
         controls.append("unattributed: no control moved along")
     low, high = shift.interval
@@ -276,10 +292,13 @@ def _control_lines(
     shift: SuiteShift, base: Compared | None, anchor: Compared | None, anchor_commit: str, no_anchor: str
 ) -> list[str]:
     said = []
-    if shift.yardstick is None:
+    control = shift.control
+    if control is None:
         said.append("no yardstick tells of the host")
+    elif control.amount is None:
+        said.append(f"no yardstick resembles most of these cases ({control.why})")
     else:
-        said.append(f"yardsticks moved by {percent(math.expm1(shift.yardstick), signed=True)}")
+        said.append(f"yardsticks moved by {percent(math.expm1(control.amount), signed=True)} ({control.why})")
     if base is not None:
         said.append(f"against the base {_compared_text(base)}")
     if anchor is not None:

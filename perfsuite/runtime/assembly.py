@@ -38,6 +38,7 @@ def assemble(
     return Measurement(
         samples=tuple(from_json(Sample, sample) for sample in lead["samples"]),
         iterations=lead["iterations"],
+        control=lead["control"],
         warmup_iterations=lead["warmup_iterations"],
         warmup_steady=lead["warmup_steady"],
         warmup_s=lead["warmup_s"],

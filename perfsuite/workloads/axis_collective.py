@@ -39,7 +39,7 @@ class AxisCollective(Workload):
     dtype: str = "fp32"
 
     metrics: ClassVar[tuple[str, ...]] = ("latency_us",)
-    yardstick: ClassVar[Yardstick] = "memory"
+    yardstick: ClassVar[Yardstick] = "message"
 
     def __post_init__(self) -> None:
         if self.collective not in _KINDS:

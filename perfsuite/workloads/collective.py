@@ -347,7 +347,7 @@ class Barrier(Workload):
     """All ranks wait for each other; no message that a bandwidth could be taken of."""
 
     metrics: ClassVar[tuple[str, ...]] = ("latency_us",)
-    yardstick: ClassVar[Yardstick] = "memory"
+    yardstick: ClassVar[Yardstick] = "message"
 
     def work(self, shape: MeshShape) -> Work:
         """Nothing but the name."""

@@ -106,7 +106,7 @@ class Collective(Workload):
     """Whether S is the ranks' parts together, so that it divides by the number of ranks."""
     summed: ClassVar[bool] = False
     """Whether the ranks' values are added up."""
-    yardstick: ClassVar[Yardstick] = "memory"
+    yardstick: ClassVar[Yardstick] = "message"
 
     def __post_init__(self) -> None:
         require_dtype(self.dtype)

@@ -172,6 +172,25 @@ def dying(rank, culprit=1, how="kill"):
     return run
 
 
+def dying_in_its_control(rank, culprit=1):
+    """One rank kills itself where the message that is the control of a waiting step begins."""
+    import torch
+    import torch.distributed as dist
+
+    from perfsuite.runtime.ranks.effort import Effort
+
+    Effort.own_share = 0.1  # whatever the load of this machine makes of it
+    buffer, real = torch.ones(64, device=rank.device), dist.all_reduce
+
+    def all_reduce(values, *arguments, **named):
+        if rank.rank == culprit and values.dtype == torch.float32 and values.numel() == 256:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(values, *arguments, **named)
+
+    dist.all_reduce = all_reduce
+    return lambda: real(buffer)
+
+
 def spans(rank, a_s=0.004, b_s=0.008, rest_s=0.004):
     """Known times in two spans and outside them; spans nest and repeat."""
 

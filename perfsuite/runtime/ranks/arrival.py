@@ -10,13 +10,16 @@ for, and its time is in no sample.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from perfsuite.errors import InvalidParameter
 from perfsuite.platforms.base import DeviceCode
@@ -42,6 +45,7 @@ class _Communication(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self._now_s = now_s
         self.entered_s: float | None = None
+        self.sizes: list[int] = []
         self.works: list[tuple[str, Any]] = []
 
     def __torch_dispatch__(
@@ -51,6 +55,8 @@ class _Communication(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if self.entered_s is None:
             self.entered_s = self._now_s()
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        self.sizes.append(sum(each.numel() * each.element_size() for each in tensors))
         made = func(*args, **(kwargs or {}))
         if func.namespace == "c10d" and hasattr(dist.Work, "unbox"):  # torch of some vendors' builds is older
             several = made if isinstance(made, (tuple, list)) else (made,)
@@ -69,6 +75,9 @@ class Watch:
         self._name = name
         self._busy_s: list[float] = []
         """How long the device was at work after the end of each iteration; 0 where that was not long."""
+        self.message_bytes: float | None = 0.0
+        """Median size of what the calls of the last iteration were given to communicate: 0 where it made none, infinite
+        where they were only counted, None where nothing tells."""
 
     def once(self, run: Callable[[], Any]) -> float | None:
         """Seconds from the start of an iteration to this rank's first communication, by the host; None without one.
@@ -82,6 +91,7 @@ class Watch:
         end = clock.stamp()
         clock.wait(end)
         ended_s = clock.now_s()
+        self.message_bytes = max(1.0, statistics.median(seen.sizes)) if seen.sizes else 0.0
         unfinished = {
             name for name, work in seen.works if id(work) not in wait.waited and not _is_finished(work, clock.queues)
         }
@@ -97,6 +107,13 @@ class Watch:
         least_s = max(_LEAST_BUSY_S, _LEAST_BUSY * clock.elapsed_s(start, end))
         self._busy_s.append(busy_s if busy_s > least_s else 0.0)
         return None if seen.entered_s is None else seen.entered_s - start_s
+
+    def count(self, run: Callable[[], Any]) -> None:
+        """Run an iteration that no mode may look into, and find out whether it communicates."""
+        before = _calls()
+        run()
+        now = _calls()
+        self.message_bytes = None if before is None or now is None else math.inf if now > before else 0.0
 
     def require_idle(self) -> None:
         """Raise InvalidParameter where the device was at work after the end of every iteration."""
@@ -143,6 +160,15 @@ def _registered() -> int:
     """Functional collectives of this process that were not waited for; 0 where this torch does not tell."""
     size = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
     return int(size()) if size else 0
+
+
+def _calls() -> int | None:
+    """Calls that this process has made in all its groups; None where a backend does not count them."""
+    try:
+        groups: list[Any] = list(distributed_c10d._world.pg_map)  # torch does not type what they count
+        return sum(int(group._get_sequence_number_for_group()) for group in groups)
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def iterations_within(time_s: float, samples: Sequence[Sample]) -> int:

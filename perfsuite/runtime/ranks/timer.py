@@ -27,10 +27,11 @@ import torch
 import torch.distributed as dist
 
 from perfsuite.records import Sample
+from perfsuite.runtime.ranks.effort import Effort
 from perfsuite.runtime.ranks.rank import Membership
 from perfsuite.runtime.ranks.returned import LOOKED_AT, Iteration
 from perfsuite.runtime.ranks.spans import SpanRecorder
-from perfsuite.runtime.ranks.yardstick import make_yardstick
+from perfsuite.runtime.ranks.yardstick import Control, Doing, make_control
 from perfsuite.workload import Budget, Yardstick
 
 _CLOCK_MARGIN = 100
@@ -66,6 +67,8 @@ class Samples:
     cpu_share: float
     launch_s: float
     """Median seconds that this process took to start one iteration."""
+    control: str = ""
+    """Kind of the control that was timed beside the samples; empty where none was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,19 +111,23 @@ class Timer:
         self._spans = spans
         self._aligned = aligned
         self._clock = member.code.clock
-        self._kernel: Callable[[], Any] | None = None
-        self._unused: Callable[[], Any] | None = None
+        self._declared: Yardstick = "compute"
+        self._prepared: Control | None = None
+        self._unused: Control | None = None
         self._flush: Callable[[], None] | None = None
 
     def prepare(self, yardstick: Yardstick, *, always: bool = False) -> None:
         """Make what runs between the samples; before the workload is built, which may leave no memory for it.
 
-        ``always``: a yardstick that no sample runs takes its memory all the same.
+        On a CPU, and for a message, the control is made after the warm-up, which tells what it has to resemble.
+        ``always``: a control that no sample runs takes its memory all the same.
         """
         member, budget = self._member, self._budget
+        self._declared = yardstick
         wanted = budget.yardstick and not budget.smoke
-        kernel = make_yardstick(yardstick, member.device, member.code) if wanted or always else None
-        self._kernel, self._unused = (kernel, None) if wanted else (None, kernel)
+        if (wanted or always) and self._clock.queues and yardstick != "message":
+            control = make_control(Doing(declared=yardstick, queues=True), member.device, member.code)
+            self._prepared, self._unused = (control, None) if wanted else (None, control)
         self._flush = self._make_flush() if budget.cache_flush else None
 
     def align(self) -> None:
@@ -129,22 +136,29 @@ class Timer:
             dist.barrier()
         self._member.code.synchronize()
 
-    def take(self, iteration: Iteration) -> Samples:
-        """Warm up, choose k, sample until the budget is used."""
+    def take(self, iteration: Iteration, message_bytes: float | None = 0.0) -> Samples:
+        """Warm up, choose k, sample until the budget is used.
+
+        ``message_bytes`` is the usual size of the messages of an iteration: 0 without any, infinite where it is not
+        known, None where it is not known whether there are any.
+        """
         warmup_started_s = time.perf_counter()
+        self._sends = message_bytes != 0
         warm = self._warm_up(iteration, iteration.settled)
         run = iteration.settled()
         warmup_s = time.perf_counter() - warmup_started_s
         iterations = self._choose_iterations(warm)
-        kernel, flush = self._kernel, self._flush
+        control, flush = self._prepared, self._flush
+        if control is None and self._budget.yardstick:
+            control = self._make_control(message_bytes, warm.iterations)
         samples: list[Sample] = []
         own: list[_OwnSample] = []
         started_s = time.perf_counter()
         with _no_gc(self._budget.disable_gc):
             while not self._enough(len(samples)):
-                batch = [self._sample(run, iterations, kernel, flush) for _ in range(self._at_once(len(samples)))]
+                batch = [self._sample(run, iterations, control, flush) for _ in range(self._at_once(len(samples)))]
                 own += batch
-                samples += self._agree(batch, started_s, yardstick=kernel is not None)
+                samples += self._agree(batch, started_s, yardstick=control is not None and bool(control.parts))
         cpu_s, wall_s = sum(sample.cpu_s for sample in own), sum(sample.wall_s for sample in own)
         return Samples(
             samples=tuple(samples),
@@ -155,9 +169,24 @@ class Timer:
             warmup_s=warmup_s,
             cpu_share=cpu_s / wall_s if wall_s > 0 else 0.0,
             launch_s=statistics.median(sample.launch_s for sample in own),
+            control=control.kind if control is not None else "",
         )
 
     _shared_elapsed_s = 0.0
+    _effort = Effort()
+    """What the iterations of the warm-up did, where a control is to resemble them."""
+    _sends = False
+
+    def _make_control(self, message_bytes: float | None, iterations: int) -> Control:
+        """The control that resembles the iterations of the warm-up, the same on all ranks."""
+        member, effort = self._member, self._effort
+        mine = [effort.own_share, effort.share, effort.wait_s, effort.blocks / iterations, message_bytes or 0.0]
+        own_share, share, wait_s, blocks, sent, unwatched = self._maximum([*mine, float(message_bytes is None)])
+        doing = Doing(
+            declared=self._declared, own_share=own_share, share=share, wait_s=wait_s, blocks=blocks,
+            message_bytes=None if unwatched else sent, ranks=member.world_size, queues=self._clock.queues,
+        )  # fmt: skip
+        return make_control(doing, member.device, member.code)
 
     def _elapsed(self, started_s: float) -> float:
         """Rank 0 keeps the time for all: the others contribute nothing to the maximum."""
@@ -185,7 +214,7 @@ class Timer:
         self,
         run: Callable[[], Any],
         iterations: int,
-        yardstick: Callable[[], Any] | None,
+        control: Control | None,
         flush: Callable[[], None] | None,
     ) -> _OwnSample:
         if flush is not None and not self._clock.queues:
@@ -211,7 +240,7 @@ class Timer:
             time_s=self._clock.elapsed_s(start, end) / iterations,
             launch_s=(started_s - began_s) / iterations,
             switches=switches,
-            yardstick_s=self._time_once(yardstick) if yardstick is not None else 0.0,
+            yardstick_s=self._time_control(control) if control is not None else 0.0,
             cpu_s=cpu_s,
             wall_s=wall_s,
         )
@@ -225,6 +254,11 @@ class Timer:
             for time_s, switches, yardstick_s in zip(worst[::3], worst[1::3], worst[2::3], strict=True)
         ]
 
+    def _time_control(self, control: Control) -> float:
+        if control.meets:
+            self.align()
+        return control.time_s(self._time_once)
+
     def _time_once(self, run: Callable[[], Any]) -> float:
         start = self._clock.stamp()
         run()
@@ -234,6 +268,8 @@ class Timer:
 
     def _time_batch(self, run: Callable[[], Any], batch: int) -> tuple[float, float]:
         """Seconds of an iteration, and what the host took to start one."""
+        threads = not self._sends  # ranks that wait for each other must not start apart for the sake of looking
+        before = Effort.now(all_threads=threads) if self._budget.yardstick else None
         began_s = self._clock.now_s()
         start = self._clock.stamp()
         for _ in range(batch):
@@ -241,6 +277,8 @@ class Timer:
         end = self._clock.stamp()
         launched_s = self._clock.now_s() - began_s
         self._clock.wait(end)
+        if before is not None:
+            self._effort += Effort.now(all_threads=threads).since(before)
         return self._clock.elapsed_s(start, end) / batch, launched_s / batch
 
     def _maximum(self, values: list[float]) -> list[float]:

@@ -279,14 +279,15 @@ class Worker:
         watch = Watch(member.code, _name_of(workload)) if member.world_size > 1 or member.code.clock.queues else None
         # At once, before forgotten messages could make the ranks wait for ever; but torch.compile would compile for it.
         watched = watch is not None and "torch._dynamo" not in sys.modules
-        first_s = self._check(workload, partial(watch.once, iteration) if watch and watched else iteration, step, rank)
+        look = watch and (watch.once if watched else watch.count)
+        first_s = self._check(workload, partial(look, iteration) if look else iteration, step, rank)
         if budget.smoke:
             self._look_at_settings()
             return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
         self._enter(TIMING)
         before = read_throttling(self._host)
         with rank.recording():
-            samples = timer.take(iteration)
+            samples = timer.take(iteration, watch.message_bytes if watch else 0.0)
         self._throttled = throttled_share(before, read_throttling(self._host))
         self._utilisation_percent = member.code.utilisation_percent()  # before anything else runs on the device
         self._throttle = member.code.throttle() if self._several_hosts else None  # the driver looks at its own host's
@@ -353,6 +354,7 @@ class Worker:
             },
             "samples": to_json(samples.samples) if member.rank == 0 else [],
             "iterations": samples.iterations,
+            "control": samples.control,
             "warmup_iterations": samples.warmup_iterations,
             "warmup_steady": samples.warmup_steady,
             "warmup_s": samples.warmup_s,

@@ -1,31 +1,141 @@
-"""Kernels of fixed size, run between the samples: their time tells how fast the machine is at that moment, no more.
+"""Controls: work of fixed size, done between the samples, whose time tells how fast the machine is at that moment.
 
-The gate divides by their time (a stored run's noise falls by up to three times, docs/gate.md), so they never run the
-code under test and are the same in every version.
+A control never runs the code under test.  It tells of the host only what it resembles, so its kind follows from what
+the step does: a step that computes feels a busy core, one that waits for messages feels the other ranks' cores, and
+one that sleeps feels when it is woken.  The gate divides by its time (a stored run's noise falls by up to three times,
+docs/gate.md) and compares only controls of one kind.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from perfsuite.platforms.base import DeviceCode
-from perfsuite.workload import Yardstick
+from perfsuite.workload import UNLIKE, Yardstick
+
+_WORKS, _WAITS = 0.5, 0.9
+"""A step works where it does so for more than the first share of its time, and waits where it works for less than the
+second; between them it does both, and its control has two parts."""
+_WAIT_STEP, _LONGEST_WAIT_S = 4.0, 0.064
+_MESSAGE_STEP, _SMALLEST_MESSAGE = 32.0, 1024
+"""Lengths of waits and sizes of messages are rounded to powers of these: a control of 1 ms feels what wakes it late ten
+times as much as a step that sleeps for 10 ms, and must not follow the step itself, whose length may be what changed."""
 
 
-def make_yardstick(kind: Yardstick, device: torch.device, code: DeviceCode) -> Callable[[], None]:
-    """A kernel of roughly a millisecond: matrix products, or a copy, in the sizes that the device's code says."""
-    if kind == "compute":
-        side = code.yardstick_side
-        a = torch.ones(side, side, device=device) / side
-        out = torch.empty_like(a)
+@dataclass(frozen=True, kw_only=True)
+class Doing:
+    """What a step does, by the rank where it is at work for longest; the same on all ranks."""
 
-        def compute() -> None:
-            for _ in range(4):
-                torch.mm(a, a, out=out)
+    declared: Yardstick
+    """The kind that the workload names: taken for the part of the step that works, and where no host tells more."""
+    own_share: float = 1.0
+    share: float = 1.0
+    wait_s: float = 0.0
+    """See :class:`~perfsuite.runtime.ranks.effort.Effort`."""
+    blocks: float = 0.0
+    """Blocks that an iteration reads from a disk or writes to it."""
+    message_bytes: float | None = 0.0
+    """Bytes of one usual message; 0 without any, None where nothing tells whether the step communicates."""
+    ranks: int = 1
+    queues: bool = False
+    """The host only queues work to a device: its own time says nothing about the step."""
 
-        return compute
+    def parts(self) -> tuple[Yardstick, ...]:
+        """Kinds whose controls together resemble the step; none where nothing does."""
+        works: Yardstick = self.declared if self.declared in ("compute", "memory") else "compute"
+        if self.declared == "message":
+            works = "memory"
+        sends = self.ranks > 1 and self.message_bytes != 0
+        if self.queues:
+            return (self.declared,) if self.declared != "message" or self.ranks > 1 else ("memory",)
+        share = self.own_share if sends and self.message_bytes is not None else self.share
+        if share > _WAITS:
+            return (works,)
+        if (sends and self.message_bytes is None) or self.blocks >= 1:
+            return ()
+        waits: Yardstick = "message" if sends else "sleep"
+        return (works, waits) if share > _WORKS else (waits,)
+
+    def sleep_s(self) -> float:
+        """Length of the control's sleep."""
+        return min(_LONGEST_WAIT_S, 1e-3 * _rounded(max(self.wait_s, 6e-5) / 1e-3, _WAIT_STEP))
+
+    def size(self, most: int) -> int:
+        """Bytes of the control's message."""
+        sent = max(1.0, min(most, self.message_bytes or most) / _SMALLEST_MESSAGE)
+        return int(min(most, _SMALLEST_MESSAGE * _rounded(sent, _MESSAGE_STEP)))
+
+
+def _rounded(value: float, step: float) -> float:
+    return float(step ** round(math.log(value, step)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """A control of one kind; controls of equal kinds do the same work in every session and in every version."""
+
+    kind: str
+    """``compute``, ``memory``, ``message 32 KiB``, ``sleep 16 ms``, two of them with a plus; UNLIKE without any."""
+    parts: tuple[Callable[[], object], ...] = ()
+    meets: bool = False
+    """The ranks have to be aligned before it, because one part is a message between them."""
+
+    def time_s(self, once: Callable[[Callable[[], object]], float]) -> float:
+        """The geometric mean of the parts' times as ``once`` takes them; 0 without any."""
+        times_s = [once(part) for part in self.parts]
+        return math.exp(math.fsum(map(math.log, times_s)) / len(times_s)) if times_s and min(times_s) > 0 else 0.0
+
+
+def make_control(doing: Doing, device: torch.device, code: DeviceCode) -> Control:
+    """The control that resembles a step: each part takes about a millisecond, or what one wait of the step takes."""
+    made, names = [], []
+    for kind in doing.parts():
+        if kind == "sleep":
+            made.append(_sleep(doing.sleep_s()))
+            names.append(f"sleep {1e3 * doing.sleep_s():g} ms")
+        elif kind == "message":
+            size = doing.size(code.yardstick_bytes // 4)
+            made.append(_message(size, device))
+            names.append(f"message {size // 1024} KiB")
+        else:
+            made.append(_compute(code.yardstick_side, device) if kind == "compute" else _copy(code, device))
+            names.append(kind)
+    meets = any(name.startswith("message") for name in names)
+    return Control(kind="+".join(names) or UNLIKE, parts=tuple(made), meets=meets)
+
+
+def _sleep(length_s: float) -> Callable[[], object]:
+    return lambda: time.sleep(length_s)
+
+
+def _message(size: int, device: torch.device) -> Callable[[], object]:
+    """An all-reduce of ones over the group of all ranks, as the timer's own: the group is left as it was."""
+    buffer = torch.ones(size // 4, device=device)
+
+    def message() -> None:
+        dist.all_reduce(buffer, dist.ReduceOp.MAX)
+
+    return message
+
+
+def _compute(side: int, device: torch.device) -> Callable[[], object]:
+    a = torch.ones(side, side, device=device) / side
+    out = torch.empty_like(a)
+
+    def compute() -> None:
+        for _ in range(4):
+            torch.mm(a, a, out=out)
+
+    return compute
+
+
+def _copy(code: DeviceCode, device: torch.device) -> Callable[[], object]:
     source = torch.ones(code.yardstick_bytes // 4, device=device)
     target = torch.empty_like(source)
 
