@@ -48,6 +48,8 @@ _BATCH_S = 0.005
 """Warm-up batches grow until they last this long."""
 _AGREE_EVERY_S = 0.01
 """Samples of about so long are agreed on at once: to agree on a small message costs as much as the message."""
+_MOST_BESIDE = 3.0
+"""Sampling goes on for so many times its time where yardsticks, which do not count into it, take the rest."""
 _BARRIERS = 5
 """At least so many barriers are timed, besides the first of a warm-up: there the ranks come from their checks."""
 
@@ -146,10 +148,21 @@ class Timer:
         )
 
     _shared_elapsed_s = 0.0
+    _yardsticks_s = 0.0
+    """Seconds that yardsticks took so far."""
 
     def _elapsed(self, started_s: float) -> float:
-        """Rank 0 keeps the time for all: the others contribute nothing to the maximum."""
-        return time.perf_counter() - started_s if self._member.rank == 0 else 0.0
+        """Rank 0 keeps the time for all: the others contribute nothing to the maximum.
+
+        Yardsticks do not count, so that a gated run has as many samples as a plain one, within _MOST_BESIDE.  A
+        sustained run lasts as long as was asked for.
+        """
+        if self._member.rank != 0:
+            return 0.0
+        whole_s = time.perf_counter() - started_s
+        if self._budget.sustain_s is not None:
+            return whole_s
+        return max(whole_s - self._yardsticks_s, whole_s / _MOST_BESIDE)
 
     def _enough(self, taken: int) -> bool:
         if taken < self._budget.min_rounds:
@@ -192,14 +205,16 @@ class Timer:
         self._clock.wait(end)
         switches = _involuntary_switches() - switches
         self._spans.close_sample(start, end, iterations)
-        wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
+        ended_s, cpu_s = time.perf_counter(), time.thread_time() - cpu_s
+        yardstick_s = self._time_once(yardstick) if yardstick is not None else 0.0
+        self._yardsticks_s += time.perf_counter() - ended_s if yardstick is not None else 0.0
         return _OwnSample(
             time_s=self._clock.elapsed_s(start, end) / iterations,
             launch_s=(started_s - began_s) / iterations,
             switches=switches,
-            yardstick_s=self._time_once(yardstick) if yardstick is not None else 0.0,
+            yardstick_s=yardstick_s,
             cpu_s=cpu_s,
-            wall_s=wall_s,
+            wall_s=ended_s - wall_s,
         )
 
     def _agree(self, own: list[_OwnSample], started_s: float, *, yardstick: bool) -> list[Sample]:
