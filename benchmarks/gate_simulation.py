@@ -4,6 +4,7 @@
     python benchmarks/gate_simulation.py --plain           # the same runs judged by the gate of gate_reference.py
     python benchmarks/gate_simulation.py --suites 20 --hosts R4 --base no --sessions 3 --replicates 4
     python benchmarks/gate_simulation.py --kind third      # every third iteration twice as slow (tenth: ten times)
+    python benchmarks/gate_simulation.py --cases 9 --budget 180 --run-seconds 1.5   # as --perf-gate-budget
 
 A suite has 200 cases in 20 kinds and a baseline of 8 runs from 8 sessions, unless options say otherwise.  The logarithm
 of a run is
@@ -30,9 +31,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.gate_reference import judge_suite
 from perfsuite.baselines.runs import QUANTILES, CaseIdentity, RunSummary, quantile
+from perfsuite.gate.budget import Costs, Spending
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import GateSettings, Verdict
+from perfsuite.gate.verdict import GateSettings, Request, Verdict
+from perfsuite.settling import rounds
 
 CASES = 200
 KINDS = 20
@@ -251,6 +254,8 @@ class Scene:
         rng = random.Random(f"{seed} later") if later else rng
         self.session = Session(plan.today or host, rng, "now", traits)
         self.runs = 0
+        self.spent_s = 0.0
+        """What a settling within a budget took."""
 
     def measure(self, case: int, arm: str) -> RunSummary:
         self.runs += 1
@@ -272,6 +277,10 @@ class Plan:
     plain: bool = False
     today: Host | None = None
     """The host of this session, where it is not that of the baseline."""
+    budget_s: float | None = None
+    """What the gate may spend beyond the first runs, on a clock that only runs and starts of arms move."""
+    run_s: float = 1.0
+    start_s: float = 8.0
     kind: str = "shift"
     """What is slower in a slowed case; a periodic kind is as much slower as it is, whatever is asked for."""
 
@@ -300,7 +309,9 @@ def verdicts(scene: Scene, plan: Plan) -> list[Verdict]:
         gate.add(node, scene.measure(index, "new"))
         if plan.in_place:
             settle(gate, node, scene, index_of)
-    if not plan.in_place:
+    if plan.budget_s is not None:
+        settle_within(gate, scene, index_of, plan)
+    elif not plan.in_place:
         settle(gate, None, scene, index_of)
     return list(gate.verdicts().values())
 
@@ -309,13 +320,36 @@ def settle(gate: Gate, node: str | None, scene: Scene, index_of: dict[str, int])
     """Carry out what the gate asks for."""
     while requests := gate.next_requests(node):
         for request in requests:
-            index = index_of[request.case]
-            if request.kind == "run":
-                gate.add(request.case, scene.measure(index, "new"))
-                continue
-            arms = ("base", "new") if request.first == "base" else ("new", "base")
-            pair = {arm: scene.measure(index, arm) for arm in arms}
-            gate.add_pair(request.case, base=pair["base"], new=pair["new"])
+            carry_out(gate, request, scene, index_of[request.case])
+
+
+def carry_out(gate: Gate, request: Request, scene: Scene, index: int) -> None:
+    """Carry out one request."""
+    if request.kind == "run":
+        gate.add(request.case, scene.measure(index, "new"))
+        return
+    arms = ("base", "new") if request.first == "base" else ("new", "base")
+    pair = {arm: scene.measure(index, arm) for arm in arms}
+    gate.add_pair(request.case, base=pair["base"], new=pair["new"])
+
+
+def settle_within(gate: Gate, scene: Scene, index_of: dict[str, int], plan: Plan) -> None:
+    """Carry out what the gate asks for until the budget ends; a round of pairs that has begun is finished."""
+    assert plan.budget_s is not None
+    costs = Costs(start_s=plan.start_s, usual_run_s=plan.run_s)
+    spent_s = 0.0
+    while requests := gate.next_requests(
+        None, Spending(whole_s=plan.budget_s, left_s=plan.budget_s - spent_s, costs=costs)
+    ):
+        for turn in rounds(requests):
+            if spent_s < plan.budget_s:
+                kind, nodes = turn[0].kind, [request.case for request in turn]
+                spent_s += costs.of({kind: dict.fromkeys(nodes, 1)})
+                costs = costs if kind == "run" else replace(costs, starts={})  # arms stay alive
+                for request in turn:
+                    carry_out(gate, request, scene, index_of[request.case])
+    scene.spent_s = spent_s
+    gate.end("the budget ended")
 
 
 def tally(host: Host, suites: int, *, slowdown: float, share: float, plan: Plan, seed: int) -> Tally:
@@ -351,6 +385,9 @@ def main() -> None:
     parser.add_argument("--today", choices=tuple(HOSTS), help="host of this session, where it is not the baseline's")
     parser.add_argument("--kind", choices=("shift", *PERIODIC), default="shift", help="what is slower")
     parser.add_argument("--no-yardstick", action="store_true", help="do not use the yardstick where a host has one")
+    parser.add_argument("--budget", type=float, help="seconds that the gate may spend; without it there is no limit")
+    parser.add_argument("--run-seconds", type=float, default=1.0, help="what a run takes")
+    parser.add_argument("--start-seconds", type=float, default=8.0, help="what starting an arm takes")
     parser.add_argument("--plain", action="store_true", help="the plain gate of gate_reference.py instead")
     options = parser.parse_args()
     print("host       A/B  slower  false/suite  improved   found  passed  runs/case  verdicts of the slowed cases")
@@ -361,6 +398,7 @@ def main() -> None:
                 sessions=options.sessions, replicates=options.replicates, base=base,
                 yardstick=not options.no_yardstick, plain=options.plain, kind=options.kind,
                 today=HOSTS[options.today] if options.today else None,
+                budget_s=options.budget, run_s=options.run_seconds, start_s=options.start_seconds,
             )  # fmt: skip
             for slowdown in map(float, options.slowdowns.split(",")):
                 found = tally(

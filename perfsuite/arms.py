@@ -7,18 +7,21 @@ read.  What an arm measured is read from its journal.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from perfsuite.errors import CaseError, ConfigurationError, JournalError, first_line
 from perfsuite.git import GitFailed, git, why_missing, without_git
-from perfsuite.journal import read_journal
+from perfsuite.journal import Journal, read_journal
 from perfsuite.measured_peaks import UNWANTED
 from perfsuite.records import Result
 from perfsuite.runtime import own_tree, scratch
@@ -82,12 +85,30 @@ def arm_of(repository: Path, revision: str, name: str) -> Iterator[Arm]:
         raise ConfigurationError(f"revision {revision!r} is not a commit of {top}; {way_on}") from None
     with scratch.directory("base") as directory:
         tree = directory / "tree"
-        git(repository, "worktree", "add", "--detach", "--force", str(tree), commit, deadline_s=_CHECKOUT_S)
+        _unregister(repository, lambda other: not other.exists())  # those of killed processes
         try:
+            git(repository, "worktree", "add", "--detach", "--force", str(tree), commit, deadline_s=_CHECKOUT_S)
             root = tree / repository.resolve().relative_to(top.resolve())
             yield Arm(name=name, root=root, tree=tree, checkout=top)
         finally:
-            git(repository, "worktree", "remove", "--force", str(tree), deadline_s=_CHECKOUT_S)
+            _forget(repository, tree)
+
+
+def _forget(repository: Path, tree: Path) -> None:
+    """Remove a work tree and its registration, also where a signal ended git while it made them."""
+    try:
+        git(repository, "worktree", "remove", "--force", "--force", str(tree), deadline_s=_CHECKOUT_S)
+    except GitFailed:  # half made: git refuses what has no .git file yet
+        _unregister(repository, lambda directory: directory.name == tree.parent.name)
+
+
+def _unregister(repository: Path, leaves: Callable[[Path], bool]) -> None:
+    """Remove the registrations of work trees in those scratch directories that ``leaves`` tells."""
+    common = Path(repository, git(repository, "rev-parse", "--git-common-dir"))
+    for file in common.glob("worktrees/*/gitdir"):
+        directory = Path(file.read_text().strip()).parent.parent  # of scratch/tree/.git
+        if directory.name.startswith(f"{scratch.PREFIX}base-") and leaves(directory):
+            shutil.rmtree(file.parent)
 
 
 def run_arm(arm: Arm, arguments: Sequence[str], deadline_s: float) -> Mapping[str, Result]:
@@ -98,27 +119,59 @@ def run_arm(arm: Arm, arguments: Sequence[str], deadline_s: float) -> Mapping[st
     """
     with scratch.directory("arm") as directory:
         journal = directory / "journal.jsonl"
-        command = [arm.interpreter, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--perf-fresh"]
-        command += [f"--perf-journal={journal}", *arguments]
-        code, output = _run(command, arm, deadline_s)
-        tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
+        code, output = _run(arm_command(arm, journal, arguments), arm, deadline_s)
         if code is None:
-            raise ArmFailed(f"{arm.name} did not end within {deadline_s:.0f} s; give it longer or fewer cases\n{tail}")
+            raise ArmFailed(too_late(arm, deadline_s, output))
         if code not in _ENDED_BY_TESTS or not journal.exists():
-            why = "; ".join([f"its pytest ended with exit code {code}", *_said_error(output)])
-            raise ArmFailed(f"{arm.name} was not measured: {why}\n{tail}")
-        try:
-            kept = read_journal(journal)
-        except JournalError as error:
-            raise ArmFailed(f"{arm.name} was not measured: {error}") from None
+            raise ended(arm, code, output)
+        return measured_of(arm, journal_of(arm, journal), output)
+
+
+def arm_command(arm: Arm, journal: Path, arguments: Sequence[str]) -> list[str]:
+    """Return the command that measures an arm and writes this journal."""
+    command = [arm.interpreter, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--perf-fresh"]
+    return [*command, f"--perf-journal={journal}", *arguments]
+
+
+def too_late(arm: Arm, deadline_s: float, output: str) -> str:
+    """Return what is said of an arm that took too long."""
+    return f"{arm.name} did not end within {deadline_s:.0f} s; give it longer or fewer cases\n{_tail(output)}"
+
+
+def ended(arm: Arm, code: int, output: str) -> ArmFailed:
+    """Return the error of an arm whose pytest did not get to its tests."""
+    why = "; ".join([f"its pytest ended with exit code {code}", *_said_error(output)])
+    return ArmFailed(f"{arm.name} was not measured: {why}\n{_tail(output)}")
+
+
+def journal_of(arm: Arm, path: Path) -> Journal:
+    """Return an arm's journal; raises ArmFailed where it cannot be read."""
+    try:
+        return read_journal(path)
+    except JournalError as error:
+        raise ArmFailed(f"{arm.name} was not measured: {error}") from None
+
+
+def measured_of(arm: Arm, kept: Journal, output: str) -> dict[str, Result]:
+    """Return what an arm measured; raises ArmFailed where that is nothing, or modules came from another tree."""
     measured = {case: result for case, result in kept.results.items() if result.outcome == "measured"}
     foreign = [message for message in kept.failures.values() if own_tree.FOREIGN in message]
     if foreign:  # what the other cases imported later may be foreign as well
-        raise ArmFailed(f"{arm.name} was not measured: {_from_foreign(foreign[0])}\n{tail}", whatever_case=True)
+        why = _from_foreign(foreign[0])
+        raise ArmFailed(f"{arm.name} was not measured: {why}\n{_tail(output)}", whatever_case=True)
     if not measured:
-        why = first_line(next(iter({**kept.failures, **kept.skips}.values()), ""))
-        raise ArmFailed(f"{arm.name} measured no case{f': {why}' if why else ''}\n{tail}")
+        raise none_measured(arm, kept.failures, kept.skips, output)
     return measured
+
+
+def none_measured(arm: Arm, failures: Mapping[str, str], skips: Mapping[str, str], output: str) -> ArmFailed:
+    """Return the error of an arm that measured no case, with the reason of the first."""
+    why = first_line(next(iter({**failures, **skips}.values()), ""))
+    return ArmFailed(f"{arm.name} measured no case{f': {why}' if why else ''}\n{_tail(output)}")
+
+
+def _tail(output: str) -> str:
+    return "\n".join(output.splitlines()[-_TAIL_LINES:])
 
 
 def described_imports(results: Mapping[str, Result]) -> str:
@@ -143,25 +196,37 @@ def arm_environment(arm: Arm) -> dict[str, str]:
     return {**kept, **said, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", UNWANTED: "1", **arm.env}
 
 
-def _run(command: Sequence[str], arm: Arm, deadline_s: float) -> tuple[int | None, str]:
-    """(exit code or None after the deadline, what was printed); an interrupt ends the child before it goes on."""
-    child = subprocess.Popen(
+def start(
+    command: Sequence[str],
+    arm: Arm,
+    environment: Mapping[str, str],
+    output: int | IO[bytes] = subprocess.PIPE,
+    descriptors: Sequence[int] = (),
+) -> subprocess.Popen[str]:
+    """Start a command in an arm's root; it gets SIGTERM when this process is killed, and these file descriptors."""
+    return subprocess.Popen(
         [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid()), *command],
         cwd=arm.root,
-        env=arm_environment(arm),
+        env=environment,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         start_new_session=True,
+        pass_fds=descriptors,
     )
+
+
+def _run(command: Sequence[str], arm: Arm, deadline_s: float) -> tuple[int | None, str]:
+    """(exit code or None after the deadline, what was printed); an interrupt ends the child before it goes on."""
+    child = start(command, arm, arm_environment(arm))
     try:
         output, _ = child.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:
-        return None, _end(child)
+        return None, end(child)
     except BaseException:
-        _end(child)
+        end(child)
         raise
     return child.returncode, output
 
@@ -184,12 +249,16 @@ def _from_foreign(message: str) -> str:
     return line[line.index("module ") :]
 
 
-def _end(child: subprocess.Popen[str]) -> str:
-    """SIGTERM, which perfsuite's pytest turns into a clean end, then SIGKILL; what was printed until then."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        os.killpg(child.pid, number)
-        try:
-            return child.communicate(timeout=10)[0]
-        except subprocess.TimeoutExpired:
-            continue
+def end(child: subprocess.Popen[str]) -> str:
+    """SIGTERM, which perfsuite's pytest turns into a clean end, then SIGKILL; return what was printed until then."""
+    try:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.killpg(child.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.communicate(timeout=10)[0] or ""
+    except BaseException:  # a second Ctrl-C: nothing is left running
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        raise
     return ""

@@ -1,38 +1,35 @@
-"""Carries out what the gate asks for: fresh runs of a case, and A/B pairs with a base revision.
+"""One session's gate, without pytest: takes results, has the verdicts settled, offers the runs to the baseline.
 
-The gate decides and never measures, the session measures and never decides; this is what stands between them, without
-pytest.  Stored runs come from the baseline file of this hardware.
+The gate decides and never measures; :mod:`perfsuite.settling` carries out what it asks for.  Stored runs come from the
+baseline file of this hardware.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from perfsuite.arms import Arm, ArmFailed, run_arm
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware
 from perfsuite.baselines.draft import NewRuns, UpdateMode
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
-from perfsuite.baselines.summarise import case_of, changed_settings, summarise
-from perfsuite.errors import PerfsuiteError, first_line
+from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.gate.aa import AaReport, a_a
+from perfsuite.gate.budget import usual_s
 from perfsuite.gate.comparable import gate_case
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.offer import offered
 from perfsuite.gate.physics import violations
 from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.gate.verdict import INSTRUMENTED, GateSettings, Request, Verdict
+from perfsuite.gate.verdict import INSTRUMENTED, GateSettings, Verdict
 from perfsuite.records import Result
+from perfsuite.settling import Base, Clock, Say, Settling
 from perfsuite.units import plural
-
-_OLDER = {"ab_pair": "base", "anchor_pair": "stored commit"}
-_ARM_SPARE_S = 120.0
-"""What an arm may take beyond its cases: starting pytest, importing torch."""
 
 
 class Rerunner(Protocol):
@@ -40,21 +37,6 @@ class Rerunner(Protocol):
 
     def rerun(self, case_id: str, *, fresh: bool = True) -> Result:
         """Run a case of this session once more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Base:
-    """How to run the base and the new code side by side."""
-
-    base: Arm
-    new: Arm
-    arguments: tuple[str, ...] = ()
-    """Options of this run that the arms share: scale, platform, time per case."""
-    case_deadline_s: Callable[[str], float]
-    commit: str = ""
-    """Revision of the base; empty where it is not known."""
-    anchor: Callable[[str], Arm] | None = None
-    """Makes the arm of a commit; raises PerfsuiteError where this repository does not have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +84,13 @@ class Gatekeeper:
         boot: str = "",
         links: bool = False,
         disturbance: Callable[[], str] = str,
+        clock: Clock | None = None,
     ) -> None:
         """``backend`` stands in for cases that ran out of memory before their group was made.
 
         ``commit`` and ``boot`` tell which sessions are one session of the machine; empty where they are not known.
         ``links`` allows a baseline file that is a symbolic link out of ``folder``.
+        ``clock`` has what the gate may spend beyond the first runs.
         ``disturbance`` is asked after every run what telemetry saw on the devices; empty when nothing.
 
         Raises BaselineError when the file of this hardware is damaged.
@@ -132,8 +116,9 @@ class Gatekeeper:
         """What a reader must know about the session as a whole."""
         self.suite: SuiteVerdict | None = None
         """The verdict on the session as a whole, where its cases are slower together."""
-        self._anchors: dict[str, Arm | str] = {}
-        """By commit: its arm, or why there is none."""
+        self.clock = clock or Clock()
+        self._open: Gate | None = None
+        """The gate that is being settled, or was."""
 
     def stored(self, nodes: Iterable[str]) -> list[Entry]:
         """The entries of these node ids on this hardware, before anything is measured."""
@@ -145,6 +130,8 @@ class Gatekeeper:
         if result.case not in self._taken:
             identity = case_of(result, backend=self._backend)
             self._taken[result.case] = _Taken(identity=identity, first=result, tolerances=tolerances)
+            if result.took_s:
+                self.clock.run_s[result.case] = result.took_s
         self._add_run(result)
 
     @property
@@ -161,24 +148,69 @@ class Gatekeeper:
         """Take in one more run of a case that was taken in before."""
         self._add_run(result)
 
-    def settle(self, say: Callable[[str], None]) -> Mapping[str, Verdict]:
-        """Run what the gate asks for until every verdict stands; ``say`` is told what is being run."""
-        gate = self._gate(self._taken.values(), self.settings)
-        self._carry_out(gate, None, say)
+    def settle(self, say: Say) -> Mapping[str, Verdict]:
+        """Run what the gate asks for until every verdict stands or the budget ends; ``say`` is told what is run."""
+        self._open = None
+        self._open = gate = self._gate(self._taken.values(), self.settings)
+        return self._keep(gate, self._settling(gate, say).settle(None))
+
+    def settle_one(self, node: str, planned: int, say: Say) -> Verdict:
+        """Settle one case right after it ran, without what the rest of the suite would tell (-x, --maxfail, --pdb)."""
+        settings = dataclasses.replace(self.settings, in_place=True, planned_cases=planned)
+        self._open = None
+        self._open = gate = self._gate([self._taken[node]], settings)
+        ended = self._settling(gate, say).settle(node)
+        self.banner = tuple(filter(None, (*self.banner, ended)))
+        return self._keep_one(gate, node)
+
+    def conclude(self, why: str, node: str | None = None) -> None:
+        """Say the verdicts that what has come in allows, or that of one case in place; nothing more is run.
+
+        ``why`` is the reason of the cases that need more.
+        """
+        settings = self.settings if node is None else dataclasses.replace(self.settings, in_place=True)
+        cases = self._taken.values() if node is None else [self._taken[node]]
+        gate = self._open or self._gate(cases, settings)
+        ended = gate.end(why, node)
+        if node is None:
+            self._keep(gate, f"{why}: {plural(len(ended), 'case')} needed more runs" if ended else "")
+        else:
+            self._keep_one(gate, node)
+
+    def _keep(self, gate: Gate, ended: str) -> Mapping[str, Verdict]:
         self.verdicts = gate.verdicts()
         self.covered = set(gate.covered)
-        self.banner = gate.banner()
+        self.banner = tuple(filter(None, (ended, *gate.banner())))
         self.suite = gate.suite()
         return self.verdicts
 
-    def settle_one(self, node: str, planned: int, say: Callable[[str], None]) -> Verdict:
-        """Settle one case right after it ran, without what the rest of the suite would tell (-x, --maxfail, --pdb)."""
-        settings = dataclasses.replace(self.settings, in_place=True, planned_cases=planned)
-        gate = self._gate([self._taken[node]], settings)
-        self._carry_out(gate, node, say)
+    def _keep_one(self, gate: Gate, node: str) -> Verdict:
         self.verdicts[node] = gate.verdict(node)
         self.covered |= set(gate.covered)
         return self.verdicts[node]
+
+    def _settling(self, gate: Gate, say: Say) -> Settling:
+        plain_s = sum(taken.first.took_s for taken in self._taken.values())
+        self.clock.budget_s = usual_s(plain_s) if self.clock.asked_s is None else self.clock.asked_s
+        return Settling(
+            gate=gate,
+            clock=self.clock,
+            say=say,
+            rerun=self._session.rerun,
+            add=functools.partial(self._add_again, gate),
+            base=self._base,
+        )
+
+    def _add_again(self, gate: Gate, result: Result) -> None:
+        """Take in a run that the gate asked for."""
+        run, node = self._add_run(result), result.case
+        broken = self._taken[node].broken
+        if broken:
+            gate.add_impossible(node, broken)
+        elif run is not None:
+            gate.add(node, run)
+            if gate.suspects(node):
+                self._taken[node].again.append(run)
 
     def a_a(self) -> AaReport:
         """What the gate says of this session's own equal runs."""
@@ -260,138 +292,6 @@ class Gatekeeper:
             return None
         taken.runs.append(run)
         return run
-
-    def _carry_out(self, gate: Gate, node: str | None, say: Callable[[str], None]) -> None:
-        while requests := gate.next_requests(node):
-            rest = list(requests)
-            while rest:
-                kind = rest[0].kind
-                same = [request for request in rest if request.kind == kind]
-                rest = [request for request in rest if request.kind != kind]
-                if kind == "run":
-                    self._run_again(gate, same, say)
-                else:
-                    self._run_pairs(gate, same, say)
-
-    def _run_again(self, gate: Gate, requests: Sequence[Request], say: Callable[[str], None]) -> None:
-        for number, request in enumerate(requests, start=1):
-            say(f"{request.why}: run {number} of {len(requests)}: {request.case}")
-            try:
-                result = self._session.rerun(request.case, fresh=True)
-            except PerfsuiteError as error:  # a skip on a rank is none of CaseError
-                gate.withdraw(request.case, f"it failed when it was run again: {first_line(error)}")
-                continue
-            run = self._add_run(result)
-            broken = self._taken[request.case].broken
-            if broken:
-                gate.add_impossible(request.case, broken)
-            elif run is not None:
-                gate.add(request.case, run)
-                if gate.suspects(request.case):
-                    self._taken[request.case].again.append(run)
-
-    def _run_pairs(self, gate: Gate, requests: Sequence[Request], say: Callable[[str], None]) -> None:
-        gone: set[str] = set()  # cases that an arm did not measure: their further pairs are not run
-        for number, asked in enumerate(rounds(requests), start=1):
-            turn = [request for request in asked if request.case not in gone]
-            if not turn:
-                break
-            say(f"{turn[0].why}: pair {number}: {plural(len(turn), 'case')} on {_OLDER[turn[0].kind]} and new code")
-            gone.update(request.case for request in turn)
-            for older, group in self._older_arms(gate, turn):
-                gone.difference_update(self._run_pair(gate, older, group))
-
-    def _older_arms(self, gate: Gate, turn: Sequence[Request]) -> Iterator[tuple[Arm, list[Request]]]:
-        """The arms that the requests of a turn want beside the new code, each with its requests."""
-        assert self._base is not None, "the gate asks for pairs only where a base can run"
-        if turn[0].kind == "ab_pair":
-            yield self._base.base, list(turn)
-            return
-        groups: dict[str, list[Request]] = {}
-        for request in turn:
-            groups.setdefault(gate.anchor_of(request.case), []).append(request)
-        for commit, group in groups.items():
-            arm = self._anchor(commit)
-            if isinstance(arm, Arm):
-                yield arm, group
-            else:
-                for request in group:
-                    gate.without_anchor(request.case, arm)
-
-    def _anchor(self, commit: str) -> Arm | str:
-        if commit not in self._anchors:
-            assert self._base is not None
-            try:
-                self._anchors[commit] = (
-                    self._base.anchor(commit) if self._base.anchor else "this session can make no arm of a commit"
-                )
-            except PerfsuiteError as error:
-                self._anchors[commit] = first_line(error)
-        return self._anchors[commit]
-
-    def _run_pair(self, gate: Gate, older: Arm, requests: Sequence[Request]) -> Iterator[str]:
-        """A pair of each of these cases: older, new, older, so that neither comes first more often.
-
-        Yields the cases that both arms measured.
-        """
-        assert self._base is not None
-        first = [request.case for request in requests if request.first == "base"]
-        last = [request.case for request in requests if request.first == "new"]
-        then = self._arm(gate, older, first)
-        new = self._arm(gate, self._base.new, [*(case for case in first if case in then), *last])
-        then.update(self._arm(gate, older, last))
-        for case in [*first, *last]:
-            changed = changed_settings(then[case], new[case]) if case in then and case in new else ""
-            if changed:
-                give_up = gate.without_base if older is self._base.base else gate.without_anchor
-                give_up(case, f"{older.name} ran it with other settings: {changed}")
-            elif case in then and case in new:
-                old_run, new_run = summarise(then[case]), summarise(new[case])
-                if older is self._base.base:
-                    gate.add_pair(case, base=old_run, new=new_run)
-                else:
-                    gate.add_anchor_pair(case, anchor=old_run, new=new_run)
-                yield case
-
-    def _arm(self, gate: Gate, arm: Arm, cases: Sequence[str]) -> dict[str, Result]:
-        """What an arm measured.  A case that an older arm cannot run is judged without it; ours ends where it fails."""
-        assert self._base is not None
-        if not cases:
-            return {}
-        give_up = gate.without_anchor
-        if arm in (self._base.base, self._base.new):
-            give_up = gate.without_base if arm is self._base.base else gate.withdraw
-        deadline_s = _ARM_SPARE_S + sum(self._base.case_deadline_s(case) for case in cases)
-        try:
-            results = dict(run_arm(arm, [*self._base.arguments, "--perf-yardstick", *cases], deadline_s))
-        except ArmFailed as failure:
-            if failure.whatever_case:
-                for case in cases:
-                    give_up(case, first_line(failure))
-                return {}
-            if len(cases) > 1:  # one case that the base does not have makes pytest refuse them all
-                parts = [self._arm(gate, arm, [case]) for case in cases]
-                return {case: result for part in parts for case, result in part.items()}
-            give_up(cases[0], first_line(failure))
-            return {}
-        for case in cases:
-            if case not in results:
-                give_up(case, f"{arm.name} did not measure it")
-        return results
-
-
-def rounds(requests: Sequence[Request]) -> list[list[Request]]:
-    """Successive requests cut where a case would come a second time, so that each round runs a case at most once.
-
-    >>> [[request.case for request in turn] for turn in rounds([Request(case=c, kind="ab_pair") for c in "abab"])]
-    [['a', 'b'], ['a', 'b']]
-    """
-    turns: list[list[Request]] = []
-    for request in requests:
-        if not turns or any(earlier.case == request.case for earlier in turns[-1]):
-            turns.append([])
-        turns[-1].append(request)
-    return turns
 
 
 def hardware_of(fingerprint: Any, platform: str, simulated: bool) -> Hardware:

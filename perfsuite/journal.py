@@ -28,6 +28,7 @@ import dataclasses
 import functools
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,8 @@ class Journal:
     """What the gate said; None in journals written before it was kept, and of runs that were killed."""
     end: RunEnd | None = None
     """How the run ended; None as for ``gate``."""
+    measured: Counter[str] = field(default_factory=Counter)
+    """Results of each case, of which the newest is kept."""
 
     @property
     def record(self) -> RunRecord:
@@ -165,6 +168,7 @@ class _Lines:
         self._projections: dict[str, Projected] = {}
         self._environment: Mapping[str, Any] = {}
         self._whole: dict[str, Any] = {}
+        self._measured: Counter[str] = Counter()
 
     def take(self, number: int, line: bytes) -> None:
         """One line after the header; JournalError for what is none of a journal."""
@@ -173,6 +177,7 @@ class _Lines:
         if kind == "result":
             result = _read_result(self._path, number, body, parts, self._environment)
             self._results[result.case] = result
+            self._measured[result.case] += 1
             self._failures.pop(result.case, None)
             self._interrupted.pop(result.case, None)
         elif kind == "projected":
@@ -204,6 +209,7 @@ class _Lines:
             skips={case: reason for case, reason in self._skips.items() if case not in results},
             projections=self._projections,
             truncated=truncated,
+            measured=self._measured,
             **self._whole,
         )
 

@@ -300,7 +300,7 @@ class TestBase:
         done = stored.run("--perf-gate", "--perf-base=HEAD", "--junitxml=j.xml")
         cases = [f"test_case[cpu-{number}]" for number in range(3)]
         assert sorted(failures("j.xml")) == [*cases, "the suite as a whole"]
-        assert arms.names == ["base (HEAD)", "new code", "base (HEAD)"]  # half of the pairs begin with the new code
+        assert arms.names == ["base (HEAD)"]
         assert done.stdout.str().count("unconfirmed: base was not measured") >= 3
 
     def test_the_work_tree_is_gone_afterwards(self, stored, arms):
@@ -319,6 +319,12 @@ class TestBase:
         (["--perf-aa=3"], "*--perf-aa: 3 runs are too few*"),
         (["--perf-base=HEAD"], "*--perf-base says how the gate works; give --perf-gate with it"),
         (["--perf-gate", "--benchmark-disable"], "*--benchmark-disable measures nothing*"),
+        (
+            ["--perf-gate", "--perf-gate-budget=0"],
+            "*--perf-gate-budget: '0' is not a duration above 0; write *none for*",
+        ),
+        (["--perf-gate", "-o", "perf_gate_budget=long"], "*ini perf_gate_budget: 'long' is not a duration above 0*"),
+        (["--perf-gate-budget=60"], "*--perf-gate-budget limits what the gate runs again; give --perf-gate or *"),
         (["-o", "perf_tolerance=7"], "*ini perf_tolerance: '7' is not between 0 and 1*"),
         (["--perf-gate", "--perf-base=nowhere"], "*is not in a git repository"),
     ],

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from perfsuite.errors import ConfigurationError
-from perfsuite.plugin import gating
+from perfsuite.plugin import gate_arms
 from perfsuite.plugin.revision import revision_of, stamp
 from test_correctness.helpers.gated_repository import ScriptedArms, baseline_file, commit_all
 
@@ -131,14 +131,14 @@ class TestAnchor:
     @pytest.mark.parametrize("failure", ["arm", "tree"])
     def test_where_it_cannot_run_that_is_said(self, repo, arms, monkeypatch, failure):
         arms.factors["stored commit"] = None
-        original = gating.arm_of
+        original = gate_arms.arm_of
 
         def arm_of(root, revision, name):
             if failure == "tree" and name.startswith("stored"):
                 raise ConfigurationError(f"revision {revision!r} is not a commit of here")
             return original(root, revision, name)
 
-        monkeypatch.setattr(gating, "arm_of", arm_of)
+        monkeypatch.setattr(gate_arms, "arm_of", arm_of)
         done = repo.run("--perf-gate", "--perf-base=HEAD", "-k", "cpu-1")
         done.assert_outcomes(failed=1)
         said = "is not a commit of here; *" if failure == "tree" else "was not measured: its pytest*"

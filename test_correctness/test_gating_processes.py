@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
 import textwrap
+import time
+from pathlib import Path
 
 import pytest
 
-from benchmarks.gate_history import Repository, accepted, story, switched_out, without_base
+from benchmarks.gate_history import STEP_S, Repository, accepted, story, switched_out, without_base
 from benchmarks.scripted_clock import VARIABLES
+from perfsuite.git import git
+from perfsuite.journal import read_journal
 
+ROOT = Path(__file__).parent.parent
 pytest_plugins = ["pytester"]
 
 REAL = """
@@ -88,3 +97,59 @@ def test_a_case_without_clean_samples_fails_where_its_report_cannot_wait(tmp_pat
     assert page.code == 1
     assert re.search(r"^REGRESSED \+(99|100)", page.text, re.MULTILINE)
     assert "unconfirmed: no clean samples, slower even against its yardstick" in page.text
+
+
+def processes_of(token):
+    """Processes with this variable in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"TOKEN_OF_TEST={token}".encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")])
+def test_a_signal_while_the_gate_settles_leaves_verdicts_and_nothing_else(stored, tmp_path, number, name):
+    repository = stored.copied(tmp_path / "repository")
+    repository.commit(1.5 * STEP_S, "slow")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **VARIABLES, "TOKEN_OF_TEST": str(tmp_path)}
+    command = ["-q", "--perf-platform=scripted", "--benchmark-max-time=0.3", "--perf-gate", "--perf-base=HEAD~1"]
+    with (tmp_path / "output").open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *command, f"--perf-journal={tmp_path}/j.jsonl"],
+            cwd=repository.root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        while not arms_of(tmp_path):
+            assert child.poll() is None
+            time.sleep(0.05)
+        child.send_signal(number)
+        time.sleep(1.5)
+        child.send_signal(number)  # somebody is impatient
+        assert child.wait() == pytest.ExitCode.INTERRUPTED
+    assert len(git(repository.root, "worktree", "list").splitlines()) == 1
+    while processes_of(tmp_path):
+        time.sleep(0.1)
+    record = read_journal(tmp_path / "j.jsonl").gate
+    (verdict,) = record.verdicts
+    assert verdict.name == "inconclusive"
+    assert verdict.reasons[0] == f"the gate was interrupted by {name} before it was decided"
+    assert f"the gate was interrupted by {name}" in (tmp_path / "output").read_text()
+
+
+def arms_of(token):
+    """Arms that are alive: their pytest has PERFSUITE_TURNS."""
+    found = []
+    for pid in processes_of(token):
+        try:
+            found += [pid] if b"PERFSUITE_TURNS=" in Path(f"/proc/{pid}/environ").read_bytes() else []
+        except OSError:
+            continue
+    return found

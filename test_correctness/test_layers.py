@@ -183,6 +183,7 @@ def test_what_several_concerns_do_at_one_hook_stands_in_one_module():
     assert shared == {
         "pytest_sessionfinish": {"order", "launch"},  # an agent leaves before everybody's, a driver's code comes last
         "pytest_runtest_protocol": {"gating", "launch"},  # of perf cases, and of all others
+        "pytest_runtestloop": {"order", "turns"},  # around the loop, and the loop of an arm
     }
 
 

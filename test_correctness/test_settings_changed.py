@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from perfsuite import gatekeeper
+from perfsuite import settling
 from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import MetricMeaning
@@ -187,7 +188,7 @@ def test_a_metric_in_another_unit_is_another_case_until_it_is_accepted(tmp_path)
 
 
 def test_a_base_that_runs_other_settings_is_no_base(stored, machine, monkeypatch):
-    from test_correctness.helpers.gated_repository import ScriptedArms, commit_all
+    from test_correctness.helpers.gated_repository import ScriptedArms, Turns, commit_all
 
     commit_all("base")
     commit_all("new")
@@ -200,7 +201,7 @@ def test_a_base_that_runs_other_settings_is_no_base(stored, machine, monkeypatch
             return results
         return {case: dataclasses.replace(one, parameters={"number": 7}) for case, one in results.items()}
 
-    monkeypatch.setattr(gatekeeper, "run_arm", with_another_number)
+    monkeypatch.setattr(settling, "LiveArm", functools.partial(Turns, with_another_number))
     machine.factors[1] = 2.0
     done = stored.run("--perf-gate", "--perf-base=HEAD~1")
     done.assert_outcomes(passed=2, failed=1)

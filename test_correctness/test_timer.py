@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -188,7 +188,7 @@ def test_samples_of_ten_milliseconds_are_agreed_on_at_once(monkeypatch, iteratio
 
     monkeypatch.setattr(dist, "barrier", lambda: None)
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    monkeypatch.setattr(timing, "_no_gc", lambda disabled: contextlib.nullcontext(began.append(clock.now_ns)))
+    monkeypatch.setattr(timing.gc, "collect", lambda: began.append(clock.now_ns))
     code = SimpleNamespace(clock=clock, synchronize=lambda: None)
     member = SimpleNamespace(code=code, world_size=2, rank=1, device="cpu")
     spans = SimpleNamespace(discard=lambda: None, close_sample=lambda *stamps: None)
@@ -198,6 +198,36 @@ def test_samples_of_ten_milliseconds_are_agreed_on_at_once(monkeypatch, iteratio
     assert taken.own_s == pytest.approx([own_s] * sum(agreed))
     assert [sample.time_s for sample in taken.samples] == pytest.approx([own_s + k for k in range(sum(agreed))])
     assert all(sample.involuntary_switches >= 7 for sample in taken.samples)
+
+
+@pytest.mark.parametrize(
+    ("yardstick_ns", "budget", "samples"),
+    [
+        (0, Budget(max_time_s=0.03), 30),
+        (MS, Budget(max_time_s=0.03), 30),  # as many as without one
+        (5 * MS, Budget(max_time_s=0.03), 15),  # three times the budget in all
+        (5 * MS, Budget(max_time_s=0.03, sustain_s=0.06), 10),  # as long as was asked for
+    ],
+)
+def test_yardsticks_cost_no_samples_within_three_times_the_budget(monkeypatch, yardstick_ns, budget, samples):
+    monkeypatch.setattr(timing, "_AGREE_EVERY_S", 0.0)  # one by one: it ends on time
+    monkeypatch.setattr(Steps, "queues", False)
+    clock = Steps()
+
+    def passing(ns):
+        clock.now_ns += ns
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=clock.now_s, thread_time=clock.now_s))
+    monkeypatch.setattr(timing, "make_yardstick", lambda *kind: lambda: passing(yardstick_ns))
+    member = SimpleNamespace(
+        code=SimpleNamespace(clock=clock, synchronize=lambda: None), world_size=1, rank=0, device="cpu"
+    )
+    spans = SimpleNamespace(discard=lambda: None, close_sample=lambda *stamps: None)
+    budget = dataclasses.replace(budget, yardstick=yardstick_ns > 0, min_rounds=1)
+    timer = Timer(member, budget, spans, aligned=True)  # type: ignore[arg-type]
+    taken = timer.take(Iteration(lambda: passing(MS), "run"), "compute")
+    assert samples == len(taken.samples)
+    assert 1.0 == pytest.approx(taken.cpu_share)
 
 
 class Queue(Clock):

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import math
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -148,6 +149,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pytest_args", nargs="*", metavar="-- PYTEST ARGS", help="which cases, as pytest takes them")
 
 
+def _unwind(number: int, frame: object) -> None:
+    """End like Ctrl-C, so that arms end and work trees are removed; repetitions are ignored."""
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
 def run_ab(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite ab``."""
     if options.pairs < MIN_PAIRS:
@@ -165,6 +172,7 @@ def run_ab(options: argparse.Namespace) -> int:
     root = Path.cwd()
     arguments = options.pytest_args or ["test_perf"]
     with ExitStack() as trees:
+        trees.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _unwind))
         arms = []
         for side, env in zip("ab", environments, strict=True):
             revision = getattr(options, side)

@@ -149,6 +149,8 @@ class CaseWork:
         """Names of the quantities that the screening suspects."""
         self.impossible: list[str] = []
         self.withdrawn = ""
+        self.cut_short = ""
+        """Why it was not measured further, although it needs more for its verdict."""
         self.no_base = ""
         self.no_anchor = "" if given.anchor else "the stored runs name no commit, or one with uncommitted changes"
 

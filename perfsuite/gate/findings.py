@@ -55,7 +55,7 @@ def verdict(work: CaseWork, view: View) -> Verdict:
     if work.learnt is not None:
         return _learning(blank, exact, work, view)
     asked = [Question(work=work, judged=judged, view=view) for judged in work.judged if _is_asked(work, judged, view)]
-    told = [_within_its_interval(finding(one), one) for one in asked]
+    told = [_cut_short(_within_its_interval(finding(one), one), work.cut_short) for one in asked]
     return _worst(blank, [*told, *exact], work.withdrawn, _unwatched(work, view))
 
 
@@ -72,6 +72,16 @@ def _within_its_interval(told: Finding, asked: Question) -> Finding:
     centre, effect = asked.judged.level.centre, told.level.change
     before, after = (asked.judged.plain(value) for value in (centre, centre + math.log1p(effect)))
     return replace(told, effect=effect, interval=told.level.interval, before=before, after=after)
+
+
+def _cut_short(told: Finding, why: str) -> Finding:
+    """Take back a pass of a case that needed more runs; what is shown already stands."""
+    if not why:
+        return told
+    if told.name in FAILING:
+        return replace(told, flags=(*told.flags, f"{why} before all runs and pairs were made"))
+    name = "inconclusive" if told.name in ("pass", "improved") else told.name
+    return replace(told, name=name, reasons=(f"{why} before it was decided", *told.reasons))
 
 
 def _unwatched(work: CaseWork, view: View) -> list[str]:

@@ -10,7 +10,8 @@ verdict for each case::
             ...           # gate.add(node, run), gate.add_pair(node, base=run, new=run) or gate.add_anchor_pair(...)
     verdicts = gate.verdicts()
 
-Equal inputs give equal requests and verdicts.
+Where time is limited, ``next_requests`` is told what is left and what runs cost, and asks for what can decide most;
+``end`` says that no more will come.  Equal inputs give equal requests and verdicts.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate import findings, session, stages
+from perfsuite.gate.budget import SCREENING_SHARE, Spending, Wanted
 from perfsuite.gate.estimate import Today
 from perfsuite.gate.evidence import CaseWork, GateCase, Judged
 from perfsuite.gate.fit import case_works
@@ -67,6 +69,7 @@ class Gate:
         self._confirming = 0
         self._probes: list[CaseWork] | None = None
         self._probed = False
+        self._ended = False
 
     @property
     def covered(self) -> tuple[str, ...]:
@@ -138,29 +141,69 @@ class Gate:
         few = session.few_sessions(undecided, self.settings)
         return (*said, few) if few else said
 
-    def next_requests(self, node: str | None = None) -> list[Request]:
-        """What to run next, in this order; empty when every verdict stands.
+    def next_requests(self, node: str | None = None, spending: Spending | None = None) -> list[Request]:
+        """What to run next, in this order; empty when every verdict stands, or when nothing that helps fits the time.
 
-        Call it when every case of the suite has run, or with a node id to settle that case in place.
+        Call it when every case of the suite has run, or with a node id to settle that case in place.  Without
+        ``spending`` there is no limit.
         """
-        if not self.settings.remeasure:
+        if not self.settings.remeasure or self._ended:
             return []
-        works = [self._works[node]] if node is not None else list(self._works.values())
-        open_works = [work for work in works if work.is_open]
-        view = self._look()
-        requests = _screening_requests(open_works, view)
-        if requests:
-            return requests
+        open_works, view = self._open(node), self._look()
+        screening: Wanted = {"run": _screening(open_works, view)}
+        if spending is None or spending.keeping(1 - SCREENING_SHARE).affords(screening):
+            now = screening["run"]
+        else:
+            now = spending.keeping(1 - SCREENING_SHARE).cheapest(screening)
+        if any(now.values()):
+            return _round_robin(now, "run", "screening")
         if self._frozen is None and not self.settings.in_place:
             self._frozen = view.today
             self._frozen_beside = {name: today for name, (today, _) in view.beside.items()}
-        requests = self._probe_requests(open_works, view)
+        requests = self._probe_requests(open_works, view, spending)
         if requests:
             return requests
         view = dataclasses.replace(view, today=self._frozen or view.today)
         for work in open_works:
             work.suspected = work.suspected or stages.suspected(work, view)
-        return self._deciding_requests(open_works, dataclasses.replace(view, suspects=self._suspects))
+        requests = self._deciding_requests(open_works, dataclasses.replace(view, suspects=self._suspects), spending)
+        if requests or spending is None:
+            return requests
+        left = {node: count for node, count in screening["run"].items() if not self._works[node].suspected}
+        return _round_robin(spending.cheapest({"run": left}), "run", "screening")
+
+    def outlook(self, node: str | None = None) -> Wanted:
+        """The most requests that may follow from what is known now, by kind and case."""
+        works, view, settings = self._open(node), self._look(), self.settings
+        wanted: dict[RequestKind, dict[str, int]] = {"run": _screening(works, view), "ab_pair": {}, "anchor_pair": {}}
+        pairs = settings.pairs + settings.more_pairs + (0 if view.today.known else settings.sure_pairs)
+        for work in works if settings.remeasure and not self._ended else ():
+            if work.suspected or wanted["run"][work.node] or stages.suspected(work, view):
+                base = view.settings_of(work).can_run_base
+                runs = settings.first_runs + (0 if base else settings.more_runs)
+                wanted["run"][work.node] += max(0, runs - len(work.fresh))
+                wanted["ab_pair"][work.node] = max(0, pairs - len(work.pairs)) if base else 0
+                anchor = base and session.needs_anchor(work, view)
+                wanted["anchor_pair"][work.node] = max(0, pairs - len(work.anchor_pairs)) if anchor else 0
+        return wanted
+
+    def end(self, why: str, node: str | None = None) -> tuple[str, ...]:
+        """Ask for nothing more, because of ``why``.  Returns the cases that need more: none of them passes."""
+        if not self.settings.remeasure:
+            return ()
+        works, view = self._open(node), self._look()
+        lacking = _screening(works, view)
+        for work in works:
+            needs = [count for counts in self._wanted([work], view).values() for count in counts.values()]
+            unsettled = not work.suspected and (lacking[work.node] or stages.suspected(work, view))
+            if any(needs) or unsettled:
+                work.cut_short = why
+        self._ended = node is None
+        return tuple(work.node for work in works if work.cut_short)
+
+    def _open(self, node: str | None) -> list[CaseWork]:
+        works = [self._works[node]] if node is not None else self._works.values()
+        return [work for work in works if work.is_open]
 
     def _must_probe(self, view: View) -> bool:
         """Whether only an A/B can tell what makes the suite slower: its shift is shown, or is taken off every case."""
@@ -171,7 +214,7 @@ class Gate:
             return suite.may_hide(self.settings)
         return not suite.explained(self.settings) and (suite.is_shown or self._frozen.known)
 
-    def _probe_requests(self, works: Sequence[CaseWork], view: View) -> list[Request]:
+    def _probe_requests(self, works: Sequence[CaseWork], view: View, spending: Spending | None) -> list[Request]:
         """A/B of a few typical cases, with the base and, where that does not show it, with the stored commit."""
         if not self._must_probe(view):
             return []
@@ -183,11 +226,13 @@ class Gate:
         amount = percent(math.expm1(view.suite.effect))
         probes = [work for work in self._probes if work.is_open]
         pairs = {work.node: work.lacking_pairs(work.pairs, self.settings.pairs) for work in probes if not work.no_base}
+        pairs = spending.cheapest({"ab_pair": pairs}) if spending else pairs
         requests = _round_robin(pairs, "ab_pair", f"does the base show the suite's shift of {amount}?")
         base = session.against_base(self._probes, view)
         if not requests and not (base and base.shows(view.suite)):
             anchored = [work for work in probes if session.needs_anchor(work, view)]
             pairs = {work.node: work.lacking_pairs(work.anchor_pairs, self.settings.pairs) for work in anchored}
+            pairs = spending.cheapest({"anchor_pair": pairs}) if spending else pairs
             requests = _round_robin(pairs, "anchor_pair", f"does the stored commit show the suite's shift of {amount}?")
         if not requests:
             self._probed = True
@@ -198,20 +243,53 @@ class Gate:
     def _suspects(self) -> int:
         return sum(bool(work.suspected) for work in self._works.values())
 
-    def _deciding_requests(self, works: Sequence[CaseWork], view: View) -> list[Request]:
-        wanted: dict[RequestKind, dict[str, int]] = {"run": {}, "ab_pair": {}, "anchor_pair": {}}
-        for work in works:
-            if work.suspected:
-                self._add_needs(wanted, work, stages.need(work, view))
+    def _deciding_requests(self, works: Sequence[CaseWork], view: View, spending: Spending | None) -> list[Request]:
+        wanted = self._wanted(works, view)
         confirming = sum(bool(work.pairs) or bool(wanted["ab_pair"].get(work.node)) for work in works)
         if not any(wanted["run"].values()):
             self._confirming = max(self._confirming, confirming)
         done = {work.node: len(work.pairs) + len(work.anchor_pairs) for work in works}
+        if spending is not None:
+            wanted = self._affordable(works, wanted, view, spending)
         return (
             _round_robin(wanted["run"], "run", "re-measurement")
             or _round_robin(wanted["ab_pair"], "ab_pair", "confirmation", done)
             or _round_robin(wanted["anchor_pair"], "anchor_pair", "is the stored commit as fast as stored?", done)
         )
+
+    def _wanted(self, works: Sequence[CaseWork], view: View) -> dict[RequestKind, dict[str, int]]:
+        """What suspects need next: runs, or else pairs."""
+        wanted: dict[RequestKind, dict[str, int]] = {"run": {}, "ab_pair": {}, "anchor_pair": {}}
+        for work in works:
+            if work.suspected:
+                self._add_needs(wanted, work, stages.need(work, view))
+        return wanted
+
+    def _affordable(
+        self, works: Sequence[CaseWork], wanted: Wanted, view: View, spending: Spending
+    ) -> dict[RequestKind, dict[str, int]]:
+        """What of it the time allows: runs of the clearest suspects, with their pairs, then the pairs that decide."""
+        given: dict[RequestKind, dict[str, int]] = {kind: dict(counts) for kind, counts in wanted.items()}
+        if any(wanted["run"].values()):
+            order = sorted(
+                (work for work in works if wanted["run"].get(work.node)),
+                key=lambda work: -stages.clearness(work, view),
+            )
+            nodes = [work.node for work in order]
+            runs = {node: wanted["run"][node] for node in nodes}
+            pairs = {work.node: self.settings.pairs for work in order if view.settings_of(work).can_run_base}
+            given["run"] = spending.complete(nodes, {"run": runs, "ab_pair": pairs})
+            given["run"] = given["run"] or spending.complete(nodes, {"run": runs})
+        for kind in ("ab_pair", "anchor_pair"):
+            if not spending.affords({kind: wanted[kind]}):
+
+                def decides(node: str, further: int, kind: str = kind) -> bool:
+                    work = self._works[node]
+                    made = work.pairs if kind == "ab_pair" else work.anchor_pairs
+                    return stages.pairs_may_decide(work, view, made, further)
+
+                given[kind] = spending.shared_out(kind, wanted[kind], decides)
+        return given
 
     @staticmethod
     def _add_needs(wanted: Mapping[RequestKind, dict[str, int]], work: CaseWork, need: stages.Need) -> None:
@@ -274,9 +352,9 @@ class Gate:
         return self._frozen_beside.get(name, today), corrected
 
 
-def _screening_requests(works: Sequence[CaseWork], view: View) -> list[Request]:
-    wanted = {work.node: stages.screening_lacks(work, view) for work in works if not work.suspected}
-    return _round_robin(wanted, "run", "screening")
+def _screening(works: Sequence[CaseWork], view: View) -> dict[str, int]:
+    """Runs that the screening lacks, by node id."""
+    return {work.node: 0 if work.suspected else stages.screening_lacks(work, view) for work in works}
 
 
 def _after_probes(base: Compared | None, today: Today) -> Today:
@@ -299,16 +377,19 @@ def _replicates_of(having: Iterable[tuple[CaseWork, Judged]], yardstick_shift: f
 def _round_robin(
     wanted: Mapping[str, int], kind: RequestKind, why: str, done: Mapping[str, int] | None = None
 ) -> list[Request]:
-    """One of each, then a second of each, and so on: a bad minute of the host then hits no case twice."""
+    """One of each, then a second of each, and so on: a bad minute of the host then hits no case twice.
+
+    All pairs of a turn begin with the same code, so that each arm is started once for it.
+    """
     return [
         Request(
             case=node,
             kind=kind,
-            first="base" if kind != "run" and _is_even(turn + place + (done or {}).get(node, 0)) else "new",
+            first="base" if kind != "run" and _is_even(turn + (done or {}).get(node, 0)) else "new",
             why=why,
         )
         for turn in range(max(wanted.values(), default=0))
-        for place, (node, count) in enumerate(wanted.items())
+        for node, count in wanted.items()
         if turn < count
     ]
 

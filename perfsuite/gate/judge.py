@@ -332,7 +332,7 @@ class Judge:
         The noise that is expected of the case and that of the pairs are pooled by degrees of freedom.
         """
         differences = [new - base for base, new in pairs]
-        effect, error, dof = self._paired_mean(differences)
+        effect, error, dof = self.mean_of_pairs(differences)
         outcome: Outcome = "inconclusive"
         enough = self.today.known or self._surely(abs(effect), error, dof)
         if enough and self._pairs_show(differences, 1.0):
@@ -364,9 +364,9 @@ class Judge:
     def _pairs_show(self, differences: Sequence[float], sign: float) -> bool:
         """Whether the pairs confirm a change in this direction, also without the one that shows it most."""
         ordered = sorted(sign * difference for difference in differences)
-        return all(self._confirms(*self._paired_mean(some)) for some in (ordered, ordered[:-1]))
+        return all(self.confirms(*self.mean_of_pairs(some)) for some in (ordered, ordered[:-1]))
 
-    def _paired_mean(self, differences: Sequence[float]) -> tuple[float, float, int]:
+    def mean_of_pairs(self, differences: Sequence[float]) -> tuple[float, float, int]:
         """Mean, its standard error and its degrees of freedom.
 
         Many pairs stand for themselves where stored noise holds the drifts of the host, or a disturbed run among few.
@@ -381,7 +381,8 @@ class Judge:
                 return own.mean, own.error, own.dof
         return huber_mean(differences, pooled), pooled / math.sqrt(count), total
 
-    def _confirms(self, effect: float, error: float, dof: int) -> bool:
+    def confirms(self, effect: float, error: float, dof: int) -> bool:
+        """Whether an A/B with this mean, standard error and degrees of freedom shows a slowdown."""
         reach = t_quantile(1 - self.bounds.confirm_alpha, dof) * error
         return effect > max(self._least_of_pairs, reach)
 

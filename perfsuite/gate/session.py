@@ -47,13 +47,15 @@ def verdict(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:
     changes = Counter(key for work in works for key in work.given.environment_changes)
     commits = Counter(work.given.anchor for work in works if work.given.anchor)
     reasons = Counter(why for work in works if (why := stages.why_no_anchor(work, view)))
+    base = against_base(works, view)
+    unknown = "the base was not measured" if view.settings.can_run_base and base is None else ""
     return suite_verdict(
         suite,
         view.settings,
-        base=against_base(works, view),
+        base=base,
         anchor=against_anchor(works, view),
         anchor_commit=commits.most_common(1)[0][0][:10] if commits else "",
-        no_anchor=reasons.most_common(1)[0][0] if reasons else "",
+        no_anchor=unknown or (reasons.most_common(1)[0][0] if reasons else ""),
         environment=changes,
     )
 

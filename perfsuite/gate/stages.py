@@ -131,7 +131,7 @@ def why_no_anchor(work: CaseWork, view: View) -> str:
     """Why the commit that the stored runs name was not run; empty where it can be."""
     if not view.settings.can_run_base:
         return "no base was given (--perf-base): the commit of the stored runs was not run"
-    return work.no_anchor
+    return work.no_anchor or work.cut_short
 
 
 def level_moved(work: CaseWork, judged: Judged, view: View) -> bool:
@@ -207,3 +207,29 @@ def _more_would_help(work: CaseWork, judged: Judged, view: View, estimate: Estim
     """Whether the last runs could decide: let an unchanged case pass, or show what is seen now."""
     judge = view.judge(work, judged, work.fresh)
     return judge.can_clear or abs(estimate.effect) > judge.smallest_shown / 2
+
+
+def pairs_may_decide(work: CaseWork, view: View, pairs: Sequence[Pair], further: int) -> bool:
+    """Whether so many further pairs would show or exclude a slowdown, if they are like what is known."""
+    return any(_may_decide(work, each, view, pairs, further) for each in work.judged if each.name in work.suspected)
+
+
+def _may_decide(work: CaseWork, judged: Judged, view: View, pairs: Sequence[Pair], further: int) -> bool:
+    judge, values = view.judge(work, judged), view.pair_values(judged, pairs)
+    level = remeasured(work, judged, view)
+    effects = [level.effect, 0.0] if level else [0.0]  # as slow as the level, or not the code's doing
+    noise, total = judge.level.sigma * math.sqrt(2 * judge.inside), len(values) + further
+    if len(values) > 1:
+        effect, error, _ = judge.mean_of_pairs([new - old for old, new in values])
+        effects, noise = [effect], error * math.sqrt(len(values))
+    error, dof = noise / math.sqrt(total), judge.level.dof + total - 1
+    if total < MIN_PAIRS:
+        return False
+    clears = total >= view.settings.pairs and any(judge.excludes(effect, error) for effect in effects)
+    return clears or any(judge.confirms(abs(effect), error, dof) for effect in effects)
+
+
+def clearness(work: CaseWork, view: View) -> float:
+    """How many standard errors a suspect is off its level at the first look: the clearest are decided first."""
+    seen = [screen(work, judged, view) for judged in work.judged if judged.name in work.suspected]
+    return max((abs(each.effect) / max(each.error, 1e-9) for each in seen if each is not None), default=0.0)

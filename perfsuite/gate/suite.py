@@ -283,7 +283,7 @@ def _hidden(
     line = (
         f"the suite is {percent(effect, signed=True)} against the stored runs, on a host that moves so much between "
         f"sessions that all cases may be up to {percent(shift.most_hidden)} slower; "
-        f"{no_anchor if base is not None else '--perf-base would tell'}"
+        f"{no_anchor if base is not None or settings.can_run_base else '--perf-base would tell'}"
     )
     return SuiteVerdict(name="inconclusive", effect=effect, line=line, seen=False)
 

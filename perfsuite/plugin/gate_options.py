@@ -15,6 +15,7 @@ from perfsuite.errors import ConfigurationError
 from perfsuite.gate.verdict import FAILING, GateSettings
 from perfsuite.plugin import collisions
 from perfsuite.plugin.options import settings_key
+from perfsuite.units import parse_duration
 
 if TYPE_CHECKING:
     from perfsuite.baselines.draft import UpdateMode
@@ -46,6 +47,8 @@ class GateOptions:
     """Fresh runs of each case in this session."""
     aa_runs: int
     """Fresh runs of each case for the A/A report; 0 without one."""
+    budget_s: float | None
+    """Seconds that the gate may take beyond the first run of every case; None: the usual, infinite: no limit."""
     folder: Path
     """Baselines of real devices."""
     simulated_folder: Path
@@ -97,6 +100,12 @@ def declare(parser: pytest.Parser) -> None:
     add("--perf-reason", metavar="TEXT", default="", help="why --perf-update=accept or --perf-accept is right")
     add("--perf-runs", metavar="N", type=int, default=1, help="record N runs of each case, each in fresh processes")
     add("--perf-aa", metavar="N", type=int, default=0, help="show the gate's own error rates here from N equal runs")
+    add(
+        "--perf-gate-budget",
+        metavar="DURATION|none",
+        help="limit what the gate runs beyond the first run of every case, e.g. 300 or 10min; none: no limit (default: "
+        "the larger of 3 min and 10 times the first runs; ini: perf_gate_budget)",
+    )
     add("--perf-baselines", metavar="DIR", help="folder of the baselines (ini: perf_baselines)")
     parser.addini("perf_baselines", "folder of the baselines, relative to the root", default="baselines")
     parser.addini(
@@ -104,6 +113,7 @@ def declare(parser: pytest.Parser) -> None:
         "folder of the baselines of simulated devices, relative to the root",
         default=".perfsuite/simulated-baselines",
     )
+    parser.addini("perf_gate_budget", "time the gate may take beyond the first runs, e.g. 10min, or none", default="")
     parser.addini("perf_fail_on", "verdicts that fail under --perf-gate, with commas", default="default")
     parser.addini("perf_baselines_links", "a baseline file may be a link out of its folder", type="bool", default=False)
     parser.addini("perf_tolerance", "relative slowdown that is accepted, e.g. 0.03", default="0.03")
@@ -143,6 +153,7 @@ def _read(config: pytest.Config) -> GateOptions:
         reason=reason,
         runs=option("perf_runs"),
         aa_runs=option("perf_aa"),
+        budget_s=_budget(config),
         folder=config.rootpath / (option("perf_baselines") or ini("perf_baselines")),
         simulated_folder=config.rootpath / (option("perf_baselines") or ini("perf_simulated_baselines")),
         folder_of_real=config.rootpath / ini("perf_baselines"),
@@ -190,6 +201,29 @@ def _fail_on(config: pytest.Config) -> frozenset[VerdictName]:
     uncovered = UNCOVERED if collisions.option(config, "perf_require_baseline") else frozenset()
     accepted = {collisions.option(config, "perf_accept")}
     return (chosen | default | uncovered) - accepted
+
+
+def _budget(config: pytest.Config) -> float | None:
+    """Seconds of --perf-gate-budget or its ini key; None where neither is given."""
+    option, ini = functools.partial(collisions.option, config), functools.partial(collisions.ini, config)
+    given = option("perf_gate_budget")
+    where = "--perf-gate-budget" if given is not None else "ini perf_gate_budget"
+    written = (given if given is not None else ini("perf_gate_budget")).strip()
+    if given is not None and not (option("perf_gate") or option("perf_update")):
+        raise pytest.UsageError(f"{where} limits what the gate runs again; give --perf-gate or --perf-update with it")
+    if not written and given is None:
+        return None
+    if written == "none":
+        return math.inf
+    try:
+        seconds = parse_duration(written)
+    except ConfigurationError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise pytest.UsageError(
+            f"{where}: {written!r} is not a duration above 0; write seconds such as 300, 10min, or none for no limit"
+        )
+    return seconds
 
 
 def _refuse_smoke(config: pytest.Config, mode: str | None) -> None:

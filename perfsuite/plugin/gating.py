@@ -7,8 +7,6 @@ case is settled in place instead.  Without ``--perf-gate`` the verdicts are only
 
 from __future__ import annotations
 
-import functools
-import shutil
 import traceback
 from collections import Counter
 from collections.abc import Sequence
@@ -18,30 +16,31 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from perfsuite.arms import Arm, arm_of
 from perfsuite.baselines.runs import usable, why_unusable
 from perfsuite.errors import CaseStopped, PerfsuiteError, first_line
 from perfsuite.gate.comparable import nearest_hardware
 from perfsuite.gate.describe import phrases, word
 from perfsuite.gate.verdict import Verdict
-from perfsuite.gatekeeper import Base, Gatekeeper, hardware_of
+from perfsuite.gatekeeper import Gatekeeper, hardware_of
 from perfsuite.platforms import fingerprint
 from perfsuite.platforms.environment import boot_of
 from perfsuite.platforms.host import Host
-from perfsuite.plugin import collisions, retries, verdict_reports
+from perfsuite.plugin import retries, verdict_reports
 from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.device_word import telemetry_of
 from perfsuite.plugin.fixtures import CaseState, state_key
+from perfsuite.plugin.gate_arms import base_of
 from perfsuite.plugin.gate_options import GateOptions, gate_options_key, tolerances_of
 from perfsuite.plugin.hooks import Judgement
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.output import Out, level_key
-from perfsuite.plugin.revision import revision_of, stamp
+from perfsuite.plugin.revision import stamp
 from perfsuite.plugin.state import suite_of
 from perfsuite.plugin.suite import Suite
 from perfsuite.records import Result
 from perfsuite.reports.verdicts import SUITE_FAILS, aa_lines, gate_lines, suite_lines
 from perfsuite.run_record import GateRecord
+from perfsuite.settling import Clock
 from perfsuite.units import plural
 
 _REASONS = 3
@@ -73,36 +72,15 @@ class Gating:
             hardware=hardware_of(fingerprint(suite.machine), suite.machine.name, suite.machine.simulated),
             folder=options.folder_for(simulated=suite.machine.simulated),
             backend=suite.machine.family.backend,
-            base=self._base() if options.base else None,
+            base=base_of(config, suite, options, self._trees) if options.base else None,
             commit=stamp(suite.revision),
             boot=boot_of(Host()),
             links=options.links,
             disturbance=telemetry_of(suite),
+            clock=Clock(asked_s=options.budget_s),
         )
 
     # -- before the loop -----------------------------------------------------------------------------------------
-
-    def _base(self) -> Base:
-        assert self.options.base is not None
-        assert self.suite.session is not None
-        root, given = self.config.rootpath, self.options.base
-        python = shutil.which(given) if "/" in given else None
-        if python:
-            base = Arm(name=f"base ({given})", root=root, interpreter=python)
-        else:
-            base = self._trees.enter_context(arm_of(root, given, f"base ({given})"))
-        return Base(
-            base=base,
-            new=Arm(name="new code", root=root),
-            arguments=shared_arguments(self.config),
-            case_deadline_s=self._arm_deadline_s,
-            commit="" if python else stamp(revision_of(base.root, self.options.folder)),
-            anchor=lambda commit: self._trees.enter_context(arm_of(root, commit, f"stored commit ({commit[:10]})")),
-        )
-
-    def _arm_deadline_s(self, case: str) -> float:
-        assert self.suite.session is not None
-        return self.suite.session.deadline_s(case) + self.suite.settings.budget.asked_s
 
     def refuse_nothing_gated(self) -> None:
         """A gate that would compare nothing is a usage error, told before anything is measured."""
@@ -168,15 +146,28 @@ class Gating:
                 for report in reports:
                     hook.pytest_runtest_logreport(report=report)
             elif self.in_place:
-                self.keeper.settle_one(result.case, len(self.cases), self._say)
-                verdict_reports.tell_next_steps(self.keeper.verdicts, self.config)
-                verdict = self.keeper.verdicts[result.case]
-                self.suite.verdicts[result.case] = word(verdict)
-                self._report(item, reports, verdict)
+                self._settle_in_place(item, reports)
             else:
                 self.held.append((item, reports))
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
+
+    def _settle_in_place(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
+        """Settle one case, and report it with what is known where a signal ends that."""
+        node = item.nodeid
+        try:
+            with self.suite.running_case():
+                self.keeper.settle_one(node, len(self.cases), self._say)
+        except CaseStopped as stopped:  # the loop ends before the next case
+            self.keeper.conclude(interrupted(stopped), node)
+        except KeyboardInterrupt as stopped:
+            with self.suite.signals.held():
+                self.keeper.conclude(interrupted(stopped), node)
+                self._report(item, reports, self.keeper.verdicts[node])
+            raise
+        verdict_reports.tell_next_steps(self.keeper.verdicts, self.config)
+        self.suite.verdicts[node] = word(self.keeper.verdicts[node])
+        self._report(item, reports, self.keeper.verdicts[node])
 
     @pytest.hookimpl(trylast=True)
     def pytest_perfsuite_judge(self, item: pytest.Item, result: Result) -> Judgement | None:
@@ -203,7 +194,8 @@ class Gating:
     def give_up(self) -> None:
         """The run was interrupted: what was measured is reported, unjudged."""
         self._release(settled=False)
-        self._trees.close()
+        with self.suite.signals.held():  # a second Ctrl-C would leave a work tree registered
+            self._trees.close()
 
     def end(self, session: pytest.Session) -> None:
         """Settle what is open while the ranks still live, then hand out the reports that were held."""
@@ -211,12 +203,23 @@ class Gating:
             self._settle(session)
             self._release(settled=True)
             self._update()
-        except CaseStopped:  # SIGTERM while something was run again
+        except (CaseStopped, KeyboardInterrupt) as stopped:  # while something was run again
+            self._conclude(interrupted(stopped))
+            if isinstance(stopped, KeyboardInterrupt):
+                raise
             raise session.Interrupted(session.shouldstop) from None
         except Exception:  # whatever is wrong with the gate itself, what was measured is reported; the run fails
             self.problem = f"the gate could not judge: {traceback.format_exc()}"
         finally:
             self.give_up()
+
+    def _conclude(self, why: str) -> None:
+        """Report what is known when a signal ends the settling."""
+        with self.suite.signals.held():
+            if not self.in_place:
+                self.keeper.conclude(why)
+            self._note_verdicts()
+            self._release(settled=True)
 
     def _settle(self, session: pytest.Session) -> None:
         self._more_runs(session)
@@ -224,6 +227,9 @@ class Gating:
             return
         with self.suite.running_case():
             self.keeper.settle(self._say)
+        self._note_verdicts()
+
+    def _note_verdicts(self) -> None:
         verdict_reports.tell_next_steps(self.keeper.verdicts, self.config)
         for node, verdict in self.keeper.verdicts.items():
             if self.options.gate or verdict.name != "no-baseline":  # said once below the table, not in every row
@@ -307,9 +313,9 @@ class Gating:
             self.problem = f"--perf-gate compared nothing: {why}" if why else self._nothing_gated()
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, *, always: bool = False) -> None:
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None and self.config.getoption("verbose", 0) >= 0:
+        if reporter is not None and (always or self.config.getoption("verbose", 0) >= 0):
             reporter.ensure_newline()
             reporter.write_line(f"perfsuite: {text}")
 
@@ -367,27 +373,6 @@ def shortened(lines: Sequence[str]) -> list[str]:
     return [*lines[:_UPDATE_LINES], *([f"and {plural(more, 'more line')}: --perf-show=tables"] if more > 0 else [])]
 
 
-def shared_arguments(config: pytest.Config) -> tuple[str, ...]:
-    """Options of this run that decide what and how long is measured; the arms of an A/B get the same."""
-    option = functools.partial(collisions.option, config)
-    given = [
-        f"{flag}={option(name)}"
-        for flag, name in (
-            ("--perf-platform", "perf_platform"),
-            ("--perf-scale", "perf_scale"),
-            ("--perf-timeout", "perf_timeout"),
-            ("--perf-backend", "perf_backend"),
-            ("--perf-world-sizes", "perf_world_sizes"),
-            ("--perf-warmup", "perf_warmup"),
-            ("--perf-sustain", "perf_sustain"),
-            ("--benchmark-max-time", "benchmark_max_time"),
-            ("--benchmark-min-rounds", "benchmark_min_rounds"),
-        )
-        if option(name) is not None
-    ]
-    if option("perf_pin") != "none":  # its default, which an older base may not know
-        given.append(f"--perf-pin={option('perf_pin')}")
-    if option("perf_shapes") is not None:
-        given.append(f"--perf-shapes={config.invocation_params.dir / option('perf_shapes')}")
-    flags = (("--perf-oversubscribe", "perf_oversubscribe"), ("--perf-cache-flush", "perf_cache_flush"))
-    return (*given, *(flag for flag, name in flags if option(name)))
+def interrupted(stopped: BaseException) -> str:
+    """Why the gate runs nothing more after a signal."""
+    return f"the gate was interrupted by {stopped.signal if isinstance(stopped, CaseStopped) else 'SIGINT'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import gatekeeper
+from perfsuite import gatekeeper, settling
 from perfsuite.arms import ArmFailed
 from perfsuite.records import Sample
 from test_correctness.helpers.scripted_driver import measurement, repository
@@ -99,8 +100,8 @@ def commit_all(message):
 class ScriptedArms:
     """Arms of an A/B: what they measure of case 1 is scripted, in the present process."""
 
-    def __init__(self, machine, monkeypatch):
-        self.machine = machine
+    def __init__(self, machine, monkeypatch, took=lambda: None, now=None):
+        self.machine, self.took = machine, took
         self.factors = {"base": 1.0, "stored commit": 1.0}
         """How slow the case is on the older arms; None: it cannot be measured."""
         self.no_case = False
@@ -111,15 +112,17 @@ class ScriptedArms:
         self._session = None
         original = gatekeeper.Gatekeeper.__init__
 
-        def remember(keeper, *, session, **others):
+        def remember(gate, *, session, **others):
             self._session = session
-            original(keeper, session=session, **others)
+            others["clock"].now = now or others["clock"].now
+            original(gate, session=session, **others)
 
         monkeypatch.setattr(gatekeeper.Gatekeeper, "__init__", remember)
-        monkeypatch.setattr(gatekeeper, "run_arm", self.run)
+        monkeypatch.setattr(settling, "LiveArm", functools.partial(Turns, self.run))
 
     def run(self, arm, arguments, deadline_s):
         self.names.append(arm.name)
+        self.took()
         self.arguments = arguments
         kind = arm.name.partition(" (")[0]
         here = self.machine.factors.get(1, 1.0) if kind == "new code" else self.factors[kind]
@@ -131,3 +134,22 @@ class ScriptedArms:
             return {case: self._session.rerun("test_it.py::test_case[cpu-1]")}
         finally:
             self.machine.factors[1] = kept
+
+
+class Turns:
+    """A live arm whose turns a function answers: (arm, options and node ids, deadline) -> results by node id."""
+
+    def __init__(self, run, arm, arguments, cases):
+        self.run, self.arm, self.arguments, self.cases = run, arm, arguments, cases
+
+    def start(self, deadline_s):
+        """It is there at once."""
+
+    def serves(self, cases):
+        return set(cases) <= set(self.cases)
+
+    def measure(self, cases, deadline_s):
+        return self.run(self.arm, [*self.arguments, *cases], deadline_s)
+
+    def close(self):
+        """Nothing was started."""

@@ -18,14 +18,15 @@ import math
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from perfsuite import garbage
 from perfsuite.records import Sample
 from perfsuite.runtime.ranks.effort import Effort
 from perfsuite.runtime.ranks.rank import Membership
@@ -49,6 +50,8 @@ _BATCH_S = 0.005
 """Warm-up batches grow until they last this long."""
 _AGREE_EVERY_S = 0.01
 """Samples of about so long are agreed on at once: to agree on a small message costs as much as the message."""
+_MOST_BESIDE = 3.0
+"""Sampling goes on for so many times its time where yardsticks, which do not count into it, take the rest."""
 _BARRIERS = 5
 """At least so many barriers are timed, besides the first of a warm-up: there the ranks come from their checks."""
 
@@ -154,7 +157,8 @@ class Timer:
         samples: list[Sample] = []
         own: list[_OwnSample] = []
         started_s = time.perf_counter()
-        with _no_gc(self._budget.disable_gc):
+        gc.collect()
+        with garbage.kept() if self._budget.disable_gc else nullcontext():
             while not self._enough(len(samples)):
                 batch = [self._sample(run, iterations, control, flush) for _ in range(self._at_once(len(samples)))]
                 own += batch
@@ -176,6 +180,8 @@ class Timer:
     _effort = Effort()
     """What the iterations of the warm-up did, where a control is to resemble them."""
     _sends = False
+    _yardsticks_s = 0.0
+    """Seconds that controls took so far."""
 
     def _make_control(self, message_bytes: float | None, iterations: int) -> Control:
         """The control that resembles the iterations of the warm-up, the same on all ranks."""
@@ -189,8 +195,17 @@ class Timer:
         return make_control(doing, member.device, member.code)
 
     def _elapsed(self, started_s: float) -> float:
-        """Rank 0 keeps the time for all: the others contribute nothing to the maximum."""
-        return time.perf_counter() - started_s if self._member.rank == 0 else 0.0
+        """Rank 0 keeps the time for all: the others contribute nothing to the maximum.
+
+        Yardsticks do not count, so that a gated run has as many samples as a plain one, within _MOST_BESIDE.  A
+        sustained run lasts as long as was asked for.
+        """
+        if self._member.rank != 0:
+            return 0.0
+        whole_s = time.perf_counter() - started_s
+        if self._budget.sustain_s is not None:
+            return whole_s
+        return max(whole_s - self._yardsticks_s, whole_s / _MOST_BESIDE)
 
     def _enough(self, taken: int) -> bool:
         if taken < self._budget.min_rounds:
@@ -235,14 +250,16 @@ class Timer:
         self._clock.wait(end)
         switches = _involuntary_switches() - switches
         self._spans.close_sample(start, end, iterations)
-        wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
+        ended_s, cpu_s = time.perf_counter(), time.thread_time() - cpu_s
+        yardstick_s = self._time_control(control) if control is not None else 0.0
+        self._yardsticks_s += time.perf_counter() - ended_s if control is not None else 0.0
         return _OwnSample(
             time_s=self._clock.elapsed_s(start, end) / iterations,
             launch_s=(started_s - began_s) / iterations,
             switches=switches,
-            yardstick_s=self._time_control(control) if control is not None else 0.0,
+            yardstick_s=yardstick_s,
             cpu_s=cpu_s,
-            wall_s=wall_s,
+            wall_s=ended_s - wall_s,
         )
 
     def _agree(self, own: list[_OwnSample], started_s: float, *, yardstick: bool) -> list[Sample]:
@@ -365,19 +382,6 @@ class Timer:
             buffer.add_(1.0)
 
         return flush
-
-
-@contextmanager
-def _no_gc(disabled: bool) -> Iterator[None]:
-    was = gc.isenabled()
-    gc.collect()
-    if disabled:
-        gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _usual_s(barriers: list[float]) -> float:

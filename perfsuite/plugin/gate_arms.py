@@ -1,0 +1,65 @@
+"""The arms of a gated run: the base, the new code and the commits that stored runs name."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from contextlib import ExitStack
+
+import pytest
+
+from perfsuite.arms import Arm, arm_of
+from perfsuite.plugin import collisions
+from perfsuite.plugin.gate_options import GateOptions
+from perfsuite.plugin.revision import revision_of, stamp
+from perfsuite.plugin.suite import Suite
+from perfsuite.settling import Base
+
+
+def base_of(config: pytest.Config, suite: Suite, options: GateOptions, trees: ExitStack) -> Base:
+    """Return how to run the base that --perf-base names; ``trees`` removes the work trees that are made for it.
+
+    Raises PerfsuiteError where the base cannot be checked out.
+    """
+    session, given, root = suite.session, options.base, config.rootpath
+    assert session is not None
+    assert given is not None
+    python = shutil.which(given) if "/" in given else None
+    if python:
+        base = Arm(name=f"base ({given})", root=root, interpreter=python)
+    else:
+        base = trees.enter_context(arm_of(root, given, f"base ({given})"))
+    return Base(
+        base=base,
+        new=Arm(name="new code", root=root),
+        arguments=shared_arguments(config),
+        case_deadline_s=lambda case: session.deadline_s(case) + suite.settings.budget.asked_s,
+        commit="" if python else stamp(revision_of(base.root, options.folder)),
+        anchor=lambda commit: trees.enter_context(arm_of(root, commit, f"stored commit ({commit[:10]})")),
+    )
+
+
+def shared_arguments(config: pytest.Config) -> tuple[str, ...]:
+    """Options of this run that decide what and how long is measured; the arms of an A/B get the same."""
+    option = functools.partial(collisions.option, config)
+    given = [
+        f"{flag}={option(name)}"
+        for flag, name in (
+            ("--perf-platform", "perf_platform"),
+            ("--perf-scale", "perf_scale"),
+            ("--perf-timeout", "perf_timeout"),
+            ("--perf-backend", "perf_backend"),
+            ("--perf-world-sizes", "perf_world_sizes"),
+            ("--perf-warmup", "perf_warmup"),
+            ("--perf-sustain", "perf_sustain"),
+            ("--benchmark-max-time", "benchmark_max_time"),
+            ("--benchmark-min-rounds", "benchmark_min_rounds"),
+        )
+        if option(name) is not None
+    ]
+    if option("perf_pin") != "none":  # its default, which an older base may not know
+        given.append(f"--perf-pin={option('perf_pin')}")
+    if option("perf_shapes") is not None:
+        given.append(f"--perf-shapes={config.invocation_params.dir / option('perf_shapes')}")
+    flags = (("--perf-oversubscribe", "perf_oversubscribe"), ("--perf-cache-flush", "perf_cache_flush"))
+    return (*given, *(flag for flag, name in flags if option(name)))

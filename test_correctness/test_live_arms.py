@@ -1,0 +1,149 @@
+"""Arms that stay alive between turns, and work trees after signals: real processes on a scripted clock."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.scripted_clock import VARIABLES
+from perfsuite import arms
+from perfsuite.arms import Arm, ArmFailed, arm_of
+from perfsuite.cli import ab
+from perfsuite.cli import main as cli
+from perfsuite.git import git
+from perfsuite.live_arms import LiveArm
+
+ROOT = Path(__file__).parent.parent
+OPTIONS = ("--perf-platform=scripted", "--benchmark-max-time=0.05")
+CASES = """
+import pytest
+from benchmarks.scripted_clock import NOW_NS
+
+def step(rank, number):
+    def iteration():
+        NOW_NS[0] += 1_000_000 * (1 + number)
+    return iteration
+
+@pytest.mark.parametrize("number", range(2))
+def test_step(perf, number):
+    perf(step, number=number)
+
+def test_skipped(perf):
+    pytest.skip("not today")
+"""
+NODES = [f"test_step.py::test_step[scripted-{number}]" for number in range(2)]
+
+
+@pytest.fixture
+def arm(tmp_path, monkeypatch):
+    """An arm of a repository with two cases and one that is skipped."""
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["perfsuite.plugin"]\n')
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_step.py").write_text(CASES)
+    return Arm(name="base", root=tmp_path)
+
+
+def test_an_arm_is_started_once_and_measures_turn_by_turn(arm):
+    skipped = "test_step.py::test_skipped[scripted]"
+    live = LiveArm(arm, OPTIONS, [*NODES, skipped])
+    try:
+        live.start(60)
+        turns = [live.measure(nodes, 60) for nodes in (NODES, NODES[1:], [NODES[1], NODES[0]])]
+        with pytest.raises(ArmFailed, match="base measured no case: not today"):
+            live.measure([skipped], 60)
+        assert live.serves(NODES)
+        assert not live.serves(["test_other.py::test"])
+    finally:
+        live.close()
+    assert [sorted(turn) for turn in turns] == [NODES, NODES[1:], NODES]
+    assert [round(turn[NODES[1]].median_s, 4) for turn in turns] == [0.002] * 3
+    started = {turn[NODES[1]].started_at for turn in turns}
+    assert len({id(turn[NODES[1]]) for turn in turns}) == 3
+    assert started
+    assert all(turn[NODES[1]].measurement.process == "fresh" for turn in turns)
+    assert live._child.poll() is not None
+
+
+def test_an_arm_that_cannot_collect_its_cases_says_why(arm):
+    live = LiveArm(arm, OPTIONS, ["test_step.py::nowhere"])
+    with pytest.raises(ArmFailed, match=r"(?s)^base was not measured: its pytest ended with exit code 4; .*nowhere"):
+        live.start(60)
+    assert live._child.poll() is not None
+
+
+def test_an_arm_that_is_gone_is_not_asked_again(arm):
+    live = LiveArm(arm, OPTIONS, NODES)
+    try:
+        live.start(60)
+        os.killpg(live._child.pid, signal.SIGKILL)
+        with pytest.raises(ArmFailed, match="its pytest ended with exit code -9"):
+            live.measure(NODES, 60)
+        assert not live.serves(NODES)
+    finally:
+        live.close()
+
+
+# -- work trees and signals ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A git repository of one commit."""
+    root = tmp_path / "checkout"
+    root.mkdir()
+    (root / "file").write_text("text")
+    who = ("-c", "user.name=n", "-c", "user.email=e")
+    for arguments in (["init", "-q"], ["add", "file"], ["commit", "-qm", "first"]):
+        subprocess.run(["git", *who, *arguments], cwd=root, check=True)
+    return root
+
+
+@pytest.mark.parametrize("half_made", [False, True])
+def test_a_signal_while_git_makes_a_work_tree_leaves_none_registered(checkout, monkeypatch, half_made):
+    def interrupted(root, *arguments, **others):
+        done = git(root, *arguments, **others)
+        if arguments[:2] == ("worktree", "add"):
+            tree = Path(arguments[-2])
+            if half_made:  # as git leaves it where it is killed at once
+                (tree / ".git").unlink()
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(arms, "git", interrupted)
+    with pytest.raises(KeyboardInterrupt), arm_of(checkout, "HEAD", "base"):
+        pass
+    assert len(git(checkout, "worktree", "list").splitlines()) == 1
+    assert list((checkout / ".git").glob("worktrees/*")) == []
+
+
+def test_a_killed_run_leaves_its_work_tree_registered_until_the_next(checkout, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    program = "import os; from pathlib import Path; from perfsuite.arms import arm_of\n"
+    program += "with arm_of(Path(), 'HEAD', 'base'): os.kill(os.getpid(), 9)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], cwd=checkout, env=environment, check=False)
+    git(checkout, "worktree", "add", "--detach", str(tmp_path / "own"))
+    shutil.rmtree(tmp_path / "own")  # somebody's own, on a disk that is not mounted now
+    assert len(git(checkout, "worktree", "list").splitlines()) == 3
+    with arm_of(checkout, "HEAD", "base"):
+        assert len(git(checkout, "worktree", "list").splitlines()) == 3
+    assert len(git(checkout, "worktree", "list").splitlines()) == 2
+
+
+def test_sigterm_ends_a_comparison_and_removes_its_work_tree(checkout, monkeypatch):
+    monkeypatch.chdir(checkout)
+    monkeypatch.setattr(ab, "run_arm", lambda *arm: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit, match="143"):
+        cli.main(["ab", "--a", "HEAD", "--", "file"])
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert len(git(checkout, "worktree", "list").splitlines()) == 1
