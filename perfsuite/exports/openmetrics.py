@@ -10,7 +10,7 @@ from perfsuite.errors import ConfigurationError
 from perfsuite.exports.row import TIME, ExportRow, newest
 from perfsuite.text import escaped
 
-_LABELS = ("case", "platform", "fingerprint", "ranks", "unit", "better", "convention", "verdict", "simulated")
+_LABELS = ("case", "metric", "platform", "fingerprint", "ranks", "unit", "better", "convention", "verdict", "simulated")
 _TIME_NAME = "perfsuite_median_seconds"
 _INVALID = re.compile(r"[^a-zA-Z0-9_]")
 

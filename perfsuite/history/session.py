@@ -4,6 +4,7 @@
 
 {"schema": 1, "session": "...", "time": "...", "platform": "cpu", "fingerprint": "...", "simulated": false,
  "commit": "...", "dirty": false, "branch": "main", "subject": "...", "environment": {...},
+ "own": {"memory": ["GiB", "lower"]},
  "cases": {"test_perf/...": [ln time in seconds, clean share, {"metric": value, ...}, settings], ...}}
 """
 
@@ -18,10 +19,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from perfsuite.baselines.runs import RunSummary, moment, rounded
+from perfsuite.baselines.runs import MetricMeaning, RunSummary, moment, rounded
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.decoding import to_json
-from perfsuite.metrics import REGISTRY
+from perfsuite.metrics import is_headline
 from perfsuite.records import Result
 from perfsuite.run_record import Revision
 from perfsuite.text import escaped_json
@@ -43,7 +44,7 @@ class CasePoint(NamedTuple):
     clean_share: float
     """Samples during which no rank was switched out against its will, as a share."""
     metrics: Mapping[str, float]
-    """Headline metrics by name."""
+    """Headline metrics and one's own by name."""
     settings: str = ""
     """Digest of parameters, ranks and backend; empty in lines written before it was kept."""
 
@@ -66,6 +67,8 @@ class HistorySession:
     """What may differ between runs on the same hardware."""
     cases: Mapping[str, CasePoint] = field(default_factory=dict)
     """By node id."""
+    own: Mapping[str, MetricMeaning] = field(default_factory=dict)
+    """Unit and direction of each metric of one's own by name; of two in one session the last."""
 
     @property
     def hardware(self) -> tuple[str, str, bool]:
@@ -113,6 +116,12 @@ def session_of(
         revision=dataclasses.replace(revision, problem=""),
         environment={name: value for name, value in plain.items() if name not in _BULKY},
         cases={result.case: point for result in measured if (point := _point(result))},
+        own={
+            record.name: MetricMeaning(unit=record.metric.unit, better=record.metric.better)
+            for result in measured
+            for record in (result.measurement.records if result.measurement else ())
+            if record.metric is not None
+        },
     )
 
 
@@ -124,11 +133,7 @@ def _point(result: Result) -> CasePoint | None:
     return CasePoint(
         log_time=_location(run),
         clean_share=round(run.clean / run.samples, 3),
-        metrics={
-            name: rounded(value, 6)
-            for name, value in run.metrics.items()
-            if name in REGISTRY and REGISTRY[name].headline
-        },
+        metrics={name: rounded(value, 6) for name, value in run.metrics.items() if is_headline(name)},
         settings=_settings(result),
     )
 
@@ -151,6 +156,7 @@ def _location(run: RunSummary) -> float:
 def line_of(session: HistorySession) -> str:
     """The line, without its end."""
     revision = session.revision
+    own = {name: [meaning.unit, meaning.better] for name, meaning in sorted(session.own.items())}
     plain = {
         "schema": SCHEMA,
         "session": session.session,
@@ -163,6 +169,7 @@ def line_of(session: HistorySession) -> str:
         "branch": revision.branch,
         "subject": revision.subject,
         "environment": session.environment,
+        **({"own": own} if own else {}),
         "cases": {case: [*point[:3], *filter(None, [point.settings])] for case, point in sorted(session.cases.items())},
     }
     return escaped_json(json.dumps(plain, separators=(",", ":"), ensure_ascii=False))
@@ -201,8 +208,18 @@ def read_line(line: bytes) -> HistorySession:
             commit=plain["commit"], dirty=plain["dirty"], branch=plain["branch"], subject=plain["subject"]
         ),
         environment=plain["environment"],
+        own=_read_own(plain.get("own", {})),
         cases={case: _read_point(case, values) for case, values in plain["cases"].items()},
     )
+
+
+def _read_own(plain: Any) -> Mapping[str, MetricMeaning]:
+    known = plain.items() if isinstance(plain, dict) else [("own", plain)]
+    for name, value in known:
+        pair = value if isinstance(value, list) and len(value) == 2 else ("", "")
+        if not isinstance(pair[0], str) or pair[1] not in ("higher", "lower", "neither"):
+            raise ValueError(f"own metric {name:.80} is {value!r:.60}, not [unit, better]")
+    return {name: MetricMeaning(unit=value[0], better=value[1]) for name, value in known}
 
 
 def _is_number(value: Any) -> bool:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from perfsuite.records import Better, Measurement, Peak, Peaks, Work
+from perfsuite.own_metrics import Better
+from perfsuite.records import Measurement, Peak, Peaks, Work
 
 
 @dataclass(frozen=True, kw_only=True)
