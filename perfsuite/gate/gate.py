@@ -262,7 +262,8 @@ class Gate:
         own = [judged.quantity for _, judged in having if judged.quantity.is_own]
         if own and abs(beyond) > math.log1p(accepted):  # no host moves a metric further than the time
             shared = sorted((0.0, time.shift, today.shift))[1]
-            today = dataclasses.replace(time, shift=shared, unexplained=0.0)
+            usual = usual_drift((judged.quantity.history, judged.level) for _, judged in having).error ** 2
+            today = dataclasses.replace(time, shift=shared, shift_variance=time.shift_variance + usual, unexplained=0.0)
         elif today.known and beyond > math.log1p(accepted):
             today = dataclasses.replace(today, shift=time.shift, unexplained=beyond)
         else:
