@@ -285,6 +285,24 @@ def test_less_bandwidth_in_the_same_time_is_a_regression_with_its_words():
     assert "level -2" in describe(verdict)
 
 
+def test_memory_in_another_environment_is_worse_and_not_slower():
+    given = GateCase(
+        case=case_of(metrics=meanings(MEMORY)),
+        stored=runs_with({"memory": 2.1}, ()),
+        environment_changes=("packages.torch 2.13.0, stored 2.12.0",),
+    )
+    gate = Gate([given])
+
+    def new(name, number):
+        return run_of(jitter(number), number=number, metrics={"memory": 2.1 * 1.12 * (1 + jitter(number + 2))})
+
+    gate.add(node_of(), new("a", 0))
+    settle(gate, new)
+    verdict = gate.verdict(node_of())
+    assert verdict.name == "environment"
+    assert verdict.reasons[0].startswith("worse than stored; no base was run; different from the stored runs: packages")
+
+
 def test_nothing_is_said_where_nothing_changed_or_all_is_better():
     for now in ({"memory": 2.1, "bandwidth": 40.1}, {"memory": 1.8, "bandwidth": 50.0}):
         verdict = gated(now)

@@ -57,9 +57,20 @@ def verdict(work: CaseWork, view: View) -> Verdict:
     if work.learnt is not None:
         return _learning(blank, exact, work, view)
     asked = [Question(work=work, judged=judged, view=view) for judged in work.judged if _is_asked(work, judged, view)]
-    told = [_within_its_interval(finding(one), one) for one in asked]
+    told = [_in_its_words(_within_its_interval(finding(one), one), one) for one in asked]
     unwatched = [*_unwatched(work, view), *unjudged(work, view.settings.min_stored)]
     return _worst(blank, [*told, *exact], work.withdrawn, unwatched)
+
+
+def _in_its_words(told: Finding, asked: Question) -> Finding:
+    """A metric of one's own is worse or better, not slower or faster."""
+    if not asked.judged.quantity.is_own:
+        return told
+    words = (("as slow as", "as bad as"), ("slower", "worse"), ("faster", "better"))
+    reasons = list(told.reasons)
+    for old, new in words:
+        reasons = [reason.replace(old, new) for reason in reasons]
+    return replace(told, reasons=tuple(reasons))
 
 
 def _within_its_interval(told: Finding, asked: Question) -> Finding:
