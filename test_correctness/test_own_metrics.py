@@ -15,6 +15,7 @@ from perfsuite.baselines.decode import decode
 from perfsuite.baselines.draft import Draft, NewRuns
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.runs import MetricMeaning
+from perfsuite.decoding import from_json, to_json
 from perfsuite.errors import CaseError, InvalidParameter
 from perfsuite.gate.comparable import gate_case
 from perfsuite.gate.describe import describe, headline, word
@@ -438,6 +439,14 @@ def test_another_unit_is_not_compared_and_not_stored_beside(tmp_path):
     _, entries = offer(stored, dataclasses.replace(MEMORY, unit="MiB"), mode="accept")
     (entry,) = entries.values()
     assert [{"memory": 2150.0}] == [dict(run.metrics) for run in entry.kept]
+
+
+def test_a_damaged_record_is_a_value_error_as_every_damage_is():
+    plain = to_json(Record(name="memory", value=2.1, unit="GiB", reduce="max", metric=MEMORY))
+    assert from_json(Record, plain).metric == MEMORY
+    for field, wrong in (("name", "a\x1b[2J"), ("better", "smaller"), ("tolerance", -1.0), ("unit", 3)):
+        with pytest.raises(ValueError, match="Record"):
+            from_json(Record, {**plain, "metric": {**plain["metric"], field: wrong}})
 
 
 def test_an_older_record_is_no_metric():
