@@ -23,6 +23,7 @@ if sys.version_info < (3, 10):  # noqa: UP036  run from a checkout nothing else 
 if TYPE_CHECKING:
     from perfsuite.errors import InvalidParameter, PerfsuiteError, UnsupportedCase, VerdictFailed, WrongResult
     from perfsuite.mesh import MeshShape
+    from perfsuite.own_metrics import OwnMetric
     from perfsuite.plugin.decorators import dtypes, sizes, world_sizes
     from perfsuite.records import Measurement, Metric, Result, Work
     from perfsuite.workload import CallableStep, Process, Rank, Step, Workload
@@ -35,6 +36,7 @@ __all__ = [
     "Measurement",
     "MeshShape",
     "Metric",
+    "OwnMetric",
     "PerfsuiteError",
     "Process",
     "Rank",
@@ -54,6 +56,7 @@ __all__ = [
 _HOMES = {
     "perfsuite.errors": ("InvalidParameter", "PerfsuiteError", "UnsupportedCase", "VerdictFailed", "WrongResult"),
     "perfsuite.mesh": ("MeshShape",),
+    "perfsuite.own_metrics": ("OwnMetric",),
     "perfsuite.plugin.decorators": ("dtypes", "sizes", "world_sizes"),
     "perfsuite.records": ("Measurement", "Metric", "Result", "Work"),
     "perfsuite.workload": ("CallableStep", "Process", "Rank", "Step", "Workload"),

@@ -11,6 +11,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
+from perfsuite.errors import InvalidParameter
+
 R = TypeVar("R")
 
 
@@ -85,8 +87,8 @@ def _decode_dataclass(kind: type, plain: Any, where: str) -> Any:
     values = {name: decode(hints[name], value, f"{where}.{name}") for name, value in plain.items()}
     try:
         return kind(**values)
-    except TypeError as missing:
-        raise ValueError(f"{where}: {missing}") from None
+    except (TypeError, InvalidParameter) as unusable:
+        raise ValueError(f"{where}: {unusable}") from None
 
 
 def to_json(record: Any) -> Any:
@@ -117,7 +119,7 @@ def from_json(kind: type[R], plain: Any) -> R:
     """The record of ``kind`` that :func:`to_json` made ``plain`` of; ValueError says what does not fit."""
     try:
         return typing.cast(R, _reader(typing.cast(Any, kind))(plain))
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, InvalidParameter):
         return typing.cast(R, decode(kind, plain, kind.__name__))  # once more, to say where it does not fit
 
 

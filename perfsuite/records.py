@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from os.path import isabs
 from typing import Any, Literal
 
+from perfsuite.own_metrics import Better, OwnMetric, Reduce
 from perfsuite.step_records import Arrival, Component, DeviceLook, Lateness, SpanTotal, Timeline, Traffic
 
 SCHEMA = 1
@@ -20,8 +21,6 @@ SCHEMA = 1
 
 ABOVE_MEASURED_PEAK = "above the measured peak"
 """Said in place of a share or utilisation."""
-
-Better = Literal["higher", "lower", "neither"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +193,9 @@ class Record:
     name: str
     value: float
     unit: str
-    reduce: Literal["max", "mean", "equal", "only"]
+    reduce: Reduce
+    metric: OwnMetric | None = None
+    """What it means as a metric of the case; None for what formulas and reports read."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -173,11 +173,10 @@ class Rank(Protocol):
         The ranks along ``axis`` are the pipeline; ``schedule`` is its schedule's name.
         """
 
-    def record(
-        self, name: str, value: Any, *, unit: str = "", reduce: Literal["max", "mean", "equal", "only"] = "max"
-    ) -> None:
+    def record(self, name: str, value: Any, **meaning: Any) -> None:
         """Return a number that is not a time; a tensor is read after the last sample, so nothing is synchronised.
 
+        ``meaning`` has fields of :class:`perfsuite.OwnMetric`: ``record("memory", 2.1, unit="GiB", better="lower")``.
         NaN or an infinity fails the case, whatever ``reduce`` is.
         """
 

@@ -132,7 +132,7 @@ def test_tf32_is_set_whatever_its_default_and_whatever_came_before(
     meshes = Meshes(MeshShape.of(dp=1), device_type="cpu")
     seen = []
     for dtype in ("", "tf32", "bf16", "tf32", "fp32", "tf32", ""):
-        rank = WorkerRank(member, meshes, "time", SimpleNamespace())  # type: ignore[arg-type]
+        rank = WorkerRank(member, meshes, "time", SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
         if dtype:  # a test of one's own may never ask for a dtype
             rank.dtype(dtype)
         seen.append(mudnn.allow_tf32)

@@ -236,7 +236,7 @@ def report_of(rank, **changes):
         "arrivals": [0.1 * rank],
         "spans": {"a": [1.0 + rank, 1.0], "remainder": [1.0, 1.0]},
         "middle": [[2.0, {"a": 1.5, "remainder": 0.5}], [3.0 - rank, {"a": 2.5 - rank, "remainder": 0.5}]],
-        "records": {"mean": [float(rank), "", "mean"]},
+        "records": {"mean": [float(rank), "", "mean", None]},
         "peak_memory_bytes": 10 * rank,
         "imports": {"shop": f"shop/{rank}.py"},
         "traffic": None,
@@ -265,7 +265,7 @@ def test_a_measurement_takes_the_worst_rank():
 
 
 def test_a_record_that_one_rank_alone_may_give():
-    only = {"loss": [1.0, "", "only"]}
+    only = {"loss": [1.0, "", "only", None]}
     assert put_together(report_of(0, records={}), report_of(1, records=only)).records[0].value == 1.0
     with pytest.raises(CaseError, match="reduce='only' allows one rank"):
         put_together(report_of(0, records=only), report_of(1, records=only))
@@ -274,12 +274,12 @@ def test_a_record_that_one_rank_alone_may_give():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("how", ["max", "mean", "equal", "only"])
 def test_a_record_that_is_no_finite_number_fails_with_its_rank(how, value):
-    reports = [report_of(rank, records={"loss": [1.0 if rank < 2 else value, "", how]}) for rank in range(3)]
+    reports = [report_of(rank, records={"loss": [1.0 if rank < 2 else value, "", how, None]}) for rank in range(3)]
     if how == "only":
         reports[:2] = [report_of(rank, records={}) for rank in range(2)]
     with pytest.raises(CaseError, match=f"^rank 2 recorded loss={value}; a record must be a finite number"):
         put_together(*reports)
-    many = [report_of(rank, records={"loss": [value, "", how]}) for rank in range(7)]
+    many = [report_of(rank, records={"loss": [value, "", how, None]}) for rank in range(7)]
     with pytest.raises(CaseError, match=r"rank 3 recorded loss=-?(nan|inf) \(so did 3 more ranks\)"):
         put_together(*many)
 

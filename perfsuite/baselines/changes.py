@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from perfsuite.baselines.baseline import Entry
 from perfsuite.baselines.runs import RunSummary, in_order, usually_clean
-from perfsuite.records import Better
+from perfsuite.own_metrics import Better
 
 
 def log_times(runs: Sequence[RunSummary], *, clean_only: bool) -> list[float]:
@@ -21,9 +21,10 @@ def log_times(runs: Sequence[RunSummary], *, clean_only: bool) -> list[float]:
 def gain(runs: Sequence[RunSummary], reference: Sequence[RunSummary], quantity: str, better: Better = "lower") -> float:
     """How much better the median of the runs is than the reference's, relative to it; 0 where nothing can be told.
 
-    ``quantity`` is ``time``, a metric with a better direction, or ``memory``: that the case fits at all, a gain of 1.
+    ``quantity`` is ``time``, a metric with a better direction, or ``memory``: that the case fits at all, a gain of 1
+    (unless a metric of one's own has that name).
     """
-    if quantity == "memory":
+    if quantity == "memory" and not any(quantity in run.metrics for run in (*runs, *reference)):
         fits = all(run.outcome == "measured" for run in runs)
         return float(fits and all(run.outcome == "out_of_memory" for run in reference))
     if quantity == "time":

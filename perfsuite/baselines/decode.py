@@ -13,6 +13,8 @@ from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 from perfsuite.baselines.sessions import REFERENCE_MOST, first_runs
 from perfsuite.baselines.text import CASE_LISTS, Fault, Where, check_of, header_of
 from perfsuite.decoding import from_json
+from perfsuite.errors import InvalidParameter
+from perfsuite.own_metrics import OwnMetric
 from perfsuite.records import Training
 
 SCHEMA = 2
@@ -116,8 +118,13 @@ def _decode_entry(plain: Plain, sources: Mapping[str, _Source], where: Where, *,
     meanings = {}
     for name, meaning in extra["metrics"].items():
         inside = (*where, "extra_info", "metrics", name)
-        check_fields(as_object(meaning, inside), rules.MEANING, rules.NONE, inside)
-        meanings[name] = MetricMeaning(unit=meaning["unit"], better=meaning["better"])
+        check_fields(as_object(meaning, inside), rules.MEANING, rules.MEANING_OPTIONAL, inside)
+        plain_meaning = {"unit": meaning["unit"], "better": meaning["better"]}
+        try:
+            own = OwnMetric(name=name, **plain_meaning) if "own" in meaning else None
+        except InvalidParameter as unusable:
+            raise Fault(str(unusable), where=inside) from None
+        meanings[name] = MetricMeaning(**plain_meaning, own=own)
     accepted = None
     if "accepted" in extra:
         check_fields(extra["accepted"], rules.ACCEPTED, rules.ACCEPTED_OPTIONAL, (*where, "extra_info", "accepted"))

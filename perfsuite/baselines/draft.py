@@ -98,7 +98,7 @@ class Draft:
         Refused is what the gate fails.  What it has no verdict on, and a run on a disturbed host, is stored.
         """
         node, worse, why_not = new.case.node, new.verdict in _SLOWER, _unfit(new)
-        apart = new.case.differences(old.case) if old is not None else ()
+        apart = () if old is None else (*new.case.differences(old.case), *new.case.changed_metrics(old.case).values())
         if new.instrumented:
             self.alarming.append(node)
         elif new.verdict == "impossible" or (worse and not self._accepts(new)):
@@ -190,6 +190,7 @@ class Draft:
         reference = old.reference
         if into_reference and not is_complete(reference, self.machine_session):
             reference = first_runs([*reference, *runs], self.machine_session)
+        case = dataclasses.replace(case, metrics={**old.case.metrics, **case.metrics})  # older runs may have more
         return dataclasses.replace(old, case=case, runs=newest([*reference, *old.runs, *runs]), reference=reference)
 
 

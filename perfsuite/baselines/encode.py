@@ -85,7 +85,10 @@ def _encode_entry(entry: Entry, sources: _Sources) -> dict[str, Any]:
     name = case.node.rpartition("::")[2]
     extra: dict[str, Any] = {
         "backend": case.backend,
-        "metrics": {key: {"better": meaning.better, "unit": meaning.unit} for key, meaning in case.metrics.items()},
+        "metrics": {
+            key: {"better": meaning.better, "unit": meaning.unit, **({"own": True} if meaning.own else {})}
+            for key, meaning in case.metrics.items()
+        },
         "workload": case.workload,
         "world_size": case.world_size,
     }

@@ -176,6 +176,7 @@ EXTRA_OPTIONAL: Rules = MappingProxyType({"accepted": _object, "defaults": _obje
 ACCEPTED: Rules = MappingProxyType({"reason": _text, "session": _text, "time": _time})
 ACCEPTED_OPTIONAL: Rules = MappingProxyType({"kind": _one_of("improved", "environment")})
 MEANING: Rules = MappingProxyType({"better": _one_of("higher", "lower", "neither"), "unit": _any_text})
+MEANING_OPTIONAL: Rules = MappingProxyType({"own": _true})
 SESSION_OPTIONAL: Rules = MappingProxyType({"boot": _text})
 SESSION: Rules = MappingProxyType({"commit": _any_text, "environment": _key, "session": _text})
 UNMEASURED_RUN: Rules = MappingProxyType({"outcome": _one_of("out_of_memory"), "session": _key, "time": _time})

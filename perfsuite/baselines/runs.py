@@ -12,7 +12,8 @@ from datetime import datetime, timezone
 from typing import Any, Literal
 
 from perfsuite.errors import BaselineError
-from perfsuite.records import Better, Training
+from perfsuite.own_metrics import Better, OwnMetric
+from perfsuite.records import Training
 from perfsuite.units import plural
 
 QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)
@@ -37,6 +38,12 @@ class MetricMeaning:
     """As printed: ``GB/s``."""
     better: Better
     """Which direction is an improvement."""
+    own: OwnMetric | None = field(default=None, compare=False)
+    """What a metric of one's own is judged by; None for perfsuite's."""
+
+    def __str__(self) -> str:
+        """Unit and direction: ``GiB (lower is better)``."""
+        return f"{self.unit or 'no unit'} ({self.better if self.better == 'neither' else f'{self.better} is better'})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +121,17 @@ class CaseIdentity:
                 yield name, now, then
         for name, meaning in self.metrics.items():
             stored = other.metrics.get(name, meaning)
-            if stored != meaning:
+            if stored != meaning and name not in self.changed_metrics(other):
                 yield f"unit of {name}", f"{meaning.unit} ({meaning.better})", f"{stored.unit} ({stored.better})"
+
+    def changed_metrics(self, other: CaseIdentity) -> Mapping[str, str]:
+        """Metrics of one's own with another unit or direction than in the other case; they alone cannot be compared."""
+        both = {name: (now, other.metrics[name]) for name, now in self.metrics.items() if name in other.metrics}
+        return {
+            name: f"{name} is in {now} now, stored in {then}"
+            for name, (now, then) in both.items()
+            if now != then and (now.own or then.own)
+        }
 
 
 def _class_of(workload: str) -> str:

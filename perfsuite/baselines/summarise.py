@@ -29,11 +29,13 @@ _GLANCED = ("workload", "parameters", "defaults", "world_size", "environment")
 
 def case_of(result: Result, *, backend: str = "") -> CaseIdentity:
     """The identity of a result's case; ``backend`` stands in where the result has no measurement."""
+    records = result.measurement.records if result.measurement else ()
+    own = {record.name: record.metric for record in records}
     return dataclasses.replace(
         _undecoded(result),
         backend=result.measurement.backend if result.measurement else backend,
         metrics={
-            metric.name: MetricMeaning(unit=metric.unit, better=metric.better)
+            metric.name: MetricMeaning(unit=metric.unit, better=metric.better, own=own.get(metric.name))
             for metric in result.metrics
             if not metric.moves_with_peak
         },
@@ -66,7 +68,9 @@ def changed_settings(before: Result, after: Result, *, glance: bool = False) -> 
         *identity(after).changed(identity(before)),
         *((f"--{name}", *(given.get(name, "not given") for given in reversed(options))) for name in _SAMPLE_OPTIONS),
     ]
-    return "; ".join(f"{name}: {then} -> {now}" for name, now, then in changed if now != then)
+    told = [f"{name}: {then} -> {now}" for name, now, then in changed if now != then]
+    own = {} if glance else case_of(after).changed_metrics(case_of(before))
+    return "; ".join([*told, *own.values()])
 
 
 def summarise(

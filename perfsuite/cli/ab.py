@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import signal
@@ -26,7 +27,8 @@ from perfsuite.decoding import to_json
 from perfsuite.errors import ConfigurationError, PerfsuiteError
 from perfsuite.files import require_writable, write_file
 from perfsuite.masking import masked_words
-from perfsuite.records import Result
+from perfsuite.metrics.spec import significant
+from perfsuite.records import Metric, Result
 from perfsuite.run_record import instrumented_line
 from perfsuite.statistics.paired import MIN_PAIRS
 from perfsuite.units import format_seconds, parse_duration, plural
@@ -86,6 +88,29 @@ class _Runs:
         raise ConfigurationError(
             f"no case can be compared: {told[0]}{more}; choose cases that both arms measure with the same parameters"
         )
+
+    def own(self, tolerance: float, alpha: float) -> list[tuple[Comparison, Metric]]:
+        """Metrics of one's own with a direction that every run has above 0, by case, with one that tells the meaning.
+
+        A change is one for the worse.
+        """
+        left_out, found = {*self.left_out(), *self.changed()}, []
+        for case, first in self.of[0][0].items():
+            for record in first.measurement.records if first.measurement and case not in left_out else ():
+                own = record.metric
+                values = [[results[case].values.get(record.name, 0.0) for results in side] for side in self.of]
+                if own is None or own.better == "neither":
+                    continue
+                if min(map(min, values)) <= 0:
+                    print(
+                        f"not comparable, {record.name} of {case}: not recorded above 0 in every run", file=sys.stderr
+                    )
+                else:
+                    a, b = values if own.better == "lower" else [[1 / value for value in side] for side in values]
+                    accepted = tolerance if own.tolerance is None else own.tolerance
+                    compared = compare(f"{record.name} of {case}", a, b, accepted, alpha=alpha)
+                    found.append((compared, first.metric(record.name)))
+        return found
 
     def left_out(self) -> list[str]:
         """Cases that one run measured and another did not."""
@@ -185,12 +210,29 @@ def run_ab(options: argparse.Namespace) -> int:
         runs = _Runs(arms=arms, arguments=arguments, deadline_s=parse_duration(options.deadline))
         planned = looks(options.pairs, options.max_pairs) if options.until_decided else [options.pairs]
         comparisons = measure(runs, planned, options.tolerance)
-    print_lines(lines(runs, comparisons, planned, options.tolerance))
+    own = runs.own(options.tolerance, 0.05 / len(planned))
+    print_lines(itertools.chain(lines(runs, comparisons, planned, options.tolerance), map(_own_line, own)))
     if options.json:
         write_file(options.json, json.dumps(to_json(comparisons), indent=1) + "\n", option="--json")
     if options.html is not None:
         write_arms(runs, comparisons, options.html)
-    return EXIT_FOUND if any(comparison.outcome == "slower" for comparison in comparisons) else EXIT_OK
+    everything = [*comparisons, *(comparison for comparison, _ in own)]
+    return EXIT_FOUND if any(comparison.outcome == "slower" for comparison in everything) else EXIT_OK
+
+
+def _own_line(found: tuple[Comparison, Metric]) -> str:
+    """One metric of one's own: both medians, the change of the value, and whether that is worse."""
+    compared, metric = found
+    higher = metric.better == "higher"
+    a, b, *ends = (
+        (1 / value if higher else value) for value in (compared.a_s, compared.b_s, 1 + compared.low, 1 + compared.high)
+    )
+    low, high = sorted(end - 1 for end in ends)
+    told = {"slower": "worse", "faster": "better"}.get(compared.outcome, compared.told)
+    return (
+        f"{compared.case}: {significant(a)} -> {significant(b)} {metric.unit}".rstrip()
+        + f", {b / a - 1:+.1%} ({low:+.1%} to {high:+.1%}), {told}"
+    )
 
 
 def write_arms(runs: _Runs, comparisons: Sequence[Comparison], path: Path) -> None:

@@ -88,7 +88,7 @@ def as_otava(rows: Sequence[ExportRow]) -> str:
 
 # A text file for node_exporter's textfile collector or any scraper, written by ``prometheus_client``.
 
-_LABELS = ("case", "platform", "fingerprint", "ranks", "unit", "better", "convention", "verdict", "simulated")
+_LABELS = ("case", "metric", "platform", "fingerprint", "ranks", "unit", "better", "convention", "verdict", "simulated")
 _TIME_NAME = "perfsuite_median_seconds"
 _INVALID = re.compile(r"[^a-zA-Z0-9_]")
 

@@ -10,7 +10,7 @@ from typing import Any
 from perfsuite.baselines.baseline import Baseline, flattened
 from perfsuite.history.file import HistoryFile
 from perfsuite.metrics import REGISTRY
-from perfsuite.records import Better
+from perfsuite.own_metrics import Better
 from perfsuite.run_record import Revision, RunRecord
 
 TIME = "median_s"
@@ -138,14 +138,15 @@ def rows_of_history(history: HistoryFile) -> Iterator[ExportRow]:
         for case, point in session.cases.items():
             yield _time(math.exp(point.log_time), {"case": case, **shared})
             for name, value in point.metrics.items():
-                if spec := REGISTRY.get(name):
+                spec, own = REGISTRY.get(name), session.own.get(name)
+                if known := own or spec:
                     yield ExportRow(
                         case=case,
                         metric=name,
                         value=value,
-                        unit=spec.unit,
-                        better=spec.better,
-                        convention=spec.convention,
+                        unit=known.unit,
+                        better=known.better,
+                        convention=spec.convention if spec and not own else "",
                         **shared,
                     )
 

@@ -177,7 +177,9 @@ def _without_base(asked: Question, level: Estimate) -> Finding:
     if level.outcome == "candidate" and asked.settings.can_run_base:
         why = f"slower, and not confirmed: {_pairs_told(asked)}"
     elif level.outcome == "candidate":
-        if abs(asked.view.today.shift) <= SHIFT_LIMIT:
+        own = asked.judged.quantity.is_own
+        shift = asked.view.known(asked.judged)[0].shift if own else asked.view.today.shift
+        if abs(shift) <= SHIFT_LIMIT:
             return _regressed_unconfirmed(asked, level)
         why = "slower, but the suite has shifted so far that only an A/B could confirm (--perf-base)"
     return replace(asked.shown(level, "inconclusive"), reasons=(why,))

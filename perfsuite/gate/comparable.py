@@ -74,8 +74,12 @@ def gate_case(
     reference = tuple(_of_session(run, sessions) for run in match.entry.reference) if stored else ()
     there = {run.key for run in match.entry.reference}
     before = _nearest([run.environment for run in reference], environment)
+    changed = case.changed_metrics(match.entry.case)
+    alike = {name: meaning for name, meaning in case.metrics.items() if name not in changed}
     return GateCase(
-        case=case,
+        case=dataclasses.replace(case, metrics=alike),
+        stored_metrics=match.entry.case.metrics,
+        changed_metrics=changed,
         stored=reference,
         newest=tuple(_of_session(run, sessions) for run in stored if run.key not in there),
         tolerance=tolerance,

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Iterator
 
+from perfsuite.gate.quantity import ALL, MEAN, P95
 from perfsuite.gate.verdict import TIME, Effect, Finding, Verdict, percent
 from perfsuite.metrics.spec import significant
 from perfsuite.units import format_seconds, plural
@@ -22,7 +23,8 @@ def word(verdict: Verdict) -> str:
     finding = verdict.decisive
     if finding is None or finding.effect is None:
         return verdict.name
-    return f"{verdict.name} {finding.effect:+.1%}"
+    of = f" {finding.quantity}" if _is_metric(finding) else ""
+    return f"{verdict.name} {_own_change(finding, finding.effect):+.1%}{of}"
 
 
 def describe(verdict: Verdict) -> str:
@@ -55,6 +57,10 @@ def headline(verdict: Verdict) -> str:
     effect = percent(finding.effect, signed=True)
     if not math.isfinite(finding.effect):
         effect = "more than nothing"
+    if _is_metric(finding) and finding.before is not None and finding.after is not None:
+        change = percent(_own_change(finding, finding.effect), signed=True)
+        amounts = f"{_amount(finding.before, finding.unit, bare=True)} -> {_amount(finding.after, finding.unit)}"
+        return f"{name} {finding.quantity} {amounts}, {change if math.isfinite(finding.effect) else effect}"
     if finding.quantity != TIME:
         effect += f" {'worse' if finding.effect >= 0 else 'better'} in {finding.quantity}"
     if finding.before is None or finding.after is None:
@@ -62,8 +68,20 @@ def headline(verdict: Verdict) -> str:
     return f"{name} {effect} ({_amount(finding.before, finding.unit)} -> {_amount(finding.after, finding.unit)})"
 
 
-def _amount(value: float, unit: str) -> str:
-    return format_seconds(value) if unit == "s" else f"{significant(value)} {unit}".rstrip()
+def _is_metric(finding: Finding) -> bool:
+    """Whether a finding is of a metric, and not of the times of the samples."""
+    return finding.quantity not in (TIME, MEAN, P95, ALL) and finding.before is not None
+
+
+def _own_change(finding: Finding, worse: float) -> float:
+    """A change for the worse as the change of the value itself: -0.25 for a bandwidth that fell by a quarter."""
+    if finding.before is None or finding.after is None or finding.effect is None:
+        return worse
+    return -worse if finding.effect * (finding.after - finding.before) < 0 else worse
+
+
+def _amount(value: float, unit: str, *, bare: bool = False) -> str:
+    return format_seconds(value) if unit == "s" else f"{significant(value)} {'' if bare else unit}".rstrip()
 
 
 def _stored(verdict: Verdict) -> str:
@@ -74,21 +92,22 @@ def _stored(verdict: Verdict) -> str:
 def _evidence(verdict: Verdict, finding: Finding) -> Iterator[str]:
     """Both answers, level and change, whichever of them made the verdict."""
     if finding.level is not None:
-        yield f"level {_effect(finding.level, 'run')}"
+        yield f"level {_effect(finding, finding.level, 'run')}"
     if finding.change is not None:
-        yield f"change against the base {_effect(finding.change, 'pair')}"
+        yield f"change against the base {_effect(finding, finding.change, 'pair')}"
     elif finding.level is not None:
         yield "change not measured" + ("" if verdict.fails or verdict.name == "inconclusive" else ": nothing suspected")
     if finding.since_anchor is not None:
-        yield f"against {verdict.stored_commit[:SHORT_COMMIT]} {_effect(finding.since_anchor, 'pair')}"
+        yield f"against {verdict.stored_commit[:SHORT_COMMIT]} {_effect(finding, finding.since_anchor, 'pair')}"
     yield f"tolerance {percent(finding.tolerance)}"
     if finding.mde is not None and math.isfinite(finding.mde) and not verdict.fails:
         yield f"smallest change that would show {percent(finding.mde)}"
 
 
-def _effect(effect: Effect, noun: str) -> str:
-    low, high = (percent(end, signed=True) for end in effect.interval)
-    return f"{percent(effect.change, signed=True)} (95 % interval {low} to {high}, {plural(effect.count, noun)})"
+def _effect(finding: Finding, effect: Effect, noun: str) -> str:
+    change = percent(_own_change(finding, effect.change), signed=True)
+    low, high = (percent(end, signed=True) for end in sorted(_own_change(finding, end) for end in effect.interval))
+    return f"{change} (95 % interval {low} to {high}, {plural(effect.count, noun)})"
 
 
 def _advice(verdict: Verdict) -> Iterator[str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfsuite.baselines.runs import CaseIdentity, RunSummary, is_dirty
+from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary, is_dirty
 from perfsuite.gate.control import comparable
 from perfsuite.gate.noise import Level, levels
 from perfsuite.gate.quantity import ALL, Quantity, all_samples, more_disturbed
@@ -34,6 +34,10 @@ class GateCase:
     """Relative slowdown that is accepted; None: the settings'."""
     metric_tolerances: Mapping[str, float] = field(default_factory=dict)
     """Tolerances by metric."""
+    stored_metrics: Mapping[str, MetricMeaning] = field(default_factory=dict)
+    """The metrics of the stored case."""
+    changed_metrics: Mapping[str, str] = field(default_factory=dict)
+    """Metrics of one's own that have another unit or direction than stored, with both; ``case`` is without them."""
     refusal: VerdictName | None = None
     """``no-baseline`` or ``not-comparable`` when nothing stored may be compared with."""
     reasons: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from perfsuite.baselines.runs import MetricMeaning, RunSummary
 from perfsuite.gate.verdict import Finding, percent
 from perfsuite.metrics import REGISTRY, MetricSpec
 from perfsuite.metrics.spec import significant
-from perfsuite.records import Better
+from perfsuite.own_metrics import Better, OwnMetric
 from perfsuite.verdict_names import VerdictName
 
 STORED_DIGITS = 1e-5
@@ -43,8 +43,8 @@ def rule_for(name: str, meaning: MetricMeaning, tolerance: float | None = None) 
     keeps its absolute rule.
     """
     spec = REGISTRY.get(name)
-    if spec is not None and spec.observed:
-        return None
+    if meaning.own is not None or (spec is not None and spec.observed):
+        return _of_own(meaning.own, tolerance) if meaning.own is not None and meaning.own.exact else None
     if name.startswith("bubble"):
         return ExactRule(absolute=(spec.absolute_floor if spec else 0.0) or BUBBLE_CHANGE)
     if spec is not None:
@@ -54,6 +54,10 @@ def rule_for(name: str, meaning: MetricMeaning, tolerance: float | None = None) 
     if meaning.unit in ("B", "bytes", "FLOP", "FLOPs"):
         return ExactRule(relative=tolerance or 0.0)
     return None
+
+
+def _of_own(own: OwnMetric, tolerance: float | None) -> ExactRule:
+    return ExactRule(relative=(own.tolerance or 0.0) if tolerance is None else tolerance, absolute=own.floor)
 
 
 def _from_registry(spec: MetricSpec, tolerance: float | None) -> ExactRule | None:

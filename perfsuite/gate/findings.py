@@ -10,6 +10,7 @@ from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
 from perfsuite.gate.attribution import finding
 from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.exact import exact_findings
+from perfsuite.gate.own import uncompared, unjudged
 from perfsuite.gate.quantity import is_throttled
 from perfsuite.gate.question import Question
 from perfsuite.gate.stages import worse
@@ -52,11 +53,25 @@ def verdict(work: CaseWork, view: View) -> Verdict:
     if early is not None:
         return early
     exact = exact_findings(given.stored, work.runs, given.case.metrics, given.metric_tolerances)
+    exact = (*exact, *uncompared(work))
     if work.learnt is not None:
         return _learning(blank, exact, work, view)
     asked = [Question(work=work, judged=judged, view=view) for judged in work.judged if _is_asked(work, judged, view)]
-    told = [_cut_short(_within_its_interval(finding(one), one), work.cut_short) for one in asked]
-    return _worst(blank, [*told, *exact], work.withdrawn, _unwatched(work, view))
+    told = [_in_its_words(_within_its_interval(finding(one), one), one) for one in asked]
+    told = [_cut_short(one, work.cut_short) for one in told]
+    unwatched = [*_unwatched(work, view), *unjudged(work, view.settings.min_stored)]
+    return _worst(blank, [*told, *exact], work.withdrawn, unwatched)
+
+
+def _in_its_words(told: Finding, asked: Question) -> Finding:
+    """A metric of one's own is worse or better, not slower or faster."""
+    if not asked.judged.quantity.is_own:
+        return told
+    words = (("as slow as", "as bad as"), ("slower", "worse"), ("faster", "better"))
+    reasons = list(told.reasons)
+    for old, new in words:
+        reasons = [reason.replace(old, new) for reason in reasons]
+    return replace(told, reasons=tuple(reasons))
 
 
 def _within_its_interval(told: Finding, asked: Question) -> Finding:
@@ -70,7 +85,8 @@ def _within_its_interval(told: Finding, asked: Question) -> Finding:
         why = f"its interval contains no change: {told.name} is not shown"
         return replace(told, name="inconclusive", confirmed=None, reasons=(why, *told.reasons))
     centre, effect = asked.judged.level.centre, told.level.change
-    before, after = (asked.judged.plain(value) for value in (centre, centre + math.log1p(effect)))
+    moved = asked.judged.quantity.logarithm(effect)
+    before, after = (asked.judged.plain(value) for value in (centre, centre + moved))
     return replace(told, effect=effect, interval=told.level.interval, before=before, after=after)
 
 
@@ -110,7 +126,9 @@ def _worst(blank: Verdict, findings: Sequence[Finding], withdrawn: str, unwatche
         reasons = (*reasons, withdrawn)
     fails = worst.name in FAILING
     told = [finding for finding in ordered if finding.name in FAILING] if fails else ordered
+    uncompared = [why for finding in ordered[1:] if finding.effect is None for why in finding.reasons]
     flags = (*blank.flags, *(() if fails else unwatched), *(flag for finding in told for flag in finding.flags))
+    flags = (*flags, *(why for why in uncompared if why not in reasons))
     return replace(blank, name=worst.name, findings=ordered, reasons=reasons, flags=tuple(dict.fromkeys(flags)))
 
 

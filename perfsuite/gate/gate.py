@@ -62,10 +62,11 @@ class Gate:
         self._tests = sum(not judged.is_secondary for work in self._works.values() for judged in work.judged)
         self._frozen: Today | None = None
         self._frozen_beside: dict[str, Today] = {}
-        self._beside = {
-            name: [(work, each) for work in self._works.values() for each in work.judged if each.name == name]
-            for name in (MEAN, P95)
-        }
+        self._beside: dict[str, list[tuple[CaseWork, Judged]]] = {MEAN: [], P95: []}
+        for work in self._works.values():
+            for each in work.judged:
+                if each.is_secondary or each.name in self._beside:
+                    self._beside.setdefault(each.name, []).append((work, each))
         self._confirming = 0
         self._probes: list[CaseWork] | None = None
         self._probed = False
@@ -318,7 +319,7 @@ class Gate:
             today=today,
             suite=suite,
             shares=corrected,
-            beside={name: self._look_beside(name, today) for name in (MEAN, P95)},
+            beside={name: self._look_beside(name, today) for name in self._beside},
             tests=max(self._tests, self.settings.planned_cases),
             suspects=self._suspects,
             confirming=self._confirming,
@@ -345,7 +346,12 @@ class Gate:
         today, corrected = look(screened, known, self.settings, explained=True)
         beyond = today.shift - time.shift
         accepted = min((judged.quantity.tolerance for _, judged in having), default=0.0)
-        if today.known and beyond > math.log1p(accepted):
+        own = [judged.quantity for _, judged in having if judged.quantity.is_own]
+        if own and abs(beyond) > math.log1p(accepted):  # no host moves a metric further than the time
+            shared = sorted((0.0, time.shift, today.shift))[1]
+            usual = usual_drift((judged.quantity.history, judged.level) for _, judged in having).error ** 2
+            today = dataclasses.replace(time, shift=shared, shift_variance=time.shift_variance + usual, unexplained=0.0)
+        elif today.known and beyond > math.log1p(accepted):
             today = dataclasses.replace(today, shift=time.shift, unexplained=beyond)
         else:
             today = dataclasses.replace(today, unexplained=0.0)

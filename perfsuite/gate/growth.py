@@ -24,8 +24,9 @@ def growth(work: CaseWork, judged: Judged, view: View) -> tuple[str, ...]:
     last = median(now) - judged.level.centre if now else steps[-1][1]
     path = [(work.given.anchor, 0.0), *steps, ("this run", last)]
     before, after = max(itertools.pairwise(path), key=lambda pair: pair[1][1] - pair[0][1])
-    step = f"from {_percent(before[1])} at {before[0][:10]} to {_percent(after[1])} at {after[0][:10]}"
-    since = f"{_percent(last)} since the reference ({work.given.anchor[:10]}), over {len(steps)} stored commits"
+    sign = judged.quantity.sign
+    step = f"from {_percent(sign * before[1])} at {before[0][:10]} to {_percent(sign * after[1])} at {after[0][:10]}"
+    since = f"{_percent(sign * last)} since the reference ({work.given.anchor[:10]}), over {len(steps)} stored commits"
     return (f"{since}; the largest step is {step}",)
 
 

@@ -40,6 +40,10 @@ USEFUL: Mapping[str, float] = MappingProxyType({MEAN: 0.3, P95: 1.0})
 PRIMARY_WEIGHT = 0.8
 SECONDARY_WEIGHT = 0.1
 """Shares of the suite's false alarms: the time keeps nearly all of its power beside mean and tail."""
+OWN_WEIGHT = 0.2
+"""The same of all metrics of one's own together, taken from the time."""
+OWN_USEFUL = 0.25
+"""Change of a metric of one's own above which a reader is told that it is hardly watched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,12 @@ class Quantity:
     weight: float = 1.0
     """Share of the suite's false alarms that it may cause."""
     is_secondary: bool = False
-    """Mean and tail: judged only where they look worse; they ask for no run before and are never improved."""
+    """Mean, tail and metrics of one's own: judged only where they look worse.
+
+    They ask for no run before and are never improved.
+    """
+    is_own: bool = False
+    """A metric of one's own: what moves it need not move the time."""
     useful: float = math.inf
     """Smallest change shown above which a reader is told that this quantity is hardly watched."""
     clean_only: bool = False
@@ -75,8 +84,16 @@ class Quantity:
 
     def value(self, run: RunSummary) -> float | None:
         """The logarithm, larger is worse; None when the run has no such value."""
-        read = _OF_SAMPLES.get(self.name) if self.is_secondary or self.name == TIME else None
+        read = None if self.is_own else _OF_SAMPLES.get(self.name) if self.is_secondary or self.name == TIME else None
         return read(run, self.clean_only) if read else _metric(run, self.name, self.sign)
+
+    def worse(self, logarithm: float) -> float:
+        """The relative change of the value for the worse: 0.25 for a bandwidth that fell by a quarter."""
+        return self.sign * math.expm1(self.sign * logarithm)
+
+    def logarithm(self, worse: float) -> float:
+        """The inverse."""
+        return self.sign * math.log1p(self.sign * worse)
 
     def unrest(self, run: RunSummary) -> float:
         """How many times as far the samples of a run lie apart as usual: it tells a noisier host from one run.
@@ -129,10 +146,11 @@ def quantities(
     measured = [run for run in stored if run.outcome == "measured"]
     flags = []
     others = []
+    own = _beside_the_time(case, measured, tolerance, metric_tolerances)
     secondary = {name: wanted for name, wanted in metric_tolerances.items() if name in (MEAN, P95)}
     secondary = {name: wanted for name, wanted in secondary.items() if name not in case.metrics}
     for name, wanted in sorted(metric_tolerances.items()):
-        if name in secondary:
+        if name in secondary or name in own:
             continue
         why_not = _why_not(case, name, measured)
         if why_not:
@@ -149,18 +167,49 @@ def quantities(
     usable = [run for run in measured if (not clean_only or run.has_clean) and not run.is_disturbed]
     usable = [run for run in usable if _usually_held_back(measured) or not is_throttled(run)]
     if not usable:
-        return tuple(others), tuple(flags)
+        return (*others, *own.values()), tuple(flags)
     has_beside = any(run.mean is not None or run.clean_mean is not None for run in usable)
     time = _time_quantity(case, usable, tolerance, clean_only=clean_only)
     beside = _secondary_quantities(case, usable, time, secondary) if has_beside else []
-    if beside:
-        time = replace(time, weight=PRIMARY_WEIGHT)
+    if beside or own:
+        time = replace(time, weight=(PRIMARY_WEIGHT if beside else 1.0) - (OWN_WEIGHT if own else 0.0))
     flags += [
         f"tolerance for {name} unused: the stored runs have none"
         for name in secondary
         if name not in [quantity.name for quantity in beside]
     ]
-    return (time, *others, *beside), tuple(flags)
+    return (time, *others, *beside, *own.values()), tuple(flags)
+
+
+def _beside_the_time(
+    case: CaseIdentity, measured: Sequence[RunSummary], tolerance: float, tolerances: Mapping[str, float]
+) -> Mapping[str, Quantity]:
+    """Metrics that scatter, have a direction, are not the time under another name, and are above 0 in every stored run.
+
+    Those of one's own, and perfsuite's where no marker names them.
+    """
+    judged: dict[str, float | None] = {}
+    for name, meaning in case.metrics.items():
+        spec, own = REGISTRY.get(name), meaning.own
+        if own is not None and not own.exact and own.better != "neither":
+            judged[name] = own.tolerance
+        elif own is None and spec is not None and name not in tolerances and rule_for(name, meaning) is None:
+            times = ([math.log(run.median_s) for run in measured], [run.mean for run in measured])
+            if not _why_not(case, name, measured) and not any(_is_alias(measured, name, each) for each in times):
+                judged[name] = spec.tolerance
+    quantities = {}
+    for name, accepted in judged.items():
+        having = [run for run in measured if name in run.metrics]
+        if having and all(run.metrics[name] > 0 for run in having):
+            wanted = tolerances.get(name, tolerance if accepted is None else accepted)
+            quantities[name] = replace(
+                _metric_quantity(case, having, name, wanted),
+                weight=OWN_WEIGHT / len(judged),
+                is_secondary=True,
+                is_own=case.metrics[name].own is not None,
+                useful=OWN_USEFUL,
+            )
+    return quantities
 
 
 def _why_not(case: CaseIdentity, name: str, measured: Sequence[RunSummary]) -> str:

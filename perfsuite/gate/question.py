@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +10,7 @@ from perfsuite.gate import stages
 from perfsuite.gate.estimate import Estimate
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.judge import Judge
+from perfsuite.gate.quantity import Quantity
 from perfsuite.gate.verdict import FAILING, Effect, Finding, GateSettings, percent
 from perfsuite.gate.view import View
 from perfsuite.statistics.robust import median
@@ -72,7 +72,8 @@ class Question:
             return Finding(quantity=self.judged.name, name="inconclusive", tolerance=self.tolerance)
         runs = self.work.runs if self.work.fresh else self.work.screening
         judge = self.view.judge(self.work, self.judged, runs)
-        mde = math.expm1(judge.smallest_found(len(self.view.values(self.judged, self.work.screening))))
+        quantity = self.judged.quantity
+        mde = quantity.worse(judge.smallest_found(len(self.view.values(self.judged, self.work.screening))))
         stage, count = (self.level, len(self.work.fresh)) if self.level else (self.screened, len(self.work.screening))
         return Finding(
             quantity=self.judged.name,
@@ -81,9 +82,9 @@ class Question:
             mde=mde,
             flags=self._not_gateable(judge, mde),
             unit=self.judged.unit,
-            level=_effect(stage, count),
-            change=_effect(self.change, len(self.work.pairs)),
-            since_anchor=_effect(self.since_anchor, len(self.anchor_pairs)),
+            level=_effect(quantity, stage, count),
+            change=_effect(quantity, self.change, len(self.work.pairs)),
+            since_anchor=_effect(quantity, self.since_anchor, len(self.anchor_pairs)),
         )
 
     def _not_gateable(self, judge: Judge, mde: float) -> tuple[str, ...]:
@@ -103,7 +104,7 @@ class Question:
         if self.view.settings.in_place:
             flags.append("settled in place: the suite's shift is not known and 0 is used")
         before = median(older) if older else self.judged.level.centre
-        effect = _effect(estimate, 0)
+        effect = _effect(self.judged.quantity, estimate, 0)
         assert effect is not None
         return replace(
             blank,
@@ -122,8 +123,8 @@ def flagged(finding: Finding, *flags: str) -> Finding:
     return replace(finding, flags=(*finding.flags, *flags))
 
 
-def _effect(estimate: Estimate | None, count: int) -> Effect | None:
+def _effect(quantity: Quantity, estimate: Estimate | None, count: int) -> Effect | None:
     if estimate is None:
         return None
-    low, high = estimate.interval()
-    return Effect(change=math.expm1(estimate.effect), interval=(math.expm1(low), math.expm1(high)), count=count)
+    low, high = map(quantity.worse, estimate.interval())
+    return Effect(change=quantity.worse(estimate.effect), interval=(low, high), count=count)

@@ -20,6 +20,8 @@ RESTLESS = 2.5
 """Samples that lie so many times as far apart as in stored runs tell a noisier host; on one host 2 in 1,000 runs do."""
 SECONDARY_DOUBT = 2.0
 """Standard errors above which mean and tail are suspicious; the time is at one, because no slow case may slip by it."""
+OWN_DOUBT = 1.25
+"""The same of metrics of one's own: no other quantity of the case shows what they show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class View:
             shared_alpha=alpha / max(1, self.tests),
             confirm_alpha=min(quantity.weight * CONFIRM_ALPHA, alpha / max(1, self.confirming)),
             surely_alpha=quantity.weight * SURELY_ALPHA,
-            doubt=SECONDARY_DOUBT if quantity.is_secondary else 1.0,
+            doubt=OWN_DOUBT if quantity.is_own else SECONDARY_DOUBT if quantity.is_secondary else 1.0,
         )
 
     def known(self, judged: Judged) -> tuple[Today, Shares]:

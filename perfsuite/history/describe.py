@@ -10,6 +10,7 @@ from perfsuite.history.git import short
 from perfsuite.history.order import OrderedSessions
 from perfsuite.history.series import MIN_SUITE
 from perfsuite.history.session import HistorySession
+from perfsuite.metrics.spec import significant
 from perfsuite.statistics.change_points import SIDE
 from perfsuite.text import escaped
 from perfsuite.units import plural
@@ -17,6 +18,8 @@ from perfsuite.units import plural
 SHOWN_COMMITS = 10
 """Commits of a change that are named; the others are counted."""
 SHOWN_APART = 5
+SHOWN_OWN = 10
+"""Metrics of one's own that are listed; the others are counted."""
 
 
 def list_lines(history: HistoryFile) -> Iterator[str]:
@@ -41,8 +44,37 @@ def show_lines(history: HistoryFile, findings: Findings) -> Iterator[str]:
     yield ""
     yield from _change_lines(findings)
     yield from _accumulated_lines(findings)
+    yield from _own_lines(findings.ordered)
     yield from _environment_lines(findings)
     yield from _apart_lines(findings.ordered)
+
+
+def _own_lines(ordered: OrderedSessions) -> Iterator[str]:
+    """Metrics of one's own in the first and last session that has them, the largest change for the worse first.
+
+    Values of different units are lines of their own.
+    """
+    series: dict[tuple[str, str, str, str], list[float]] = {}
+    for session in ordered.sessions:
+        for case, point in session.cases.items():
+            for name, meaning in session.own.items():
+                if name in point.metrics:
+                    key = (name, case, meaning.unit, meaning.better)
+                    series.setdefault(key, []).append(point.metrics[name])
+    told = []
+    for (name, case, unit, better), values in series.items():
+        change = values[-1] / values[0] - 1 if values[0] > 0 else 0.0
+        line = (
+            f"  {escaped(name)} {significant(values[0])} -> {significant(values[-1])} {escaped(unit)}".rstrip()
+            + f", {100 * change:+.3g} %, between {significant(min(values))} and {significant(max(values))} in "
+            f"{plural(len(values), 'session')}: {escaped(case)}"
+        )
+        told.append((better == "neither", change if better == "higher" else -change, line))
+    if told:
+        yield "metrics of one's own, first and last session (no change is judged here):"
+        yield from (line for *_, line in sorted(told)[:SHOWN_OWN])
+    if len(told) > SHOWN_OWN:
+        yield f"  and {len(told) - SHOWN_OWN} more; perfsuite export has them all"
 
 
 def head_lines(history: HistoryFile, findings: Findings) -> Iterator[str]:

@@ -4,7 +4,7 @@
 
 {"schema": 2, "session": "...", "time": "...", "platform": "cpu", "fingerprint": "...", "simulated": false,
  "commit": "...", "dirty": false, "branch": "main", "subject": "...", "environment": {...},
- "fields": {"key": {"parameter": digest of its default or 0, ...}, ...},
+ "fields": {"key": {"parameter": digest of its default or 0, ...}, ...}, "own": {"memory": ["GiB", "lower"]},
  "cases": {"test_perf/...": [ln time in seconds, clean share, {"metric": value, ...}, "sum-key"], ...}}
 
 A case's settings are the sum of the digests of its parameters, and the key of its workload's fields.  Two sums can be
@@ -23,10 +23,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from perfsuite.baselines.runs import RunSummary, moment, rounded
+from perfsuite.baselines.runs import MetricMeaning, RunSummary, moment, rounded
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.decoding import to_json
-from perfsuite.metrics import REGISTRY
+from perfsuite.metrics import is_headline
 from perfsuite.records import Result
 from perfsuite.run_record import Revision
 from perfsuite.text import escaped_json
@@ -50,7 +50,7 @@ class CasePoint(NamedTuple):
     clean_share: float
     """Samples during which no rank was switched out against its will, as a share."""
     metrics: Mapping[str, float]
-    """Headline metrics by name."""
+    """Headline metrics and one's own by name."""
     settings: str = ""
     """Sum of the digests of parameters, ranks and backend, and the key of the workload's fields.
 
@@ -78,6 +78,8 @@ class HistorySession:
     """By node id."""
     fields: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By key: the parameters of a workload, each with the digest of its default; 0 without a default."""
+    own: Mapping[str, MetricMeaning] = field(default_factory=dict)
+    """Unit and direction of each metric of one's own by name; of two in one session the last."""
 
     @property
     def hardware(self) -> tuple[str, str, bool]:
@@ -146,6 +148,12 @@ def session_of(
         environment={name: value for name, value in plain.items() if name not in _BULKY},
         cases={result.case: point for result in measured if (point := _point(result, fields))},
         fields=fields,
+        own={
+            record.name: MetricMeaning(unit=record.metric.unit, better=record.metric.better)
+            for result in measured
+            for record in (result.measurement.records if result.measurement else ())
+            if record.metric is not None
+        },
     )
 
 
@@ -157,11 +165,7 @@ def _point(result: Result, fields: dict[str, Mapping[str, int]]) -> CasePoint | 
     return CasePoint(
         log_time=_location(run),
         clean_share=round(run.clean / run.samples, 3),
-        metrics={
-            name: rounded(value, 6)
-            for name, value in run.metrics.items()
-            if name in REGISTRY and REGISTRY[name].headline
-        },
+        metrics={name: rounded(value, 6) for name, value in run.metrics.items() if is_headline(name)},
         settings=_settings(result, fields),
     )
 
@@ -190,6 +194,7 @@ def _location(run: RunSummary) -> float:
 def line_of(session: HistorySession) -> str:
     """The line, without its end."""
     revision = session.revision
+    own = {name: [meaning.unit, meaning.better] for name, meaning in sorted(session.own.items())}
     plain = {
         "schema": SCHEMA,
         "session": session.session,
@@ -203,6 +208,7 @@ def line_of(session: HistorySession) -> str:
         "subject": revision.subject,
         "environment": session.environment,
         **({"fields": session.fields} if session.fields else {}),
+        **({"own": own} if own else {}),
         "cases": {case: [*point[:3], *filter(None, [point.settings])] for case, point in sorted(session.cases.items())},
     }
     return escaped_json(json.dumps(plain, separators=(",", ":"), ensure_ascii=False))
@@ -242,9 +248,19 @@ def read_line(line: bytes) -> HistorySession:
             commit=plain["commit"], dirty=plain["dirty"], branch=plain["branch"], subject=plain["subject"]
         ),
         environment=plain["environment"],
+        own=_read_own(plain.get("own", {})),
         cases={case: _read_point(case, values) for case, values in plain["cases"].items()},
         fields={key: _read_fields(key, values) for key, values in plain["fields"].items()},
     )
+
+
+def _read_own(plain: Any) -> Mapping[str, MetricMeaning]:
+    known = plain.items() if isinstance(plain, dict) else [("own", plain)]
+    for name, value in known:
+        pair = value if isinstance(value, list) and len(value) == 2 else ("", "")
+        if not isinstance(pair[0], str) or pair[1] not in ("higher", "lower", "neither"):
+            raise ValueError(f"own metric {name:.80} is {value!r:.60}, not [unit, better]")
+    return {name: MetricMeaning(unit=value[0], better=value[1]) for name, value in known}
 
 
 def _is_number(value: Any) -> bool:

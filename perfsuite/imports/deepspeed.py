@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from perfsuite.imports.factors import collective_named
 from perfsuite.imports.row import Format, Imported, ImportedRow, Refused, Source, Told
-from perfsuite.records import Better
+from perfsuite.own_metrics import Better
 from perfsuite.units import GIB, KIB, MIB
 
 _PROFILER = "DeepSpeed Flops Profiler"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from perfsuite.imports.factors import factor
 from perfsuite.imports.row import Format, Imported, ImportedRow, Refused, Source, Told
-from perfsuite.records import Better
+from perfsuite.own_metrics import Better
 from perfsuite.units import GIB
 
 _EVENT = re.compile(r"\[PerfLog\]\s*(\{.*)$")

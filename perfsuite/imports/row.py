@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.errors import ImportFailed
-from perfsuite.records import Better
+from perfsuite.own_metrics import Better
 
 
 @dataclass(frozen=True, kw_only=True)

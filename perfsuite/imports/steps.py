@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfsuite.imports.row import Imported, ImportedRow, Source, Told
-from perfsuite.records import Better
+from perfsuite.own_metrics import Better
 from perfsuite.units import plural
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfsuite.imports.factors import collective_named
 from perfsuite.imports.row import Format, Imported, ImportedRow, Refused, Source, Told
-from perfsuite.records import Better
+from perfsuite.own_metrics import Better
 from perfsuite.units import plural
 
 _KEY = re.compile(r"^(?P<benchmark>[\w.-]+(?:/[\w.-]+)*)/(?P<metric>[^/:]+)(?::(?P<rank>\d+))?$")

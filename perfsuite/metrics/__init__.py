@@ -1,7 +1,7 @@
 """What the numbers mean: one file per family of formulas, assembled into one immutable registry."""
 
 from perfsuite.metrics.collective import AlphaBeta, fit_alpha_beta
-from perfsuite.metrics.registry import REGISTRY, derive, find, rederive, rederived
+from perfsuite.metrics.registry import REGISTRY, derive, find, is_headline, rederive, rederived
 from perfsuite.metrics.spec import MetricSpec, MetricValue
 from perfsuite.metrics.training import TIMED
 
@@ -14,6 +14,7 @@ __all__ = [
     "derive",
     "find",
     "fit_alpha_beta",
+    "is_headline",
     "rederive",
     "rederived",
 ]

@@ -12,6 +12,8 @@ from perfsuite.records import Measurement, Peaks, Work
 from perfsuite.units import gb_per_s, seconds_to_us
 
 Choose = Callable[[Iterable[float]], float]
+_TOLERANCE, _SLOWEST_TOLERANCE = 0.10, 0.25
+"""A pair is one part of the round that is timed; the slowest of several scatters as the tail of the samples does."""
 _NONE = "the workload sent no messages between pairs"
 
 
@@ -42,6 +44,7 @@ METRICS = (
         convention="back to back",
         doc="Time of a message from one rank to another, the median pair's; several follow each other.",
         compute=_time(statistics.median),
+        tolerance=_TOLERANCE,
         absolute_floor=LATENCY_FLOOR_US,
     ),
     MetricSpec(
@@ -51,6 +54,7 @@ METRICS = (
         convention="back to back",
         doc="The same of the slowest pair.",
         compute=_time(max),
+        tolerance=_SLOWEST_TOLERANCE,
         absolute_floor=LATENCY_FLOOR_US,
     ),
     MetricSpec(
@@ -60,6 +64,7 @@ METRICS = (
         convention="per direction",
         doc="Message over its time, the median pair's, 1e9 bytes per second; of both directions the one.",
         compute=_rate(statistics.median),
+        tolerance=_TOLERANCE,
     ),
     MetricSpec(
         name="slowest_pair_gb_per_s",
@@ -68,5 +73,6 @@ METRICS = (
         convention="per direction",
         doc="The same of the slowest pair.",
         compute=_rate(max),
+        tolerance=_SLOWEST_TOLERANCE,
     ),
 )

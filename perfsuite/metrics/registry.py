@@ -9,6 +9,7 @@ from types import MappingProxyType
 from perfsuite.errors import InvalidParameter, did_you_mean
 from perfsuite.metrics import collective, compute, experts, memory, pairs, pipeline, traffic, training
 from perfsuite.metrics.spec import MetricSpec
+from perfsuite.own_metrics import OwnMetric
 from perfsuite.records import Measurement, Metric, Peaks, Result, Work
 
 
@@ -37,9 +38,20 @@ def derive(names: Iterable[str], *, work: Work, measurement: Measurement, peaks:
     """The metrics of one case in the order of ``names``.
 
     Where the device's peak is unknown the value is still given, without a peak and with the reason as its note; where a
-    value cannot be known it is None, with the reason.  Raises InvalidParameter for a name that is not in the registry.
+    value cannot be known it is None, with the reason.  Metrics of one's own follow, as ranks recorded them.  Raises
+    InvalidParameter for a name that is not in the registry.
     """
-    return tuple(_derive_one(find(name), work, measurement, peaks) for name in names)
+    own = (_recorded(entry.metric, entry.value) for entry in measurement.records if entry.metric is not None)
+    return (*(_derive_one(find(name), work, measurement, peaks) for name in names), *own)
+
+
+def _recorded(metric: OwnMetric, value: float) -> Metric:
+    return Metric(name=metric.name, value=value, unit=metric.unit, better=metric.better, convention=metric.convention)
+
+
+def is_headline(name: str) -> bool:
+    """Whether a metric has a column in the terminal's table; one's own has, and one of another perfsuite's journal."""
+    return name not in REGISTRY or REGISTRY[name].headline
 
 
 def rederive(result: Result, peaks: Peaks) -> Result:

@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from perfsuite.records import Better, Measurement, Peak, Peaks, Work
+from perfsuite.own_metrics import Better
+from perfsuite.records import Measurement, Peak, Peaks, Work
 from perfsuite.units import seconds_to_us
 
 HOST_BOUND = 0.9

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perfsuite.own_metrics import OwnMetric
     from perfsuite.records import Result
 
 
@@ -31,3 +34,15 @@ def pytest_perfsuite_judge(item: pytest.Item, result: Result) -> Judgement | Non
             if result.outcome == "measured" and result.median_s > 1.0:
                 return Judgement(verdict="slow", failure=f"{result.median_s:.3f} s is more than 1 s")
     """
+
+
+@pytest.hookspec
+def pytest_perfsuite_metrics(config: pytest.Config) -> Sequence[OwnMetric]:
+    """Register metrics of one's own: every ``rank.record`` of such a name gets unit, direction and rule from here.
+
+    Called once, before the first rank process starts a case.  For example, in a conftest.py::
+
+        def pytest_perfsuite_metrics():
+            return [perfsuite.OwnMetric(name="memory", unit="GiB", better="lower", tolerance=0.05)]
+    """
+    return ()

@@ -9,7 +9,7 @@ import os
 import platform as python_platform
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from perfsuite.journal import Header, read_journal
 from perfsuite.journal_places import other_places, usable_folder
 from perfsuite.journal_writer import JournalWriter
 from perfsuite.masking import masked_words
+from perfsuite.own_metrics import OwnMetric, registered
 from perfsuite.platforms import (
     Catalog,
     DeviceModel,
@@ -235,6 +236,11 @@ class Suite:
             ).to_json(),
         )
 
+    @functools.cached_property
+    def own_metrics(self) -> Sequence[OwnMetric]:
+        """The metrics that conftest.py files and plugins register; InvalidParameter for what cannot be used."""
+        return registered(self.config.hook.pytest_perfsuite_metrics(config=self.config))
+
     def _judges(self) -> bool:
         """Whether this run gates, stores or compares, so that the code of another checkout would be wrong evidence."""
         gate, option = self.config.stash[gate_options_key], self.config.getoption
@@ -252,6 +258,7 @@ class Suite:
             device_count=self.machine.device_count,
             pin=self.settings.pin,
             backend=self.settings.backend,
+            metrics=lambda: self.own_metrics,
         )
 
     def start_workers(self) -> None:
@@ -272,6 +279,7 @@ class Suite:
         session = self.session
         if session is None or not runs_tests(self.config):
             return
+        _ = self.own_metrics  # a wrong one is told before anything is measured
         if self.settings.resume:
             session.resume(read_journal(self.settings.resume))
         self.opened = True

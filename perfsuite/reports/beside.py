@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from perfsuite.metrics import find
+from perfsuite.metrics.spec import significant
 from perfsuite.published.lookup import lookup
 from perfsuite.records import Result
 
@@ -18,5 +18,5 @@ def published_lines(results: Iterable[Result]) -> Iterator[str]:
             for figure in lookup(
                 result.platform, result.workload, result.parameters, result.world_size, metric=metric.name
             ):
-                measured = f"{find(metric.name).format(metric.value)} {metric.unit}".strip()
+                measured = f"{significant(metric.value)} {metric.unit}".strip()
                 yield f"{result.case}: {metric.name} measured {measured}; {figure}"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from perfsuite.gate.describe import word
 from perfsuite.gate.verdict import Verdict, percent
-from perfsuite.metrics import REGISTRY
+from perfsuite.metrics import REGISTRY, is_headline
 from perfsuite.metrics.spec import significant
 from perfsuite.records import Result
 from perfsuite.reports.families import share_of_peak
@@ -214,8 +214,7 @@ def _row(result: Result, verdict: Verdict | None) -> tuple[str, ...]:
 def best_figure(result: Result) -> str:
     """The last headline metric beside the time, with its share of the peak."""
     for metric in reversed(result.metrics):
-        spec = REGISTRY.get(metric.name)  # another version's journal may have metrics that this one does not know
-        if metric.value is not None and spec and spec.headline and metric.unit not in ("s", "us", "ms"):
+        if metric.value is not None and is_headline(metric.name) and metric.unit not in ("s", "us", "ms"):
             name, times = readable_rate([metric.value], metric.unit)
             return f"{metric.value * times:.3g} {name} {share_of_peak(metric)}".strip()
     return ""

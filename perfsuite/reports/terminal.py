@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsuite.metrics import find
+from perfsuite.metrics import REGISTRY, is_headline
 from perfsuite.metrics.spec import significant
 from perfsuite.records import ABOVE_MEASURED_PEAK, ClockFacts, Measurement, Metric, Peak, Result
 from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives
@@ -49,7 +49,7 @@ def metric_tables(rows: Sequence[TerminalRow], width: int | None = None) -> list
     """
     families: dict[tuple[str, tuple[str, ...]], list[TerminalRow]] = {}
     for row in rows:
-        names = tuple(metric.name for metric in row.result.metrics if find(metric.name).headline)
+        names = tuple(metric.name for metric in row.result.metrics if is_headline(metric.name))
         if row.result.outcome == "out_of_memory":  # no metrics of its own: beside the cases that have some
             names = next((key[1] for key in families if key[0] == row.file), ())
         if row.result.outcome != "smoke":
@@ -106,7 +106,7 @@ def _heading(name: str, unit: str) -> str:
     """What the metric is, and its unit below: ``busbw``, ``GB/s``; the unit alone where the name says no more."""
     if name.endswith("_per_device"):
         return f"{unit}\nper device"
-    spec = find(name).unit.lower().replace("/", "_per_")
+    spec = REGISTRY[name].unit.lower().replace("/", "_per_") if name in REGISTRY else unit
     quantity = name.removesuffix(spec).rstrip("_").replace("_", " ")
     return f"{quantity}\n{unit}" if quantity else unit
 
@@ -165,12 +165,12 @@ def _notes(rows: Sequence[TerminalRow]) -> list[str]:
     cases: dict[str, list[str]] = {}
     for row in rows:
         for metric in row.result.metrics:
-            if metric.note and metric.name != SAME_AS_MEDIAN and find(metric.name).headline:
+            if metric.note and metric.name != SAME_AS_MEDIAN and is_headline(metric.name):
                 cases.setdefault(f"{metric.name}: {metric.note}", []).append(row.name)
             if metric.name in _BURST_RATES and burst(row.result):
                 cases.setdefault(f"{metric.name}: {BURST_NOTE}", []).append(row.name)
     lines = [f"  {note}{'' if len(names) == len(rows) else f' ({_some(names)})'}" for note, names in cases.items()]
-    hidden = {metric.name for row in rows for metric in row.result.metrics if not find(metric.name).headline}
+    hidden = {metric.name for row in rows for metric in row.result.metrics if not is_headline(metric.name)}
     if hidden:
         lines.append(
             f"  {len(hidden)} more metrics per case: perfsuite show --case, --benchmark-json and --junitxml have them"

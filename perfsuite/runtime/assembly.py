@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from typing import Any, Literal, cast
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, cast
 
 from perfsuite.decoding import from_json
 from perfsuite.errors import CaseError
+from perfsuite.own_metrics import OwnMetric, Reduce
 from perfsuite.records import ClockFacts, Measurement, RankFacts, Record, Sample
 from perfsuite.runtime.lateness import judge_arrivals
 from perfsuite.runtime.ranks.spans import REMAINDER
@@ -30,7 +32,7 @@ def assemble(
 ) -> Measurement:
     """``reports[r]`` is rank r's, ``looks`` are the driver's at the devices meanwhile.
 
-    Raises CaseError for a record that is not finite or that the ranks disagree about.
+    Raises CaseError for a record that is not finite or that the ranks disagree about, in value or in meaning.
     """
     lead = reports[0]
     memory = [report["peak_memory_bytes"] for report in reports if report["peak_memory_bytes"] is not None]
@@ -96,17 +98,32 @@ def _records(reports: Sequence[Message]) -> tuple[Record, ...]:
 
 def _record(name: str, per_rank: Sequence[Any]) -> Record:
     given = {rank: value for rank, value in enumerate(per_rank) if value is not None}
-    _, unit, how = next(iter(given.values()))
-    values = [value for value, _, _ in given.values()]
+    _, unit, how, metric = next(iter(given.values()))
+    values = [value for value, *_ in given.values()]
     # A maximum loses NaN, a mean spreads it, it is unequal to itself; and JSON has neither it nor infinity.
     odd = [f"rank {rank} recorded {name}={value[0]}" for rank, value in given.items() if not math.isfinite(value[0])]
     if odd:
         more = f" (so did {len(odd) - 4} more ranks)" if len(odd) > 4 else ""
         raise CaseError(f"{', '.join(odd[:4])}{more}; a record must be a finite number")
+    for rank, (_, *meaning) in given.items():
+        if meaning != [unit, how, metric]:
+            first = next(iter(given))
+            raise CaseError(
+                f"ranks {first} and {rank} record {name} in two ways: unit {unit!r}, reduce {how!r}, {metric}; and "
+                f"unit {meaning[0]!r}, reduce {meaning[1]!r}, {meaning[2]}; record it alike on all ranks"
+            )
     if how == "equal" and any(value != values[0] for value in values):
         told = ", ".join(f"rank {rank}: {value[0]!r}" for rank, value in list(given.items())[:4])
         raise CaseError(f"ranks disagree about {name}, which must be equal on all of them: {told}")
     if how == "only" and len(values) > 1:
         raise CaseError(f"{name} was recorded by ranks {', '.join(map(str, given))}, but reduce='only' allows one rank")
-    value = statistics.fmean(values) if how == "mean" else max(values)
-    return Record(name=name, value=value, unit=unit, reduce=cast(Literal["max", "mean", "equal", "only"], how))
+    value = _COMBINED.get(how, max)(values)
+    return Record(
+        name=name, value=value, unit=unit, reduce=cast(Reduce, how), metric=OwnMetric(**metric) if metric else None
+    )
+
+
+_COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = MappingProxyType(
+    {"mean": statistics.fmean, "min": min, "sum": math.fsum}
+)
+"""By ``reduce``: the value of the case; of every other way it is the maximum."""

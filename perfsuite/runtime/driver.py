@@ -9,13 +9,14 @@ import contextlib
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perfsuite.errors import AgentLost, InvalidParameter, RanksFailed
 from perfsuite.mesh import MeshShape
+from perfsuite.own_metrics import OwnMetric
 from perfsuite.platforms.base import Family
 from perfsuite.platforms.telemetry import Telemetry
 from perfsuite.records import Measurement
@@ -96,8 +97,10 @@ class Driver:
         device_count: int,
         pin: Pin = "none",
         backend: str | None = None,
+        metrics: Callable[[], Sequence[OwnMetric]] = tuple,
     ) -> None:
-        """``device_count``: devices on each host; ranks beyond it share devices.  ``backend``: None is the family's."""
+        """``device_count``: on each host.  ``backend``: None is the family's.  ``metrics``: gives registered ones."""
+        self._metrics = metrics
         self._pin = pin
         self._backend = backend or family.backend
         self._transport = transport
@@ -176,6 +179,7 @@ class Driver:
             budget=dataclasses.asdict(job.budget),
             purpose=job.purpose,
             checks_twin=twin is not None and checked not in self._checked,
+            metrics=[dataclasses.asdict(metric) for metric in self._metrics()],
         )
         env = self._environment_of(process, job.world_size)
         if self._family.preloads and not env:

@@ -9,7 +9,7 @@ form    rank, local_rank, world_size,               ``{"done": {}}`` once the ra
         store_host, store_port, generation,
         timeout_s
 run     workload (see runtime.reference), shape,    ``{"done": report}`` with the rank's timings
-        budget, purpose
+        budget, purpose, checks_twin, metrics
 facts   family                                      ``{"done": {...}}``: torch and library versions
 store   host                                        ``{"done": {"port": ...}}``; the process then serves a TCPStore on
                                                     that address
@@ -106,8 +106,16 @@ def form(
     }
 
 
-def run(*, workload: Message, shape: str, budget: dict[str, Any], purpose: str, checks_twin: bool) -> Message:
-    """Build, check and time one workload; ``checks_twin``: after its twin."""
+def run(
+    *,
+    workload: Message,
+    shape: str,
+    budget: dict[str, Any],
+    purpose: str,
+    checks_twin: bool,
+    metrics: Sequence[dict[str, Any]] = (),
+) -> Message:
+    """Build, check and time one workload; ``checks_twin``: after its twin.  ``metrics``: registered ones by field."""
     return {
         "verb": "run",
         "workload": workload,
@@ -115,4 +123,5 @@ def run(*, workload: Message, shape: str, budget: dict[str, Any], purpose: str, 
         "budget": budget,
         "purpose": purpose,
         "checks_twin": checks_twin,
+        "metrics": list(metrics),
     }

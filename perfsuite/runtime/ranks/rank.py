@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from perfsuite.decoding import to_json
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.runtime.ranks.meshes import Meshes
+from perfsuite.runtime.ranks.record_keeper import RecordKeeper
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timeline import StepKeeper
 from perfsuite.step_records import Component, Traffic
@@ -36,7 +37,9 @@ class Membership:
 class WorkerRank:
     """The :class:`perfsuite.workload.Rank` of one build on one worker."""
 
-    def __init__(self, member: Membership, meshes: Meshes, purpose: Purpose, spans: SpanRecorder) -> None:
+    def __init__(
+        self, member: Membership, meshes: Meshes, purpose: Purpose, spans: SpanRecorder, records: RecordKeeper
+    ) -> None:
         self.device = member.device
         self.rank = member.rank
         self.local_rank = member.local_rank
@@ -47,7 +50,7 @@ class WorkerRank:
         self._code = member.code
         self.spans = spans
         self._recording = False
-        self._records: dict[str, tuple[Any, str, str]] = {}
+        self._records = records
         self.traffic: dict[str, Any] | None = None
         """What :meth:`keep_traffic` was given, as it goes to the driver."""
         # Neither a vendor's default nor the case before decides; dtype() turns it on for tf32.
@@ -92,11 +95,9 @@ class WorkerRank:
         """Mark a part of the step."""
         return self.spans.span(name, **attributes) if self._recording else _nothing()
 
-    def record(
-        self, name: str, value: Any, *, unit: str = "", reduce: Literal["max", "mean", "equal", "only"] = "max"
-    ) -> None:
-        """Keep the latest value of ``name``; a tensor is read only by :meth:`read_records`."""
-        self._records[name] = (value.detach() if isinstance(value, torch.Tensor) else value, unit, reduce)
+    def record(self, name: str, value: Any, **meaning: Any) -> None:
+        """Keep a value of ``name``; a tensor is read only by :meth:`read_records`."""
+        self._records.keep(name, value, meaning, timed=self.spans.is_sampling)
 
     def keep_traffic(self, traffic: Sequence[Traffic], components: Sequence[Component], *, place: str = "") -> None:
         """Keep what a step sends and the times of its parts."""
@@ -126,9 +127,9 @@ class WorkerRank:
         finally:
             self._recording = False
 
-    def read_records(self) -> dict[str, tuple[float, str, str]]:
-        """Name -> (value, unit, reduce); reading a device tensor synchronises."""
-        return {name: (float(value), unit, how) for name, (value, unit, how) in self._records.items()}
+    def read_records(self) -> dict[str, Any]:
+        """See :meth:`RecordKeeper.read`."""
+        return self._records.read()
 
 
 @contextmanager

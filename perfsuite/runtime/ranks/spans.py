@@ -41,6 +41,8 @@ class SpanRecorder:
     """Per sample: name -> (seconds per iteration, spans per iteration)."""
     keeper: StepKeeper | None = None
     """Keeps when everything happened, for a pipeline's timeline; None for steps that have none."""
+    is_sampling: bool = False
+    """Whether the first sample has begun: the warm-up is over."""
 
     @contextmanager
     def span(self, name: str, **attributes: Any) -> Iterator[None]:
@@ -54,7 +56,8 @@ class SpanRecorder:
             self.open_spans.append(span)
 
     def discard(self) -> None:
-        """Forget what ran outside a sample (warm-up, checks)."""
+        """Forget what ran outside a sample (warm-up, checks): one begins now."""
+        self.is_sampling = True
         self.open_spans.clear()
 
     def close_sample(self, start: object, end: object, iterations: int) -> None:

@@ -21,6 +21,7 @@ from perfsuite.decoding import to_json
 from perfsuite.errors import CaseError
 from perfsuite.mesh import MeshShape
 from perfsuite.metrics.spec import HOST_BOUND
+from perfsuite.own_metrics import OwnMetric
 from perfsuite.platforms import device_code
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.platforms.captured import captured_kernel_s
@@ -38,6 +39,7 @@ from perfsuite.runtime.ranks.meshes import Meshes
 from perfsuite.runtime.ranks.process_state import ProcessState
 from perfsuite.runtime.ranks.raised import DESTROYED, describe
 from perfsuite.runtime.ranks.rank import Membership, WorkerRank
+from perfsuite.runtime.ranks.record_keeper import RecordKeeper
 from perfsuite.runtime.ranks.rendezvous import (
     GROUP_TIMEOUT,
     reach_store,
@@ -228,7 +230,9 @@ class Worker:
         spans = SpanRecorder(clock=member.code.clock)
         if command["purpose"] == "memory":  # what a mesh takes is part of what is looked at
             self._meshes = None
-        rank = WorkerRank(member, self._meshes_of(MeshShape.parse(command["shape"])), command["purpose"], spans)
+        records = RecordKeeper(workload, [OwnMetric(**fields) for fields in command["metrics"]])
+        mesh = self._meshes_of(MeshShape.parse(command["shape"]))
+        rank = WorkerRank(member, mesh, command["purpose"], spans, records)
         if command["checks_twin"]:
             self._check_twin(workload, rank)
         self._enter("building")

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from perfsuite.gate.describe import describe, word
-from perfsuite.metrics import find
+from perfsuite.metrics.spec import significant
 from perfsuite.records import Measurement, Metric
 from perfsuite.reports.page.blocks import OPEN_ROWS, CaseRow, CaseTable, Section
 from perfsuite.reports.page.material import Material, PageCase
@@ -159,7 +159,7 @@ def _metric(metric: Metric) -> str:
         return ""
     if metric.is_above_measured_peak:
         return f"{metric.name} above the measured peak"
-    return f"{metric.name} {find(metric.name).format(metric.value)} {metric.unit}"
+    return f"{metric.name} {significant(metric.value)} {metric.unit}".rstrip()
 
 
 def _of_measurement(measurement: Measurement) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,127 @@
+"""Metrics of one's own: numbers that ranks record beside the time, with unit, direction and how they are judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from perfsuite.errors import InvalidParameter
+
+Better = Literal["higher", "lower", "neither"]
+Reduce = Literal["max", "min", "mean", "sum", "equal", "only"]
+"""How the values of the ranks become one: ``equal`` and ``only`` allow one value, of all ranks or of one."""
+Over = Literal["last", "mean", "max", "min", "sum"]
+"""How the values that a rank records in its timed iterations become one."""
+
+RESERVED = frozenset(
+    {"time", "mean", "p95", "all samples", "outcome", "verdict", "platform", "parameters", "defaults", "world_size"}
+    | {"backend", "process", "transport", "iterations_per_sample", "slowest_rank", "rank_spread", "fingerprint"}
+    | {"simulated", "median_s"}
+)
+"""Names that baselines, JUnit files and pytest-benchmark's extra_info have for something else."""
+_LONGEST_NAME = 100
+_LONGEST_UNIT = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnMetric:
+    """One metric that perfsuite does not know; ``pytest_perfsuite_metrics`` registers it for all cases.
+
+    Raises InvalidParameter for a name, unit or rule that cannot be used.
+    """
+
+    name: str
+    """As ``rank.record(name, value)`` gives it: ``memory``, ``memory/max_reserved(GiB)``."""
+    unit: str = ""
+    """As printed: ``GiB``, ``GB/s``; empty for a pure number."""
+    better: Better = "neither"
+    """Which direction is an improvement; ``neither`` is shown and stored, and judged only where it is exact."""
+    reduce: Reduce | Literal[""] = ""
+    """Left out: the worst rank, which is the minimum where higher is better, else the maximum."""
+    over: Over = "last"
+    exact: bool = False
+    """The same in every run of the same code: one run decides.  False: it scatters and is judged by statistics."""
+    tolerance: float | None = None
+    """Relative change for the worse that is accepted; None: the time's, and none where it is exact."""
+    floor: float = 0.0
+    """Of an exact metric: a change up to this, in its unit, is accepted as well."""
+
+    def __post_init__(self) -> None:
+        _check_text(self.name, "name", _LONGEST_NAME)
+        if self.unit:
+            _check_text(self.unit, f"unit of {self.name}", _LONGEST_UNIT)
+        if self.name in RESERVED:
+            raise InvalidParameter(f"{self.name!r} is a name of perfsuite's own records; choose another for the metric")
+        for field, allowed in (("better", Better), ("over", Over)):
+            _check_choice(self.name, field, getattr(self, field), get_args(allowed))
+        if self.reduce != "":
+            _check_choice(self.name, "reduce", self.reduce, get_args(Reduce))
+        for field, most in (("tolerance", 1.0), ("floor", math.inf)):
+            value = getattr(self, field)
+            if value is not None and not (isinstance(value, (int, float)) and 0 <= value < most):
+                raise InvalidParameter(f"{field}={value!r} of {self.name} is not valid; {_RANGES[field]}")
+        if self.floor and not self.exact:
+            raise InvalidParameter(
+                f"floor={self.floor} of {self.name} is for exact metrics; add exact=True or use tolerance="
+            )
+        if self.tolerance is not None and self.better == "neither" and not self.exact:
+            raise InvalidParameter(f"tolerance of {self.name} needs a direction; add better='lower' or better='higher'")
+        if not self.reduce:
+            object.__setattr__(self, "reduce", "min" if self.better == "higher" else "max")
+
+    @property
+    def convention(self) -> str:
+        """How it is counted, for exports."""
+        ranks = f"{self.reduce} over ranks" if self.reduce not in ("equal", "only") else f"{self.reduce} rank value"
+        return ranks if self.over == "last" else f"{ranks}, {self.over} over iterations"
+
+
+_RANGES = {"tolerance": "give a share from 0 up to 1, 0.05 for 5 %", "floor": "give a number of at least 0 in its unit"}
+
+
+def _check_text(text: object, what: str, longest: int) -> None:
+    usable = isinstance(text, str) and text.isprintable() and text.strip() == text and 0 < len(text) <= longest
+    if not usable:
+        raise InvalidParameter(
+            f"{what} is {text!r:.120}; give 1 to {longest} printable characters without spaces at the ends"
+        )
+
+
+def _check_choice(name: str, field: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise InvalidParameter(f"{field}={value!r} of {name} is not valid; use {', '.join(map(str, allowed))}")
+
+
+def registered(parts: Iterable[object]) -> tuple[OwnMetric, ...]:
+    """The metrics that implementations of the hook returned; InvalidParameter for others, and for two of one name."""
+    known: dict[str, OwnMetric] = {}
+    for part in parts:
+        for metric in part if isinstance(part, (list, tuple)) else (part,):
+            if not isinstance(metric, OwnMetric):
+                raise InvalidParameter(
+                    f"pytest_perfsuite_metrics returned {metric!r:.80}; return a list of perfsuite.OwnMetric"
+                )
+            if known.setdefault(metric.name, metric) != metric:
+                raise InvalidParameter(
+                    f"pytest_perfsuite_metrics registers {metric.name} twice, as {known[metric.name]} and as {metric}; "
+                    "keep one"
+                )
+    return tuple(known.values())
+
+
+MEANING = frozenset({"unit", "better", "reduce", "over", "exact", "tolerance", "floor"})
+"""What a record may say beside name and value."""
+
+
+def agreed(known: OwnMetric, given: Mapping[str, Any], whose: str) -> OwnMetric:
+    """The known metric, where a record says nothing else of it; InvalidParameter names what differs."""
+    differing = [f"{field}={value!r}" for field, value in given.items() if value != getattr(known, field)]
+    if differing:
+        fields = (f"{field}={getattr(known, field)!r}" for field in given)
+        raise InvalidParameter(
+            f"{known.name} was recorded with {', '.join(differing)}, but {whose} has it with {', '.join(fields)}; "
+            "leave these out of rank.record, or use another name"
+        )
+    return known

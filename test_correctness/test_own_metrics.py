@@ -1,0 +1,508 @@
+"""Metrics of one's own: what a record may say, how it is combined, kept, shown and judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from datetime import datetime, timezone
+
+import pytest
+import torch
+
+from perfsuite.baselines.baseline import Baseline, Hardware
+from perfsuite.baselines.decode import decode
+from perfsuite.baselines.draft import Draft, NewRuns
+from perfsuite.baselines.encode import encode
+from perfsuite.baselines.runs import MetricMeaning
+from perfsuite.decoding import from_json, to_json
+from perfsuite.errors import CaseError, InvalidParameter
+from perfsuite.gate.comparable import gate_case
+from perfsuite.gate.describe import describe, headline, word
+from perfsuite.gate.evidence import GateCase
+from perfsuite.gate.exact import rule_for
+from perfsuite.gate.gate import Gate
+from perfsuite.history.session import CasePoint, HistorySession, line_of, read_line
+from perfsuite.metrics import REGISTRY, derive
+from perfsuite.own_metrics import RESERVED, OwnMetric, registered
+from perfsuite.plugin.benchmark import extra_info
+from perfsuite.records import Peaks, Record, Work
+from perfsuite.runtime.ranks.record_keeper import RecordKeeper
+from perfsuite.workload import FunctionWorkload
+from perfsuite.workloads.matmul import Matmul
+from test_correctness.helpers.gate_runs import WOBBLE, case_of, jitter, node_of, run_of, settle, stored_runs
+from test_correctness.helpers.report_runs import gpt
+from test_correctness.test_runtime_parts import put_together, report_of
+
+MEMORY = OwnMetric(name="memory", unit="GiB", better="lower")
+BANDWIDTH = OwnMetric(name="bandwidth", unit="GB/s", better="higher")
+
+
+# -- what may be said ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"name": ""}, "name is ''"),
+        ({"name": " a"}, "without spaces at the ends"),
+        ({"name": "a\nb"}, "printable"),
+        ({"name": "x" * 101}, "1 to 100"),
+        ({"name": 3}, "name is 3"),
+        ({"name": "time"}, "a name of perfsuite's own records"),
+        ({"name": "backend"}, "a name of perfsuite's own records"),
+        ({"name": "a", "unit": 3}, "unit of a is 3"),
+        ({"name": "a", "better": "smaller"}, "use higher, lower, neither"),
+        ({"name": "a", "reduce": "median"}, "use max, min, mean, sum, equal, only"),
+        ({"name": "a", "over": "first"}, "use last, mean, max, min, sum"),
+        ({"name": "a", "better": "lower", "tolerance": 5}, "0.05 for 5 %"),
+        ({"name": "a", "better": "lower", "tolerance": math.nan}, "0.05 for 5 %"),
+        ({"name": "a", "better": "lower", "tolerance": "5%"}, "0.05 for 5 %"),
+        ({"name": "a", "tolerance": 0.1}, "needs a direction"),
+        ({"name": "a", "better": "lower", "floor": 1.0}, "is for exact metrics"),
+        ({"name": "a", "exact": True, "floor": -1.0}, "at least 0"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_the_rule(fields, told):
+    with pytest.raises(InvalidParameter) as refused:
+        OwnMetric(**fields)
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["memory", "memory/max_reserved(GiB)", "throughput(tps)", "val loss", "mfu(%)", "Speicher-Größe", "内存"]
+)
+def test_names_as_other_tools_have_them_are_names_here(name):
+    assert OwnMetric(name=name).name == name
+
+
+def test_the_worst_rank_counts_where_nothing_else_is_said():
+    assert ("min", "max", "max") == (BANDWIDTH.reduce, MEMORY.reduce, OwnMetric(name="a").reduce)
+
+
+def test_what_a_plugin_registers_is_metrics_each_name_once():
+    assert (MEMORY, BANDWIDTH) == registered([[MEMORY], (BANDWIDTH, MEMORY), []])
+    with pytest.raises(InvalidParameter, match="registers memory twice"):
+        registered([[MEMORY], [dataclasses.replace(MEMORY, unit="MiB")]])
+    for wrong in ({"memory": "GiB"}, "memory", None):
+        with pytest.raises(InvalidParameter, match=r"return a list of perfsuite\.OwnMetric"):
+            registered([wrong])
+
+
+# -- on a rank -------------------------------------------------------------------------------------------------------
+
+
+def step(rank):
+    """Stands for a function of a user."""
+
+
+def keeper(*known, workload=None):
+    return RecordKeeper(workload or FunctionWorkload(function=step), known)
+
+
+def kept(given, values, *, warm=(), known=()):
+    """The number that is read after these values."""
+    records = keeper(*known)
+    for timed, some in ((False, warm), (True, values)):
+        for value in some:
+            records.keep("a", value, given, timed=timed)
+    return records.read()["a"][0]
+
+
+@pytest.mark.parametrize(("over", "expected"), [("last", 2.0), ("mean", 3.0), ("max", 4.0), ("min", 2.0), ("sum", 9.0)])
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_the_timed_iterations_are_combined_and_the_warm_up_is_not(over, expected, kind):
+    values = [kind(value) for value in (3.0, 4.0, 2.0)]
+    assert expected == kept({"over": over}, values, warm=[kind(100.0), kind(0.0)])
+
+
+def test_a_tensor_that_the_next_iteration_overwrites_is_not_taken_twice():
+    records, buffer = keeper(), torch.zeros(())
+    for value in (5.0, 1.0):
+        buffer.fill_(value)
+        records.keep("a", buffer, {"over": "sum"}, timed=True)
+    assert records.read()["a"][0] == 6.0
+
+
+def test_a_build_that_is_never_timed_has_its_values():
+    assert kept({"over": "max"}, [], warm=[3.0, 7.0]) == 7.0
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("12 GiB", "the text '12 GiB'"),
+        ("12", "the text '12'"),
+        (None, "None of type NoneType"),
+        ([1.0], "[1.0] of type list"),
+        (1j, "1j of type complex"),
+        (torch.zeros(2), "a tensor of 2 elements"),
+        (torch.zeros((), dtype=torch.complex64), "a complex tensor"),
+    ],
+)
+def test_what_is_not_one_number_is_refused_where_it_is_recorded(value, told):
+    with pytest.raises(InvalidParameter) as refused:
+        keeper().keep("a", value, {}, timed=True)
+    assert told in str(refused.value)
+
+
+def test_a_record_says_what_is_registered_or_nothing():
+    assert {"unit": "GiB", "better": "lower"}.items() <= read_meaning({}, MEMORY).items()
+    assert read_meaning({"unit": "GiB"}, MEMORY)["better"] == "lower"
+    with pytest.raises(InvalidParameter, match="recorded with unit='MB', but its registration has it with unit='GiB'"):
+        read_meaning({"unit": "MB"}, MEMORY)
+    with pytest.raises(InvalidParameter, match="recorded with direction; a record may have better, exact"):
+        read_meaning({"direction": "lower"})
+
+
+def read_meaning(given, *known):
+    records = keeper(*known)
+    records.keep("memory", 1.0, given, timed=True)
+    return records.read()["memory"][3]
+
+
+def test_a_metric_of_perfsuite_s_that_the_case_does_not_have_may_be_recorded():
+    records = keeper()
+    records.keep("tokens_per_s", 12.0, {}, timed=True)
+    assert {"unit": "tokens/s", "better": "higher"}.items() <= records.read()["tokens_per_s"][3].items()
+    with pytest.raises(InvalidParameter, match="but perfsuite has it with unit='tokens/s'"):
+        keeper().keep("tokens_per_s", 1.0, {"unit": "tok/s"}, timed=True)
+    with pytest.raises(InvalidParameter, match="perfsuite derives for this case"):
+        keeper().keep("latency_us", 1.0, {"better": "lower"}, timed=True)
+
+
+def test_numbers_of_perfsuite_s_own_workloads_are_no_metrics():
+    records = keeper(workload=Matmul(m=8, n=8, k=8, dtype="fp32"))
+    records.keep("loss", 1.0, {"reduce": "mean"}, timed=True)
+    assert records.read()["loss"] == (1.0, "", "mean", None)
+
+
+def test_one_name_has_one_meaning():
+    records = keeper()
+    records.keep("a", 1.0, {"unit": "GiB"}, timed=True)
+    with pytest.raises(InvalidParameter, match="a was recorded in two ways"):
+        records.keep("a", 1.0, {"unit": "MiB"}, timed=True)
+
+
+# -- over the ranks --------------------------------------------------------------------------------------------------
+
+
+def reports(*values, **fields):
+    metric = OwnMetric(name="a", **fields)
+    plain = dataclasses.asdict(metric)
+    return [
+        report_of(rank, records={} if value is None else {"a": [value, metric.unit, metric.reduce, plain]})
+        for rank, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"better": "lower"}, 3.0),
+        ({"better": "higher"}, 1.0),
+        ({"reduce": "mean"}, 2.0),
+        ({"reduce": "sum"}, 4.0),
+        ({"reduce": "min"}, 1.0),
+    ],
+)
+def test_ranks_are_combined(fields, expected):
+    (record,) = put_together(*reports(1.0, None, 3.0, **fields)).records
+    assert record.value == expected
+    assert record.metric == OwnMetric(name="a", **fields)
+
+
+def test_ranks_that_mean_two_things_fail_the_case():
+    both = [*reports(1.0, unit="GiB"), *reports(1.0, 1.0, unit="MB")[1:]]
+    with pytest.raises(CaseError, match=r"ranks 0 and 1 record a in two ways: unit 'GiB'.*unit 'MB'"):
+        put_together(*both)
+
+
+def test_metrics_of_one_s_own_follow_those_of_the_case():
+    measurement = put_together(*reports(2.0, 3.0, unit="GiB", better="lower", over="mean"))
+    time, own = derive(("latency_us",), work=Work(), measurement=measurement, peaks=Peaks())
+    assert time.name == "latency_us"
+    assert (own.name, own.value, own.unit, own.better) == ("a", 3.0, "GiB", "lower")
+    assert own.convention == "max over ranks, mean over iterations"
+
+
+def test_no_name_of_pytest_benchmark_s_extra_info_is_overwritten():
+    assert set(extra_info(gpt("a", 2, 1e-3))) - {metric.name for metric in gpt("a", 2, 1e-3).metrics} <= RESERVED
+
+
+# -- the gate --------------------------------------------------------------------------------------------------------
+
+
+def runs_with(values, metrics):
+    """Stored runs with these metrics; each value moves with the run by half a per cent."""
+    return tuple(
+        dataclasses.replace(run, metrics={name: value * (1 + wobble) for name, value in values.items()})
+        for run, wobble in zip(stored_runs(), reversed(WOBBLE), strict=True)
+    )
+
+
+def meanings(*metrics):
+    return {metric.name: MetricMeaning(unit=metric.unit, better=metric.better, own=metric) for metric in metrics}
+
+
+def gated(now, *metrics, stored=None, tolerances=None, then=None, stored_metrics=None):
+    """The gate's verdict on a case whose time is as stored, and whose metrics are ``now``."""
+    then = {"memory": 2.1, "bandwidth": 40.1} if then is None else then
+    metrics = metrics or (MEMORY, BANDWIDTH)
+    known = {name: meaning for name, meaning in meanings(*metrics).items() if name in now or now.get(name)}
+    given = GateCase(
+        case=case_of(metrics=known),
+        stored=runs_with(then, metrics) if stored is None else stored,
+        stored_metrics=meanings(*metrics) if stored_metrics is None else stored_metrics,
+        metric_tolerances=tolerances or {},
+    )
+    gate = Gate([given])
+
+    def new(name, number):
+        metric = {name: value * (1 + jitter(number + 2)) for name, value in now.items()}
+        return run_of(jitter(number), number=number, metrics=metric)
+
+    gate.add(node_of(), new("a", 0))
+    settle(gate, new)
+    return gate.verdict(node_of())
+
+
+def test_more_memory_in_the_same_time_is_a_regression_with_its_words():
+    verdict = gated({"memory": 2.1 * 1.12, "bandwidth": 40.1})
+    assert verdict.name == "regressed"
+    assert verdict.decisive.quantity == "memory"
+    assert headline(verdict).startswith("REGRESSED memory 2.1")
+    assert "GiB, +12" in headline(verdict)
+    assert word(verdict).startswith("regressed +12")
+    assert word(verdict).endswith(" memory")
+
+
+def test_less_bandwidth_in_the_same_time_is_a_regression_with_its_words():
+    verdict = gated({"memory": 2.1, "bandwidth": 40.1 * 0.75})
+    assert verdict.name == "regressed"
+    assert "REGRESSED bandwidth 40" in headline(verdict)
+    assert "GB/s, -2" in headline(verdict)
+    assert 0.24 < verdict.decisive.effect < 0.26  # of the bandwidth itself, as exact quantities have it
+    assert "level -2" in describe(verdict)
+
+
+def test_memory_in_another_environment_is_worse_and_not_slower():
+    given = GateCase(
+        case=case_of(metrics=meanings(MEMORY)),
+        stored=runs_with({"memory": 2.1}, ()),
+        environment_changes=("packages.torch 2.13.0, stored 2.12.0",),
+    )
+    gate = Gate([given])
+
+    def new(name, number):
+        return run_of(jitter(number), number=number, metrics={"memory": 2.1 * 1.12 * (1 + jitter(number + 2))})
+
+    gate.add(node_of(), new("a", 0))
+    settle(gate, new)
+    verdict = gate.verdict(node_of())
+    assert verdict.name == "environment"
+    assert verdict.reasons[0].startswith("worse than stored; no base was run; different from the stored runs: packages")
+
+
+def test_nothing_is_said_where_nothing_changed_or_all_is_better():
+    for now in ({"memory": 2.1, "bandwidth": 40.1}, {"memory": 1.8, "bandwidth": 50.0}):
+        verdict = gated(now)
+        assert verdict.name == "pass"
+        assert [finding.quantity for finding in verdict.findings] == ["time"]
+        assert not [flag for flag in verdict.flags if "memory" in flag or "bandwidth" in flag]
+
+
+def test_the_marker_and_the_registration_say_what_is_accepted():
+    loose = dataclasses.replace(MEMORY, tolerance=0.2)
+    assert gated({"memory": 2.1 * 1.12, "bandwidth": 40.1}, loose, BANDWIDTH).name == "pass"
+    assert gated({"memory": 2.1 * 1.12, "bandwidth": 40.1}, tolerances={"memory": 0.2}).name == "pass"
+    assert gated({"memory": 2.1 * 1.12, "bandwidth": 40.1}, loose, BANDWIDTH, tolerances={"memory": 0.05}).fails
+
+
+def test_a_metric_that_is_no_longer_recorded_is_said():
+    verdict = gated({"bandwidth": 40.1})
+    assert verdict.name == "inconclusive"
+    assert "memory was 2.1 GiB in the newest stored run and was not recorded now: not compared" in verdict.reasons[0]
+
+
+def test_a_metric_that_is_new_is_said():
+    verdict = gated({"memory": 2.1, "bandwidth": 40.1}, then={"memory": 2.1})
+    assert verdict.name == "pass"
+    assert "bandwidth is not judged yet: 0 of the 5 stored runs that a comparison needs have it" in verdict.flags
+
+
+def test_a_metric_without_direction_is_said():
+    plain = OwnMetric(name="memory", unit="GiB")
+    verdict = gated({"memory": 3.0}, plain, then={"memory": 2.1})
+    assert verdict.name == "pass"
+    assert "memory is not judged: it has no better direction; give better='lower' or 'higher'" in verdict.flags
+
+
+def test_a_bandwidth_that_fell_to_nothing_is_a_regression():
+    verdict = gated({"memory": 2.1, "bandwidth": 0.0})
+    assert verdict.name == "regressed"
+    assert "bandwidth is 0, stored 40.12 GB/s: it fell to 0 or below" in verdict.reasons
+
+
+def test_a_memory_of_nothing_was_not_measured():
+    assert gated({"memory": 0.0, "bandwidth": 40.1}).name == "inconclusive"
+
+
+def test_counts_around_zero_are_judged_by_their_range():
+    retries = OwnMetric(name="retries", better="lower")
+    same = gated({"retries": 0.0}, retries, then={"retries": 0.0})
+    assert same.name == "pass"
+    assert any("retries is judged by its range alone" in flag for flag in same.flags)
+    more = gated({"retries": 7.0}, retries, then={"retries": 0.0})
+    assert more.name == "inconclusive"
+    assert "stored 0: values of 0 and below have no relative change" in more.reasons[0]
+    exact = dataclasses.replace(retries, exact=True, floor=2.0)
+    assert gated({"retries": 2.0}, exact, then={"retries": 0.0}).name == "pass"
+    assert gated({"retries": 3.0}, exact, then={"retries": 0.0}).name == "regressed"
+
+
+def test_an_exact_metric_is_judged_by_one_run():
+    sent = OwnMetric(name="sent", unit="bytes", better="lower", exact=True)
+    stored = tuple(dataclasses.replace(run, metrics={"sent": 1000.0}) for run in stored_runs()[:2])
+    given = GateCase(case=case_of(metrics=meanings(sent)), stored=stored, stored_metrics=meanings(sent))
+    for value, expected in ((1000.0, "learning"), (1001.0, "regressed")):
+        gate = Gate([given])
+        gate.add(node_of(), run_of(metrics={"sent": value}))
+        assert gate.verdict(node_of()).name == expected
+
+
+def test_bytes_of_one_s_own_scatter_unless_they_are_exact():
+    verdict = gated({"sent": 1e6 * 1.01}, OwnMetric(name="sent", unit="bytes", better="lower"), then={"sent": 1e6})
+    assert verdict.name == "pass"
+
+
+@pytest.mark.parametrize(("sessions", "now", "expected"), [(0.0, 0.12, {"regressed"}), (0.03, 0.04, {"inconclusive"})])
+def test_all_cases_with_more_memory_are_no_host_unless_sessions_move_so_far(sessions, now, expected):
+    metrics = meanings(MEMORY)
+    names = [f"c{index}" for index in range(10)]
+    moved = [sessions * sign for sign in (1, -1, 0.5, -0.5, 1, -1, 0.5, -0.5)]
+    stored = tuple(
+        dataclasses.replace(run, metrics={"memory": run.metrics["memory"] * (1 + shift)})
+        for run, shift in zip(runs_with({"memory": 2.1}, ()), moved, strict=True)
+    )
+    gate = Gate(
+        [GateCase(case=case_of(name, metrics=metrics), stored=stored, stored_metrics=metrics) for name in names]
+    )
+
+    def new(name, number):
+        return run_of(jitter(number), number=number, metrics={"memory": 2.1 * (1 + now) * (1 + jitter(number + 2))})
+
+    for index, name in enumerate(names):
+        gate.add(node_of(name), new(name, index))
+    settle(gate, new)
+    assert expected == {verdict.name for verdict in gate.verdicts().values()}
+
+
+# -- stored ----------------------------------------------------------------------------------------------------------
+
+NOW = datetime(2026, 1, 2, tzinfo=timezone.utc)
+HARDWARE = Hardware(platform="cpu", fingerprint="f", key={"cores": 2})
+
+
+def stored_with(*metrics):
+    """A file with a case that has these metrics, as it is read again."""
+    draft = Draft(mode="append", reason="", session_runs=4)
+    new = NewRuns(case=case_of(metrics=meanings(*metrics)), runs=runs_with({"memory": 2.1}, ())[:5])
+    baseline = Baseline(hardware=HARDWARE, entries=draft.apply({}, [new]))
+    return decode(json.loads(json.dumps(encode(baseline))))
+
+
+def offer(stored, *metrics, mode="append"):
+    draft = Draft(mode=mode, reason="a smaller unit", session_runs=4)
+    new = NewRuns(case=case_of(metrics=meanings(*metrics)), runs=(run_of(metrics={"memory": 2150.0}),))
+    return draft, draft.apply(stored.entries, [new])
+
+
+def test_a_file_says_which_metrics_are_one_s_own():
+    (entry,) = stored_with(MEMORY).entries.values()
+    assert entry.case.metrics["memory"].own == MEMORY
+
+
+def test_another_unit_is_not_compared_and_not_stored_beside(tmp_path):
+    stored = stored_with(MEMORY)
+    case = case_of(metrics=meanings(dataclasses.replace(MEMORY, unit="MiB")))
+    given = gate_case(case, environment={}, baseline=stored, hardware=HARDWARE, folder=tmp_path, now=NOW)
+    assert given.refusal is None  # the time is compared all the same
+    gate = Gate([dataclasses.replace(given, flags=())])
+    gate.add(node_of(), run_of(metrics={"memory": 2150.0}))
+    verdict = gate.verdict(node_of())
+    assert verdict.name == "inconclusive"
+    assert "memory is in MiB (lower is better) now, stored in GiB (lower is better): not compared" in describe(verdict)
+    draft, entries = offer(stored, dataclasses.replace(MEMORY, unit="MiB"))
+    assert "memory is in MiB" in draft.refused[node_of()]
+    assert entries == stored.entries
+    _, entries = offer(stored, dataclasses.replace(MEMORY, unit="MiB"), mode="accept")
+    (entry,) = entries.values()
+    assert [{"memory": 2150.0}] == [dict(run.metrics) for run in entry.kept]
+
+
+def test_a_damaged_record_is_a_value_error_as_every_damage_is():
+    plain = to_json(Record(name="memory", value=2.1, unit="GiB", reduce="max", metric=MEMORY))
+    assert from_json(Record, plain).metric == MEMORY
+    for field, wrong in (("name", "a\x1b[2J"), ("better", "smaller"), ("tolerance", -1.0), ("unit", 3)):
+        with pytest.raises(ValueError, match="Record"):
+            from_json(Record, {**plain, "metric": {**plain["metric"], field: wrong}})
+
+
+def test_an_older_record_is_no_metric():
+    assert Record(name="loss", value=1.0, unit="", reduce="mean").metric is None
+    assert "memory" not in REGISTRY
+
+
+def test_a_history_keeps_unit_and_direction():
+    session = HistorySession(
+        session="s",
+        time="2026-01-01T00:00:00+00:00",
+        platform="cpu",
+        fingerprint="f",
+        own={"memory": MetricMeaning(unit="GiB", better="lower")},
+        cases={"t.py::t": CasePoint(0.0, 1.0, {"memory": 2.1})},
+    )
+    again = read_line(line_of(session).encode())
+    assert again.own == session.own
+    plain = json.loads(line_of(session))
+    for wrong in (["GiB"], "GiB", ["GiB", "smaller"], [3, "lower"]):
+        with pytest.raises(ValueError, match="own metric memory is"):
+            read_line(json.dumps({**plain, "own": {"memory": wrong}}).encode())
+    del plain["own"]
+    assert read_line(json.dumps(plain).encode()).own == {}  # a line of an earlier version
+
+
+# -- perfsuite's own metrics -----------------------------------------------------------------------------------------
+
+FORMULAS_OF_THE_TIME = {
+    *("tflops", "tflops_per_device", "gb_per_s", "latency_us", "algbw_gb_per_s", "busbw_gb_per_s", "step_time_s"),
+    *("samples_per_s", "samples_per_s_per_device", "tokens_per_s", "tokens_per_s_per_device"),
+    *("six_n_tflops_per_device", "palm_tflops_per_device", "megatron_tflops_per_device"),
+    *("colossalai_tflops_per_device", "mfu_percent", "hfu_percent"),
+}
+
+
+def test_every_metric_of_perfsuite_is_judged_or_says_why_not():
+    """Each is a formula of the time, exact, judged beside the time, or observed with its reason in docs/metrics.md."""
+    judged = {name for name, spec in REGISTRY.items() if not spec.observed}
+    exact = {name for name in judged if rule_for(name, MetricMeaning(unit=REGISTRY[name].unit, better="lower"))}
+    assert {"pair_us", "slowest_pair_us", "pair_gb_per_s", "slowest_pair_gb_per_s"} == (
+        judged - exact - FORMULAS_OF_THE_TIME
+    )
+    assert {"communication_bytes", "final_loss", "peak_memory_gib"} <= exact
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1.0, "pass"), (1.6, "regressed")])
+def test_a_pair_that_got_slow_while_the_round_did_not_is_found(factor, expected):
+    meaning = {"slowest_pair_us": MetricMeaning(unit="us", better="lower")}
+    given = GateCase(case=case_of(metrics=meaning), stored=runs_with({"slowest_pair_us": 50.0}, ()))
+    gate = Gate([given])
+
+    def new(name, number):
+        value = 50.0 * factor * (1 + jitter(number + 2))
+        return run_of(jitter(number), number=number, metrics={"slowest_pair_us": value})
+
+    gate.add(node_of(), new("a", 0))
+    settle(gate, new)
+    assert gate.verdict(node_of()).name == expected

@@ -1,0 +1,147 @@
+"""Metrics of one's own from the record of a rank to the verdict, as a user meets them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from xml.etree import ElementTree
+
+import pytest
+
+from perfsuite.cli import main as cli
+from perfsuite.errors import InvalidParameter
+from perfsuite.own_metrics import OwnMetric
+from perfsuite.records import Record
+from perfsuite.runtime.driver import Job
+from perfsuite.workload import Budget, FunctionWorkload
+from test_correctness.helpers import steps
+from test_correctness.helpers.local_driver import local_driver
+from test_correctness.helpers.scripted_driver import measurement, repository
+
+pytest_plugins = ["pytester"]
+
+TESTS = """
+def test_own(perf):
+    perf(step)
+"""
+MEMORY = OwnMetric(name="memory", unit="GiB", better="lower")
+BANDWIDTH = OwnMetric(name="bandwidth", unit="GB/s", better="higher")
+
+
+class Machine:
+    """A case of 10 ms whose memory and bandwidth a test changes; both scatter by half a per cent."""
+
+    def __init__(self):
+        self.draw = random.Random(3)
+        self.values = {MEMORY: 2.1, BANDWIDTH: 40.1}
+
+    def __call__(self, job):
+        time_s = 0.01 * self.draw.gauss(1, 0.003)
+        records = tuple(
+            Record(
+                name=metric.name,
+                value=value * self.draw.gauss(1, 0.005),
+                unit=metric.unit,
+                reduce=metric.reduce,
+                metric=metric,
+            )
+            for metric, value in self.values.items()
+        )
+        times = [time_s * self.draw.gauss(1, 0.002) for _ in range(30)]
+        return measurement(job, times, records=records)
+
+
+@pytest.fixture
+def own_machine():
+    return Machine()
+
+
+@pytest.fixture
+def own_repo(pytester, monkeypatch, own_machine):
+    """A repository with six stored runs of one case."""
+    repo = repository(pytester, monkeypatch, TESTS, own_machine)
+    for _ in range(6):
+        repo.run("--perf-update=append").stdout.fnmatch_lines(["*1 runs of 1 cases added"])
+    return repo
+
+
+def test_more_memory_and_less_bandwidth_fail_the_gate_and_are_everywhere(own_repo, own_machine, pytester, capsys):
+    own_repo.run("--perf-gate").assert_outcomes(passed=1)
+    own_machine.values[MEMORY] *= 1.12
+    found = own_repo.run("--perf-gate")
+    assert found.ret == 1
+    found.stdout.fnmatch_lines(["REGRESSED memory 2.* GiB, +1*"])
+    own_machine.values[MEMORY] /= 1.12
+    own_machine.values[BANDWIDTH] *= 0.75
+    files = ("--junitxml=j.xml", "--benchmark-json=b.json", "--perf-journal=j.jsonl", "--perf-history=h.jsonl")
+    found = own_repo.run("--perf-gate", *files)
+    assert found.ret == 1
+    found.stdout.fnmatch_lines(["REGRESSED bandwidth 40.* GB/s, -2*"])
+    found.stdout.fnmatch_lines(["*bandwidth*", "*GB/s*"])  # the columns of the table
+    named = {each.get("name") for each in ElementTree.parse("j.xml").iter("property")}
+    assert {"memory", "bandwidth"} <= named
+    (stored,) = json.loads(pytester.path.joinpath("b.json").read_text())["benchmarks"]
+    assert {"memory", "bandwidth"} <= set(stored["extra_info"])
+    for source in ("j.jsonl", "h.jsonl", str(*pytester.path.glob("baselines/cpu/*.json"))):
+        capsys.readouterr()
+        assert cli.main(["export", "--format", "csv", source]) == 0
+        rows = capsys.readouterr().out
+        assert "bandwidth," in rows
+        assert ",GB/s,higher," in rows
+    assert cli.main(["show", "--case", "test_own", "j.jsonl"]) == 0
+    assert "GB/s" in capsys.readouterr().out
+    assert cli.main(["history", "show", "h.jsonl"]) == 0
+    assert "GB/s, +0 %, between" in capsys.readouterr().out
+    refused = own_repo.run("--perf-update=append", "--perf-gate")
+    refused.stdout.fnmatch_lines(["*REGRESSED bandwidth*"])
+
+
+def test_a_lost_metric_and_another_unit_are_said(own_repo, own_machine):
+    del own_machine.values[MEMORY]
+    undecided = "--perf-fail-on=default,inconclusive"
+    own_repo.run("--perf-gate", undecided).stdout.fnmatch_lines(
+        ["*memory was 2.* GiB in the newest stored run and was*"]
+    )
+    own_machine.values[dataclasses.replace(MEMORY, unit="MiB")] = 2150.0
+    own_repo.run("--perf-gate", undecided).stdout.fnmatch_lines(
+        ["*memory is in MiB (lower is better) now, stored in GiB*"]
+    )
+    own_repo.run("--perf-update=append").stdout.fnmatch_lines(["*memory is in MiB*"])
+    own_repo.run("--perf-update=accept", "--perf-reason=unit").stdout.fnmatch_lines(["*1 runs of 1 cases added*"])
+
+
+REGISTERED = """
+import perfsuite
+pytest_plugins = ["perfsuite.plugin"]
+
+def pytest_perfsuite_metrics():
+    return {returned}
+"""
+
+
+def test_a_wrong_registration_ends_the_run_before_it_measures(own_repo, pytester):
+    pytester.makeconftest(REGISTERED.format(returned='["memory"]'))
+    before = len(own_repo.driver.jobs)
+    found = own_repo.run()
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.fnmatch_lines(["*pytest_perfsuite_metrics returned 'memory'; return a list of perfsuite.OwnMetric*"])
+    assert before == len(own_repo.driver.jobs)
+
+
+def test_the_ranks_know_what_is_registered(tmp_path):
+    """Registered units, combined over real ranks and timed iterations; a contradiction fails with the line's reason."""
+    budget = Budget(max_time_s=0.05, warmup_time_s=0.01, min_rounds=3)
+
+    def job(**arguments):
+        return Job(
+            workload=FunctionWorkload(function=steps.own_numbers, arguments=arguments), world_size=2, budget=budget
+        )
+
+    with local_driver(tmp_path) as driver:
+        driver._metrics = lambda: [dataclasses.replace(MEMORY, reduce="sum")]
+        found = {record.name: record for record in driver.run(job()).records}
+        assert (found["memory"].value, found["memory"].unit) == (3.0, "GiB")
+        assert (found["seen"].value, found["seen"].metric.over) == (7.0, "min")  # nothing of the warm-up, which has 0
+        with pytest.raises(InvalidParameter, match="recorded with unit='MB', but its registration"):
+            driver.run(job(unit="MB"))
