@@ -225,7 +225,9 @@ def test_the_quirks_are_what_the_sources_say(version: str) -> None:
 
 def test_versions_and_architectures_tell_the_quirks_apart() -> None:
     assert {"fsdp2-does-not-overlap"} == named("2.7.1", 22) - named("2.7.1", 31)
-    assert {"tf32-off-by-default", "no-mccl-version"} == named("2.1.1+abc1234", 22) - named("2.7.1", 22)
+    assert {"tf32-off-by-default", "no-mccl-version", "loaders-pin-for-cuda"} == named("2.1.1+abc1234", 22) - named(
+        "2.7.1", 22
+    )
     assert {"tf32-on-by-default"} == named("2.7.0a0", 22) - named("2.5.0", 22)
     assert "no-is-bf16-supported" in named("2.0.1")
     everything = {quirk.name for quirk in all_quirks("musa")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -154,6 +155,17 @@ def test_an_accelerator_is_opened_by_index_or_named_as_unusable() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(DeviceUnusable, match=r"cannot open device cuda:0 \(.*\); install a torch built for"):
             device_code("cuda").open(0)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "PCI_BUS_ID"), ("FASTEST_FIRST", "FASTEST_FIRST")])
+def test_cuda_devices_have_the_numbers_of_nvidia_smi_unless_the_user_orders_them(
+    monkeypatch: pytest.MonkeyPatch, before: str | None, after: str
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", before or "")  # noted, so that its value of before comes back
+    if not before:
+        monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    device_code("cuda")
+    assert after == os.environ["CUDA_DEVICE_ORDER"]
 
 
 @pytest.mark.parametrize(("version", "shares"), [("2.21.5", False), ("2.29.7", False), ("2.30.7", True), ("", True)])

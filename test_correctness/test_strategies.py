@@ -20,6 +20,7 @@ from perfsuite.strategies.deepspeed import ds_config
 from perfsuite.strategies.deepspeed.compiled import compiling
 from perfsuite.strategies.deepspeed.zero import require_compiler
 from perfsuite.strategies.trainer import _require_compiler
+from perfsuite.workloads.training.parity import tolerance_on
 
 
 def plan(**changes):
@@ -217,3 +218,12 @@ def test_the_lock_of_a_killed_compilation_is_cleared_and_a_living_one_s_is_waite
     assert left.exists()  # as a process that is killed while torch compiles leaves it
     with compiling(tmp_path):
         assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "allowed"),
+    [("cpu", "fp32", 1e-5), ("musa", "fp32", 1e-5), ("cuda", "fp32", 5e-5), ("cuda", "bf16", 2e-2)],
+)
+def test_a_twin_in_fp32_may_differ_by_what_kernels_of_the_device_do(device, dtype, allowed):
+    """CUDA's fp32 attention multiplies in three parts of TF32, ring attention by plain products."""
+    assert allowed == tolerance_on(device, find("ddp"), plan(dtype=dtype))
