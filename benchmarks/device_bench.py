@@ -94,7 +94,8 @@ def told(result: Result, name: str) -> str:
     if metric.value is None:
         return f"{name} unknown ({metric.note})"
     share = metric.share_of_peak
-    return f"{metric.value:.4g} {metric.unit}{'' if share is None else f' ({share:.1%} of the peak)'}"
+    beside = f" ({share:.1%} of the peak)" if share is not None else f" ({metric.note})" if metric.note else ""
+    return f"{metric.value:.4g} {metric.unit}{beside}"
 
 
 def impossible(result: Result) -> bool:
