@@ -172,18 +172,15 @@ class RankFacts:
     utilisation_percent: float | None = None
     """Share of the last moments in which the device ran any kernel; None: unknown."""
     throttle: tuple[str, ...] | None = None
-    """Why its clock was held down as the last sample ended, where ranks are on several hosts: the driver sees its own
-    host's devices.  Empty when it is known not to have been, None: unknown."""
+    """Why its clock was held down as the last sample ended, told where ranks are on several hosts; None: unknown."""
     launch_s: float | None = None
-    """Median seconds that this process took to start one iteration; close to ``median_s`` where the host is what is
-    slow.  None: written before it was measured."""
+    """Median seconds in which this process started one iteration; close to ``median_s`` where the host is slow."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings of the process that the case had changed while its samples were taken, with their values then."""
     instruments: tuple[str, ...] = ()
     """Tracers, profilers and debug settings that slowed the process, each with what to do."""
     throttled: float | None = None
-    """Share of the periods of its CPU quota that ended with the quota used up while samples were taken; None without a
-    known quota and in older journals."""
+    """Share of the periods in which it used up its CPU quota while samples were taken; None without a known quota."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +203,7 @@ class Measurement:
     iterations: int
     """k: iterations in each sample."""
     control: str = ""
-    """Kind of the control timed beside the samples; empty in older journals and where none was asked for."""
+    """Kind of the control timed beside the samples; empty where none was asked for."""
     warmup_iterations: int
     warmup_steady: bool
     """Whether the warm-up reached a steady time before its limit."""

@@ -16,13 +16,12 @@ Where time is limited, ``next_requests`` is told what is left and what runs cost
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import gc
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from perfsuite import garbage
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate import findings, session, stages
 from perfsuite.gate.budget import SCREENING_SHARE, Spending, Wanted
@@ -39,25 +38,13 @@ PROBES = 3
 """Cases whose A/B tells whether a shift of the whole suite is the host's or the code's."""
 
 
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Nothing made here is garbage, and looking for some takes a fifth of the time of 10,000 cases."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class Gate:
     """Collects the runs of a session's gated cases, asks for more and says verdicts."""
 
     def __init__(self, cases: Iterable[GateCase], settings: GateSettings | None = None) -> None:
         """``cases`` are all gated cases of the session, those without a baseline included."""
         self.settings = settings or GateSettings()
-        with _collector_paused():
+        with garbage.kept():
             self._works = {work.node: work for work in case_works(cases, self.settings)}
         self._tests = sum(not judged.is_secondary for work in self._works.values() for judged in work.judged)
         self._frozen: Today | None = None
@@ -123,7 +110,7 @@ class Gate:
 
     def verdicts(self) -> dict[str, Verdict]:
         """The verdict of every case by node id."""
-        with _collector_paused():
+        with garbage.kept():
             view = self._look()
             return {node: findings.verdict(work, view) for node, work in self._works.items()}
 

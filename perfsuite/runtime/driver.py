@@ -386,16 +386,8 @@ class Driver:
             return RankFailure(rank=slot, host=host, state="died", what=wait.exits[slot], phase=phase)
         if slot in wait.errors:
             error = wait.errors[slot]
-            return RankFailure(
-                rank=slot,
-                host=host,
-                state="raised",
-                what=error["message"],
-                phase=error["phase"],
-                detail=error["traceback"],
-                kind=error["kind"],
-                types=error.get("types", ()),
-            )
+            told = {"what": error["message"], "detail": error["traceback"], "types": error.get("types", ())}
+            return RankFailure(rank=slot, host=host, state="raised", phase=error["phase"], kind=error["kind"], **told)
         if slot in wait.done:
             return RankFailure(rank=slot, host=host, state="finished", what="", phase=phase)
         look = judge(*looks[slot])
