@@ -209,13 +209,31 @@ class TestSessions:
     def test_what_is_known_when_a_signal_ends_it_is_told_and_kept(self, stored, machine, clock, stop, name):
         machine.factors[1] = 1.1
         clock.stop = stop
-        done = stored.run("--perf-gate", "--perf-base=HEAD", "-q", "--perf-journal=j.jsonl")
-        assert done.ret == pytest.ExitCode.INTERRUPTED
+        self.interrupted(stored, name, "-q")
         record = read_journal(Path("j.jsonl")).gate
         names = {case.partition("[")[2]: verdict.name for case, verdict in record.by_case.items()}
         assert names == {"cpu-0]": "pass", "cpu-1]": "inconclusive", "cpu-2]": "pass"}
         reasons = record.by_case["test_it.py::test_case[cpu-1]"].reasons
         assert reasons[0] == f"the gate was interrupted by {name} before it was decided"
+
+    @pytest.mark.parametrize(("stop", "name"), [(CaseStopped("SIGTERM"), "SIGTERM"), (KeyboardInterrupt(), "SIGINT")])
+    def test_a_case_that_is_settled_in_place_when_a_signal_comes_is_reported(self, stored, machine, clock, stop, name):
+        machine.factors[1] = 1.1
+        clock.stop = stop
+        self.interrupted(stored, name, "-x", "-k", "cpu-1", "--junitxml=j.xml")
+        (verdict,) = read_journal(Path("j.jsonl")).gate.verdicts
+        assert verdict.reasons[0] == f"the gate was interrupted by {name} before it was decided"
+        assert 'name="test_case[cpu-1]"' in Path("j.xml").read_text()
+
+    @staticmethod
+    def interrupted(stored, name, *arguments):
+        """A gated run that a signal ends; pytester hands Ctrl-C on."""
+        arguments = ("--perf-gate", "--perf-base=HEAD", "--perf-journal=j.jsonl", *arguments)
+        if name == "SIGINT":
+            with pytest.raises(KeyboardInterrupt):
+                stored.run(*arguments)
+        else:
+            stored.run(*arguments)
 
 
 class Ticking:

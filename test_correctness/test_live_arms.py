@@ -56,10 +56,10 @@ def test_an_arm_is_started_once_and_measures_turn_by_turn(arm):
     skipped = "test_step.py::test_skipped[scripted]"
     live = LiveArm(arm, OPTIONS, [*NODES, skipped])
     try:
-        live.start(60)
-        turns = [live.measure(nodes, 60) for nodes in (NODES, NODES[1:], [NODES[1], NODES[0]])]
+        live.start(600)
+        turns = [live.measure(nodes, 600) for nodes in (NODES, NODES[1:], [NODES[1], NODES[0]])]
         with pytest.raises(ArmFailed, match="base measured no case: not today"):
-            live.measure([skipped], 60)
+            live.measure([skipped], 600)
         assert live.serves(NODES)
         assert not live.serves(["test_other.py::test"])
     finally:
@@ -76,17 +76,17 @@ def test_an_arm_is_started_once_and_measures_turn_by_turn(arm):
 def test_an_arm_that_cannot_collect_its_cases_says_why(arm):
     live = LiveArm(arm, OPTIONS, ["test_step.py::nowhere"])
     with pytest.raises(ArmFailed, match=r"(?s)^base was not measured: its pytest ended with exit code 4; .*nowhere"):
-        live.start(60)
+        live.start(600)
     assert live._child.poll() is not None
 
 
 def test_an_arm_that_is_gone_is_not_asked_again(arm):
     live = LiveArm(arm, OPTIONS, NODES)
     try:
-        live.start(60)
+        live.start(600)
         os.killpg(live._child.pid, signal.SIGKILL)
         with pytest.raises(ArmFailed, match="its pytest ended with exit code -9"):
-            live.measure(NODES, 60)
+            live.measure(NODES, 600)
         assert not live.serves(NODES)
     finally:
         live.close()

@@ -57,6 +57,8 @@ class Gate:
         self._confirming = 0
         self._probes: list[CaseWork] | None = None
         self._probed = False
+        self._probes_lack = False
+        """Whether time did not allow the pairs that tell whose doing a shift of the suite is."""
         self._ended = False
 
     @property
@@ -181,10 +183,11 @@ class Gate:
             return ()
         works, view = self._open(node), self._look()
         lacking = _screening(works, view)
+        unclear = self._probes_lack if self._probed else not self.settings.in_place and self._is_unclear(view)
         for work in works:
             needs = [count for counts in self._wanted([work], view).values() for count in counts.values()]
             unsettled = not work.suspected and (lacking[work.node] or stages.suspected(work, view))
-            if any(needs) or unsettled:
+            if unclear or any(needs) or unsettled:
                 work.cut_short = why
         self._ended = node is None
         return tuple(work.node for work in works if work.cut_short)
@@ -195,12 +198,15 @@ class Gate:
 
     def _must_probe(self, view: View) -> bool:
         """Whether only an A/B can tell what makes the suite slower: its shift is shown, or is taken off every case."""
-        if self._frozen is None or self._probed or not self.settings.can_run_base:
+        return self._frozen is not None and not self._probed and self._is_unclear(view)
+
+    def _is_unclear(self, view: View) -> bool:
+        if not self.settings.can_run_base:
             return False
         suite = view.suite
         if not suite.exceeds(self.settings):
             return suite.may_hide(self.settings)
-        return not suite.explained(self.settings) and (suite.is_shown or self._frozen.known)
+        return not suite.explained(self.settings) and (suite.is_shown or view.today.known)
 
     def _probe_requests(self, works: Sequence[CaseWork], view: View, spending: Spending | None) -> list[Request]:
         """A/B of a few typical cases, with the base and, where that does not show it, with the stored commit."""
@@ -214,12 +220,14 @@ class Gate:
         amount = percent(math.expm1(view.suite.effect))
         probes = [work for work in self._probes if work.is_open]
         pairs = {work.node: work.lacking_pairs(work.pairs, self.settings.pairs) for work in probes if not work.no_base}
+        self._probes_lack = any(pairs.values())
         pairs = spending.cheapest({"ab_pair": pairs}) if spending else pairs
         requests = _round_robin(pairs, "ab_pair", f"does the base show the suite's shift of {amount}?")
         base = session.against_base(self._probes, view)
         if not requests and not (base and base.shows(view.suite)):
             anchored = [work for work in probes if session.needs_anchor(work, view)]
             pairs = {work.node: work.lacking_pairs(work.anchor_pairs, self.settings.pairs) for work in anchored}
+            self._probes_lack |= any(pairs.values())
             pairs = spending.cheapest({"anchor_pair": pairs}) if spending else pairs
             requests = _round_robin(pairs, "anchor_pair", f"does the stored commit show the suite's shift of {amount}?")
         if not requests:
