@@ -135,9 +135,7 @@ def _declare_timing(add: Callable[..., None]) -> None:
         metavar="DURATION",
         help="time every case for so long, e.g. 15s, and record clocks, power and temperature meanwhile",
     )
-    add(
-        "--perf-yardstick", action="store_true", help="time a fixed kernel after every sample, to tell host noise apart"
-    )
+    add("--perf-yardstick", action="store_true", help="time a control after every sample, to detect host noise")
 
 
 def configure(config: pytest.Config) -> None:
