@@ -163,7 +163,7 @@ def test_an_unknown_device_is_named_and_has_no_peak_and_no_share(tmp_path: Path,
     assert {} == dict(peaks.tflops)
     assert (None, None, None) == (peaks.memory_bandwidth, peaks.link, peaks.host_link)
     assert f"unknown device '{reported}'" in peaks.unknown
-    measurement = SimpleNamespace(median_s=1.0, ranks=())
+    measurement = SimpleNamespace(median_s=1.0, ranks=(), records=(), smoke=False)
     work = Work(flops={"exact": 1e12}, dtype="bf16")
     (metric,) = derive(("tflops",), work=work, measurement=measurement, peaks=peaks)  # type: ignore[arg-type]
     assert (1.0, None) == (metric.value, metric.peak)

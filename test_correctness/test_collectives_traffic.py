@@ -25,7 +25,7 @@ CLASSES = {
     if isinstance(each, type) and issubclass(each, Collective) and "name" in vars(each)
 }
 UNKNOWN = Work(collective="neighbour_shift")
-MEASURED = types.SimpleNamespace(median_s=1.0)
+MEASURED = types.SimpleNamespace(median_s=1.0, records=(), smoke=False)
 MOVING = sorted(name for name, each in CLASSES.items() if not each.summed)
 
 

@@ -117,7 +117,7 @@ def test_ranks_agree_on_a_control_and_name_its_kind(monkeypatch, ranks, sent, ef
     monkeypatch.setattr(dist, "all_reduce", lambda values, how: seen.append(values.tolist()))
     timer = Timer(member_of(ranks), Budget(yardstick=True), spans=None, aligned=True)  # type: ignore[arg-type]
     timer._effort = efforts[0]
-    control = timer._make_control("compute", sent, 10)
+    control = timer._make_control(sent, 10)
     assert control.kind == kind
     assert bool(control.parts) == (kind != UNLIKE)
     assert control.meets == kind.startswith("message")

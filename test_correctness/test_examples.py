@@ -47,7 +47,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(EXAMPLES / "third_party", checkout)
     shutil.copytree(EXAMPLES / "workload", checkout / "perf", dirs_exist_ok=True)
     files = document_files()
-    assert {"test_mine.py", "shift.py", "test_shift.py", "test_readme.py"} == set(files)
+    assert {"conftest.py", "test_mine.py", "shift.py", "test_shift.py", "test_readme.py"} == set(files)
     for name, text in files.items():
         (checkout / "perf" / name).write_text(text)
     for name, text in (("srun", SRUN), ("torchrun", TORCHRUN), ("python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')):

@@ -81,7 +81,7 @@ def test_of_many_failing_cases_a_few_are_printed_in_full_and_junit_has_all(store
             "  each in full: *",
             "notable",
             " ! SUITE DRIFTED*",
-            " ! 3*slower*",
+            " ! * slower*",
             "REGRESSED test_it.py::test_case?cpu-0? - *",
         ]
     )

@@ -134,7 +134,7 @@ def test_defaults_and_threads_of_one_case_are_not_there_for_the_next(driver):
     assert before == after  # the same process, dtype, threads and environment
     facts(driver, leaks.as_training_scripts_do, more=True)
     after, again = facts(driver, leaks.plain)
-    assert before.pop("process") != after.pop("process")
+    assert before.pop("pid") != after.pop("pid")
     assert before == after
     assert plain.threads == again.threads > 0
     assert plain.settings == again.settings == {}
@@ -148,7 +148,7 @@ def test_a_process_that_cannot_be_put_back_is_replaced(driver, how):
     before, _ = facts(driver, leaks.plain)
     facts(driver, leaks.changes, how=how)
     after, plain = facts(driver, leaks.plain)
-    assert before.pop("process") != after.pop("process")
+    assert before.pop("pid") != after.pop("pid")
     assert before == after
     assert plain.settings == {}
 
@@ -181,7 +181,7 @@ def test_a_case_that_is_skipped_after_a_change_leaves_nothing(driver):
     with pytest.raises(UnsupportedCase):
         facts(driver, leaks.changes_and_skips)
     after, _ = facts(driver, leaks.plain)
-    assert before.pop("process") != after.pop("process")
+    assert before.pop("pid") != after.pop("pid")
     assert before == after
 
 

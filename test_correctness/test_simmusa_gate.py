@@ -83,13 +83,17 @@ def simulated(request, tmp_path_factory):
         made = Simulated(session, folder, request.param)
         for number in range(STORED_SESSIONS):
             keeper = made.run(number)
-            keeper.settle(lambda _: None)
+            keeper.settle(silent)
             assert {} == keeper.update("append", "", 1).refused
         yield made
 
 
+def silent(text, *, always=False):
+    """Tell nobody."""
+
+
 def verdicts(keeper):
-    return {node.partition("::")[2]: verdict.name for node, verdict in keeper.settle(lambda _: None).items()}
+    return {node.partition("::")[2]: verdict.name for node, verdict in keeper.settle(silent).items()}
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from perfsuite.records import ClockFacts
 from perfsuite.runtime.ranks import timer as timing
 from perfsuite.runtime.ranks.returned import Iteration
 from perfsuite.runtime.ranks.timer import Timer
+from perfsuite.runtime.ranks.yardstick import Control
 from perfsuite.workload import Budget
 
 MS = 1_000_000
@@ -218,14 +219,15 @@ def test_yardsticks_cost_no_samples_within_three_times_the_budget(monkeypatch, y
         clock.now_ns += ns
 
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=clock.now_s, thread_time=clock.now_s))
-    monkeypatch.setattr(timing, "make_yardstick", lambda *kind: lambda: passing(yardstick_ns))
+    control = Control(kind="compute", parts=(lambda: passing(yardstick_ns),))
+    monkeypatch.setattr(timing, "make_control", lambda *doing: control)
     member = SimpleNamespace(
         code=SimpleNamespace(clock=clock, synchronize=lambda: None), world_size=1, rank=0, device="cpu"
     )
     spans = SimpleNamespace(discard=lambda: None, close_sample=lambda *stamps: None)
     budget = dataclasses.replace(budget, yardstick=yardstick_ns > 0, min_rounds=1)
     timer = Timer(member, budget, spans, aligned=True)  # type: ignore[arg-type]
-    taken = timer.take(Iteration(lambda: passing(MS), "run"), "compute")
+    taken = timer.take(Iteration(lambda: passing(MS), "run"))
     assert samples == len(taken.samples)
     assert 1.0 == pytest.approx(taken.cpu_share)
 

@@ -13,6 +13,7 @@ from perfsuite.errors import ConfigurationError
 from perfsuite.platforms import families, torch_version
 from perfsuite.platforms.torch_version import require_torch
 from perfsuite.runtime.driver import Driver
+from perfsuite.runtime.transports.base import Place
 from perfsuite.workload import Process
 from test_correctness.helpers import machines
 
@@ -90,7 +91,8 @@ def test_an_old_python_is_one_line():
 def test_ranks_get_the_familys_variables_unless_they_are_set(tmp_path):
     def given(environ, process=None):
         family = families(machines.s4000(tmp_path, environ=environ))["musa"]
-        here = SimpleNamespace(capacity=None)
+        at = Place(slot=0, host="a", local_rank=0, local_world_size=0, cores=())
+        here = SimpleNamespace(capacity=None, place=lambda rank: at)
         driver = Driver(transport=here, family=family, rootpath=tmp_path, device_count=8)  # type: ignore[arg-type]
         return driver._environment_of(process, 1)
 

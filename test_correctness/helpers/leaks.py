@@ -14,7 +14,7 @@ def plain(rank):
     import torch
 
     found = {
-        "process": os.getpid(),
+        "pid": os.getpid(),
         "bits": torch.finfo(torch.get_default_dtype()).bits,
         "threads": torch.get_num_threads(),
         "gradients": torch.is_grad_enabled(),

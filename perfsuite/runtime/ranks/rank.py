@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -97,7 +98,8 @@ class WorkerRank:
 
     def record(self, name: str, value: Any, **meaning: Any) -> None:
         """Keep a value of ``name``; a tensor is read only by :meth:`read_records`."""
-        self._records.keep(name, value, meaning, timed=self.spans.is_sampling)
+        users = not sys._getframe(1).f_globals.get("__name__", "").startswith("perfsuite.")
+        self._records.keep(name, value, meaning, timed=self.spans.is_sampling, users=users)
 
     def keep_traffic(self, traffic: Sequence[Traffic], components: Sequence[Component], *, place: str = "") -> None:
         """Keep what a step sends and the times of its parts."""

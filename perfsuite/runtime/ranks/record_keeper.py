@@ -60,18 +60,19 @@ class RecordKeeper:
 
     def __init__(self, workload: Workload, registered: Collection[OwnMetric]) -> None:
         """``registered`` are the metrics that a conftest.py or a plugin registers."""
-        builder = getattr(workload, "function", None) or type(workload).build
-        self._is_users = not f"{builder.__module__}.".startswith("perfsuite.")
         self._derived = frozenset(workload.metrics)
         self._registered = {metric.name: metric for metric in registered}
         self._kept: dict[str, _Kept] = {}
 
-    def keep(self, name: str, value: Any, given: Mapping[str, Any], *, timed: bool) -> None:
-        """Keep a value; ``given`` is what the record says of it.  InvalidParameter for what is no number."""
+    def keep(self, name: str, value: Any, given: Mapping[str, Any], *, timed: bool, users: bool = True) -> None:
+        """Keep a value; ``given`` is what the record says of it.  InvalidParameter for what is no number.
+
+        ``users``: code outside of perfsuite records it.
+        """
         value = value if type(value) is float else _number(name, value)  # floats are most, and this is timed
         kept = self._kept.get(name)
         if kept is None or kept.given != given:
-            metric = self._metric(name, given)
+            metric = self._metric(name, given, users)
             before, kept = (
                 kept,
                 _Kept(given=given, reduce=str(metric.reduce if metric else given.get("reduce", "max")), metric=metric),
@@ -95,10 +96,10 @@ class RecordKeeper:
             for name, kept in self._kept.items()
         }
 
-    def _metric(self, name: str, given: Mapping[str, Any]) -> OwnMetric | None:
+    def _metric(self, name: str, given: Mapping[str, Any], users: bool) -> OwnMetric | None:
         """The metric of the case that a record is; None for what formulas and reports read.
 
-        Those are the records of perfsuite's own workloads, and what a metric of the workload is made of.
+        Those are the records of perfsuite's own code, and what a metric of the workload is made of.
         """
         unknown = sorted(set(given) - MEANING)
         if unknown:
@@ -114,7 +115,7 @@ class RecordKeeper:
                     f"{name} is a metric that perfsuite derives for this case; record yours under another name"
                 )
             return None
-        if not self._is_users and "better" not in given:
+        if not users and "better" not in given:
             return None
         spec = REGISTRY.get(name)
         if spec is not None:

@@ -302,7 +302,7 @@ class Worker:
         self._check(workload, iteration, step, rank)
         if workload.captured and samples.launch_s > HOST_BOUND * statistics.median(samples.own_s):
             kernel_s = captured_kernel_s(member.device, step.run)
-            records |= {} if kernel_s is None else {"kernel_us": (seconds_to_us(kernel_s), "us", "max")}
+            records |= {} if kernel_s is None else {"kernel_us": (seconds_to_us(kernel_s), "us", "max", None)}
         arrivals: list[float] = []
         if watch is not None:
             self._enter("watching arrivals")
