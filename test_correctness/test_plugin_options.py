@@ -250,6 +250,25 @@ def test_options_that_a_conftest_declares_are_its_own(pytester, monkeypatch, loa
         assert "perfsuite:" not in found.stdout.str()
 
 
+@pytest.mark.parametrize("loaded", ["-p", "conftest"])
+def test_an_option_that_a_conftest_adds_to_our_group_stays(pytester, monkeypatch, loaded):
+    """As test_perf/conftest.py does: what is taken back while others declare theirs is ours alone."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("PYTEST_PLUGINS", raising=False)
+    pytester.makeconftest(
+        "def pytest_addoption(parser):\n    parser.getgroup('perfsuite').addoption('--perf-mine', default='none')\n"
+        + ('pytest_plugins = ["perfsuite.plugin"]\n' if loaded == "conftest" else "")
+    )
+    below = pytester.mkpydir("below")  # another conftest.py: options are taken back once more
+    (below / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--below')\n")
+    (below / "test_mine.py").write_text(
+        "def test_mine(pytestconfig):\n    assert 'here' == pytestconfig.getoption('perf_mine')\n"
+    )
+    options = ["-p", "perfsuite.plugin"] if loaded == "-p" else []
+    found = pytester.runpytest_subprocess(*options, "--perf-mine=here", "below", "-p", "no:hypothesispytest")
+    found.assert_outcomes(passed=1)
+
+
 def test_a_run_with_perf_cases_says_which_options_it_does_not_have(pytester, monkeypatch):
     repo = repository(pytester, monkeypatch, ONE)
     pytester.makeconftest(THEIRS + 'pytest_plugins = ["perfsuite.plugin"]\n')

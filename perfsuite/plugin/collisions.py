@@ -18,6 +18,8 @@ taken_key = pytest.StashKey[dict[str, Any]]()
 """Our defaults of options that others have, by the name under which pytest keeps them."""
 _inis_key = pytest.StashKey[dict[str, tuple[str, Any]]]()
 """Help text and default of our ini keys; pytest lets a second key of one name take the place of the first."""
+_declared_key = pytest.StashKey[list[Any]]()
+"""Our options as pytest keeps them; a conftest.py may have others in a group of our name."""
 _watching_key = pytest.StashKey[Callable[[], None]]()
 _FIXTURES = "perfsuite.plugin.fixtures"
 D = TypeVar("D")
@@ -29,9 +31,11 @@ class _Polite:
     ``early``: what an option takes is not checked, because it may turn out to be somebody else's.
     """
 
-    def __init__(self, parser: Any, inis: dict[str, tuple[str, Any]], *, early: bool, again: bool) -> None:
+    def __init__(
+        self, parser: Any, inis: dict[str, tuple[str, Any]], declared: list[Any], *, early: bool, again: bool
+    ) -> None:
         self._parser = parser
-        self._inis = inis
+        self._inis, self._declared = inis, declared
         self._early, self._again = early, again
         self._group: Any = None
         self.taken: dict[str, Any] = {}
@@ -47,10 +51,11 @@ class _Polite:
         if any(name in option.names() or option.dest == dest for option in options):
             flag = attributes.get("action") == "store_true"
             self.taken[dest] = attributes.get("default", False if flag else None)
-        elif self._early and "action" not in attributes:
-            self._group.addoption(name, nargs="?", default=attributes.get("default"))
         else:
+            if self._early and "action" not in attributes:
+                attributes = {"nargs": "?", "default": attributes.get("default")}
             self._group.addoption(name, **attributes)
+            self._declared.append(self._group.options[-1])
 
     def addini(self, name: str, told: str, **attributes: Any) -> None:
         if self._again:
@@ -65,7 +70,8 @@ def _declare(
 ) -> None:
     """Declare our options that nobody else has; remember the others."""
     early = _watching_key in config.stash and not getattr(config.pluginmanager, "_conftest_plugins", ())
-    polite = _Polite(parser, config.stash.setdefault(_inis_key, {}), early=early, again=again)
+    inis, declared = config.stash.setdefault(_inis_key, {}), config.stash.setdefault(_declared_key, [])
+    polite = _Polite(parser, inis, declared, early=early, again=again)
     ours(cast("pytest.Parser", polite))
     config.stash[taken_key] = polite.taken
 
@@ -92,16 +98,17 @@ def give_way(parser: pytest.Parser, config: pytest.Config, ours: Callable[[pytes
 
 
 def _withdraw(parser: Any, config: pytest.Config) -> None:
-    """Take our options back; pytest has no public way to do so."""
-    group = parser.getgroup(GROUP)
-    for option in group.options:
+    """Take our options back, and no other of our group; pytest has no public way to do so."""
+    group, ours = parser.getgroup(GROUP), config.stash.get(_declared_key, [])
+    for option in ours:
         action = getattr(option, "_action", None)  # from pytest 9 on; older ones look at the list alone
         if action is not None:
             group._arggroup._remove_action(action)
             for name in option.names():
                 del parser.optparser._option_string_actions[name]
         vars(config.option).pop(option.dest, None)  # else their default would not be set
-    group.options.clear()
+    group.options[:] = [option for option in group.options if not any(option is one for one in ours)]
+    ours.clear()
 
 
 def stop_giving_way(config: pytest.Config) -> None:
