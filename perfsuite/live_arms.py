@@ -28,20 +28,16 @@ class LiveArm:
         self.arm, self._arguments, self._cases = arm, arguments, cases
         self._closing = contextlib.ExitStack()
         self._seen: Counter[str] = Counter()
-        self._failed = False
+        self._has_ended = False
 
     def start(self, deadline_s: float) -> None:
         """Start it and wait until it has collected its cases; raises ArmFailed where it does not get that far."""
-        try:
-            self._start([*self._arguments, *self._cases])
-            self._await("ready", deadline_s)
-        except BaseException:
-            self.close()
-            raise
+        self._start([*self._arguments, *self._cases])
+        self._await("ready", deadline_s)
 
     def serves(self, cases: Sequence[str]) -> bool:
         """Whether it can be asked for these cases."""
-        return not self._failed and set(cases) <= set(self._cases)
+        return not self._has_ended and set(cases) <= set(self._cases)
 
     def _start(self, arguments: Sequence[str]) -> None:
         directory = self._closing.enter_context(scratch.directory("arm"))
@@ -85,23 +81,25 @@ class LiveArm:
 
     def close(self) -> None:
         """End it.  Idempotent."""
-        self._failed = True
+        self._has_ended = True
         self._closing.close()
 
     def _printed(self) -> str:
         return self._output.read_text(errors="replace")
 
     def _await(self, word: str, deadline_s: float) -> None:
-        """Wait for one answer; raises ArmFailed where it does not come, and then it can be asked for nothing more."""
-        was, self._failed = self._failed, True
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._told, selectors.EVENT_READ)
-            if not selector.select(deadline_s):
-                raise ArmFailed(arms.too_late(self.arm, deadline_s, self._printed()))
-        if os.read(self._told, 64).decode().strip() != word:
-            try:
-                code = self._child.wait(timeout=deadline_s)
-            except subprocess.TimeoutExpired:
-                raise ArmFailed(arms.too_late(self.arm, deadline_s, self._printed())) from None
-            raise arms.ended(self.arm, code, self._printed())
-        self._failed = was
+        """Wait for one answer; raises ArmFailed where it does not come, and ends the arm: other runs must be alone."""
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._told, selectors.EVENT_READ)
+                if not selector.select(deadline_s):
+                    raise ArmFailed(arms.too_late(self.arm, deadline_s, self._printed()))
+            if os.read(self._told, 64).decode().strip() != word:
+                try:
+                    code = self._child.wait(timeout=deadline_s)
+                except subprocess.TimeoutExpired:
+                    raise ArmFailed(arms.too_late(self.arm, deadline_s, self._printed())) from None
+                raise arms.ended(self.arm, code, self._printed())
+        except BaseException:
+            self.close()
+            raise

@@ -92,6 +92,18 @@ def test_an_arm_that_is_gone_is_not_asked_again(arm):
         live.close()
 
 
+def test_an_arm_that_hangs_has_ended_before_anything_else_is_measured(arm):
+    (arm.root / "test_step.py").write_text("import time\n\ndef test_hangs(perf):\n    time.sleep(600)\n")
+    live = LiveArm(arm, OPTIONS, ["test_step.py::test_hangs[scripted]"])
+    try:
+        live.start(600)
+        with pytest.raises(ArmFailed, match="base did not end within 2 s"):
+            live.measure(["test_step.py::test_hangs[scripted]"], 2)
+        assert live._child.poll() is not None
+    finally:
+        live.close()
+
+
 # -- work trees and signals ----------------------------------------------------------------------------------------
 
 
