@@ -277,9 +277,9 @@ class Settling:
         began_s = self.clock.now()
         self.made += len(cases)
         try:
-            live = self._live(arm, cases, limit_s)
+            live = self._live(arm, cases, began_s + limit_s)
             turn_s = self.clock.now()
-            results = live.measure(cases, limit_s)
+            results = live.measure(cases, began_s + limit_s - turn_s)
         except ArmFailed as failure:
             if limit_s < deadline_s and self.clock.now() - began_s >= limit_s:
                 return {}  # the budget ended it: nothing is known of the arm
@@ -296,7 +296,7 @@ class Settling:
                 give_up(case, f"{arm.name} did not measure it")
         return results
 
-    def _live(self, arm: Arm, cases: Sequence[str], limit_s: float) -> LiveArm:
+    def _live(self, arm: Arm, cases: Sequence[str], until_s: float) -> LiveArm:
         """The live arm for these cases, started where there is none; one that failed before is started anew."""
         assert self.base is not None
         live = self._arms.get(arm.name)
@@ -307,18 +307,18 @@ class Settling:
             self._close(next(name for name in self._arms if name != self.base.new.name))
         wider = [*cases, *sorted(self._expected - set(cases))]
         try:
-            return self._started(arm, wider, limit_s)
+            return self._started(arm, wider, until_s)
         except ArmFailed:
             if len(wider) == len(cases):
                 raise
             self._expected = frozenset()  # one of the others may be what it cannot collect
-            return self._started(arm, cases, limit_s)
+            return self._started(arm, cases, until_s)
 
-    def _started(self, arm: Arm, cases: Sequence[str], limit_s: float) -> LiveArm:
+    def _started(self, arm: Arm, cases: Sequence[str], until_s: float) -> LiveArm:
         assert self.base is not None
         began_s = self.clock.now()
         live = self._arms[arm.name] = LiveArm(arm, [*self.base.arguments, "--perf-yardstick"], cases)
-        live.start(limit_s)
+        live.start(until_s - began_s)
         self.clock.starts_s.append(self.clock.now() - began_s)
         return live
 

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gate_simulation import HOSTS, Plan, Scene, settle_within
+from perfsuite import settling
+from perfsuite.arms import Arm, ArmFailed
 from perfsuite.errors import CaseStopped
 from perfsuite.gate.budget import Costs, Spending
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.verdict import FAILING, GateSettings
 from perfsuite.journal import read_journal
-from perfsuite.settling import rounds
+from perfsuite.settling import Base, Clock, Settling, rounds
 from test_correctness.helpers.gate_runs import case_of, jitter, node_of, run_of, stored_runs
 from test_correctness.helpers.gated_repository import ScriptedArms, commit_all, kept, machine, repo, stored
 
@@ -154,6 +156,31 @@ def test_simulated_sessions_end_in_time_and_nothing_passes_that_needed_more(budg
         assert verdicts[next(iter(index_of))].name != "pass"
         seen |= set(cut)
     assert seen or budget_s > 60
+
+
+def test_start_and_turn_of_an_arm_share_what_is_left_of_the_budget_and_a_minute(monkeypatch):
+    now_s, limits_s = [0.0], []
+
+    class Slow:
+        def __init__(self, arm, arguments, cases):
+            self.serves, self.close = lambda cases: True, lambda: None
+
+        def start(self, limit_s):
+            limits_s.append(limit_s)
+            now_s[0] += 70.0
+
+        def measure(self, cases, limit_s):
+            limits_s.append(limit_s)
+            now_s[0] += limit_s
+            raise ArmFailed("base did not end in time")
+
+    monkeypatch.setattr(settling, "LiveArm", Slow)
+    base = Base(base=Arm(name="base", root=Path()), new=Arm(name="new", root=Path()), case_deadline_s=lambda _: 600.0)
+    clock = Clock(budget_s=20.0, now=lambda: now_s[0], began_s=0.0)
+    gate = Gate([], GateSettings())
+    settled = Settling(gate=gate, clock=clock, say=lambda *told: None, rerun=None, add=None, base=base)
+    assert settled._arm(base.base, ["a"]) == {}
+    assert limits_s == [80.0, 10.0]
 
 
 def plan_gate(scene, plan):
