@@ -103,12 +103,13 @@ def _forget(repository: Path, tree: Path) -> None:
 
 
 def _unregister(repository: Path, leaves: Callable[[Path], bool]) -> None:
-    """Remove the registrations of work trees in those scratch directories that ``leaves`` tells."""
+    """Remove the registrations of work trees in those scratch directories for which ``leaves`` is true."""
     common = Path(repository, git(repository, "rev-parse", "--git-common-dir"))
     for file in common.glob("worktrees/*/gitdir"):
-        directory = Path(file.read_text().strip()).parent.parent  # of scratch/tree/.git
-        if directory.name.startswith(f"{scratch.PREFIX}base-") and leaves(directory):
-            shutil.rmtree(file.parent)
+        with contextlib.suppress(FileNotFoundError):  # another run removes its own meanwhile
+            directory = (file.parent / file.read_text().strip()).parent.parent  # git can write a relative path
+            if directory.name.startswith(f"{scratch.PREFIX}base-") and leaves(directory):
+                shutil.rmtree(file.parent)
 
 
 def run_arm(arm: Arm, arguments: Sequence[str], deadline_s: float) -> Mapping[str, Result]:

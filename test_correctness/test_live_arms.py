@@ -151,6 +151,16 @@ def test_a_killed_run_leaves_its_work_tree_registered_until_the_next(checkout, t
     assert len(git(checkout, "worktree", "list").splitlines()) == 2
 
 
+def test_a_work_tree_of_another_run_stays_registered(checkout):
+    """Also where git writes relative paths, as with worktree.useRelativePaths."""
+    with arm_of(checkout, "HEAD", "base") as arm:
+        (registered,) = (checkout / ".git").glob("worktrees/*/gitdir")
+        registered.write_text(os.path.relpath(arm.tree / ".git", registered.parent) + "\n")
+        with arm_of(checkout, "HEAD", "base"):
+            pass
+        assert registered.exists()
+
+
 def test_sigterm_ends_a_comparison_and_removes_its_work_tree(checkout, monkeypatch):
     monkeypatch.chdir(checkout)
     monkeypatch.setattr(ab, "run_arm", lambda *arm: os.kill(os.getpid(), signal.SIGTERM))
