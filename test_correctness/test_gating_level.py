@@ -55,6 +55,27 @@ def test_a_suite_that_is_slower_fails_the_session_in_one_line(stored, machine):
     looked.stdout.fnmatch_lines(["suite drifted: the suite is *"])
 
 
+def cases_in(junit):
+    return [case.attrib["name"] for case in ElementTree.parse(junit).iter("testcase")]
+
+
+IMPATIENT = """
+import os, signal
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" and "cpu-0" in report.nodeid:
+        os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_ctrl_c_while_reports_are_handed_out_loses_none(stored):
+    with Path("conftest.py").open("a") as conftest:
+        conftest.write(IMPATIENT)
+    with pytest.raises(KeyboardInterrupt):
+        stored.run("--perf-gate", "--junitxml=j.xml")
+    assert cases_in("j.xml") == [f"test_case[cpu-{number}]" for number in range(3)]
+
+
 def test_the_user_says_which_verdicts_fail(stored, machine):
     machine.factors[1] = 1.2
     assert stored.run("--perf-gate", "--perf-fail-on=impossible").ret == 0

@@ -193,15 +193,16 @@ class Gating:
 
     def give_up(self) -> None:
         """The run was interrupted: what was measured is reported, unjudged."""
-        self._release(settled=False)
         with self.suite.signals.held():  # a second Ctrl-C would leave a work tree registered
+            self._release(settled=False)
             self._trees.close()
 
     def end(self, session: pytest.Session) -> None:
         """Settle what is open while the ranks still live, then hand out the reports that were held."""
         try:
             self._settle(session)
-            self._release(settled=True)
+            with self.suite.signals.held():
+                self._release(settled=True)
             self._update()
         except (CaseStopped, KeyboardInterrupt) as stopped:  # while something was run again
             self._conclude(interrupted(stopped))
