@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from perfsuite.errors import ConfigurationError
+from perfsuite.gatekeeper import Gatekeeper
 from perfsuite.plugin import gate_arms
 from perfsuite.plugin.revision import revision_of, stamp
 from test_correctness.helpers.gated_repository import ScriptedArms, baseline_file, commit_all
@@ -74,6 +75,18 @@ def test_ctrl_c_while_reports_are_handed_out_loses_none(stored):
     with pytest.raises(KeyboardInterrupt):
         stored.run("--perf-gate", "--junitxml=j.xml")
     assert cases_in("j.xml") == [f"test_case[cpu-{number}]" for number in range(3)]
+
+
+def test_ctrl_c_while_runs_are_stored_does_not_report_the_suite_twice(stored, machine, monkeypatch):
+    def interrupted(*arguments, **others):
+        raise KeyboardInterrupt
+
+    machine.factors = dict.fromkeys(range(3), 1.5)
+    monkeypatch.setattr(Gatekeeper, "update", interrupted)
+    arguments = ("--perf-gate", "--perf-fail-on=drifted", "--perf-update=append", "--junitxml=j.xml")
+    with pytest.raises(KeyboardInterrupt):
+        stored.run(*arguments)
+    assert cases_in("j.xml").count("the suite as a whole") == 1
 
 
 def test_the_user_says_which_verdicts_fail(stored, machine):

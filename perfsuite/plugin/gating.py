@@ -255,7 +255,7 @@ class Gating:
         held, self.held = self.held, []
         for item, reports in held:
             self._report(item, reports, self.keeper.verdicts.get(item.nodeid) if settled else None)
-        if settled and self.options.gate:
+        if settled and held:
             for line in suite_lines(self.keeper.suite, self.options.fail_on):
                 if line.startswith(SUITE_FAILS):
                     for report in verdict_reports.suite_reports(line):
