@@ -124,6 +124,12 @@ def test_a_tensor_that_the_next_iteration_overwrites_is_not_taken_twice():
     assert records.read()["a"][0] == 6.0
 
 
+@pytest.mark.parametrize(("over", "expected"), [("sum", 1000.0), ("mean", 1.0)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.uint8, torch.bool])
+def test_tensors_of_a_narrow_dtype_are_summed_exactly(over, expected, dtype):
+    assert expected == kept({"over": over}, [torch.ones((), dtype=dtype)] * 1000)
+
+
 def test_a_build_that_is_never_timed_has_its_values():
     assert kept({"over": "max"}, [], warm=[3.0, 7.0]) == 7.0
 

@@ -38,8 +38,9 @@ class _Kept:
         """Take a value in."""
         over = self.metric.over if self.metric else "last"
         if over == "last" or not self.count or (timed and not self.timed):
-            copied = over != "last" and isinstance(value, torch.Tensor)
-            self.value, self.count = value.clone() if copied else value, 1
+            if over != "last" and isinstance(value, torch.Tensor):  # a copy; a sum of bf16 ends at 256 ones
+                value = value.to(value.dtype if over in _COMBINE else torch.float64, copy=True)
+            self.value, self.count = value, 1
         elif over in _COMBINE:
             plain, tensors = _COMBINE[over]
             both = type(value) is not float and isinstance(self.value, torch.Tensor)
