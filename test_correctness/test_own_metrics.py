@@ -190,6 +190,13 @@ def test_one_name_has_one_meaning():
         records.keep("a", 1.0, {"unit": "MiB"}, timed=True)
 
 
+def test_a_metric_that_is_said_in_two_ways_keeps_what_was_recorded():
+    records = keeper(OwnMetric(name="bandwidth", unit="GB/s", better="higher", over="sum"))
+    for given in ({}, {"unit": "GB/s"}, {}, {"better": "higher"}):
+        records.keep("bandwidth", 1.0, given, timed=True)
+    assert 4.0 == records.read()["bandwidth"][0]
+
+
 # -- over the ranks --------------------------------------------------------------------------------------------------
 
 

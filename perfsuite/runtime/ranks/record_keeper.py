@@ -74,15 +74,12 @@ class RecordKeeper:
         kept = self._kept.get(name)
         if kept is None or kept.given != given:
             metric = self._metric(name, given, users)
-            before, kept = (
-                kept,
-                _Kept(given=given, reduce=str(metric.reduce if metric else given.get("reduce", "max")), metric=metric),
-            )
-            if before is not None and before.metric != metric:
-                raise InvalidParameter(
-                    f"{name} was recorded in two ways, with {before.given} and with {given}; keep one"
-                )
-            self._kept[name] = kept
+            if kept is not None and kept.metric != metric:
+                raise InvalidParameter(f"{name} was recorded in two ways, with {kept.given} and with {given}; keep one")
+            if kept is None or metric is None:
+                reduce = metric.reduce if metric else given.get("reduce", "max")
+                kept = self._kept[name] = _Kept(given=given, reduce=str(reduce), metric=metric)
+            kept.given = given
         kept.take(value, timed)
 
     def read(self) -> dict[str, Any]:
