@@ -200,6 +200,13 @@ def test_real_ranks_say_which_control_they_timed(driver):
     assert driver.run(dataclasses.replace(job, budget=Budget(min_rounds=3, max_time_s=0.05))).control == ""
 
 
+@pytest.mark.parametrize(("compiles", "control"), [(False, "message 1 KiB"), (True, "message 1024 KiB")])
+def test_a_compiler_that_an_earlier_case_loaded_does_not_change_the_control(driver, compiles, control):
+    budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, yardstick=True)
+    workload = FunctionWorkload(function=steps.waiting_beside_a_compiler, arguments={"compiles": compiles})
+    assert driver.run(Job(workload=workload, world_size=2, budget=budget, fresh=True)).control == control
+
+
 def test_a_rank_that_dies_in_the_message_of_its_control_is_named(driver):
     budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, yardstick=True, timeout_s=60.0)
     workload = FunctionWorkload(function=steps.dying_in_its_control)

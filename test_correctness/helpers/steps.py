@@ -174,6 +174,26 @@ def dying(rank, culprit=1, how="kill"):
     return run
 
 
+def waiting_beside_a_compiler(rank, compiles=False):
+    """Messages of 1 KiB in a process that has torch's compiler, as all have after a training case."""
+    import torch
+    import torch._dynamo
+    import torch.distributed as dist
+
+    from perfsuite.runtime.ranks.effort import Effort
+
+    Effort.own_share = 0.1  # whatever the load of this machine makes of it
+    buffer, double = torch.ones(256, device=rank.device), lambda values: values * 2
+    if compiles:
+        double = torch.compile(double, backend="eager")
+
+    def run():
+        double(buffer)
+        dist.all_reduce(buffer, dist.ReduceOp.MAX)
+
+    return run
+
+
 def dying_in_its_control(rank, culprit=1):
     """One rank kills itself where the message that is the control of a waiting step begins."""
     import torch

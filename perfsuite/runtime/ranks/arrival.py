@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -169,6 +170,12 @@ def _calls() -> int | None:
         return sum(int(group._get_sequence_number_for_group()) for group in groups)
     except (AttributeError, RuntimeError):
         return None
+
+
+def has_compiled() -> bool:
+    """Whether torch compiled anything in this process: to look into an iteration, it would compile once more."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and dynamo.counters["frames"]["total"] > 0
 
 
 def iterations_within(time_s: float, samples: Sequence[Sample]) -> int:

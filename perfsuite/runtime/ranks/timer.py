@@ -139,6 +139,10 @@ class Timer:
             dist.barrier()
         self._member.code.synchronize()
 
+    def on_any_rank(self, *flags: bool) -> list[bool]:
+        """Which flags are set on one rank or more."""
+        return [bool(flag) for flag in self._maximum([float(flag) for flag in flags])]
+
     def take(self, iteration: Iteration, message_bytes: float | None = 0.0) -> Samples:
         """Warm up, choose k, sample until the budget is used.
 

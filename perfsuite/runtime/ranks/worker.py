@@ -32,7 +32,7 @@ from perfsuite.records import ClockFacts, Sample
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.protocol import TIMING
 from perfsuite.runtime.ranks import placement
-from perfsuite.runtime.ranks.arrival import Watch, iterations_within
+from perfsuite.runtime.ranks.arrival import Watch, has_compiled, iterations_within
 from perfsuite.runtime.ranks.clock_offset import offset_to_rank0_s
 from perfsuite.runtime.ranks.host_cores import read_cores
 from perfsuite.runtime.ranks.meshes import Meshes
@@ -288,6 +288,10 @@ class Worker:
         if budget.smoke:
             self._look_at_settings()
             return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
+        if watch and member.world_size > 1 and budget.yardstick:
+            counted, compiled = timer.on_any_rank(not watched, has_compiled())
+            if counted and not compiled:  # else the control follows from the cases before, which load the compiler
+                watch.once(iteration)
         self._enter(TIMING)
         before = read_throttling(self._host)
         with rank.recording():
