@@ -11,6 +11,7 @@ from perfsuite.plugin.ci import MOST_ANNOTATIONS, error_commands
 from perfsuite.reports.notable import notable
 from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary, verdict_sentence
 from perfsuite.run_record import GateRecord
+from perfsuite.text import LONGEST
 from test_correctness.helpers.runs import large_run, record, result, verdict
 
 
@@ -53,6 +54,13 @@ def test_a_run_that_nobody_judged_has_a_summary(outcome):
     assert "no cases" in markdown_summary(record(), ())
     failed = record(failures={"t.py::a": "/home/me/repo/x.py: rank 0 of node17 died"})
     assert "/home" not in markdown_summary(failed, notable(failed))
+
+
+def test_a_path_is_cut_before_the_text_around_it_is():
+    kept = "/ann/secret/x.py "  # the end of what is shown begins inside of the path
+    detail = f"{'x' * LONGEST} /home{kept}{'y' * ((LONGEST - 3) // 2 - len(kept))}"
+    gone = result("t.py::a", outcome="out_of_memory", measurement=None, detail=detail)
+    assert "secret" not in markdown_summary(record(gone), ())
 
 
 def test_cases_that_ran_out_of_memory_are_not_counted_as_measured():

@@ -226,7 +226,7 @@ def _text(text: str) -> str:
     >>> print(_text("<script> [a](javascript:x) in /home/me/test_it.py"))
     \<script\> \[a\](javascript:x) in .../test\_it.py
     """
-    return _ACTIVE.sub(r"\\\1", without_paths(printable(text)))
+    return _ACTIVE.sub(r"\\\1", printable(without_paths(text)))
 
 
 def _cell(text: str) -> str:
