@@ -79,6 +79,8 @@ def test_a_gain_is_in_what_improved():
     assert gain(faster, reference, "unknown") == 0.0
     full = (run_of("s0", 9, **OUT_OF_MEMORY),)
     assert [gain(faster, full, "memory"), gain(full, faster, "memory"), gain(faster, reference, "memory")] == [1, 0, 0]
+    own = (run_of("s2", 7, metrics={"memory": 2.0}),)  # a metric of one's own has that name
+    assert [gain(own, full, "memory"), gain(own, own, "memory")] == [1, 0]
 
 
 def test_a_metric_that_improved_is_confirmed_by_itself(grown):

@@ -21,12 +21,11 @@ def log_times(runs: Sequence[RunSummary], *, clean_only: bool) -> list[float]:
 def gain(runs: Sequence[RunSummary], reference: Sequence[RunSummary], quantity: str, better: Better = "lower") -> float:
     """How much better the median of the runs is than the reference's, relative to it; 0 where nothing can be told.
 
-    ``quantity`` is ``time``, a metric with a better direction, or ``memory``: that the case fits at all, a gain of 1
-    (unless a metric of one's own has that name).
+    ``quantity`` is ``time``, a metric with a better direction, or ``memory``: of a case that did not fit, that it fits
+    is a gain of 1.
     """
-    if quantity == "memory" and not any(quantity in run.metrics for run in (*runs, *reference)):
-        fits = all(run.outcome == "measured" for run in runs)
-        return float(fits and all(run.outcome == "out_of_memory" for run in reference))
+    if quantity == "memory" and all(run.outcome == "out_of_memory" for run in reference):
+        return float(all(run.outcome == "measured" for run in runs))
     if quantity == "time":
         clean_only = usually_clean(reference)
         before, now = (log_times(side, clean_only=clean_only) for side in (reference, runs))
