@@ -101,9 +101,7 @@ def summarise(
         iterations=result.measurement.iterations,
         control=result.measurement.control,
         cpu_share=1.0 if result.simulated else _cpu_share(result.measurement),
-        throttled=0.0
-        if result.simulated
-        else max(round(rank.throttled or 0.0, 2) for rank in result.measurement.ranks),
+        throttled=0.0 if result.simulated else _throttled(result.measurement),
         metrics={
             metric.name: rounded(metric.value, 6)
             for metric in result.metrics
