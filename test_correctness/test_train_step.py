@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
-import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import steps, training_faults
+from test_correctness.helpers.processes import gone
 from test_correctness.helpers.twin_sizes import as_its_twin
 
 ROOT = Path(__file__).parent.parent
@@ -271,10 +270,7 @@ def test_loaders_of_a_killed_rank_are_gone_at_once(driver, tmp_path):
         driver.run(Job(workload=workload, world_size=1, budget=QUICK))
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2
-    until = time.monotonic() + 10
-    while time.monotonic() < until and any(os.path.exists(f"/proc/{pid}") for pid in pids):
-        time.sleep(0.05)
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    assert gone(pids)
 
 
 def test_llama2_7b_has_the_batch_of_its_report(driver):
