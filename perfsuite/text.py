@@ -111,9 +111,7 @@ def cell_text(text: str) -> str:
     return f"'{escaped(text)}" if text.startswith(_FORMULA) else escaped(text)
 
 
-_QUOTED_PATH = re.compile(
-    r"""(?<=(['"]))(?:file://)?(?:~|/|[A-Za-z]:[/\\]|\\\\)(?=[^'"\n/\\]*[/\\])[^'"\n]*(?=\1)"""
-)
+_QUOTED_PATH = re.compile(r"""(?<=(['"]))(?:file://)?(?:~|/|[A-Za-z]:[/\\]|\\\\)(?=[^'"\n/\\]*[/\\])[^'"\n]*(?=\1)""")
 _PATH = re.compile(
     r"(?:(?<![A-Za-z0-9_.~/\\-])|(?<=\\[nrt])|(?<=[\s\"']-[A-Za-z]))(?:"  # after \n as repr has it; -I/home/ann/x
     r"[A-Za-z]:(?:[/\\]{1,2}[^/\\:*?\"'<>|,;()\n]+)*[/\\]{1,2}[^\s/\\:*?\"'<>|,;()]*"  # C:\Users\Ann Lee\x, a drive

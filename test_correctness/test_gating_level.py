@@ -56,6 +56,14 @@ def test_a_suite_that_is_slower_fails_the_session_in_one_line(stored, machine):
     looked.stdout.fnmatch_lines(["suite drifted: the suite is *"])
 
 
+def test_a_run_that_is_refused_before_its_tests_begin_leaves_no_work_tree(stored):
+    commit_all("base")
+    refused = stored.run("--perf-gate", "--perf-base=HEAD", "--perf-summary=test_it.py/summary.md")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    listed = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
+    assert len(listed.splitlines()) == 1
+
+
 def cases_in(junit):
     return [case.attrib["name"] for case in ElementTree.parse(junit).iter("testcase")]
 

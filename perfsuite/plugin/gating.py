@@ -64,6 +64,7 @@ class Gating:
         """Whether an update refused a case that is or may be slower: the run fails."""
         self.held: list[tuple[pytest.Item, list[pytest.TestReport]]] = []
         self._trees = ExitStack()
+        config.add_cleanup(self._trees.close)  # also where the run ends before its tests begin
         self.update_lines: list[str] = []
         assert suite.session is not None
         self.keeper = Gatekeeper(
