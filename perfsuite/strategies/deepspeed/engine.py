@@ -7,6 +7,7 @@ an accelerator the optimizer of offloaded state is DeepSpeed's CPU Adam, as it i
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -44,8 +45,6 @@ def build_engine(rank: Rank, plan: Plan, options: Zero) -> ZeroTrainer:
     engine, *_ = deepspeed.initialize(
         model=module, optimizer=optimizer, model_parameters=trained, config=settings, dist_init_required=False
     )
-    # DeepSpeed 0.15 enters the context of zero.Init again, which has ended: every later module would be spread.
-    deepspeed.zero.partition_parameters.shutdown_init_context()
     return ZeroTrainer(rank, plan, module=module, unit=engine, optimizer=optimizer, casts=False, replicates=False)
 
 
@@ -66,12 +65,24 @@ def _spread_module(rank: Rank, plan: Plan, settings: dict[str, Any]) -> Training
     rank.dtype(plan.dtype)
     with deepspeed.zero.Init(config_dict_or_path=settings, remote_device=None):
         module = plan.model.build(plan.checkpointing, plan.attention)
+    unhook()
     for name, parameter in module.named_parameters():
         with deepspeed.zero.GatheredParameters(parameter, modifier_rank=0):
             if rank.rank == 0:
                 fill_parameter(module, name, parameter, plan.seed)
     use_reentrant_checkpoints(module)
     return module
+
+
+def unhook() -> None:
+    """Let classes inherit their ``__init__`` again where zero.Init of DeepSpeed 0.15 left them its hook around it.
+
+    With the hook every later module of such a class would be spread too.
+    """
+    for kind in deepspeed.runtime.zero.partition_parameters.get_all_subclasses(torch.nn.Module):
+        own = vars(kind).get("__init__")
+        if own is not None and inspect.unwrap(own) is inspect.unwrap(super(kind, kind).__init__):
+            del kind.__init__
 
 
 class ZeroTrainer(Trainer):
