@@ -274,7 +274,7 @@ def test_what_the_quota_holds_back_is_not_put_down_to_other_programs(tmp_path):
     (line,) = quiet.warnings(CASES, before=before, after=after)
     assert line == (
         "throttled: the CPU quota of the own cgroup (0.2 cores) held the run back in 95% of its periods, 9.5 s over "
-        "all cores; 1 of 1 cases disturbed, e.g. test_a: rank 0 got 20% of its core"
+        "all cores; 1 of 1 case disturbed, e.g. test_a: rank 0 got 20% of its core"
     )
 
 
@@ -283,7 +283,7 @@ def test_others_are_told_beside_a_quota_when_it_held_nothing_back_or_they_took_o
     (line,) = quiet.warnings(
         CASES, before=(all_ := loads(tmp_path / "a", quota=100_000, held=0, busy_s=18.0))[0], after=all_[1]
     )
-    assert line.startswith("the machine is not quiet: other programs took 80% of the core time; 1 of 1 cases")
+    assert line.startswith("the machine is not quiet: other programs took 80% of the core time; 1 of 1 case")
     before, after = loads(tmp_path / "b", quota=100_000, held=40, busy_s=18.0)
     lines = quiet.warnings(CASES, before=before, after=after)
     assert [line.partition(": ")[0] for line in lines] == ["throttled", "the machine is not quiet"]

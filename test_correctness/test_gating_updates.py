@@ -60,7 +60,7 @@ def test_a_slower_case_that_is_accepted_is_gated_from_the_next_session_on(stored
     assert accepted.ret == 0
     done = stored.run("--perf-gate", "-k", "cpu-1")
     assert done.ret == 0
-    done.stdout.fnmatch_lines(["gated 1 of 1 cases: 1 *"])
+    done.stdout.fnmatch_lines(["gated 1 of 1 case: 1 *"])
 
 
 def test_runs_stored_merge_after_merge_do_not_move_the_yardstick(stored, machine):
@@ -86,18 +86,18 @@ def test_a_suspicion_that_is_not_confirmed_is_stored_without_the_run_that_raised
     machine.spells = {1: [1.1]}
     done = stored.run("--perf-update=append", "-k", "cpu-1")
     assert done.ret == 0
-    done.stdout.fnmatch_lines(["perfsuite: re-measurement: run 4 of 4: *cpu-1*", "*1 runs of 1 cases added"])
+    done.stdout.fnmatch_lines(["perfsuite: re-measurement: run 4 of 4: *cpu-1*", "*1 run of 1 case added"])
     (case,) = (case for case in json.loads(baseline_file().read_text())["benchmarks"] if "cpu-1" in case["name"])
     assert max(run["quantiles_s"][2] for run in case["runs"]) < 0.0105
 
 
 def test_a_case_that_still_learns_is_stored_and_a_slowdown_is_said(repo, machine):
     first = repo.run("--perf-update=append", "-k", "cpu-1")
-    first.stdout.fnmatch_lines(["compared 0 of 1 cases with a baseline", "baseline *: 1 runs of 1 cases added"])
+    first.stdout.fnmatch_lines(["compared 0 of 1 case with a baseline", "baseline *: 1 run of 1 case added"])
     machine.factors[1] = 1.6
     done = repo.run("--perf-update=append", "-k", "cpu-1")
     assert done.ret == 0
-    done.stdout.fnmatch_lines(["*1 runs of 1 cases added", "*cpu-1*: * % slower than the 1 run stored; stored*"])
+    done.stdout.fnmatch_lines(["*1 run of 1 case added", "*cpu-1*: * % slower than the 1 run stored; stored*"])
 
 
 def test_an_update_that_stores_nothing_fails(repo, pytester):

@@ -122,7 +122,7 @@ def test_prune_drops_what_is_named(tmp_path):
     before = path.read_text()
     drop = Drop(before=None, sessions=frozenset({"s0050"}), case="t.py::a")
     said = file.prune(path, drop, dry_run=True)
-    assert said == ("s0001: 1 cases dropped", "s0002: 1 cases dropped", "s0050: dropped, named")
+    assert said == ("s0001: 1 case dropped", "s0002: 1 case dropped", "s0050: dropped, named")
     assert path.read_text() == before
     file.prune(path, drop, dry_run=False)
     assert [("s0002", ["t.py::b[x]"])] == [(one.session, list(one.cases)) for one in file.read(path).sessions]
@@ -242,9 +242,7 @@ def test_one(perf):
 
 def test_a_run_adds_its_line_and_a_damaged_history_is_refused_before_it_measures(pytester, monkeypatch):
     ran = repository(pytester, monkeypatch, TEST)
-    ran.run("--perf-history=h.jsonl").stdout.fnmatch_lines(
-        ["history *h.jsonl: 1 cases added; perfsuite history show *"]
-    )
+    ran.run("--perf-history=h.jsonl").stdout.fnmatch_lines(["history *h.jsonl: 1 case added; perfsuite history show *"])
     path = pytester.path / "h.jsonl"
     (one,) = file.read(path).sessions
     (point,) = one.cases.values()

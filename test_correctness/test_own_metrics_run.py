@@ -62,7 +62,7 @@ def own_repo(pytester, monkeypatch, own_machine):
     """A repository with six stored runs of one case."""
     repo = repository(pytester, monkeypatch, TESTS, own_machine)
     for _ in range(6):
-        repo.run("--perf-update=append").stdout.fnmatch_lines(["*1 runs of 1 cases added"])
+        repo.run("--perf-update=append").stdout.fnmatch_lines(["*1 run of 1 case added"])
     return repo
 
 
@@ -108,7 +108,7 @@ def test_a_lost_metric_and_another_unit_are_said(own_repo, own_machine):
         ["*memory is in MiB (lower is better) now, stored in GiB*"]
     )
     own_repo.run("--perf-update=append").stdout.fnmatch_lines(["*memory is in MiB*"])
-    own_repo.run("--perf-update=accept", "--perf-reason=unit").stdout.fnmatch_lines(["*1 runs of 1 cases added*"])
+    own_repo.run("--perf-update=accept", "--perf-reason=unit").stdout.fnmatch_lines(["*1 run of 1 case added*"])
 
 
 REGISTERED = """

@@ -189,7 +189,7 @@ def test_a_machine_that_is_not_quiet_is_told(pytester, monkeypatch):
 
     found = repository(pytester, monkeypatch, SWEPT, script).run("-k", "product")
     found.stdout.fnmatch_lines(
-        ["warning: the machine is not quiet: *1 of 1 cases disturbed, e.g. *rank 0 got 81% of its*"]
+        ["warning: the machine is not quiet: *1 of 1 case disturbed, e.g. *rank 0 got 81% of its*"]
     )
 
 

@@ -63,7 +63,7 @@ def test_the_screen_of_a_run():
     )
     assert texts(run, links=[("tables", "perfsuite show j.jsonl")]) == [
         "4 measured, 2 skipped; 5 min 50 s",
-        "gate        compared 0 of 1 cases with a baseline; --perf-update=append stores one",
+        "gate        compared 0 of 1 case with a baseline; --perf-update=append stores one",
         "trust       NOT QUIET: 101 of 216 cases disturbed",
         "compute     bf16 694 GFLOPS 90 % of measured 772   fp32 174 GFLOPS 23 % of measured 772",
         "collectives all_reduce fp32 1MiB, 2/4 ranks: 1049 786 MB/s bus",
@@ -168,7 +168,7 @@ def test_a_journal_shows_later_what_the_terminal_showed(journal, capsys, monkeyp
     assert main(["show", str(journal)]) == 0
     said = capsys.readouterr().out
     assert "2 measured, 1 skipped" in said
-    assert "gated 1 of 1 cases: 1 regressed" in said
+    assert "gated 1 of 1 case: 1 regressed" in said
     assert " ! 8.1 % slower [6.2, 10]   t.py::test_product[cpu-64]" in said
     assert main(["show", str(journal), "--show", "tables"]) == 0
     assert "test_product[cpu-64]" in capsys.readouterr().out.partition("perfsuite: cpu")[0]

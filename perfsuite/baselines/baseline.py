@@ -13,6 +13,7 @@ from typing import Any, Literal
 from perfsuite.baselines.runs import CaseIdentity, RunSummary, in_order, moment
 from perfsuite.baselines.sessions import first_runs, machine_sessions
 from perfsuite.errors import BaselineError
+from perfsuite.units import plural
 
 KEPT_RUNS = 12
 """Newest runs kept per case."""
@@ -231,7 +232,7 @@ def prune(
             left = _younger(entry, now - timedelta(days=older_than_days))
             dropped = len(entry.kept) - (len(left.kept) if left else 0)
             if dropped:
-                said.append(f"{node}: {dropped} of {len(entry.kept)} runs dropped, too old")
+                said.append(f"{node}: {dropped} of {plural(len(entry.kept), 'run')} dropped, too old")
         if left is not None:
             kept[key] = left
     return dataclasses.replace(baseline, entries=kept), tuple(said)

@@ -98,15 +98,22 @@ def _list(options: argparse.Namespace) -> int:
     for file, baseline in baselines:
         facts = _facts(baseline)
         simulated = ", simulated" if baseline.hardware.simulated else ""
-        print(f"{file}: {facts['cases']} cases, {facts['runs']} runs, newest {facts['age']}{simulated}")
+        print(f"{file}: {_counts(baseline)}, newest {facts['age']}{simulated}")
     if not files:
         print(_none_in(options.path))
     return EXIT_OK
 
 
 def _facts(baseline: Baseline) -> dict[str, object]:
-    runs = sum(len(entry.kept) for entry in baseline.entries.values())
-    return {"cases": len(baseline.entries), "runs": runs, "age": _age(baseline.newest_time)}
+    return {"cases": len(baseline.entries), "runs": _runs(baseline), "age": _age(baseline.newest_time)}
+
+
+def _runs(baseline: Baseline) -> int:
+    return sum(len(entry.kept) for entry in baseline.entries.values())
+
+
+def _counts(baseline: Baseline) -> str:
+    return f"{plural(len(baseline.entries), 'case')}, {plural(_runs(baseline), 'run')}"
 
 
 def _age(time: str) -> str:
@@ -180,7 +187,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _merge(options: argparse.Namespace) -> int:
     whole = store.merge_files(options.path, options.sources, links=options.links)
-    print(f"{options.path}: {_facts(whole)['cases']} cases, {_facts(whole)['runs']} runs")
+    print(f"{options.path}: {_counts(whole)}")
     return EXIT_OK
 
 

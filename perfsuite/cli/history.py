@@ -18,6 +18,7 @@ from perfsuite.journal import read_journal
 from perfsuite.reports.over_time import OverTime
 from perfsuite.run_record import Revision
 from perfsuite.statistics.change_points import LEAST_VALUES as LEAST_SESSIONS
+from perfsuite.units import plural
 
 DEFAULT = Path("perf-history.jsonl")
 _FOUND = "show --fail-on found such a change"
@@ -151,7 +152,7 @@ def _add(options: argparse.Namespace) -> int:
         if not session.cases:
             raise ConfigurationError(f"{path}: nothing was measured, so there is nothing to add")
         done = "added" if file.append(options.path, session) else "is there already"
-        print(f"{options.path}: session {session.session} with {len(session.cases)} cases {done}")
+        print(f"{options.path}: session {session.session} with {plural(len(session.cases), 'case')} {done}")
     return EXIT_OK
 
 

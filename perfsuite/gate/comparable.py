@@ -185,7 +185,7 @@ def causes(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def _parts(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts by dotted name, those of the text on the CPU each by its own: a difference there has to be seen.
+    """The parts of an environment by dotted name; the text that describes the CPU is split into its own parts.
 
     >>> _parts({"cpu": "EPYC; sockets: 1; cores used: 2; CPU quota: 1.5 cores"})
     {'cpu': 'EPYC', 'sockets': '1', 'cores used': '2', 'CPU quota': '1.5 cores'}

@@ -1,7 +1,8 @@
 """What a control says about a case: whether the host, or the code, made it slower.
 
 A control is fixed work that was timed beside the samples, a yardstick.
-It is evidence only about cases that it resembles: of the same kind in the stored runs and in those of today.
+A control is evidence only about the cases that it resembles, and only where the stored runs and those of today timed
+the same kind of control.
 """
 
 from __future__ import annotations
@@ -113,12 +114,12 @@ def moved(
     timed = [run for run in runs if run.control or run.yardstick is not None]
     if not timed:
         return None
-    kinds = ", ".join(dict.fromkeys(run.control or "one of no known kind" for run in timed))
+    kinds = ", ".join(dict.fromkeys(run.control or "of unknown kind" for run in timed))
     now = [time for run in timed if stored is not None and (time := stored.of(run)) is not None]
     if stored is None or not now:
         if all(run.control == UNLIKE for run in timed):
             return Moved(why="no control resembles the step")
-        then = "none of one kind" if stored is None else stored.kind or "one of no known kind"
+        then = "none of one kind" if stored is None else stored.kind or "of unknown kind"
         return Moved(why=f"its control is {kinds}, stored is {then}: store new runs")
     far = median(now) - stored.centre
     shared, apart = (common, 0.0) if slope else (0.0, stored.apart)  # with a slope the noise is what they lie apart

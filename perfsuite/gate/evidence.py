@@ -205,7 +205,7 @@ class CaseWork:
             self._watch_all()
 
     def match(self, run: RunSummary) -> None:
-        """Take no yardstick off the time any more where that of a run is of another kind than the stored ones."""
+        """Judge the plain time from now on if this run timed another kind of control than the stored runs did."""
         if not self.judged or not self.time.level.slope or self._plain_level is None or run.outcome != "measured":
             return
         control = self.time.quantity.control

@@ -134,7 +134,7 @@ def _worst(blank: Verdict, findings: Sequence[Finding], withdrawn: str, unwatche
 
 def _run_flags(work: CaseWork) -> list[str]:
     flags = []
-    if any(run.process == "reused" for run in work.runs):
+    if work.given.stored and any(run.process == "reused" for run in work.runs):
         flags.append("processes were reused; stored runs had fresh ones")
     if any(run.disturbance == TELEMETRY_UNKNOWN for run in work.runs):
         flags.append("telemetry unknown: throttling would not be seen")

@@ -17,6 +17,7 @@ from perfsuite.baselines.runs import moment
 from perfsuite.errors import HistoryError
 from perfsuite.files import WriteFailed, content, put, why
 from perfsuite.history.session import HistorySession, joined, line_of, read_line
+from perfsuite.units import plural
 
 _CONFLICT = (b"<<<<<<<", b"=======", b">>>>>>>", b"|||||||")
 _NOTHING_CHANGED = "the file is left as it is"
@@ -189,7 +190,7 @@ def prune(path: Path, drop: Drop, *, dry_run: bool) -> tuple[str, ...]:
                 continue
             cases = {case: point for case, point in session.cases.items() if not _is_named(case, drop.case)}
             if len(cases) < len(session.cases):
-                said.append(f"{session.session}: {len(session.cases) - len(cases)} cases dropped")
+                said.append(f"{session.session}: {plural(len(session.cases) - len(cases), 'case')} dropped")
             if cases or not session.cases:
                 kept.append(replace(session, cases=cases))
         if said and not dry_run:

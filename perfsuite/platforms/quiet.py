@@ -16,6 +16,7 @@ from perfsuite.platforms.cgroups import Throttling, cpu_quota, read_throttling, 
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.telemetry import family_of_processes
 from perfsuite.records import Measurement
+from perfsuite.units import plural
 
 NOT_QUIET = "the machine is not quiet: "
 THROTTLED = "throttled: "
@@ -168,7 +169,7 @@ def warnings(
     """
     cases = list(disturbances)
     bad = [(case, phrase) for case, phrase in cases if phrase]
-    disturbed = [f"{len(bad)} of {len(cases)} cases disturbed, e.g. {bad[0][0]}: {bad[0][1]}"] if bad else []
+    disturbed = [f"{len(bad)} of {plural(len(cases), 'case')} disturbed, e.g. {bad[0][0]}: {bad[0][1]}"] if bad else []
     signs = _signs_of_others(before, after) if before and after else []
     quota = _held_by_quota(before, after) if before and after else ""
     lines = {THROTTLED: [quota], NOT_QUIET: signs}

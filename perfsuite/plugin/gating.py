@@ -98,8 +98,8 @@ class Gating:
         few = f"{plural(len(some), 'case')} with {max(some)} at most, the others with none" if some else ""
         unusable = self._unusable()
         raise pytest.UsageError(
-            f"--perf-gate: none of {len(self.cases)} cases has {enough} {'usable ' * bool(unusable)}stored runs in "
-            f"{self.keeper.folder / hardware.platform / (hardware.fingerprint + '.json')}; "
+            f"--perf-gate: none of {plural(len(self.cases), 'case')} has {enough} {'usable ' * bool(unusable)}stored "
+            f"runs in {self.keeper.folder / hardware.platform / (hardware.fingerprint + '.json')}; "
             f"{''.join(f'{why}; ' for why in (unusable or few, nearest) if why)}{self._way_on()}"
         )
 
@@ -121,7 +121,9 @@ class Gating:
         told += [f"{sum(reasons.values()) - sum(dict(reasons.most_common(_REASONS)).values())} for other reasons"] * (
             len(reasons) > _REASONS
         )
-        return f"--perf-gate: none of {len(self.cases)} cases was compared: {', '.join(told)}; {self._way_on()}"
+        return (
+            f"--perf-gate: none of {plural(len(self.cases), 'case')} was compared: {', '.join(told)}; {self._way_on()}"
+        )
 
     def _why_ungated(self, node: str) -> str:
         assert self.suite.session is not None
@@ -281,7 +283,9 @@ class Gating:
             self.problem = str(error)
             return
         count = sum(done.added.values())
-        self.update_lines.append(f"baseline {done.path}: {count} runs of {len(done.added)} cases added")
+        self.update_lines.append(
+            f"baseline {done.path}: {plural(count, 'run')} of {plural(len(done.added), 'case')} added"
+        )
         self.update_lines += [f"{node}: its older runs were replaced" for node in done.replaced]
         self.update_lines += [f"{node}: {note}" for node, note in done.notes.items()]
         self.update_lines += [f"{node}: not stored, {why}" for node, why in done.refused.items()]

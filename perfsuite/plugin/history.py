@@ -16,6 +16,7 @@ from perfsuite.plugin import collisions
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.output import Out
 from perfsuite.plugin.state import suite_key, suite_of
+from perfsuite.units import plural
 
 if TYPE_CHECKING:
     from perfsuite.history.session import HistorySession
@@ -107,9 +108,8 @@ def finish(session: pytest.Session) -> None:
     if not line.cases:
         return
     file.append(state.path, line)
-    state.said = (
-        f"history {state.path}: {len(line.cases)} cases added; perfsuite history show {shlex.quote(str(state.path))}"
-    )
+    added = plural(len(line.cases), "case")
+    state.said = f"history {state.path}: {added} added; perfsuite history show {shlex.quote(str(state.path))}"
 
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:

@@ -56,11 +56,11 @@ def verdict_counts(verdicts: Mapping[str, Verdict], gate: bool, *, stores: bool 
         if len(slowed) == len(verdicts):  # append would refuse all of them
             way_on = f"; {slowed[0]}"
         told = "".join(f", {count} {name}" for name, count in stored.most_common())
-        return f"compared 0 of {len(verdicts)} cases with a baseline{told}{way_on}"
+        return f"compared 0 of {plural(len(verdicts), 'case')} with a baseline{told}{way_on}"
     gated = sum(verdict.gated for verdict in verdicts.values())
     counts = Counter(verdict.name for verdict in verdicts.values())
     told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    return f"{'gated' if gate else 'compared'} {gated} of {len(verdicts)} cases: {told}"
+    return f"{'gated' if gate else 'compared'} {gated} of {plural(len(verdicts), 'case')}: {told}"
 
 
 def _nothing_compared(verdicts: Mapping[str, Verdict], gate: bool) -> bool:
@@ -114,9 +114,8 @@ def _named(verdicts: Sequence[Verdict]) -> str:
 def aa_lines(report: AaReport) -> Iterator[str]:
     """What the gate does on this machine when nothing changed."""
     yield ""
-    yield (
-        f"A/A: {report.runs} equal runs of {report.cases} cases, {report.splits} random splits into stored and new runs"
-    )
+    runs = f"{plural(report.runs, 'equal run')} of {plural(report.cases, 'case')}"
+    yield f"A/A: {runs}, {report.splits} random splits into stored and new runs"
     yield (
         f"  false alarms {report.false_alarms:.2%} of verdicts ({report.per_suite:.2f} per suite run), "
         f"false improvements {report.false_improvements:.2%}, inconclusive {report.inconclusive:.1%}"

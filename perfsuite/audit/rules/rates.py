@@ -39,13 +39,16 @@ def _times(value: Value | None, low: Fraction | int, high: Fraction | int) -> Va
 
 
 def sure_devices(table: AuditTable, row: Row) -> Value | None:
-    """n, where it is sure: sequence and expert parallel ranks may be those of another degree too."""
+    """The number of devices; None where none is stated and sequence or expert parallelism may share ranks."""
     stated = table.value(row, "devices") or table.value(row, "nodes")
     return devices(table, row) if stated or not (table.value(row, "sp") or table.value(row, "ep")) else None
 
 
 def rates_per_device(table: AuditTable, row: Row) -> Iterator[tuple[AuditColumn, Value]]:
-    """Every printed rate as tokens per second of one device; rates of samples need a length, those of all devices n."""
+    """Every printed rate, as tokens per second of one device.
+
+    A rate in samples is left out where no sequence length is known, a rate of all devices where their number is not.
+    """
     length, count = table.value(row, "sequence_length"), sure_devices(table, row)
     for role in RATES:
         for column in table.of_role(role):
