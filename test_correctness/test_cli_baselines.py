@@ -83,7 +83,9 @@ def test_merge_is_the_union(file, tmp_path, capsys):
 def test_prune_drops_what_was_named_and_nothing_in_a_dry_run(file, capsys):
     offer(Path("baselines"), "aged", run("a", days_old=90))
     before = file.read_bytes()
-    assert "would drop: t.py::aged: 1 of 1 run dropped" in printed(capsys, "prune", file, "--older-than", 60, "--dry-run")
+    assert "would drop: t.py::aged: 1 of 1 run dropped" in printed(
+        capsys, "prune", file, "--older-than", 60, "--dry-run"
+    )
     assert file.read_bytes() == before
     assert "t.py::aged: 1 of 1 run dropped" in printed(capsys, "prune", file, "--older-than", 60)
     assert set(store.read(file).by_node) == {"t.py::old", "t.py::new"}, "what is left keeps its reference"

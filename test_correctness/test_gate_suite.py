@@ -165,7 +165,7 @@ def test_a_lone_case_that_few_stored_sessions_leave_undecided_gets_a_way_out(ses
     assert bool(lines) == told
     if told:
         assert lines[0].startswith("1 case undecided: fewer than 8 cases tell nothing of the host")
-        assert "of 4 sessions; store runs in 8 sessions, or say --perf-base" in lines[0]
+        assert "of 4 sessions of the machine (runs of one commit without an hour between" in lines[0]
 
 
 def test_many_cases_are_never_told_to_store_more_sessions():

@@ -82,6 +82,7 @@ def few_sessions(undecided: Sequence[CaseWork], settings: GateSettings) -> str:
         return ""
     return (
         f"{plural(len(few), 'case')} undecided: fewer than {settings.min_suite} cases tell nothing of the host, and "
-        f"the stored runs are of {plural(min(few), 'session')}; "
-        f"store runs in {LONE_SESSIONS} sessions, or say --perf-base"
+        f"the stored runs are of {plural(min(few), 'session')} of the machine (runs of one commit without an hour "
+        f"between them are one session); store runs in {LONE_SESSIONS} sessions, or give --perf-base=REV a revision to "
+        "compare with"
     )
