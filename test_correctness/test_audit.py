@@ -168,6 +168,16 @@ def test_a_missed_last_digit_is_a_note_and_costs_no_label():
     assert "M" == derived_label([finding], "t")
 
 
+def test_layers_and_width_without_a_length_leave_the_work_of_attention_unknown():
+    """With 32768 tokens 156 TFLOPS are 18,130 tokens/s: 6 N are 6e8 FLOPs per token, attention's 12 L h S are 8e9."""
+    facts = {"parameters": "100000000", "num_layers": "6", "hidden_size": "3392"}
+    said = "devices tokens_per_s_per_device tflops loss"
+    assert set() == rules_of(table(said, "1 18130 156 2.5", **facts))
+    known = {**facts, "sequence_length": "32768"}
+    assert set() == rules_of(table(said, "1 18130 156 2.5", **known))
+    assert "tflops-rate" in rules_of(table(said, "1 18130 500 2.5", **known))
+
+
 # ---- tables of a consistent model ---------------------------------------------------------------------------------
 
 

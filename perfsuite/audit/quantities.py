@@ -111,9 +111,9 @@ def flops_per_sample(table: AuditTable, row: Row) -> Value | None:
 
 
 def knows_attention(table: AuditTable, row: Row) -> bool:
-    """Whether :func:`flops_per_sample` is more than a lower bound, which long sequences are many times above."""
+    """Whether FLOPs computed from this row are more than a lower bound, which long sequences are many times above."""
     stated = table.value(row, "flops_per_sample")
-    return bool(stated or (table.value(row, "num_layers") and table.value(row, "hidden_size")))
+    return bool(stated or all(table.value(row, role) for role in ("num_layers", "hidden_size", "sequence_length")))
 
 
 def work(table: AuditTable, row: Row) -> dict[str, str]:
