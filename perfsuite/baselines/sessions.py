@@ -70,7 +70,7 @@ def is_complete(reference: Sequence[RunSummary], machine_session: Mapping[str, s
 def first_runs(runs: Iterable[RunSummary], machine_session: Mapping[str, str]) -> tuple[RunSummary, ...]:
     """The oldest of an epoch's runs, as many as its reference takes, oldest first.
 
-    Disturbed runs are taken only where there are no others: nothing could be compared with a reference full of them.
+    Disturbed runs are taken only if there are no others. Today's undisturbed runs could not be compared with them.
     """
     ordered, taken = in_order(runs), list[RunSummary]()
     undisturbed = tuple(run for run in ordered if not run.is_disturbed)

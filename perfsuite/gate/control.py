@@ -1,8 +1,8 @@
 """What a control says about a case: whether the host, or the code, made it slower.
 
 A control is fixed work that was timed beside the samples, a yardstick.
-A control is evidence only about the cases that it resembles, and only where the stored runs and those of today timed
-the same kind of control.
+A control is evidence only about cases that do similar work.  Runs can be compared by it only if all of them timed the
+same kind of control.
 """
 
 from __future__ import annotations
