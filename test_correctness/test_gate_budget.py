@@ -158,7 +158,8 @@ def test_simulated_sessions_end_in_time_and_nothing_passes_that_needed_more(budg
     assert seen or budget_s > 60
 
 
-def test_start_and_turn_of_an_arm_share_what_is_left_of_the_budget_and_a_minute(monkeypatch):
+@pytest.mark.parametrize(("start_s", "expected_s"), [(70.0, [80.0, 10.0]), (90.0, [80.0])])
+def test_start_and_turn_of_an_arm_share_what_is_left_of_the_budget_and_a_minute(monkeypatch, start_s, expected_s):
     now_s, limits_s = [0.0], []
 
     class Slow:
@@ -167,7 +168,9 @@ def test_start_and_turn_of_an_arm_share_what_is_left_of_the_budget_and_a_minute(
 
         def start(self, limit_s):
             limits_s.append(limit_s)
-            now_s[0] += 70.0
+            now_s[0] += min(start_s, limit_s)
+            if start_s > limit_s:
+                raise ArmFailed("base did not start in time")
 
         def measure(self, cases, limit_s):
             limits_s.append(limit_s)
@@ -179,8 +182,9 @@ def test_start_and_turn_of_an_arm_share_what_is_left_of_the_budget_and_a_minute(
     clock = Clock(budget_s=20.0, now=lambda: now_s[0], began_s=0.0)
     gate = Gate([], GateSettings())
     settled = Settling(gate=gate, clock=clock, say=lambda *told: None, rerun=None, add=None, base=base)
+    settled._expected = frozenset({"a", "b"})
     assert settled._arm(base.base, ["a"]) == {}
-    assert limits_s == [80.0, 10.0]
+    assert limits_s == expected_s
 
 
 def plan_gate(scene, plan):
