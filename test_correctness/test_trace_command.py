@@ -163,7 +163,7 @@ def test_cases_are_chosen_and_simulated_beside(journal, tmp_path, capsys):
 def test_what_a_journal_does_not_have_is_named(journal, tmp_path, capsys):
     out = tmp_path / "traces"
     assert refused(capsys, "trace", journal, "--case", "zbv", "--out", out) == (
-        f"--case 'zbv': none of the 2 cases with a timeline has it in its id; the first is {CASES[0]}"
+        f"--case 'zbv': no case with a timeline has it in its id (of 2 cases); the first is {CASES[0]}"
     )
     writer = JournalWriter(tmp_path / "plain.jsonl", HEADER)
     writer.result(result_of("t.py::test_other[cpu]", None))

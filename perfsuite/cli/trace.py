@@ -74,7 +74,7 @@ def _timelines(journal: Journal, text: str) -> Mapping[str, Timeline]:
         )
     if not chosen:
         raise ConfigurationError(
-            f"--case {text!r}: none of the {plural(len(with_one), 'case')} with a timeline has it in its id; "
+            f"--case {text!r}: no case with a timeline has it in its id (of {plural(len(with_one), 'case')}); "
             f"the first is {next(iter(with_one))}"
         )
     return chosen
