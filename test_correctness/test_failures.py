@@ -171,6 +171,12 @@ def test_who_waits_or_may_wait_is_named_after_who_hangs():
         assert report.startswith(f"rank {cause} on node1")
 
 
+def test_a_case_of_one_rank_is_of_one_rank():
+    assert compose(1, [failure(0, "raised", "ValueError: a")], "").startswith(
+        "rank 0 on node1 raised ValueError: a (while timing) (1 rank)"
+    )
+
+
 def test_of_several_that_died_the_first_is_the_cause():
     report = compose(3, [failure(2, "died", "killed by SIGKILL"), failure(0, "died", "killed by SIGABRT")], "")
     assert report.startswith("rank 2 on node1 died: killed by SIGKILL (while timing); so did rank 0")

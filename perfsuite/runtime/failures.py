@@ -25,6 +25,7 @@ from perfsuite.errors import (
     WrongResult,
     also,
 )
+from perfsuite.units import plural
 
 RankState = Literal["died", "raised", "hung", "stuck", "working", "skipped", "dragged", "waiting", "finished"]
 _ORDER: Sequence[RankState] = (
@@ -169,7 +170,7 @@ def compose(world_size: int, failures: Sequence[RankFailure], limit: str) -> str
         for failure in consequences(failures)
     ]
     ordered = sorted(told, key=lambda failure: _ORDER.index(failure.state))
-    lines = [f"{_headline(ordered[0])}{_more(ordered)} ({world_size} ranks{limit})"]
+    lines = [f"{_headline(ordered[0])}{_more(ordered)} ({plural(world_size, 'rank')}{limit})"]
     said = "\n".join(text.lower() for failure in ordered for text in (failure.what, failure.detail))
     lines += [f"known upstream: {fault} (docs/upstream.md)" for word, fault in UPSTREAM.items() if word.lower() in said]
     for failure in ordered:
