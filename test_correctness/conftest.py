@@ -64,9 +64,10 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Children start fast, and are interruptible also where a shell started these tests in the background."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Children start fast, and take the signals that a shell in the background, or nohup, has them ignore."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     works_for_another = hasattr(config, "workerinput")
     theirs = os.environ.keys() - without_git(os.environ).keys()  # of a hook of git that runs these tests
     for name in theirs | {name for name in os.environ if name.startswith("PYTEST_XDIST_")}:

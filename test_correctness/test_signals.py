@@ -91,7 +91,7 @@ def test_sigterm_before_the_tests_ends_the_run_at_once(run):
 
 
 def test_a_test_that_is_no_perf_case_may_send_itself_signals(run, killed):
-    run.phase = "tests"
+    run.phase, run.plain = "tests", True
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             send(INT)
@@ -101,6 +101,16 @@ def test_a_test_that_is_no_perf_case_may_send_itself_signals(run, killed):
     send(TERM)
     assert killed == [TERM]
     assert signal.getsignal(TERM) != run._take
+
+
+def test_a_launcher_may_stop_a_run_whose_agent_was_lost_before_the_case_is_reported(run, clock, killed):
+    run.phase, run.hurried = "tests", True
+    run.session.shouldstop = "perfsuite: the agent of rank 1 is lost"
+    send(TERM, TERM, HUP)
+    assert (run.session.shouldstop, killed) == ("perfsuite: the agent of rank 1 is lost", [])
+    clock[0] += 5
+    send(TERM)  # a fixture that hangs must end
+    assert killed == [TERM]
 
 
 def test_while_reports_are_written_nothing_interrupts(run, clock, killed):

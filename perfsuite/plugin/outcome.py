@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
@@ -64,7 +65,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
     the reports is put in order here.
     """
     if not is_case(item):
-        return (yield)
+        with _plain(item.config):
+            return (yield)
     try:
         try:
             returned = yield
@@ -83,6 +85,20 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
         give_properties(item)
     retries.passed(item)
     return returned
+
+
+@contextmanager
+def _plain(config: pytest.Config) -> Iterator[None]:
+    """While a test runs that is no perf case."""
+    suite: Suite | None = config.stash.get(suite_key, None)
+    if suite is None:
+        yield
+        return
+    suite.signals.plain = True
+    try:
+        yield
+    finally:
+        suite.signals.plain = False
 
 
 def _as_pytest_has_it(item: pytest.Item, error: BaseException) -> BaseException:

@@ -5,7 +5,8 @@ SIGTERM and SIGHUP (the terminal was closed) fail the case that runs and leave t
 SIGTERM to everybody when one process dies.  While the run ends, Ctrl-C only makes its exit status 2.
 
 Launchers, shells and impatient people send a signal several times.  A repetition within a second is dropped, except
-while a test runs that is no perf case: it may send itself signals, and a second SIGTERM or SIGHUP kills it.
+while a test runs that is no perf case: it may send itself signals.  While no ranks are at work, in a fixture or in such
+a test, a second SIGTERM or SIGHUP kills the run.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ class Signals:
         self.phase: Literal["collects", "tests", "ends", "over"] = "collects"
         self.running = False
         """Whether ranks are at work on a case, which a signal may interrupt."""
+        self.plain = False
+        """Whether a test runs that is no perf case and may send itself signals."""
         self.hurried = False
         """A signal or a lost agent ended the run: a launcher is about to kill this process too."""
         self._before: dict[int, Any] = {}
         self._last_s: dict[int, float] = {}
         """When each signal came last; empty while none came."""
+        self._stopped = False
+        """Whether a SIGTERM or SIGHUP has asked the run to stop; a lost agent is no such signal."""
         self._held = False
         self._pending = 0
 
@@ -90,7 +95,7 @@ class Signals:
         now_s = time.monotonic()
         in_burst = any(now_s - last_s < _BURST_S for last_s in self._last_s.values())
         self._last_s[number] = now_s
-        if in_burst and (self.running or self.phase != "tests"):
+        if in_burst and not self.plain:
             return
         if self.phase == "over":
             self._leave_to_others(number)
@@ -109,11 +114,11 @@ class Signals:
                 before(number, sys._getframe())
         elif number == signal.SIGINT:
             session.exitstatus = pytest.ExitCode.INTERRUPTED
-        elif session.shouldstop and self.phase == "tests" and not self.running:
-            self._leave_to_others(number)  # a test that is no perf case goes on, and somebody does not want to wait
+        elif self._stopped and self.phase == "tests" and not self.running:
+            self._leave_to_others(number)  # a test or a fixture goes on, and somebody does not want to wait
         else:
-            self.hurried = True
-            session.shouldstop = f"perfsuite: stopped by {name}"
+            self.hurried = self._stopped = True
+            session.shouldstop = session.shouldstop or f"perfsuite: stopped by {name}"  # a lost agent comes first
             if self.running:
                 raise CaseStopped(name)
             if self.phase == "collects":
