@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.gate_simulation import HOSTS, Host, Session
 from perfsuite.cli.ab import looks
-from perfsuite.comparison import MOST_PAIRS, Comparison, compare
+from perfsuite.statistics.comparison import MOST_PAIRS, Comparison, compare
 
 TOLERANCE = 0.03
 SLOWER = 0.05

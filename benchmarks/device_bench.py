@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.device_session import ROOT, Outcome
-from perfsuite.errors import RanksFailed
+from perfsuite.base.errors import RanksFailed
 from perfsuite.platforms import Machine, detect_machine, fingerprint, load_catalog
-from perfsuite.records import Result
+from perfsuite.record.result import Result
+from perfsuite.record.workload import Budget, FunctionWorkload, Workload
+from perfsuite.run.session import Case, PerfSession
 from perfsuite.runtime.driver import Driver
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.session import Case, PerfSession
-from perfsuite.workload import Budget, FunctionWorkload, Workload
 from perfsuite.workloads.matmul import Matmul
 
 _BUDGET = Budget(min_rounds=10, max_time_s=0.5, timeout_s=100.0)

@@ -16,9 +16,9 @@ from typing import Any
 
 from benchmarks.device_bench import Bench, figures, impossible, opened, outlived, record, told
 from benchmarks.device_session import GATE_CASES, PAIRS, ROOT, SUSTAIN_S, Outcome
-from perfsuite.errors import PerfsuiteError
-from perfsuite.gate.verdict import GateSettings
-from perfsuite.workload import FunctionWorkload
+from perfsuite.base.errors import PerfsuiteError
+from perfsuite.record.verdict import GateSettings
+from perfsuite.record.workload import FunctionWorkload
 from perfsuite.workloads.collective import AllReduce
 from perfsuite.workloads.kernel_launch import KernelLaunch
 from perfsuite.workloads.matmul import Matmul

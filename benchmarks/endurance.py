@@ -23,13 +23,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.units import MIB
 from perfsuite.platforms import Machine, detect_machine, load_catalog
 from perfsuite.plugin.launch import PRELOAD
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.units import MIB
-from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.collective import AllReduce
 
 ROOT = Path(__file__).parent.parent

@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.scripted_clock import SWITCHED_OUT, VARIABLES
-from perfsuite.git import without_git
+from perfsuite.base.git import without_git
 
 ROOT = Path(__file__).parent.parent
 FILES = {

@@ -25,7 +25,7 @@ from benchmarks.gate_simulation import HOSTS, Session, traits_of
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import FAILING, GateSettings
+from perfsuite.record.verdict import FAILING, GateSettings
 
 KINDS = {"compute": 0.002, "memory": 0.02, "message": 0.08, "sleep": 0.04}
 """By kind: the mean of what a neighbour costs it in a session, a logarithm."""

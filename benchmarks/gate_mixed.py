@@ -32,12 +32,12 @@ from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.gate.describe import headline
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import FAILING, GateSettings
 from perfsuite.platforms import families
-from perfsuite.records import Result, Work
+from perfsuite.record.result import Result, Work
+from perfsuite.record.verdict import FAILING, GateSettings
+from perfsuite.record.workload import Budget, FunctionWorkload, Yardstick
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.workload import Budget, FunctionWorkload, Yardstick
 
 BUDGET = Budget(min_rounds=10, max_time_s=0.1, warmup_time_s=0.05, yardstick=True)
 STORED = 8

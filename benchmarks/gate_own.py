@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import GateSettings, Verdict
-from perfsuite.own_metrics import OwnMetric
+from perfsuite.record.own_metrics import OwnMetric
+from perfsuite.record.verdict import GateSettings, Verdict
 
 OWN = (
     OwnMetric(name="memory", unit="GiB", better="lower"),

@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.gate_simulation import CASES, HOSTS, Host, Plan, Scene, verdicts
-from perfsuite.gate.verdict import TIME, Finding, Verdict
+from perfsuite.record.verdict import TIME, Finding, Verdict
 
 BASES = {"yes": (True,), "no": (False,), "both": (True, False)}
 

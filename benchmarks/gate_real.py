@@ -22,12 +22,12 @@ from perfsuite.baselines.runs import RunSummary
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import GateSettings
 from perfsuite.platforms import families
-from perfsuite.records import Result, Work
+from perfsuite.record.result import Result, Work
+from perfsuite.record.verdict import GateSettings
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.workload import Budget, FunctionWorkload
 
 PRODUCTS = 20
 NODE = "benchmarks/gate_real.py::products"

@@ -25,7 +25,7 @@ from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.offer import offered
 from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.gate.verdict import FAILING, GateSettings, Verdict
+from perfsuite.record.verdict import FAILING, GateSettings, Verdict
 
 STORED = 8
 STORED_COMMIT, BASE_COMMIT = "a" * 40, "b" * 40

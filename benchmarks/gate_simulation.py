@@ -34,8 +34,8 @@ from perfsuite.baselines.runs import QUANTILES, CaseIdentity, RunSummary, quanti
 from perfsuite.gate.budget import Costs, Spending
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import GateSettings, Request, Verdict
-from perfsuite.settling import rounds
+from perfsuite.record.verdict import GateSettings, Request, Verdict
+from perfsuite.run.settling import rounds
 
 CASES = 200
 KINDS = 20

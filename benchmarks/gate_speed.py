@@ -28,7 +28,7 @@ from perfsuite.baselines.runs import QUANTILES, CaseIdentity, MetricMeaning, Run
 from perfsuite.baselines.text import dump
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import GateSettings
+from perfsuite.record.verdict import GateSettings
 
 ENVIRONMENT = {"kernel": "6.1.0", "packages": {"torch": "2.13.0"}, "governor": "performance"}
 METRICS = {

@@ -23,12 +23,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from perfsuite.base.git import without_git
 from perfsuite.cli.main import main as perfsuite
-from perfsuite.git import without_git
 from perfsuite.history import file
 from perfsuite.history.git import Repository
 from perfsuite.history.session import CasePoint, HistorySession
-from perfsuite.run_record import Revision
+from perfsuite.record.run import Revision
 
 COMMITS = 40
 DRIFT = (16, 18, 20, 22, 24)

@@ -30,7 +30,7 @@ from perfsuite.history import file
 from perfsuite.history.findings import Findings, findings_of
 from perfsuite.history.order import OrderedSessions
 from perfsuite.history.session import CasePoint, HistorySession, line_of
-from perfsuite.run_record import Revision
+from perfsuite.record.run import Revision
 from perfsuite.statistics.change_points import find_changes
 from perfsuite.statistics.robust import median
 

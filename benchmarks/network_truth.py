@@ -32,9 +32,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from perfsuite.base.units import parse_bytes  # noqa: E402
 from perfsuite.journal import read_journal  # noqa: E402 - the script runs from a checkout
 from perfsuite.reports.alpha_beta import fit_collectives  # noqa: E402
-from perfsuite.units import parse_bytes  # noqa: E402
 
 ADDRESSES = ("10.88.0.1", "10.88.0.2")
 MTU = {"bandwidth": 1500, "delay": 9000}

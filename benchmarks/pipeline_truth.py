@@ -21,14 +21,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics.pipeline import bubble_ratio
 from perfsuite.platforms import families
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.schedules import SCHEDULES, formula_bubble
 from perfsuite.statistics.student import t_quantile
-from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
 
 RANKS, MICRO_BATCHES = 4, 8

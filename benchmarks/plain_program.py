@@ -34,14 +34,14 @@ from statistics import geometric_mean, quantiles
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
+from perfsuite.base.units import KIB, MIB, format_bytes, format_seconds
 from perfsuite.platforms import families
-from perfsuite.records import Measurement
+from perfsuite.record.result import Measurement
+from perfsuite.record.workload import Budget, Workload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.statistics.student import ratio_interval
-from perfsuite.units import KIB, MIB, format_bytes, format_seconds
-from perfsuite.workload import Budget, Workload
 from perfsuite.workloads.collective import AllReduce
 from perfsuite.workloads.training.train_step import TrainStep
 

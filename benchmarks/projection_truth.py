@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from perfsuite.base.units import GIB
 from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import calibrate
@@ -30,9 +31,8 @@ from perfsuite.projection.job import Job, Node
 from perfsuite.projection.observation import Observation
 from perfsuite.projection.operations import end_parameters
 from perfsuite.projection.step import Projection, project
-from perfsuite.session import Case, PerfSession
-from perfsuite.units import GIB
-from perfsuite.workload import Budget, Workload
+from perfsuite.record.workload import Budget, Workload
+from perfsuite.run.session import Case, PerfSession
 from perfsuite.workloads.attention import Attention
 from perfsuite.workloads.collective import AllGather, AllReduce, ReduceScatter
 from perfsuite.workloads.matmul import Matmul

@@ -16,9 +16,10 @@ from typing import cast
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from perfsuite.base.errors import ConfigurationError, PerfsuiteError
+from perfsuite.base.files import write_file
+from perfsuite.base.units import format_seconds, plural
 from perfsuite.cli.command import EXIT_OK, EXIT_USAGE
-from perfsuite.errors import ConfigurationError, PerfsuiteError
-from perfsuite.files import write_file
 from perfsuite.metrics.pipeline import (
     bubble_ratio,
     bubble_to_ideal,
@@ -26,6 +27,7 @@ from perfsuite.metrics.pipeline import (
     peak_activations,
     step_bounds_s,
 )
+from perfsuite.record.step import Timeline
 from perfsuite.reports.pipeline import binding_sentence
 from perfsuite.reports.timelines.picture import timeline_svg
 from perfsuite.reports.timelines.write import trace_text
@@ -39,8 +41,6 @@ from perfsuite.schedules import (
     make_schedule,
     simulate,
 )
-from perfsuite.step_records import Timeline
-from perfsuite.units import format_seconds, plural
 
 _ENDINGS = (".svg", ".json")
 _LISTED_RANKS = 8

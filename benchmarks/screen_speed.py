@@ -17,9 +17,9 @@ from typing import TypeVar
 from page_size import grow
 
 from perfsuite.journal import read_journal
+from perfsuite.record.run import RunRecord
 from perfsuite.reports.notable import notable
 from perfsuite.reports.screen import screen
-from perfsuite.run_record import RunRecord
 
 T = TypeVar("T")
 

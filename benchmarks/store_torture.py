@@ -25,11 +25,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from perfsuite.base.errors import BaselineError
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Hardware
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
-from perfsuite.errors import BaselineError
 
 HARDWARE = Hardware(platform="cpu", fingerprint="cpu-torture", key={"cpu_model": "Example", "cores": 2})
 METRICS = {"latency_us": MetricMeaning(unit="us", better="lower")}

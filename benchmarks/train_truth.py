@@ -24,14 +24,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
+from perfsuite.base.units import MIB
 from perfsuite.models import find
 from perfsuite.platforms import families
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.statistics.student import ratio_interval
-from perfsuite.units import MIB
-from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training.memory import MemoryStep
 from perfsuite.workloads.training.train_step import TrainStep
 

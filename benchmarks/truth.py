@@ -18,10 +18,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfsuite.platforms import families
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.statistics.student import ratio_interval
-from perfsuite.workload import Budget, FunctionWorkload
 
 BUDGET = Budget(min_rounds=10, max_time_s=0.1, warmup_time_s=0.05)
 TURNS = 4

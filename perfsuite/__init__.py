@@ -21,12 +21,12 @@ if sys.version_info < (3, 10):  # noqa: UP036  run from a checkout nothing else 
     )
 
 if TYPE_CHECKING:
-    from perfsuite.errors import InvalidParameter, PerfsuiteError, UnsupportedCase, VerdictFailed, WrongResult
-    from perfsuite.mesh import MeshShape
-    from perfsuite.own_metrics import OwnMetric
+    from perfsuite.base.errors import InvalidParameter, PerfsuiteError, UnsupportedCase, VerdictFailed, WrongResult
+    from perfsuite.base.mesh import MeshShape
     from perfsuite.plugin.decorators import dtypes, sizes, world_sizes
-    from perfsuite.records import Measurement, Metric, Result, Work
-    from perfsuite.workload import CallableStep, Process, Rank, Step, Workload
+    from perfsuite.record.own_metrics import OwnMetric
+    from perfsuite.record.result import Measurement, Metric, Result, Work
+    from perfsuite.record.workload import CallableStep, Process, Rank, Step, Workload
 
 __version__ = "0.1.0"
 
@@ -54,12 +54,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "perfsuite.errors": ("InvalidParameter", "PerfsuiteError", "UnsupportedCase", "VerdictFailed", "WrongResult"),
-    "perfsuite.mesh": ("MeshShape",),
-    "perfsuite.own_metrics": ("OwnMetric",),
+    "perfsuite.base.errors": ("InvalidParameter", "PerfsuiteError", "UnsupportedCase", "VerdictFailed", "WrongResult"),
+    "perfsuite.base.mesh": ("MeshShape",),
+    "perfsuite.record.own_metrics": ("OwnMetric",),
     "perfsuite.plugin.decorators": ("dtypes", "sizes", "world_sizes"),
-    "perfsuite.records": ("Measurement", "Metric", "Result", "Work"),
-    "perfsuite.workload": ("CallableStep", "Process", "Rank", "Step", "Workload"),
+    "perfsuite.record.result": ("Measurement", "Metric", "Result", "Work"),
+    "perfsuite.record.workload": ("CallableStep", "Process", "Rank", "Step", "Workload"),
 }
 """Module -> names it holds; they are imported when first asked for."""
 

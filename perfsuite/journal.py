@@ -34,14 +34,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfsuite import garbage
-from perfsuite.decoding import from_json, plain_json
-from perfsuite.errors import JournalError
-from perfsuite.files import open_regular, why
+from perfsuite.base import garbage
+from perfsuite.base.codec import from_json, plain_json
+from perfsuite.base.errors import JournalError
+from perfsuite.base.files import open_regular, why
 from perfsuite.journal_result import ResultLine, late_result, share_of, split_result
 from perfsuite.projection.record import Projected
-from perfsuite.records import SCHEMA, Peaks, Result
-from perfsuite.run_record import GateRecord, Revision, RunEnd, RunRecord
+from perfsuite.record.result import SCHEMA, Peaks, Result
+from perfsuite.record.run import GateRecord, Revision, RunEnd, RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.decoding import from_json, plain_json
-from perfsuite.errors import JournalError
+from perfsuite.base.codec import from_json, plain_json
+from perfsuite.base.errors import JournalError
 from perfsuite.metrics import rederived
-from perfsuite.records import ABOVE_MEASURED_PEAK, Measurement, Metric, Peak, Peaks, Result
-from perfsuite.step_records import Lateness
+from perfsuite.record.result import ABOVE_MEASURED_PEAK, Measurement, Metric, Peak, Peaks, Result
+from perfsuite.record.step import Lateness
 
 _METRICS = b',"metrics":['
 _START = b',"measurement":{"samples":['

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfsuite.decoding import to_json
-from perfsuite.errors import JournalError
-from perfsuite.files import why, write_all
+from perfsuite.base.codec import to_json
+from perfsuite.base.errors import JournalError
+from perfsuite.base.files import why, write_all
+from perfsuite.base.units import plural
 from perfsuite.journal import Header
 from perfsuite.projection.record import Projected
-from perfsuite.records import Peaks, Result
-from perfsuite.run_record import GateRecord, RunEnd
-from perfsuite.units import plural
+from perfsuite.record.result import Peaks, Result
+from perfsuite.record.run import GateRecord, RunEnd
 
 _CHANGED = "another program removed, replaced or changed it during the run"
 _COUNTED = ("result", "failure", "interrupted")

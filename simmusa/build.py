@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from perfsuite.errors import UnsupportedCase
-from perfsuite.files import why_not_private
+from perfsuite.base.errors import UnsupportedCase
+from perfsuite.base.files import why_not_private
 
 NAME = "simmusa_device"
 SOURCES = Path(__file__).parent / "csrc"

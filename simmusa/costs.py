@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 
 VARIABLE = "SIMMUSA_COSTS"
 """Environment: JSON of the fields that differ from an S4000's, for whole runs of the suite."""

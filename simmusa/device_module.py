@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.platforms.musa import Musa
 from perfsuite.platforms.quirks import numbers
 from simmusa.costs import S4000, VARIABLE, Costs

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perfsuite.errors import UnsupportedCase
+from perfsuite.base.errors import UnsupportedCase
 from perfsuite.platforms.base import DetectedDevice, DeviceModel, Family
 from perfsuite.platforms.musa import Musa
 from perfsuite.platforms.telemetry import Reading, Telemetry

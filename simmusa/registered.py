@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 
 VERSION = "SIMMUSA_TORCH_MUSA"
 """Environment: the version of torch_musa that is simulated."""

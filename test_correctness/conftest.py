@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, settings
 import perfsuite.plugin.gating
 import perfsuite.plugin.summary
 import perfsuite.reports.tables.report  # noqa: F401  # pytester forgets what a run in this process imported first
-from perfsuite.errors import UnsupportedCase
-from perfsuite.git import without_git
+from perfsuite.base.errors import UnsupportedCase
+from perfsuite.base.git import without_git
 from perfsuite.plugin.launch import PRELOAD
+from perfsuite.record.workload import FunctionWorkload
 from perfsuite.runtime.transports.base import WRAPPER
-from perfsuite.workload import FunctionWorkload
 from simmusa import build
 from test_correctness.helpers import warm
 from test_correctness.helpers.gated_repository import kept, machine, repo, stored  # noqa: F401  # fixtures

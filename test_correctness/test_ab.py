@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.arms import Arm, ArmFailed, arm_environment, arm_of, run_arm
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.cli import ab
 from perfsuite.cli import main as cli
-from perfsuite.errors import ConfigurationError
+from perfsuite.run.arms import Arm, ArmFailed, arm_environment, arm_of, run_arm
 
 STEP = """
     from shop import DELAY_S

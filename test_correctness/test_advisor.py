@@ -9,15 +9,15 @@ import re
 import pytest
 
 from perfsuite import workloads
+from perfsuite.base.mesh import MeshShape
 from perfsuite.cli.main import main
-from perfsuite.mesh import MeshShape
 from perfsuite.models import find
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.advisor import MEMORY_SHARE, advise, case_of, difference_error, errors_of
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.job import Job, Node
 from perfsuite.projection.layouts import Layouts
-from perfsuite.records import Training
+from perfsuite.record.result import Training
 
 
 def advice_of(model="llama2-7b", platform="h100", world=8, batch=8, **overrides):

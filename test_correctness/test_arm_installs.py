@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.arms import ArmFailed, arm_of, described_imports, run_arm
+from perfsuite.run.arms import ArmFailed, arm_of, described_imports, run_arm
 from test_correctness.test_ab import CONFTEST, STEP, git
 
 ARMS = """
 import json, subprocess, sys
 from pathlib import Path
-from perfsuite.arms import Arm, arm_environment, arm_of
+from perfsuite.run.arms import Arm, arm_environment, arm_of
 
 IN_ARM = '''
 import importlib, json, sys

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perfsuite.errors import InvalidParameter, UnsupportedCase
+from perfsuite.base.errors import InvalidParameter, UnsupportedCase
 from perfsuite.models.attention import require_attention
 from perfsuite.models.attention_module import Core
 

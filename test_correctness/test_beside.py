@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from perfsuite.records import Metric, Result, Work
+from perfsuite.record.result import Metric, Result, Work
 from perfsuite.reports.beside import published_lines
 
 CASE = Result(

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.store_torture import make_file
+from perfsuite.base.codec import plain_json
+from perfsuite.base.errors import BaselineError, HistoryError, JournalError, PerfsuiteError
 from perfsuite.baselines import store
 from perfsuite.cli import main as cli
 from perfsuite.cli.command import EXIT_USAGE
-from perfsuite.decoding import plain_json
-from perfsuite.errors import BaselineError, HistoryError, JournalError, PerfsuiteError
 from perfsuite.history import file as history_file
 from perfsuite.imports.formats import read_file
 from perfsuite.imports.row import Told

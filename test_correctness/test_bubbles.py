@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.decoding import from_json, to_json
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.codec import from_json, to_json
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.metrics.pipeline import (
     METRICS,
     bubble_ratio,
@@ -18,7 +18,8 @@ from perfsuite.metrics.pipeline import (
     phases,
     step_bounds_s,
 )
-from perfsuite.records import Record
+from perfsuite.record.result import Record
+from perfsuite.record.step import Timeline, TimelineEvent
 from perfsuite.schedules import (
     SCHEDULES,
     StageTimes,
@@ -28,7 +29,6 @@ from perfsuite.schedules import (
     make_schedule,
     simulate,
 )
-from perfsuite.step_records import Timeline, TimelineEvent
 from test_correctness.helpers.schedules import random_durations, schedules
 
 

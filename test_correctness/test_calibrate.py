@@ -8,27 +8,27 @@ import re
 
 import pytest
 
+from perfsuite.base.codec import to_json
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.mesh import MeshShape
 from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.summarise import case_of
 from perfsuite.cli.calibrate import read_observations
 from perfsuite.cli.main import main
-from perfsuite.decoding import to_json
-from perfsuite.errors import ConfigurationError
 from perfsuite.journal import Header
 from perfsuite.journal_writer import JournalWriter
-from perfsuite.mesh import MeshShape
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import Calibration, read_calibration, write_calibration
 from perfsuite.projection.calibration_of import OTHER_SOFTWARE, calibrate, command_for, require_kind, software_flag
 from perfsuite.projection.device_constants import constants_of, kernel_points
 from perfsuite.projection.messages import collective_lines
 from perfsuite.projection.observation import Observation
-from perfsuite.records import Result
+from perfsuite.record.result import Result
+from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.reference import describe
 from perfsuite.runtime.values import recorded
-from perfsuite.workload import Budget
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.observations import (

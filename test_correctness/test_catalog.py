@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from perfsuite.errors import ConfigurationError, UnknownPlatform
+from perfsuite.base.errors import ConfigurationError, UnknownPlatform
 from perfsuite.metrics import derive
 from perfsuite.platforms import Catalog, detect_machine, load_catalog, why_absent
-from perfsuite.records import Work
+from perfsuite.record.result import Work
 from test_correctness.helpers import machines
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "add-a-platform.md"

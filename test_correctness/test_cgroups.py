@@ -12,8 +12,8 @@ from perfsuite.platforms import cgroups, detect_machine, fingerprint, load_catal
 from perfsuite.platforms.cgroups import Throttling, cpu_quota, memory_limit, read_throttling, throttled
 from perfsuite.platforms.cpu import memory_bytes
 from perfsuite.platforms.host import Host
+from perfsuite.record.run import RunEnd
 from perfsuite.reports.screen import screen
-from perfsuite.run_record import RunEnd
 from test_correctness.helpers import machines
 from test_correctness.helpers.runs import record, result
 

@@ -11,7 +11,7 @@ from perfsuite.cli import main as cli
 from perfsuite.journal import Header
 from perfsuite.journal_writer import JournalWriter
 from perfsuite.platforms import load_catalog
-from perfsuite.records import Metric, Work
+from perfsuite.record.result import Metric, Work
 from perfsuite.reports.checklist import Facts, answers
 from perfsuite.reports.tables.recording import gathered
 from test_correctness.helpers.report_runs import gpt, kernel, run

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from perfsuite.gate.verdict import Verdict
+from perfsuite.base.text import LONGEST
 from perfsuite.plugin.ci import MOST_ANNOTATIONS, error_commands
+from perfsuite.record.run import GateRecord
+from perfsuite.record.verdict import Verdict
 from perfsuite.reports.notable import notable
 from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary, verdict_sentence
-from perfsuite.run_record import GateRecord
-from perfsuite.text import LONGEST
 from test_correctness.helpers.runs import large_run, record, result, verdict
 
 

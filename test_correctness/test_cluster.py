@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from perfsuite.errors import AgentLost, LaunchError, RanksFailed
+from perfsuite.base.errors import AgentLost, LaunchError, RanksFailed
+from perfsuite.record.workload import Budget
 from perfsuite.runtime.transports.cluster import ClusterTransport
 from perfsuite.runtime.transports.launchers import detect_launch
-from perfsuite.workload import Budget
 from test_correctness.helpers import steps
 from test_correctness.helpers.agents import AGENT, PRELOAD, environ_of, job, launched, start
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from perfsuite.errors import AgentLost, CaseStopped
+from perfsuite.base.errors import AgentLost, CaseStopped
 from perfsuite.runtime.transports import cluster, exchange
 from perfsuite.runtime.transports.cluster import ClusterTransport
 from test_correctness.helpers import steps

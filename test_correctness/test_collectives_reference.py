@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfsuite.workload import ITEM_BYTES
+from perfsuite.record.workload import ITEM_BYTES
 
 ROOT = Path(__file__).parent.parent
 RANKS = 5

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite import collectives
-from perfsuite.collectives import TRAFFIC, busbw_factor, link_bound_gb_per_s, partner, traffic
-from perfsuite.errors import InvalidParameter
+from perfsuite.base import collectives
+from perfsuite.base.collectives import TRAFFIC, busbw_factor, link_bound_gb_per_s, partner, traffic
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.metrics import derive
-from perfsuite.records import Peaks, Work
+from perfsuite.record.result import Peaks, Work
 from perfsuite.strategies.pipeline.pipeline import Pipeline
 from perfsuite.workloads import collective
 from perfsuite.workloads.collective_base import Collective, Endpoint

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import RanksFailed, UnsupportedCase
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import RanksFailed, UnsupportedCase
+from perfsuite.base.mesh import MeshShape
 from perfsuite.platforms import families
+from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.workload import Budget
 from test_correctness.helpers.context_ranks import FaultyAttention, LonelyAttention, SpreadAttention
 
 ROOT = Path(__file__).parent.parent

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
-from perfsuite.errors import InvalidParameter, UnsupportedCase
+from perfsuite.base.errors import InvalidParameter, UnsupportedCase
 from perfsuite.platforms.attention import Attended, AttentionBlock, attention_kernels
 from perfsuite.strategies.context import places as module
 from perfsuite.strategies.context.kernels import Products, block_backward, block_forward, choose_kernel

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import UnsupportedCase
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import UnsupportedCase
+from perfsuite.base.mesh import MeshShape
 from perfsuite.platforms import families
+from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.strategies.hybrid import Hybrid
-from perfsuite.workload import Budget
 from perfsuite.workloads.training.parity import TrainParity
 from perfsuite.workloads.training.train_step import TrainStep
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from perfsuite.base.mesh import MeshShape
 from perfsuite.cli import env
 from perfsuite.cli import main as cli
-from perfsuite.mesh import MeshShape
 from perfsuite.platforms import detect_machine, families, load_catalog, quirks, read_environment
 from perfsuite.platforms.musa import MusaDevice
 from perfsuite.plugin import launch

@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gate_kinds import Plan, outcome
-from perfsuite.errors import RanksFailed
+from perfsuite.base.errors import RanksFailed
 from perfsuite.gate.control import Moved, comparable, moved, stored_control
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import GateSettings
 from perfsuite.platforms import families
 from perfsuite.platforms.cpu import CpuDevice
+from perfsuite.record.verdict import GateSettings
+from perfsuite.record.workload import UNLIKE, Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.ranks import timer as timing
 from perfsuite.runtime.ranks.arrival import Watch
@@ -24,7 +25,6 @@ from perfsuite.runtime.ranks.effort import Effort
 from perfsuite.runtime.ranks.timer import Timer
 from perfsuite.runtime.ranks.yardstick import Doing, make_control
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.workload import UNLIKE, Budget, FunctionWorkload
 from test_correctness.helpers import steps
 from test_correctness.helpers.agents import ROOT
 from test_correctness.helpers.gate_runs import WOBBLE, gated, jitter, judged, node_of, run_of, settle, stored_runs

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.models import find
 from perfsuite.models.dataset import generate, read
 from perfsuite.models.loading import Files, Rows, Share, Synthetic, synthetic_batch

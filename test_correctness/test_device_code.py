@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import ConfigurationError, DeviceUnusable, UnsupportedCase
+from perfsuite.base.errors import ConfigurationError, DeviceUnusable, UnsupportedCase
+from perfsuite.base.units import GIB, MIB
 from perfsuite.platforms import DeviceCode, detect_machine, device_code, families, load_catalog
 from perfsuite.platforms.accelerator import Accelerator
 from perfsuite.platforms.cpu import CpuDevice
 from perfsuite.platforms.cuda import CudaDevice
 from perfsuite.platforms.musa import MusaDevice
-from perfsuite.units import GIB, MIB
 from test_correctness.helpers import machines
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "add-a-platform.md"

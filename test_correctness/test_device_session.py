@@ -14,7 +14,7 @@ from benchmarks import device_session
 from benchmarks.device_bench import Bench
 from benchmarks.device_session import GATE_CASES, GATE_RUNS, LIMITS_S, ROOT, Outcome, go_through, page, run_step
 from benchmarks.device_steps import gate_cases, shared_device
-from perfsuite.gate.verdict import GateSettings
+from perfsuite.record.verdict import GateSettings
 from test_correctness.helpers.simmusa_ranks import FAMILY, require_built
 
 FINE = Outcome(passed=True, lines=("all is well",), seconds=1.0)

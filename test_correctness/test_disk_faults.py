@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.store_torture import HARDWARE, case_of, make_file, run_of
+from perfsuite.base.errors import ConfigurationError, JournalError, PerfsuiteError
+from perfsuite.base.files import WriteFailed, append, put, require_writable, write_file
 from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns
-from perfsuite.errors import ConfigurationError, JournalError, PerfsuiteError
-from perfsuite.files import WriteFailed, append, put, require_writable, write_file
 from perfsuite.history import file as history_file
 from perfsuite.journal import read_journal
-from perfsuite.journal_places import other_places
 from perfsuite.journal_writer import JournalWriter
+from perfsuite.record.journal_places import other_places
 from perfsuite.reports.timelines.index import write_index
 from test_correctness.helpers.failing_disk import every_fault
 from test_correctness.helpers.histories import session
@@ -320,12 +320,12 @@ def test_a_journal_that_no_place_takes_is_kept_in_memory_and_costs_no_case(tmp_p
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     path = tmp_path / "j.jsonl"
-    monkeypatch.setattr("perfsuite.journal_places.cache_folder", lambda root: tmp_path / "file" / "in the way")
+    monkeypatch.setattr("perfsuite.record.journal_places.cache_folder", lambda root: tmp_path / "file" / "in the way")
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("perfsuite.journal_places.tempfile.mkdtemp", full)
+    monkeypatch.setattr("perfsuite.record.journal_places.tempfile.mkdtemp", full)
     writer = JournalWriter(path, HEADER, lambda: other_places(tmp_path, path))
     with monkeypatch.context() as patch:
-        patch.setattr("perfsuite.files.os.write", full)
+        patch.setattr("perfsuite.base.files.os.write", full)
         writer.result(result("a"))
     assert "0 of 1 case kept in" in writer.problem
     writer.result(result("b"))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfsuite.records import Work
+from perfsuite.record.result import Work
 from perfsuite.reports.every_device import every_device_lines, outliers
 from test_correctness.test_metrics import measured, on
 

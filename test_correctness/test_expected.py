@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.errors import OutOfMemory, RanksFailed, UnsupportedCase, WrongResult, also
+from perfsuite.base.errors import OutOfMemory, RanksFailed, UnsupportedCase, WrongResult, also
 from perfsuite.runtime.failures import RankFailure, exception_of
 from test_correctness.helpers.scripted_driver import measurement, repository
 

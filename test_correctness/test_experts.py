@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics.flop_conventions import EXACT, SIX_N
 from perfsuite.models import find
 from perfsuite.models import moe as configurations
@@ -24,9 +24,9 @@ from perfsuite.models.moe_module import MoeMlp, router_figures, set_loss_factor
 from perfsuite.models.routes_module import imposed
 from perfsuite.models.routing import nearest_skew
 from perfsuite.platforms import families
+from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.workload import Budget
 from perfsuite.workloads.training.parity import TrainParity
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import moe_ranks

@@ -11,9 +11,9 @@ import sys
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from perfsuite.base.text import cell_text, escaped, markdown_text
 from perfsuite.cli import main as cli
 from perfsuite.exports.formats import EXPORTS
-from perfsuite.text import cell_text, escaped, markdown_text
 from test_correctness.helpers.histories import commit, session, written
 from test_correctness.helpers.report_runs import latte
 from test_correctness.test_cli_baselines import offer, run

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import CaseError, ExpectedFailure, InvalidParameter, OutOfMemory, RanksFailed, UnsupportedCase
+from perfsuite.base.errors import (
+    CaseError,
+    ExpectedFailure,
+    InvalidParameter,
+    OutOfMemory,
+    RanksFailed,
+    UnsupportedCase,
+)
 from perfsuite.runtime.cut import cut
 from perfsuite.runtime.failures import UPSTREAM, RankFailure, compose, exception_of
 from perfsuite.runtime.stacks import is_whole, judge, judge_stack, state_of
@@ -21,7 +28,7 @@ STACK = textwrap.dedent(
       File "/usr/lib/python3.11/threading.py", line 982 in run
 
     Current thread 0x02 (most recent call first):
-    {frames}  File "/x/perfsuite/workload.py", line 116 in run
+    {frames}  File "/x/perfsuite/record/workload.py", line 116 in run
       File "/x/perfsuite/runtime/ranks/worker.py", line 202 in _check
       File "/x/perfsuite/runtime/ranks/worker_process.py", line 61 in become_worker
       File "<string>", line 1 in <module>

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.decoding import from_json, to_json
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.codec import from_json, to_json
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.platforms import Fingerprint, detect_machine, fingerprint, load_catalog, read_environment
 from perfsuite.platforms.environment import Environment
 from perfsuite.platforms.host import Answer, Host

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import RanksFailed
+from perfsuite.base.errors import RanksFailed
 from perfsuite.runtime.transports.local import LocalTransport, _raised_in
 
 pytestmark = pytest.mark.usefixtures("cold")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from perfsuite.base.units import GIB
 from perfsuite.platforms import load_catalog
 from perfsuite.published.recipes import find
-from perfsuite.units import GIB
 from perfsuite.workloads.training.fits import least_memory, why_not_fit
 from perfsuite.workloads.training.train_step import TrainStep
 

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from perfsuite import garbage
+from perfsuite.base import garbage
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.gate.describe import describe
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import GateSettings
+from perfsuite.record.verdict import GateSettings
 from test_correctness.helpers.gate_runs import (
     WOBBLE,
     gated,

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gate_simulation import HOSTS, Plan, Scene, settle_within
-from perfsuite import settling
-from perfsuite.arms import Arm, ArmFailed
-from perfsuite.errors import CaseStopped
+from perfsuite.base.errors import CaseStopped
 from perfsuite.gate.budget import Costs, Spending
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import FAILING, GateSettings
 from perfsuite.journal import read_journal
-from perfsuite.settling import Base, Clock, Settling, rounds
+from perfsuite.record.verdict import FAILING, GateSettings
+from perfsuite.run import settling
+from perfsuite.run.arms import Arm, ArmFailed
+from perfsuite.run.settling import Base, Clock, Settling, rounds
 from test_correctness.helpers.gate_runs import case_of, jitter, node_of, run_of, stored_runs
 from test_correctness.helpers.gated_repository import ScriptedArms, commit_all, kept, machine, repo, stored
 

@@ -9,7 +9,7 @@ import pytest
 
 from perfsuite.gate.describe import describe
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import GateSettings
+from perfsuite.record.verdict import GateSettings
 from test_correctness.helpers.gate_runs import WOBBLE, gated, jitter, judged, node_of, run_of, settle, stored_runs
 
 WITH_BASE = GateSettings(can_run_base=True, base_commit="b" * 40)

@@ -17,8 +17,8 @@ from perfsuite.gate.judge import Judge
 from perfsuite.gate.noise import FLOOR, History, Level, levels, session_effects
 from perfsuite.gate.prior import Prior, prior_weight, priors
 from perfsuite.gate.shift import Replicates, Screened, Shares, look, own_inside, shares
-from perfsuite.gate.verdict import GateSettings
 from perfsuite.gate.yardstick import helpful_slope, slopes
+from perfsuite.record.verdict import GateSettings
 from perfsuite.statistics.robust import clipped_variance, huber_mean, median, rough_sigma, variance, without_spike
 from perfsuite.statistics.student import t_cdf, t_quantile
 

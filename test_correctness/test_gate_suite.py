@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import GateSettings
+from perfsuite.record.verdict import GateSettings
 from test_correctness.helpers.gate_runs import (
     WOBBLE,
     gated,

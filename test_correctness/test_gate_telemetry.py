@@ -7,12 +7,12 @@ import os
 
 import pytest
 
+from perfsuite.base.errors import RanksFailed
 from perfsuite.baselines.runs import why_unusable
 from perfsuite.baselines.sessions import REFERENCE_MOST, first_runs, is_complete
-from perfsuite.errors import RanksFailed
 from perfsuite.plugin import gating
+from perfsuite.record.workload import FunctionWorkload
 from perfsuite.runtime.driver import Job
-from perfsuite.workload import FunctionWorkload
 from test_correctness.helpers import fake_nvml
 from test_correctness.helpers.local_driver import local_driver
 from test_correctness.helpers.scripted_driver import repository

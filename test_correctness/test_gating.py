@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from perfsuite.errors import OutOfMemory, RanksFailed, UnsupportedCase
+from perfsuite.base.errors import OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.plugin import verdict_reports
-from perfsuite.records import Sample
+from perfsuite.record.result import Sample
 from test_correctness.helpers.gated_repository import ScriptedArms, baseline_file, commit_all
 from test_correctness.helpers.scripted_driver import measurement
 

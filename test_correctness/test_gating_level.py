@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from perfsuite.errors import ConfigurationError
-from perfsuite.gatekeeper import Gatekeeper
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.plugin import gate_arms
 from perfsuite.plugin.revision import revision_of, stamp
+from perfsuite.run.gatekeeper import Gatekeeper
 from test_correctness.helpers.gated_repository import ScriptedArms, baseline_file, commit_all
 
 pytest_plugins = ["pytester"]

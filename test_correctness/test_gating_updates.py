@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.records import Sample
+from perfsuite.record.result import Sample
 from test_correctness.helpers.gated_repository import baseline_file
 from test_correctness.helpers.scripted_driver import measurement
 

@@ -13,17 +13,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfsuite.arms import Arm, arm_environment, arm_of
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.git import GitTimeout, git, refusal, why_missing, without_git
 from perfsuite.cli import main as cli
-from perfsuite.errors import ConfigurationError
 from perfsuite.gate.describe import phrases
-from perfsuite.gate.verdict import Verdict
-from perfsuite.git import GitTimeout, git, refusal, why_missing, without_git
 from perfsuite.history import file
 from perfsuite.history.git import Repository
 from perfsuite.journal import read_journal
 from perfsuite.plugin.revision import revision_of
 from perfsuite.plugin.verdict_reports import tell_next_steps
+from perfsuite.record.verdict import Verdict
+from perfsuite.run.arms import Arm, arm_environment, arm_of
 from test_correctness.helpers.gated_repository import commit_all
 from test_correctness.helpers.histories import session
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 CHECK_OUT = """
 import sys
 from pathlib import Path
-from perfsuite.arms import arm_of
+from perfsuite.run.arms import arm_of
 with arm_of(Path(), "HEAD", "base") as arm:
     Path(sys.argv[1]).write_text((arm.root / "code.py").read_text())
 """

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
 from perfsuite.platforms import families
+from perfsuite.record.workload import Budget, FunctionWorkload, Process
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.workload import Budget, FunctionWorkload, Process
 from simmusa.costs import Costs
 from test_correctness.helpers import several, steps
 from test_correctness.helpers.simmusa_ranks import KERNELS, opened, require_built

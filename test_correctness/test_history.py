@@ -8,14 +8,14 @@ import subprocess
 
 import pytest
 
+from perfsuite.base.errors import HistoryError
 from perfsuite.cli import main as cli
-from perfsuite.errors import HistoryError
 from perfsuite.history import file
 from perfsuite.history.file import Drop
 from perfsuite.history.git import Repository
 from perfsuite.history.order import in_order
 from perfsuite.history.session import line_of
-from perfsuite.run_record import Revision
+from perfsuite.record.run import Revision
 from test_correctness.helpers.histories import BEGIN, ScriptedRepository, commit, session, written
 from test_correctness.helpers.report_runs import latte
 from test_correctness.helpers.scripted_driver import repository

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import history_drift
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.cli import main as cli
-from perfsuite.errors import ConfigurationError
 from perfsuite.history.describe import commits_told, steps_told
 from perfsuite.history.file import HistoryFile
 from perfsuite.history.findings import SUITE, findings_of

@@ -10,12 +10,12 @@ import time
 import pytest
 
 from benchmarks.store_torture import HARDWARE, case_of, run_of
+from perfsuite.base.text import code_text, json_text, screen_text, without_paths
 from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.cli.command import EXIT_USAGE
+from perfsuite.record.run import Revision
 from perfsuite.reports.tables.markdown import Grid, markdown
-from perfsuite.run_record import Revision
-from perfsuite.text import code_text, json_text, screen_text, without_paths
 from test_correctness.helpers import hostile
 from test_correctness.helpers.histories import session, written
 from test_correctness.helpers.hostile import ACTIVE, COMMAND, TEXT, printed

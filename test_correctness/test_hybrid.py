@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfsuite.errors import InvalidParameter, RanksFailed, WrongResult
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter, RanksFailed, WrongResult
+from perfsuite.base.mesh import MeshShape
 from perfsuite.models import find
 from perfsuite.platforms import families
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training.parity import TrainParity
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.conftest import OF_RANKS

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.base.errors import ImportFailed
 from perfsuite.cli import main as cli
-from perfsuite.errors import ImportFailed
 from perfsuite.imports.factors import KINDS, factor
 from perfsuite.imports.file import read_imported
 from perfsuite.imports.formats import FORMATS, find_format, read_file

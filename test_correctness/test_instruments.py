@@ -18,9 +18,9 @@ from perfsuite.platforms.cpu import CpuDevice
 from perfsuite.platforms.cuda import CudaDevice
 from perfsuite.platforms.instruments import instruments
 from perfsuite.platforms.musa import MusaDevice
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers import leaks
 from test_correctness.helpers.local_driver import ROOT
 from test_correctness.helpers.scripted_driver import measurement

@@ -9,17 +9,17 @@ import os
 
 import pytest
 
-from perfsuite.errors import JournalError
-from perfsuite.gate.verdict import Effect, Finding, Verdict
+from perfsuite.base.errors import JournalError
 from perfsuite.journal import Header, durations_s, read_journal
 from perfsuite.journal_writer import JournalWriter
 from perfsuite.metrics import derive
-from perfsuite.records import Metric, Peak, Peaks, Result, Work
+from perfsuite.record.result import Metric, Peak, Peaks, Result, Work
+from perfsuite.record.run import GateRecord, Revision, RunEnd, instrumented_line
+from perfsuite.record.verdict import Effect, Finding, Verdict
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.reports.notable import notable
 from perfsuite.reports.scaling import point_of
-from perfsuite.run_record import GateRecord, Revision, RunEnd, instrumented_line
 from perfsuite.runtime.driver import Job
-from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers.scripted_driver import measurement
 
 HEADER = Header(

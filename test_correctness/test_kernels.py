@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from perfsuite.errors import InvalidParameter, UnsupportedCase, WrongResult
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter, UnsupportedCase, WrongResult
+from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.platforms.captured import captured_kernel_s
-from perfsuite.records import Peaks, Record, Work
+from perfsuite.record.result import Peaks, Record, Work
 from perfsuite.workloads import kernels, matmul_mixed
 from perfsuite.workloads.attention import Attention
 from perfsuite.workloads.grouped_matmul import GroupedMatmul

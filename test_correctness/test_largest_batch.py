@@ -12,14 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.errors import InvalidParameter, OutOfMemory, UnsupportedCase
+from perfsuite.base.errors import InvalidParameter, OutOfMemory, UnsupportedCase
+from perfsuite.base.units import MIB
 from perfsuite.metrics import derive
 from perfsuite.platforms import families
-from perfsuite.records import Peaks, Record, Work
+from perfsuite.record.result import Peaks, Record, Work
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.units import MIB
-from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training import largest_batch
 from perfsuite.workloads.training.batch_search import Usage, by_doubling, by_prediction, by_stepping_down
 from perfsuite.workloads.training.largest_batch import LargestBatch, Limited

@@ -8,12 +8,12 @@ import pytest
 
 from perfsuite.metrics import derive
 from perfsuite.metrics.spec import LAUNCH_BOUND
-from perfsuite.records import Peak, Peaks, Record, Result, Training, Work
+from perfsuite.record.result import Peak, Peaks, Record, Result, Training, Work
+from perfsuite.record.step import DeviceLook
 from perfsuite.reports.devices import BURST_NOTE, burst
 from perfsuite.reports.families import family_lines
 from perfsuite.reports.terminal import TerminalRow, metric_tables
-from perfsuite.session import Case
-from perfsuite.step_records import DeviceLook
+from perfsuite.run.session import Case
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import MemoryCopy
 from simmusa.costs import Costs

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from perfsuite.errors import LaunchError
+from perfsuite.base.errors import LaunchError
 from perfsuite.runtime.transports import agent, star
 from perfsuite.runtime.transports.cluster import ClusterTransport
 from perfsuite.runtime.transports.launchers import detect_launch, launcher_variables, telling_variables

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.errors import LaunchError
+from perfsuite.base.errors import LaunchError
 from perfsuite.runtime.transports.launchers import Launch, detect_launch, first_host, launcher_variables
 
 TORCHRUN = {

@@ -153,7 +153,7 @@ print(sorted(name for name in sys.modules if name.partition(".")[0] in ("torch",
 
 
 AT_START = {
-    *("errors", "units", "verdict_names", "workload", "gate", "gate.verdict"),
+    *("base", "base.errors", "base.units", "record", "record.verdict", "record.workload"),
     *("runtime", "runtime.transports", "runtime.transports.launchers"),
 }
 """What the plugin's hooks and options need of the package in every pytest run."""

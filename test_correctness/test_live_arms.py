@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.scripted_clock import VARIABLES
-from perfsuite import arms
-from perfsuite.arms import Arm, ArmFailed, arm_of
+from perfsuite.base.git import git
 from perfsuite.cli import ab
 from perfsuite.cli import main as cli
-from perfsuite.git import git
-from perfsuite.live_arms import LiveArm
+from perfsuite.run import arms
+from perfsuite.run.arms import Arm, ArmFailed, arm_of
+from perfsuite.run.live_arms import LiveArm
 
 ROOT = Path(__file__).parent.parent
 OPTIONS = ("--perf-platform=scripted", "--benchmark-max-time=0.05")
@@ -139,7 +139,7 @@ def test_a_signal_while_git_makes_a_work_tree_leaves_none_registered(checkout, m
 
 def test_a_killed_run_leaves_its_work_tree_registered_until_the_next(checkout, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    program = "import os; from pathlib import Path; from perfsuite.arms import arm_of\n"
+    program = "import os; from pathlib import Path; from perfsuite.run.arms import arm_of\n"
     program += "with arm_of(Path(), 'HEAD', 'base'): os.kill(os.getpid(), 9)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], cwd=checkout, env=environment, check=False)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfsuite.base.masking import MASK, masked, masked_value, masked_words
 from perfsuite.journal import read_journal
-from perfsuite.masking import MASK, masked, masked_value, masked_words
 from test_correctness.helpers.scripted_driver import repository
 
 pytest_plugins = ["pytester"]

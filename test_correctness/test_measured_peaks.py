@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 import pytest
 
-from perfsuite.arms import Arm, arm_environment
+from perfsuite.base.errors import InvalidParameter, RanksFailed
 from perfsuite.baselines.summarise import case_of, summarise
-from perfsuite.errors import InvalidParameter, RanksFailed
 from perfsuite.journal import Header, read_journal
 from perfsuite.journal_writer import JournalWriter
 from perfsuite.metrics import derive
 from perfsuite.plugin.benchmark import extra_info
 from perfsuite.plugin.fixtures import CaseState
 from perfsuite.plugin.outcome import properties
-from perfsuite.records import ABOVE_MEASURED_PEAK, Peak, Peaks, Record, Work
+from perfsuite.record.result import ABOVE_MEASURED_PEAK, Peak, Peaks, Record, Work
+from perfsuite.record.workload import Budget, Workload
 from perfsuite.reports.tables.case import from_result
 from perfsuite.reports.tables.grids import why_empty
 from perfsuite.reports.terminal import TerminalRow, metric_tables
+from perfsuite.run.arms import Arm, arm_environment
 from perfsuite.runtime.driver import Job
-from perfsuite.workload import Budget, Workload
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.peak_probe import PeakProbe
 from test_correctness.helpers.scripted_driver import measurement

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite import mesh
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import AXES, MeshShape
+from perfsuite.base import mesh
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import AXES, MeshShape
 
 SETTINGS = settings(max_examples=50, deadline=None)
 

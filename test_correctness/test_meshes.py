@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
 from perfsuite.platforms import families
 from perfsuite.runtime.driver import Driver
 from perfsuite.runtime.transports.local import LocalTransport

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.collectives import TRAFFIC, busbw_factor
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.collectives import TRAFFIC, busbw_factor
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.metrics import REGISTRY, derive, find, fit_alpha_beta
-from perfsuite.records import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Sample, Work
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Sample, Work
 
 DOCS = Path(__file__).parent.parent / "docs" / "metrics.md"
 MODULES = ["spec", "compute", "memory", "collective", "registry"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import doctest
 import re
 
-from perfsuite.mesh import AXES
+from perfsuite.base.mesh import AXES
 from perfsuite.reports.tables.styles import STYLES
 from test_correctness.helpers.scripted_driver import ROOT
 

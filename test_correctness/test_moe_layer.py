@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import InvalidParameter, WrongResult
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter, WrongResult
+from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.platforms import families
-from perfsuite.records import Peaks
+from perfsuite.record.result import Peaks
+from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.workload import Budget
 from perfsuite.workloads.moe_layer import MoeLayer
 from test_correctness.helpers import broken_experts
 

@@ -7,9 +7,9 @@ import dataclasses
 
 import pytest
 
-from perfsuite.session import Case
-from perfsuite.units import GIB, MIB, gib
-from perfsuite.workload import CallableStep, FunctionWorkload
+from perfsuite.base.units import GIB, MIB, gib
+from perfsuite.record.workload import CallableStep, FunctionWorkload
+from perfsuite.run.session import Case
 from perfsuite.workloads.memory_capacity import MemoryCapacity
 from perfsuite.workloads.training.largest_batch import LargestBatch
 from simmusa.costs import Costs

@@ -7,12 +7,12 @@ import math
 
 import pytest
 
-from perfsuite.gate.verdict import Effect, Finding, Verdict
-from perfsuite.records import Metric, Peak, RankFacts, Result, Work
+from perfsuite.record.result import Metric, Peak, RankFacts, Result, Work
+from perfsuite.record.run import GateRecord, RunRecord, equal_work
+from perfsuite.record.verdict import Effect, Finding, Verdict
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.reports.notable import KINDS, Notable, notable, spread_of_equal_work
-from perfsuite.run_record import GateRecord, RunRecord, equal_work
 from perfsuite.runtime.driver import Job
-from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers.scripted_driver import measurement
 
 

@@ -13,7 +13,7 @@ from perfsuite.baselines import store
 from perfsuite.cli import main as cli
 from perfsuite.journal import Header
 from perfsuite.journal_writer import JournalWriter
-from perfsuite.run_record import Revision
+from perfsuite.record.run import Revision
 from test_correctness.helpers.histories import session, written
 from test_correctness.helpers.scripted_driver import repository
 from test_correctness.helpers.stored_files import HARDWARE, offer, run_of

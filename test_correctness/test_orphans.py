@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import RanksFailed
+from perfsuite.base.errors import RanksFailed
 from perfsuite.platforms import families
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime import scratch
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.runtime.transports.orphans import MARK, Child
-from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers import orphans, processes, steps
 from test_correctness.helpers.processes import processes_with
 
@@ -39,7 +39,7 @@ time.sleep(3600)
 """
 COMPARISON = """
 from pathlib import Path
-from perfsuite import arms
+from perfsuite.run import arms
 arms._run(["sleep", "600"], arms.Arm(name="base", root=Path.cwd()), 600)
 """
 

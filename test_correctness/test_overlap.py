@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.metrics import derive
-from perfsuite.records import Peaks, Record, Work
+from perfsuite.record.result import Peaks, Record, Work
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.reports.summary import case_metrics
 from perfsuite.reports.tables.report import report
 from perfsuite.reports.tables.styles import STYLES
 from perfsuite.runtime.driver import Job
-from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training import overlap
 from perfsuite.workloads.training.overlap import Kernel, kernels_of, record_kernels, steps_agree, uncovered_share
 from perfsuite.workloads.training.train_step import TrainStep

@@ -10,13 +10,13 @@ from datetime import datetime, timezone
 import pytest
 import torch
 
+from perfsuite.base.codec import from_json, to_json
+from perfsuite.base.errors import CaseError, InvalidParameter
 from perfsuite.baselines.baseline import Baseline, Hardware
 from perfsuite.baselines.decode import decode
 from perfsuite.baselines.draft import Draft, NewRuns
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.runs import MetricMeaning
-from perfsuite.decoding import from_json, to_json
-from perfsuite.errors import CaseError, InvalidParameter
 from perfsuite.gate.comparable import gate_case
 from perfsuite.gate.describe import describe, headline, word
 from perfsuite.gate.evidence import GateCase
@@ -24,11 +24,11 @@ from perfsuite.gate.exact import rule_for
 from perfsuite.gate.gate import Gate
 from perfsuite.history.session import CasePoint, HistorySession, line_of, read_line
 from perfsuite.metrics import REGISTRY, derive
-from perfsuite.own_metrics import RESERVED, OwnMetric, registered
 from perfsuite.plugin.benchmark import extra_info
-from perfsuite.records import Peaks, Record, Work
+from perfsuite.record.own_metrics import RESERVED, OwnMetric, registered
+from perfsuite.record.result import Peaks, Record, Work
+from perfsuite.record.workload import FunctionWorkload
 from perfsuite.runtime.ranks.record_keeper import RecordKeeper
-from perfsuite.workload import FunctionWorkload
 from perfsuite.workloads.matmul import Matmul
 from test_correctness.helpers.gate_runs import WOBBLE, case_of, jitter, node_of, run_of, settle, stored_runs
 from test_correctness.helpers.report_runs import gpt

@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.cli import main as cli
-from perfsuite.errors import InvalidParameter
-from perfsuite.own_metrics import OwnMetric
-from perfsuite.records import Record
+from perfsuite.record.own_metrics import OwnMetric
+from perfsuite.record.result import Record
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Job
-from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers import steps
 from test_correctness.helpers.local_driver import local_driver
 from test_correctness.helpers.scripted_driver import measurement, repository

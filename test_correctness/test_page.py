@@ -8,8 +8,9 @@ import re
 
 import pytest
 
-from perfsuite.errors import ConfigurationError
-from perfsuite.gate.verdict import Finding, Verdict
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.record.run import GateRecord
+from perfsuite.record.verdict import Finding, Verdict
 from perfsuite.reports.page import page
 from perfsuite.reports.page.blocks import Chart, Charts, Section
 from perfsuite.reports.page.charts import look
@@ -21,7 +22,6 @@ from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.cases import section as all_cases
 from perfsuite.reports.page.sections.verdict import sentence
 from perfsuite.reports.tables.markdown import Grid
-from perfsuite.run_record import GateRecord
 from test_correctness.helpers.pages import Read, everything, gpt, many, material, product, record, rendered
 
 HOSTILE = "<script>alert(1)</script>\"'>]]>javascript:x \x1b[31m \u202eevil\ud800 &amp; {{ 7 * 7 }}"

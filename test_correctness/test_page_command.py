@@ -8,9 +8,9 @@ import pytest
 
 from perfsuite.cli import ab
 from perfsuite.cli import main as cli
-from perfsuite.comparison import Comparison
 from perfsuite.plugin.page import BESIDE
 from perfsuite.reports.page import page
+from perfsuite.statistics.comparison import Comparison
 from test_correctness.helpers.pages import Read
 from test_correctness.helpers.report_runs import gpt
 from test_correctness.helpers.scripted_driver import measurement, repository

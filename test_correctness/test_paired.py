@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.ab_coverage import tally
 from benchmarks.gate_simulation import HOSTS
 from perfsuite.cli.ab import looks
-from perfsuite.comparison import COLUMNS, compare, progress, table
+from perfsuite.statistics.comparison import COLUMNS, compare, progress, table
 from perfsuite.statistics.paired import Paired, paired_mean, pairs_needed, smallest_found
 
 DIFFERENCES = st.lists(st.floats(-0.2, 0.2), min_size=3, max_size=30)

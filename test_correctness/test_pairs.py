@@ -7,12 +7,14 @@ from itertools import permutations
 
 import pytest
 
-from perfsuite.errors import InvalidParameter, WrongResult
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter, WrongResult
+from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
-from perfsuite.pairs import message_times_s, name_of, slow_pairs
+from perfsuite.metrics.pairs import message_times_s, name_of, slow_pairs
 from perfsuite.platforms.links import links
-from perfsuite.records import Peak, Peaks, Result, Work
+from perfsuite.record.result import Peak, Peaks, Result, Work
+from perfsuite.record.run import RunRecord
+from perfsuite.record.step import SpanTotal
 from perfsuite.reports.notable import notable, of_kind
 from perfsuite.reports.page.sections.collectives import pair_blocks
 from perfsuite.reports.pairs import pair_grids, pair_matrices, pair_tables
@@ -20,9 +22,7 @@ from perfsuite.reports.tables.markdown import markdown
 from perfsuite.reports.tables.recording import recording_of
 from perfsuite.reports.tables.report import report
 from perfsuite.reports.tables.styles import STYLES
-from perfsuite.run_record import RunRecord
-from perfsuite.session import Case
-from perfsuite.step_records import SpanTotal
+from perfsuite.run.session import Case
 from perfsuite.workloads.pairs import Pairs
 from simmusa.costs import Costs
 from test_correctness.helpers.machines import matrix

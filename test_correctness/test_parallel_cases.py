@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
 from perfsuite.published.lookup import lookup
 from perfsuite.runtime.values import recorded
 from test_perf import test_long_sequences, test_meshes, test_oneflow, test_tensor_parallel

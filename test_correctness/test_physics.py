@@ -10,8 +10,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perfsuite.gate.physics import bubble_bound, examine, speed_up_violation, violations
-from perfsuite.records import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Record, Result, Sample, Work
-from perfsuite.step_records import SpanTotal, Timeline, TimelineEvent
+from perfsuite.record.result import (
+    ClockFacts,
+    Measurement,
+    Metric,
+    Peak,
+    Peaks,
+    RankFacts,
+    Record,
+    Result,
+    Sample,
+    Work,
+)
+from perfsuite.record.step import SpanTotal, Timeline, TimelineEvent
 
 
 def measured(times_s=(0.1, 0.11, 0.12, 0.1, 0.13), ranks=1, hosts=1, spans=(), aligned=True):

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 
-from perfsuite.decoding import from_json, to_json
-from perfsuite.errors import OutOfMemory, RanksFailed, UnsupportedCase, WrongResult
+from perfsuite.base.codec import from_json, to_json
+from perfsuite.base.errors import OutOfMemory, RanksFailed, UnsupportedCase, WrongResult
+from perfsuite.base.mesh import MeshShape
 from perfsuite.gate.physics import bubble_bound
-from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, impossible_bubble, in_flight_micro_batches
 from perfsuite.platforms import families
-from perfsuite.records import Measurement, Peaks
+from perfsuite.record.result import Measurement, Peaks
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.schedules import SCHEDULES, StageTimes, durations_of, simulate
-from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
 from perfsuite.workloads.training.parity import TrainParity
 from perfsuite.workloads.training.train_step import TrainStep

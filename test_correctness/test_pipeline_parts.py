@@ -10,10 +10,10 @@ from enum import Enum
 import pytest
 import torch
 
+from perfsuite.base.errors import InvalidParameter, UnsupportedCase
+from perfsuite.base.mesh import MeshShape
 from perfsuite.baselines.runs import MetricMeaning
-from perfsuite.errors import InvalidParameter, UnsupportedCase
 from perfsuite.gate.exact import rule_for
-from perfsuite.mesh import MeshShape
 from perfsuite.metrics import REGISTRY
 from perfsuite.models import find as find_model
 from perfsuite.schedules import SCHEDULES, make_schedule

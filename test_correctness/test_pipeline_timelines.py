@@ -9,7 +9,7 @@ import pytest
 from perfsuite.metrics.pipeline import bubble_ratio
 from perfsuite.platforms.base import Clock
 from perfsuite.platforms.clocks import PerfCounterClock
-from perfsuite.records import ClockFacts, Sample
+from perfsuite.record.result import ClockFacts, Sample
 from perfsuite.reports.timelines.picture import timeline_svg
 from perfsuite.reports.timelines.write import chrome_trace
 from perfsuite.runtime.ranks.spans import SpanRecorder

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.errors import CaseError, UnsupportedCase
+from perfsuite.base.errors import CaseError, UnsupportedCase
 from perfsuite.platforms import families
 from perfsuite.platforms.host import Host
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.ranks.host_cores import read_cores
 from perfsuite.runtime.ranks.placement import allowed_cores, divide_cores, nodes_of_devices, place_by_node
@@ -22,7 +23,6 @@ from perfsuite.runtime.transports.cluster import ClusterTransport
 from perfsuite.runtime.transports.launchers import Launch
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.runtime.transports.star import AgentFacts
-from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers import steps
 
 OTHERWISE = {"node_rank": 0, "master_addr": "a", "master_port": None, "run_id": "it"}

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import UnsupportedCase
+from perfsuite.base.errors import UnsupportedCase
+from perfsuite.base.units import GIB, MIB
 from perfsuite.platforms import detect_machine, families, load_catalog, why_absent
 from perfsuite.platforms.base import DetectedDevice
 from perfsuite.platforms.cpu import memory_bytes, read_processor
 from perfsuite.platforms.detection import visible
 from perfsuite.platforms.host import Answer, Host, run_tool
-from perfsuite.units import GIB, MIB
 from test_correctness.helpers import machines
 
 ROOT = Path(__file__).parent.parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.workload import FunctionWorkload
+from perfsuite.record.workload import FunctionWorkload
 from test_correctness.helpers.scripted_driver import repository
 
 pytest_plugins = ["pytester"]

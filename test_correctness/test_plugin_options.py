@@ -11,7 +11,7 @@ import pytest
 from perfsuite.cli import main as cli
 from perfsuite.journal import read_journal
 from perfsuite.plugin.options import positive_duration
-from perfsuite.workload import Budget
+from perfsuite.record.workload import Budget
 from test_correctness.helpers.scripted_driver import ROOT, repository
 
 pytest_plugins = ["pytester"]

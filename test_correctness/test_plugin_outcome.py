@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from perfsuite.errors import AgentLost, ExpectedFailure, OutOfMemory, RanksFailed, UnsupportedCase
+from perfsuite.base.errors import AgentLost, ExpectedFailure, OutOfMemory, RanksFailed, UnsupportedCase
 from test_correctness.helpers.scripted_driver import Launched, measurement, repository
 
 pytest_plugins = ["pytester"]

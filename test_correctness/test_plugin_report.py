@@ -8,15 +8,15 @@ import shutil
 
 import pytest
 
+from perfsuite.base.units import format_bytes
 from perfsuite.metrics import derive
 from perfsuite.plugin.progress import LOG_EVERY_S, Progress
-from perfsuite.records import Metric, Peak, Peaks, Result, Work
+from perfsuite.record.result import Metric, Peak, Peaks, Result, Work
+from perfsuite.record.step import Arrival
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.reports.alpha_beta import fit_collectives
 from perfsuite.reports.terminal import TerminalRow, alpha_beta_table, metric_tables, outcome_line, peak_lines
 from perfsuite.runtime.driver import Job
-from perfsuite.step_records import Arrival
-from perfsuite.units import format_bytes
-from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]

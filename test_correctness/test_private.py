@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import ConfigurationError, UnsupportedCase
-from perfsuite.files import why_not_private
+from perfsuite.base.errors import ConfigurationError, UnsupportedCase
+from perfsuite.base.files import why_not_private
 from perfsuite.runtime import private
 from perfsuite.runtime.transports.forkserver import boot_command
 from perfsuite.strategies.deepspeed.compiled import compiling

@@ -15,11 +15,11 @@ import warnings
 import pytest
 import torch
 
-from perfsuite.errors import UnsupportedCase
+from perfsuite.base.errors import UnsupportedCase
 from perfsuite.platforms.cpu import CpuDevice
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.ranks.process_state import SETTINGS, ProcessState
-from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers import leaks
 from test_correctness.helpers.local_driver import local_driver
 

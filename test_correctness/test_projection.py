@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.cli.project import elasticities
-from perfsuite.errors import ConfigurationError, InvalidParameter
 from perfsuite.metrics.pipeline import step_bounds_s
 from perfsuite.models import find
 from perfsuite.platforms import load_catalog
@@ -21,7 +21,7 @@ from perfsuite.projection.layout import Layout
 from perfsuite.projection.scaling import goodput, worlds_between
 from perfsuite.projection.step import project
 from perfsuite.projection.timeline import pipeline_timeline
-from perfsuite.records import Training
+from perfsuite.record.result import Training
 
 CATALOG = load_catalog()
 A100 = CATALOG.find("a100")

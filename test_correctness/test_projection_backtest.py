@@ -13,8 +13,8 @@ from benchmarks.backtest.fit import Free, fit
 from benchmarks.backtest.leave_one_out import Backtested
 from benchmarks.backtest.rows import published_steps
 from benchmarks.backtest.tables import TABLES, contradicting, memory_share
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.cli.main import main
-from perfsuite.errors import ConfigurationError
 from perfsuite.projection import operations, softwares, stages
 from perfsuite.projection.communication import Links, Message
 from perfsuite.projection.pipeline import PricedPipeline

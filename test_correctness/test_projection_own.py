@@ -10,7 +10,7 @@ from perfsuite.projection.engine import Projector
 from perfsuite.projection.job import Job
 from perfsuite.projection.memory import memory_of
 from perfsuite.projection.operations import end_parameters
-from perfsuite.records import Training
+from perfsuite.record.result import Training
 
 SMALL = {"layers": 3, "width": 64, "heads": 4, "words": 16, "words_multiple": 1, "context": 8}
 

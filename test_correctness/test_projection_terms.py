@@ -20,7 +20,7 @@ from perfsuite.projection.memory import memory_of
 from perfsuite.projection.operations import Attention, Collective, Matmul, Share, Traffic
 from perfsuite.projection.pipeline import PricedPipeline
 from perfsuite.projection.traffic import Implementation, implementation_of
-from perfsuite.records import Training
+from perfsuite.record.result import Training
 from perfsuite.schedules import SCHEDULES, StageTimes, make_schedule, simulate
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from perfsuite.audit.audit import audit, derived_label
 from perfsuite.audit.read import tables_of
+from perfsuite.base.errors import BaselineError
 from perfsuite.cli.audit import label_disagreements, label_lines, rule_lines
-from perfsuite.errors import BaselineError
 from perfsuite.published.lookup import shipped
 from perfsuite.published.numbers import printed
 from perfsuite.published.read import digest, directory, read_all, read_report

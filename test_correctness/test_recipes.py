@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.platforms import load_catalog
 from perfsuite.published.differences import Ran, differences
 from perfsuite.published.lookup import rows, shipped

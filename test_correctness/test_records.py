@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfsuite import records
-from perfsuite.decoding import from_json, to_json
-from perfsuite.own_metrics import Better, OwnMetric
-from perfsuite.records import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Result, Sample, Work
+from perfsuite.base.codec import from_json, to_json
+from perfsuite.record import result as records
+from perfsuite.record.own_metrics import Better, OwnMetric
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Result, Sample, Work
 
 RECORDS = [kind for kind in vars(records).values() if dataclasses.is_dataclass(kind) and isinstance(kind, type)]
 QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])

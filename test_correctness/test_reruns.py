@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from perfsuite.errors import RanksFailed
+from perfsuite.base.errors import RanksFailed
 from perfsuite.journal import read_journal
 from test_correctness.helpers.scripted_driver import measurement, repository
 

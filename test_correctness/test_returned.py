@@ -17,10 +17,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from perfsuite.errors import InvalidParameter, RanksFailed
+from perfsuite.base.errors import InvalidParameter, RanksFailed
+from perfsuite.record.workload import Budget, CallableStep, FunctionWorkload
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.ranks.returned import Iteration, pending
-from perfsuite.workload import Budget, CallableStep, FunctionWorkload
 from test_correctness.helpers import unwaited
 from test_correctness.helpers.local_driver import local_driver
 

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import (
+from perfsuite.base.errors import (
     CaseError,
     ExpectedFailure,
     InvalidParameter,
     RanksFailed,
     UnsupportedCase,
 )
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
 from perfsuite.platforms import families
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import STORE, LocalTransport
-from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.axis_collective import AxisCollective
 from test_correctness.helpers import steps
 from test_correctness.helpers.processes import gone, listening_on, own_address

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.errors import CaseError, InvalidParameter
+from perfsuite.base.errors import CaseError, InvalidParameter
 from perfsuite.platforms.base import Clock
-from perfsuite.records import ClockFacts, Sample, Work
+from perfsuite.record.result import ClockFacts, Sample, Work
+from perfsuite.record.workload import FunctionWorkload, Step, Workload
 from perfsuite.runtime import protocol
 from perfsuite.runtime.assembly import assemble
 from perfsuite.runtime.lateness import judge_arrivals
@@ -24,7 +25,6 @@ from perfsuite.runtime.ranks.arrival import iterations_within
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.reference import describe, refer, resolve
 from perfsuite.runtime.transports.forkserver import describe_status
-from perfsuite.workload import FunctionWorkload, Step, Workload
 from test_correctness.helpers import steps
 
 ROOT = Path(__file__).parent.parent

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import MeshShape
 from perfsuite.schedules import (
     SCHEDULES,
     Action,

@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.base.errors import RanksFailed
+from perfsuite.base.units import readable_rate
 from perfsuite.cli.main import main
-from perfsuite.errors import RanksFailed
-from perfsuite.gate.verdict import Verdict
 from perfsuite.journal import Header, read_journal
 from perfsuite.journal_writer import JournalWriter
 from perfsuite.plugin.ci import error_commands
-from perfsuite.records import Metric, Peak, Result, Work
+from perfsuite.record.result import Metric, Peak, Result, Work
+from perfsuite.record.run import GateRecord, Revision, RunEnd, RunRecord
+from perfsuite.record.verdict import Verdict
 from perfsuite.reports.families import family_lines, share_of_peak
 from perfsuite.reports.layout import lay_out
 from perfsuite.reports.notable import notable
 from perfsuite.reports.screen import MOST_LINES, screen
 from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary
 from perfsuite.reports.verdicts import verdict_counts
-from perfsuite.run_record import GateRecord, Revision, RunEnd, RunRecord
-from perfsuite.units import readable_rate
 from test_correctness.helpers.runs import PEAK, all_reduce, large_run, product, record, result, verdict
 from test_correctness.helpers.scripted_driver import repository
 

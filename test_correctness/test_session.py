@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from perfsuite.deadlines import deadline_s
-from perfsuite.errors import InvalidParameter, JournalError, OutOfMemory, RanksFailed
+from perfsuite.base.errors import InvalidParameter, JournalError, OutOfMemory, RanksFailed
 from perfsuite.journal import Header, read_journal
 from perfsuite.journal_writer import JournalWriter
 from perfsuite.platforms import detect_machine, load_catalog
-from perfsuite.records import Peak, Peaks, Record, Work
-from perfsuite.session import Case, PerfSession
-from perfsuite.workload import Budget, Workload
+from perfsuite.record.result import Peak, Peaks, Record, Work
+from perfsuite.record.workload import Budget, Workload
+from perfsuite.run.deadlines import deadline_s
+from perfsuite.run.session import Case, PerfSession
 from test_correctness.helpers.scripted_driver import ScriptedDriver, measurement
 
 
@@ -142,7 +142,7 @@ def test_what_a_workload_timed_to_find_itself_is_its_result():
 
 
 def test_the_deadline_of_a_workload_that_finds_itself_is_that_of_what_it_found(monkeypatch):
-    monkeypatch.setattr("perfsuite.session.deadline_s", lambda budget, work, *_, **__: work.flops["exact"])
+    monkeypatch.setattr("perfsuite.run.session.deadline_s", lambda budget, work, *_, **__: work.flops["exact"])
     made, driver = session(measurement_of_side)
     made.run(case(Sought()))
     assert [2.0 * 64**3, 2.0 * 48**3, 2.0 * 32**3] == [job.budget.timeout_s for job in driver.jobs[:3]]

@@ -9,26 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import settling
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import MetricMeaning
 from perfsuite.baselines.summarise import case_of, changed_settings, summarise
 from perfsuite.cli import ab
 from perfsuite.cli import main as cli
-from perfsuite.errors import ConfigurationError
 from perfsuite.gate.comparable import find
 from perfsuite.history.findings import findings_of
 from perfsuite.history.order import OrderedSessions
 from perfsuite.history.session import have_equal_settings, line_of, read_line, session_of
+from perfsuite.record.run import Revision
+from perfsuite.record.workload import FunctionWorkload
 from perfsuite.reports.page.effects import changes_between
 from perfsuite.reports.page.material import case_of_result, joined
 from perfsuite.reports.page.runs import material_of, run_of_record
 from perfsuite.reports.page.sections.comparison import section
 from perfsuite.reports.page.sections.verdict import sentence
-from perfsuite.run_record import Revision
+from perfsuite.run import settling
 from perfsuite.runtime.values import recorded_defaults
-from perfsuite.workload import FunctionWorkload
 from perfsuite.workloads import AllReduce
 from test_correctness.helpers.runs import record, result
 from test_correctness.helpers.scripted_driver import repository

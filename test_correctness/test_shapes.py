@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.plugin.shapes import read_shapes
 from perfsuite.plugin.sweep import Size, Sweep
 

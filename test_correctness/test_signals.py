@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from perfsuite.errors import CaseStopped
+from perfsuite.base.errors import CaseStopped
 from perfsuite.plugin import signals
 from perfsuite.plugin.signals import Signals
 

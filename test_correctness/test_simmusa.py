@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import ConfigurationError, UnsupportedCase
+from perfsuite.base.errors import ConfigurationError, UnsupportedCase
 from simmusa import build
 from simmusa.costs import S4000, Costs
 from simmusa.registered import registered

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.baselines.baseline import Hardware
-from perfsuite.errors import ConfigurationError
-from perfsuite.gate.verdict import GateSettings
-from perfsuite.gatekeeper import Gatekeeper, Tolerances, hardware_of
 from perfsuite.platforms import Host, detect_machine, families, fingerprint, load_catalog
-from perfsuite.session import Case
+from perfsuite.record.verdict import GateSettings
+from perfsuite.run.gatekeeper import Gatekeeper, Tolerances, hardware_of
+from perfsuite.run.session import Case
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import MemoryCopy, MemoryTriad
 from simmusa.costs import Costs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.mesh import MeshShape
-from perfsuite.session import Case
+from perfsuite.base.mesh import MeshShape
+from perfsuite.run.session import Case
 from perfsuite.workloads.training.train_step import TrainStep
 from simmusa.costs import Costs
 from test_correctness.helpers.simmusa_ranks import ONCE, TRAINING, opened, require_built

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from perfsuite.errors import RanksFailed
+from perfsuite.base.errors import RanksFailed
 from perfsuite.platforms.accelerator import Accelerator
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.platforms.host import Host
-from perfsuite.session import Case
-from perfsuite.workload import FunctionWorkload
+from perfsuite.record.workload import FunctionWorkload
+from perfsuite.run.session import Case
 from perfsuite.workloads import collective
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.training.largest_batch import LargestBatch

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.errors import RanksFailed
-from perfsuite.mesh import MeshShape
-from perfsuite.session import Case
-from perfsuite.workload import FunctionWorkload
+from perfsuite.base.errors import RanksFailed
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.workload import FunctionWorkload
+from perfsuite.run.session import Case
 from perfsuite.workloads import collective
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import HostDeviceCopy, MemoryCopy, MemoryTriad

@@ -6,9 +6,9 @@ import contextlib
 
 import pytest
 
-from perfsuite.collectives import busbw_factor
-from perfsuite.mesh import MeshShape
-from perfsuite.session import Case
+from perfsuite.base.collectives import busbw_factor
+from perfsuite.base.mesh import MeshShape
+from perfsuite.run.session import Case
 from perfsuite.workloads.training.train_step import TrainStep
 from simmusa.costs import Costs
 from test_correctness.helpers.simmusa_ranks import QUICK, TRAINING, opened, require_built

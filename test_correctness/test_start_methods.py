@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.platforms import families
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports import local
 from perfsuite.runtime.transports.base import WRAPPER
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.runtime.transports.parents import ForkServer
-from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers import steps
 from test_correctness.helpers.processes import gone, processes_with
 

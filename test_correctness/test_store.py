@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
+from perfsuite.base.errors import BaselineError, ConfigurationError
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import (
     KEPT_RUNS,
     Acceptance,
 )
 from perfsuite.baselines.draft import NewRuns
-from perfsuite.errors import BaselineError, ConfigurationError
 from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of, sessions_in
 
 

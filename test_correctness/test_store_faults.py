@@ -20,10 +20,10 @@ from benchmarks.store_torture import (
     run_of,
     several_writers,
 )
+from perfsuite.base.errors import BaselineError
 from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.lock import locked
-from perfsuite.errors import BaselineError
 
 
 @pytest.fixture

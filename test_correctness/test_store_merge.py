@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfsuite.base.errors import BaselineError
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import (
     Acceptance,
@@ -21,7 +22,6 @@ from perfsuite.baselines.baseline import (
 )
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import moment
-from perfsuite.errors import BaselineError
 from test_correctness.helpers.stored_files import HARDWARE, NOW, case, offer, run_of
 
 

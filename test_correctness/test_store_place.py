@@ -6,9 +6,9 @@ import os
 
 import pytest
 
+from perfsuite.base.errors import BaselineError
 from perfsuite.baselines import files, store
 from perfsuite.cli import main as cli
-from perfsuite.errors import BaselineError
 from test_correctness.helpers.stored_files import HARDWARE, offer, run_of, sessions_in
 
 

@@ -11,8 +11,8 @@ import pytest
 from perfsuite.baselines import store
 from perfsuite.baselines.runs import QUANTILES, MetricMeaning
 from perfsuite.baselines.summarise import case_of, summarise
-from perfsuite.records import ClockFacts, Measurement, Metric, RankFacts, Result, Sample, Work
-from perfsuite.step_records import DeviceLook
+from perfsuite.record.result import ClockFacts, Measurement, Metric, RankFacts, Result, Sample, Work
+from perfsuite.record.step import DeviceLook
 from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of
 
 

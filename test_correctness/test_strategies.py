@@ -12,8 +12,8 @@ import types
 import pytest
 import torch
 
-from perfsuite.errors import InvalidParameter, UnsupportedCase
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter, UnsupportedCase
+from perfsuite.base.mesh import MeshShape
 from perfsuite.models import find as find_model
 from perfsuite.strategies import STRATEGIES, Plan, find
 from perfsuite.strategies.deepspeed import ds_config
@@ -74,7 +74,7 @@ def test_meshes_that_do_not_fit_are_refused(name, mesh, message):
     ("name", "message"),
     [
         ("nowhere.at:All", "strategy 'nowhere.at:All': nowhere.at cannot be imported"),
-        ("perfsuite.mesh:MeshShape", "strategy 'perfsuite.mesh:MeshShape' is no subclass of"),
+        ("perfsuite.base.mesh:MeshShape", "strategy 'perfsuite.base.mesh:MeshShape' is no subclass of"),
     ],
 )
 def test_a_strategy_of_somebody_else_has_to_be_one(name, message):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import WrongResult
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import WrongResult
+from perfsuite.base.mesh import MeshShape
 from perfsuite.platforms import families
+from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.strategies import STRATEGIES
-from perfsuite.workload import Budget
 from perfsuite.workloads.training.parity import TrainParity
 
 ROOT = Path(__file__).parent.parent

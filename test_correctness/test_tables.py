@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 from test_correctness.helpers.report_runs import (
     MEMORY,
     gpt,

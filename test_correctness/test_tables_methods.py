@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from perfsuite.records import Metric, Work
+from perfsuite.record.result import Metric, Work
 from perfsuite.reports.tables.report import fitting_styles, report
 from test_correctness.helpers.report_runs import (
     gpt,

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from perfsuite.decoding import to_json
-from perfsuite.mesh import MeshShape
+from perfsuite.base.codec import to_json
+from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.published.lookup import lookup
-from perfsuite.records import Peaks, Record, Result
-from perfsuite.step_records import Component, SpanTotal, Traffic
+from perfsuite.record.result import Peaks, Record, Result
+from perfsuite.record.step import Component, SpanTotal, Traffic
 from perfsuite.workloads.moe_layer import MoeLayer
 from perfsuite.workloads.tensor_linear import SPLITS, TensorLinear
 from perfsuite.workloads.training.train_step import TrainStep

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.errors import ConfigurationError
-from perfsuite.records import Work
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.record.result import Work
 from perfsuite.reports.tables.case import from_result
 from perfsuite.reports.tables.markdown import Grid, escape, markdown
 from perfsuite.reports.tables.published import published_of

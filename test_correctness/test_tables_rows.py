@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from perfsuite.records import Metric, RankFacts, Work
+from perfsuite.record.result import Metric, RankFacts, Work
 from perfsuite.reports.terminal import TerminalRow, metric_tables
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from test_correctness.helpers.pipelines import staged

@@ -19,8 +19,8 @@ from perfsuite.platforms.mtml import MtmlTelemetry
 from perfsuite.platforms.nvml import NvmlTelemetry
 from perfsuite.platforms.telemetry import USUAL_UNDER_LOAD, Reading, Unread, disturbance, held_down
 from perfsuite.plugin import device_word
-from perfsuite.records import ClockFacts, Measurement, RankFacts, Sample
-from perfsuite.step_records import DeviceLook
+from perfsuite.record.result import ClockFacts, Measurement, RankFacts, Sample
+from perfsuite.record.step import DeviceLook
 from test_correctness.helpers import machines
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from perfsuite.errors import InvalidParameter, WrongResult
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter, WrongResult
+from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.platforms import families
-from perfsuite.records import Peaks, Work
+from perfsuite.record.result import Peaks, Work
+from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.workload import Budget
 from perfsuite.workloads.tensor_linear import SPLITS, TensorLinear
 from test_correctness.helpers.bare_rank import BareRank
 from test_correctness.helpers.broken_linear import ForgetfulLinear

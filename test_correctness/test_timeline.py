@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio
+from perfsuite.record.step import Timeline, TimelineEvent
 from perfsuite.reports.timelines.picture import timeline_svg
 from perfsuite.reports.timelines.write import chrome_trace, trace_text
 from perfsuite.schedules import SCHEDULES, StageTimes, make_schedule, simulate
-from perfsuite.step_records import Timeline, TimelineEvent
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from perfsuite.platforms.base import Clock
-from perfsuite.records import ClockFacts
+from perfsuite.record.result import ClockFacts
+from perfsuite.record.workload import Budget
 from perfsuite.runtime.ranks import timer as timing
 from perfsuite.runtime.ranks.returned import Iteration
 from perfsuite.runtime.ranks.timer import Timer
 from perfsuite.runtime.ranks.yardstick import Control
-from perfsuite.workload import Budget
 
 MS = 1_000_000
 BARRIER_NS, FIRST_BARRIER_NS = MS, 400 * MS

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.platforms import families, torch_version
 from perfsuite.platforms.torch_version import require_torch
+from perfsuite.record.workload import Process
 from perfsuite.runtime.driver import Driver
 from perfsuite.runtime.transports.base import Place
-from perfsuite.workload import Process
 from test_correctness.helpers import machines
 
 pytest_plugins = ["pytester"]

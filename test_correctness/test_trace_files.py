@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.errors import ConfigurationError, InvalidParameter
+from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.journal import Header, read_journal
 from perfsuite.journal_writer import JournalWriter
 from perfsuite.reports.timelines.files import check_timeline, file_stem, write_case
@@ -66,7 +66,7 @@ def test_a_full_disk_is_named_and_leaves_the_files_of_the_earlier_run(tmp_path, 
         write(descriptor, data[: len(data) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("perfsuite.files.os.write", full)
+    monkeypatch.setattr("perfsuite.base.files.os.write", full)
     with pytest.raises(
         ConfigurationError, match=r"\.trace\.json cannot be written: No space left on device; the file is as it was"
     ):

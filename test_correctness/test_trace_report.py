@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite.metrics.pipeline import bubble_ratio
-from perfsuite.records import Record
+from perfsuite.record.result import Record
+from perfsuite.record.step import TimelineEvent
 from perfsuite.reports.pipeline import EVEN, binding_sentence, peak_activations_bytes, pipeline_row, pipeline_section
 from perfsuite.schedules import SCHEDULES, find_imbalance, make_schedule
-from perfsuite.step_records import TimelineEvent
 from test_correctness.helpers.pipelines import measured, result_of, seen_without_waiting, simulated
 
 TEST = "test_perf/test_pipeline.py::test_schedule"

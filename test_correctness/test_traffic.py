@@ -11,22 +11,22 @@ import pytest
 import torch
 from torch import nn
 
-from perfsuite.decoding import from_json, to_json
-from perfsuite.errors import CaseError, InvalidParameter
-from perfsuite.mesh import MeshShape
+from perfsuite.base.codec import from_json, to_json
+from perfsuite.base.errors import CaseError, InvalidParameter
+from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.models import find as find_model
 from perfsuite.models.layers import materialize
 from perfsuite.platforms.base import Clock
-from perfsuite.records import Measurement, Peaks, Record, Work
+from perfsuite.record.result import Measurement, Peaks, Record, Work
+from perfsuite.record.step import Component, Traffic
+from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.traffic import join_components, join_traffic
-from perfsuite.step_records import Component, Traffic
 from perfsuite.strategies import Plan, find
 from perfsuite.strategies.parameter_shapes import find_shapes
 from perfsuite.strategies.traffic_count import Posted
 from perfsuite.strategies.traffic_parts import Parts, mark
-from perfsuite.workload import Budget
 from perfsuite.workloads.training.names import BUILDS
 from perfsuite.workloads.training.traffic import components_of, difference, traffic_of
 from perfsuite.workloads.training.train_step import TrainStep

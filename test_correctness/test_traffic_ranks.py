@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfsuite.errors import WrongResult
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import WrongResult
+from perfsuite.base.mesh import MeshShape
 from perfsuite.platforms import families
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.schedules import make_schedule
-from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import traffic_steps
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.errors import InvalidParameter, WrongResult
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter, WrongResult
+from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics.flop_conventions import COLOSSALAI, EXACT, EXECUTED, MEGATRON, PALM, SIX_N
 from perfsuite.workloads.training.exposed import exposed_share
 from perfsuite.workloads.training.memory import storage_bytes

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import RanksFailed, WrongResult
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import RanksFailed, WrongResult
+from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.metrics.flop_conventions import EXACT
 from perfsuite.models import find as find_model
 from perfsuite.models.dataset import generate
 from perfsuite.platforms import families
-from perfsuite.records import Peak, Peaks
+from perfsuite.record.result import Peak, Peaks
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.workload import Budget, FunctionWorkload
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import steps, training_faults
 from test_correctness.helpers.processes import gone

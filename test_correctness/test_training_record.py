@@ -6,15 +6,15 @@ import dataclasses
 
 import pytest
 
+from perfsuite.base.codec import from_json, to_json
+from perfsuite.base.mesh import MeshShape
 from perfsuite.baselines import store
 from perfsuite.baselines.decode import decode
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.text import Fault, check_of
-from perfsuite.decoding import from_json, to_json
-from perfsuite.mesh import MeshShape
 from perfsuite.models import find
-from perfsuite.records import Training, Work
+from perfsuite.record.result import Training, Work
 from perfsuite.strategies.base import Strategy
 from perfsuite.workloads import LargestBatch, TrainStep
 from perfsuite.workloads.collective import AllReduce

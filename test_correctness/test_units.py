@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite import errors, units
-from perfsuite.errors import ConfigurationError
+from perfsuite.base import errors, units
+from perfsuite.base.errors import ConfigurationError
 
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 

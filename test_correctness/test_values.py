@@ -17,12 +17,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.decoding import to_json
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.codec import to_json
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.record.workload import FunctionWorkload
 from perfsuite.runtime.held import Holder
 from perfsuite.runtime.reference import refer, resolve
 from perfsuite.runtime.values import decode, encode, recorded, token
-from perfsuite.workload import FunctionWorkload
 from test_correctness.helpers import steps
 from test_correctness.helpers.scripted_driver import ROOT, repository
 

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from perfsuite.platforms.telemetry import Reading
-from perfsuite.records import Sample
+from perfsuite.record.result import Sample
+from perfsuite.record.step import DeviceLook
+from perfsuite.record.workload import Budget
 from perfsuite.reports.devices import sustained_lines, throttled_lines
 from perfsuite.runtime.protocol import TIMING
 from perfsuite.runtime.ranks.timer import Timer
 from perfsuite.runtime.watch import Deadline, DeviceWatch
-from perfsuite.step_records import DeviceLook
-from perfsuite.workload import Budget
 from test_correctness.test_metrics import measured
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import LaunchError
+from perfsuite.base.errors import LaunchError
 from perfsuite.runtime.transports import door, frames, keys, star, wire
 from perfsuite.runtime.transports.keys import Meeting
 from perfsuite.runtime.transports.launchers import Launch

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.errors import InvalidParameter, UnsupportedCase, WrongResult
-from perfsuite.mesh import MeshShape
-from perfsuite.workload import ITEM_BYTES, Workload
+from perfsuite.base.errors import InvalidParameter, UnsupportedCase, WrongResult
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.workload import ITEM_BYTES, Workload
 from perfsuite.workloads import collective, matmul
 from perfsuite.workloads.matmul import Matmul, MatmulStep
 from perfsuite.workloads.memory_bandwidth import HostDeviceCopy, MemoryCopy, MemoryTriad, StreamingStep

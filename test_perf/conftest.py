@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.base.units import GIB
 from perfsuite.plugin.collect import scale_of
 from perfsuite.plugin.state import suite_of
 from perfsuite.published.recipes import find
-from perfsuite.units import GIB
 
 
 def pytest_addoption(parser):

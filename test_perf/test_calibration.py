@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from perfsuite import sizes, workloads
-from perfsuite.mesh import MeshShape
-from perfsuite.units import MIB
+from perfsuite.base.mesh import MeshShape
+from perfsuite.base.units import MIB
 
 EXTENDED = pytest.mark.extended
 SMALL = ["dp2-tp2"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfsuite import sizes, workloads
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
 
 MESHES = {
     "moe-tiny-dense": "dp4",

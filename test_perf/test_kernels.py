@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from perfsuite import dtypes, sizes
-from perfsuite.units import MIB
+from perfsuite.base.units import MIB
 from perfsuite.workloads.attention import Attention
 from perfsuite.workloads.grouped_matmul import GroupedMatmul
 from perfsuite.workloads.kernel_launch import KernelLaunch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfsuite import sizes, workloads, world_sizes
-from perfsuite.units import MIB, parse_bytes
+from perfsuite.base.units import MIB, parse_bytes
 
 CPU_BUDGET_BYTES = 16 * MIB
 """Of a rank on a CPU.  A share of the host's memory would make the result another number on every host."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfsuite import sizes, workloads
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
 
 TINY = {"model": "gpt2-tiny", "overrides": {"layers": 1, "width": 64, "heads": 4, "words": 128}, "global_batch_size": 4}
 # Twenty heads of its width instead of 25, which four ranks do not divide; so does the padded vocabulary.

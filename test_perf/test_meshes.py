@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfsuite import sizes, workloads
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
 
 TINY = {"layers": 8, "width": 64, "heads": 8, "words": 128, "context": 32}
 """Of gpt2-tiny: what eight ranks along any axis divide."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from perfsuite import sizes, workloads
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
 from perfsuite.published.recipes import find, recipes
 from perfsuite.published.recipes.language import ONEFLOW_TEST, oneflow_options
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 
 from perfsuite import sizes, workloads, world_sizes
-from perfsuite.errors import UnsupportedCase
+from perfsuite.base.errors import UnsupportedCase
+from perfsuite.base.units import MIB
 from perfsuite.plugin.state import suite_of
-from perfsuite.units import MIB
 
 SPREAD = {
     "whole": ("ddp", {}),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from perfsuite import sizes, workloads
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
 from perfsuite.published.recipes.gpt import XL
 
 TINY = {"layers": 8, "width": 64, "words": 128, "context": 32}

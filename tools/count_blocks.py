@@ -29,7 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.models import Model, experts_module, find
 from perfsuite.models.dit import Dit
 from perfsuite.models.gpt import Gpt

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfsuite.git import git
+from perfsuite.base.git import git
 
 REPOSITORY = "https://github.com/MooreThreads/torch_musa"
 FOLDER = Path(__file__).parents[1] / "test_correctness" / "torch_musa_names"

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfsuite.git import git
+from perfsuite.base.git import git
 
 FILE = Path(__file__).parents[1] / "simmusa" / "torch_musa_operators.json"
 _TABLE = "torch_musa/csrc/aten/ops/musa_functions.yaml"

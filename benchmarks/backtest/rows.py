@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfsuite.errors import ConfigurationError, did_you_mean
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import ConfigurationError, did_you_mean
+from perfsuite.base.mesh import MeshShape
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.layout import Layout, Sharding
 from perfsuite.projection.softwares import software_of

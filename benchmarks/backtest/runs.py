@@ -22,9 +22,9 @@ from benchmarks.backtest.tables import (
     BacktestTable,
     kept,
 )
-from perfsuite.errors import ConfigurationError, did_you_mean
+from perfsuite.base.errors import ConfigurationError, did_you_mean
+from perfsuite.base.units import GIB
 from perfsuite.projection.memory import memory_of
-from perfsuite.units import GIB
 
 B200: Mapping[str, float] = MappingProxyType(
     {"memory": 0.666, "link": 0.72, "link_us": 8.0, "matmul": 0.48, "attention": 0.6}

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from benchmarks.backtest.fit import Constants, Free
 from benchmarks.backtest.rows import PublishedStep, published_steps
+from perfsuite.base.units import GIB
 from perfsuite.platforms import DeviceModel, load_catalog
 from perfsuite.projection.memory import MEMORY_LIMIT, USABLE, memory_of
-from perfsuite.units import GIB
 
 CLEARLY = 1.05
 """Single measurements of one step scatter by less."""

@@ -3,7 +3,7 @@
 import importlib
 import re
 
-from perfsuite.errors import UnsupportedCase
+from perfsuite.base.errors import UnsupportedCase
 from perfsuite.platforms.accelerator import Accelerator
 from perfsuite.platforms.base import DetectedDevice
 from perfsuite.platforms.detection import AcceleratorFamily

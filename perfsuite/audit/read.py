@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfsuite.audit.table import AuditColumn, AuditTable, Fact, Row
-from perfsuite.errors import ConfigurationError
-from perfsuite.files import content, why
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.files import content, why
 from perfsuite.published.numbers import printed
 from perfsuite.published.records import PublishedReport, PublishedRow, PublishedTable, Stated
 from perfsuite.published.roles import ROLES, SCALES

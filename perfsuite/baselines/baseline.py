@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from perfsuite.base.errors import BaselineError
+from perfsuite.base.units import plural
 from perfsuite.baselines.runs import CaseIdentity, RunSummary, in_order, moment
 from perfsuite.baselines.sessions import first_runs, machine_sessions
-from perfsuite.errors import BaselineError
-from perfsuite.units import plural
 
 KEPT_RUNS = 12
 """Newest runs kept per case."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from perfsuite.baselines.baseline import Entry
 from perfsuite.baselines.runs import RunSummary, in_order, usually_clean
-from perfsuite.own_metrics import Better
+from perfsuite.record.own_metrics import Better
 
 
 def log_times(runs: Sequence[RunSummary], *, clean_only: bool) -> list[float]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from perfsuite.base.units import plural
 from perfsuite.baselines.baseline import (
     SESSION_RUNS,
     Acceptance,
@@ -26,8 +27,7 @@ from perfsuite.baselines.runs import (
     why_unusable,
 )
 from perfsuite.baselines.sessions import first_runs, is_complete, machine_sessions
-from perfsuite.units import plural
-from perfsuite.verdict_names import VerdictName
+from perfsuite.record.verdict import VerdictName
 
 UpdateMode = Literal["append", "improved", "accept", "environment"]
 

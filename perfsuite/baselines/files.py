@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from perfsuite.errors import BaselineError
-from perfsuite.files import WriteFailed, put, why
-from perfsuite.files import content as read_content
+from perfsuite.base.errors import BaselineError
+from perfsuite.base.files import WriteFailed, put, why
+from perfsuite.base.files import content as read_content
 
 MAX_BYTES = 128 << 20
 """Larger files are refused unread.  10,000 cases with 24 runs each, the most that is kept of one, are 98 MiB."""

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite.errors import BaselineError
-from perfsuite.files import why
+from perfsuite.base.errors import BaselineError
+from perfsuite.base.files import why
 
 DEADLINE_S = 60.0
 """How long a writer waits for the others."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from perfsuite.errors import BaselineError
-from perfsuite.own_metrics import Better, OwnMetric
-from perfsuite.records import Training
-from perfsuite.units import plural
+from perfsuite.base.errors import BaselineError
+from perfsuite.base.units import plural
+from perfsuite.record.own_metrics import Better, OwnMetric
+from perfsuite.record.result import Training
 
 QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)
 """Which quantiles of the samples a run keeps."""

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from perfsuite.base.errors import BaselineError, ConfigurationError
 from perfsuite.baselines import files
 from perfsuite.baselines.baseline import (
     SESSION_RUNS,
@@ -26,7 +27,6 @@ from perfsuite.baselines.draft import Draft, NewRuns, UpdateMode
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.lock import locked
 from perfsuite.baselines.text import Fault, dump, line_of, parse
-from perfsuite.errors import BaselineError, ConfigurationError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from perfsuite.base.codec import to_json
 from perfsuite.baselines.runs import (
     QUANTILES,
     TELEMETRY_UNKNOWN,
@@ -18,9 +19,8 @@ from perfsuite.baselines.runs import (
     quantile,
     rounded,
 )
-from perfsuite.decoding import to_json
 from perfsuite.platforms.telemetry import held_down, held_down_elsewhere
-from perfsuite.records import Measurement, Result, Sample
+from perfsuite.record.result import Measurement, Result, Sample
 
 _SAMPLE_OPTIONS = ("perf-cache-flush", "perf-sustain", "perf-warmup")
 """Options that change what a sample is, as the environment of a run has them."""

@@ -19,19 +19,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfsuite.arms import Arm, arm_of, described_imports, run_arm
+from perfsuite.base.codec import to_json
+from perfsuite.base.errors import ConfigurationError, PerfsuiteError
+from perfsuite.base.files import require_writable, write_file
+from perfsuite.base.masking import masked_words
+from perfsuite.base.units import format_seconds, parse_duration, plural
 from perfsuite.baselines.summarise import changed_settings, summarise
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, print_lines
-from perfsuite.comparison import Comparison, compare, progress, table
-from perfsuite.decoding import to_json
-from perfsuite.errors import ConfigurationError, PerfsuiteError
-from perfsuite.files import require_writable, write_file
-from perfsuite.masking import masked_words
 from perfsuite.metrics.spec import significant
-from perfsuite.records import Metric, Result
-from perfsuite.run_record import instrumented_line
+from perfsuite.record.result import Metric, Result
+from perfsuite.record.run import instrumented_line
+from perfsuite.run.arms import Arm, arm_of, described_imports, run_arm
+from perfsuite.statistics.comparison import Comparison, compare, progress, table
 from perfsuite.statistics.paired import MIN_PAIRS
-from perfsuite.units import format_seconds, parse_duration, plural
 
 if TYPE_CHECKING:
     from perfsuite.reports.page.material import CaseChange

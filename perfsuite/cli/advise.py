@@ -7,11 +7,12 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from perfsuite.base.errors import ConfigurationError, InvalidParameter
+from perfsuite.base.mesh import MeshShape
+from perfsuite.base.units import GIB, format_seconds, plural
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.cli.project import base_training, job_arguments, node_of, read_platform
 from perfsuite.cli.projected import SIMULATED
-from perfsuite.errors import ConfigurationError, InvalidParameter
-from perfsuite.mesh import MeshShape
 from perfsuite.projection.advisor import (
     Advice,
     Candidate,
@@ -25,7 +26,6 @@ from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import command_for
 from perfsuite.projection.job import Job
 from perfsuite.projection.step import project
-from perfsuite.units import GIB, format_seconds, plural
 
 _MEASURED = 3
 """Layouts whose cases are printed."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.text import escaped, json_text
+from perfsuite.base.text import escaped, json_text
 
 EXIT_OK = 0
 EXIT_FOUND = 1

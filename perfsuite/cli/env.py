@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from perfsuite.base.codec import to_json
+from perfsuite.base.errors import ConfigurationError, PerfsuiteError
 from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json, print_lines
-from perfsuite.decoding import to_json
-from perfsuite.errors import ConfigurationError, PerfsuiteError
 from perfsuite.platforms import Fingerprint, Host, Machine, detect_machine, fingerprint, load_catalog, read_environment
 from perfsuite.platforms.torch_version import installed_torch, require_torch
 

@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.files import write_file
 from perfsuite.baselines import store
 from perfsuite.cli.command import EXIT_OK, Command
 from perfsuite.cli.results import first_object, require_file
-from perfsuite.errors import ConfigurationError
 from perfsuite.exports.formats import EXPORTS
 from perfsuite.exports.row import ExportRow, rows_of_baseline, rows_of_history, rows_of_run
-from perfsuite.files import write_file
 from perfsuite.history import file
 from perfsuite.journal import read_journal
 

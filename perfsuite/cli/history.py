@@ -7,18 +7,18 @@ import dataclasses
 from datetime import datetime, timezone
 from pathlib import Path
 
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.units import plural
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, exit_codes, print_lines
-from perfsuite.errors import ConfigurationError
 from perfsuite.history import file
 from perfsuite.history.describe import list_lines, show_lines
 from perfsuite.history.findings import Findings, searched
 from perfsuite.history.git import Repository
 from perfsuite.history.session import session_of
 from perfsuite.journal import read_journal
+from perfsuite.record.run import Revision
 from perfsuite.reports.over_time import OverTime
-from perfsuite.run_record import Revision
 from perfsuite.statistics.change_points import LEAST_VALUES as LEAST_SESSIONS
-from perfsuite.units import plural
 
 DEFAULT = Path("perf-history.jsonl")
 _FOUND = "show --fail-on found such a change"

@@ -6,16 +6,16 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.text import escaped, printable
+from perfsuite.base.units import plural
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, platform_file_argument, print_lines
-from perfsuite.errors import ConfigurationError
 from perfsuite.imports.file import write_imported
 from perfsuite.imports.formats import FORMATS, find_format, read_file
 from perfsuite.imports.plausibility import Doubt, doubts
 from perfsuite.imports.row import Imported, Told
 from perfsuite.metrics.spec import significant
 from perfsuite.platforms import load_catalog
-from perfsuite.text import escaped, printable
-from perfsuite.units import plural
 
 SHOWN = 12
 """Figures, refusals and doubts of a file that are printed; --all prints every one."""

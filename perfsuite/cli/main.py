@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO, cast
 
 import perfsuite
+from perfsuite.base.errors import CaseError, PerfsuiteError, first_line
+from perfsuite.base.text import escaped, printable, screen_text
 from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command, exit_codes
-from perfsuite.errors import CaseError, PerfsuiteError, first_line
-from perfsuite.text import escaped, printable, screen_text
 
 TRACEBACK = "PERFSUITE_TRACEBACK"
 """Variable: what nobody expected is raised, not told in a line."""

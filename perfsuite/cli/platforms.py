@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 
+from perfsuite.base.codec import to_json
 from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json, print_lines
-from perfsuite.decoding import to_json
 from perfsuite.platforms import (
     Catalog,
     DeviceModel,
@@ -18,7 +18,7 @@ from perfsuite.platforms import (
     load_catalog,
     why_absent,
 )
-from perfsuite.records import Peak
+from perfsuite.record.result import Peak
 
 
 def _platforms_arguments(parser: argparse.ArgumentParser) -> None:

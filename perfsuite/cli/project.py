@@ -9,10 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
+from perfsuite.base.errors import ConfigurationError, did_you_mean
+from perfsuite.base.files import write_file
 from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.cli.projected import curve_lines, lines, point_json, projection_json
-from perfsuite.errors import ConfigurationError, did_you_mean
-from perfsuite.files import write_file
 from perfsuite.models import find
 from perfsuite.models.base import Checkpointing
 from perfsuite.platforms import DeviceModel, load_catalog
@@ -23,7 +23,7 @@ from perfsuite.projection.layout import Layout, Sharding
 from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, CurvePoint, curve, worlds_between
 from perfsuite.projection.step import project, projector_of
 from perfsuite.projection.timeline import pipeline_timeline
-from perfsuite.records import Training
+from perfsuite.record.result import Training
 from perfsuite.reports.timelines.write import trace_text
 
 # What a step would gain if one resource were faster: elasticities by differences of one percent.

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from perfsuite.decoding import to_json
+from perfsuite.base.codec import to_json
+from perfsuite.base.units import format_seconds, gib
 from perfsuite.metrics.spec import significant
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.job import Job
 from perfsuite.projection.memory import MemoryBreakdown
 from perfsuite.projection.scaling import CurvePoint, goodput
 from perfsuite.projection.step import RESOURCES, Projection, used_constants
-from perfsuite.records import Metric
-from perfsuite.units import format_seconds, gib
+from perfsuite.record.result import Metric
 
 _COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "logits", "temporary", "updating")
 

@@ -7,14 +7,14 @@ import csv
 import sys
 from collections.abc import Iterator, Sequence
 
+from perfsuite.base.errors import ConfigurationError, nearest
+from perfsuite.base.units import plural
 from perfsuite.cli.command import EXIT_OK, Command, print_json
-from perfsuite.errors import ConfigurationError, nearest
 from perfsuite.published.lookup import shipped
 from perfsuite.published.records import PublishedReport, PublishedTable
 from perfsuite.reports.tables.as_published import published_cells, published_grid
 from perfsuite.reports.tables.markdown import markdown
 from perfsuite.reports.tables.report import LABELS
-from perfsuite.units import plural
 
 Tables = Sequence[tuple[PublishedReport, PublishedTable]]
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfsuite import garbage
+from perfsuite.base import garbage
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.files import write_file
 from perfsuite.cli.command import EXIT_OK, Command, platform_file_argument
 from perfsuite.cli.results import read_results, read_run
-from perfsuite.errors import ConfigurationError
-from perfsuite.files import write_file
 from perfsuite.history.file import read as read_history
 from perfsuite.history.findings import searched
 from perfsuite.history.git import Repository

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from perfsuite.base.codec import plain_json
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.files import open_regular, why
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline
-from perfsuite.decoding import plain_json
-from perfsuite.errors import ConfigurationError
-from perfsuite.files import open_regular, why
 from perfsuite.journal import Journal, read_journal
 from perfsuite.platforms import Catalog
 from perfsuite.reports.stored import stored_result

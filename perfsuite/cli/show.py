@@ -9,13 +9,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite import garbage
+from perfsuite.base import garbage
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.text import printable
 from perfsuite.cli.command import EXIT_OK, Command, print_lines
 from perfsuite.cli.results import read_results
-from perfsuite.errors import ConfigurationError
 from perfsuite.gate.describe import word
 from perfsuite.journal import Journal
-from perfsuite.journal_places import newest
+from perfsuite.record.journal_places import newest
+from perfsuite.record.run import GateRecord, RunRecord
 from perfsuite.reports.case_details import case_lines
 from perfsuite.reports.notable import notable
 from perfsuite.reports.plain import encodable
@@ -23,8 +25,6 @@ from perfsuite.reports.screen import screen, title
 from perfsuite.reports.sections import tables
 from perfsuite.reports.stored import record_of_baseline
 from perfsuite.reports.terminal import TerminalRow, clock_lines, peak_lines
-from perfsuite.run_record import GateRecord, RunRecord
-from perfsuite.text import printable
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

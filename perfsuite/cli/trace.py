@@ -7,15 +7,15 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from perfsuite.base.errors import ConfigurationError, InvalidParameter
+from perfsuite.base.text import printable
+from perfsuite.base.units import plural
 from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command, print_lines
-from perfsuite.errors import ConfigurationError, InvalidParameter
 from perfsuite.journal import Journal, read_journal
+from perfsuite.record.step import Timeline
 from perfsuite.reports.pipeline import pipeline_section
 from perfsuite.reports.timelines.files import check_timeline, write_case
 from perfsuite.schedules import replay
-from perfsuite.step_records import Timeline
-from perfsuite.text import printable
-from perfsuite.units import plural
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.text import cell_text, escaped, json_text
 from perfsuite.exports.row import TIME, ExportRow, newest
-from perfsuite.text import cell_text, escaped, json_text
 
 # JSON and CSV: a row per figure.
 

@@ -10,8 +10,8 @@ from typing import Any
 from perfsuite.baselines.baseline import Baseline, flattened
 from perfsuite.history.file import HistoryFile
 from perfsuite.metrics import REGISTRY
-from perfsuite.own_metrics import Better
-from perfsuite.run_record import Revision, RunRecord
+from perfsuite.record.own_metrics import Better
+from perfsuite.record.run import Revision, RunRecord
 
 TIME = "median_s"
 """Metric of the time itself, which every measured case has."""

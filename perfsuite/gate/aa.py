@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import GateSettings, Verdict
+from perfsuite.record.verdict import GateSettings, Verdict
 
 _STORED = 8
 """Runs of a split that play the baseline, where there are twice as many."""

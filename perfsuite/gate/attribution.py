@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from perfsuite.base.units import plural
 from perfsuite.gate.control import Moved, Says
 from perfsuite.gate.disturbed import UNSTABLE_RUNS, of_all_samples, unstable
 from perfsuite.gate.estimate import Estimate
@@ -18,9 +19,7 @@ from perfsuite.gate.judge import ENOUGH_SESSIONS
 from perfsuite.gate.quantity import ALL
 from perfsuite.gate.question import Question, flagged
 from perfsuite.gate.stages import MIN_PAIRS, control_moved, level_moved, why_no_anchor
-from perfsuite.gate.verdict import Finding, percent
-from perfsuite.units import plural
-from perfsuite.verdict_names import VerdictName
+from perfsuite.record.verdict import Finding, VerdictName, percent
 
 SHIFT_LIMIT = 0.1
 """Shift of the suite, a logarithm, beyond which no case fails without an A/B: cases feel a host differently."""

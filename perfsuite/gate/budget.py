@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfsuite.gate.verdict import RequestKind
+from perfsuite.record.verdict import RequestKind
 
 LEAST_S = 180.0
 PLAIN_RUNS = 10

@@ -10,12 +10,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from perfsuite.base.errors import BaselineError
+from perfsuite.base.units import plural
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware, flattened, hardware_differences
 from perfsuite.baselines.runs import CaseIdentity, RunSummary, moment
-from perfsuite.errors import BaselineError
 from perfsuite.gate.evidence import GateCase
-from perfsuite.units import plural
 
 STALE_DAYS = 60
 """A baseline whose newest run is older is marked."""

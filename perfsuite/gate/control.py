@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite.baselines.runs import RunSummary
+from perfsuite.record.workload import UNLIKE
 from perfsuite.statistics.robust import median, rough_sigma
-from perfsuite.workload import UNLIKE
 
 ENOUGH_CONTROLS = 3
 """Stored runs with a control of one kind from which on that is what is stored."""

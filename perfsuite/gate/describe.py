@@ -6,10 +6,10 @@ import math
 import shlex
 from collections.abc import Iterator
 
+from perfsuite.base.units import format_seconds, plural
 from perfsuite.gate.quantity import ALL, MEAN, P95
-from perfsuite.gate.verdict import TIME, Effect, Finding, Verdict, percent
 from perfsuite.metrics.spec import significant
-from perfsuite.units import format_seconds, plural
+from perfsuite.record.verdict import TIME, Effect, Finding, Verdict, percent
 
 SHORT_COMMIT = 10
 

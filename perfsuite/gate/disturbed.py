@@ -15,10 +15,9 @@ from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate.control import comparable, explains
 from perfsuite.gate.evidence import CaseWork
 from perfsuite.gate.question import Question, flagged
-from perfsuite.gate.verdict import Finding, percent
 from perfsuite.gate.yardstick import STEEPEST
+from perfsuite.record.verdict import Finding, VerdictName, percent
 from perfsuite.statistics.robust import MAD_TO_SIGMA, median
-from perfsuite.verdict_names import VerdictName
 
 UNSTABLE_RUNS = 3
 """Runs without enough clean samples after which the host is called unstable."""

@@ -10,8 +10,8 @@ from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary, is
 from perfsuite.gate.control import comparable
 from perfsuite.gate.noise import Level, levels
 from perfsuite.gate.quantity import ALL, Quantity, all_samples, more_disturbed
+from perfsuite.record.verdict import VerdictName
 from perfsuite.statistics.robust import median
-from perfsuite.verdict_names import VerdictName
 
 Pair = tuple[RunSummary, RunSummary]
 """Neighbouring runs of another revision and of the new code."""

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.baselines.runs import MetricMeaning, RunSummary
-from perfsuite.gate.verdict import Finding, percent
 from perfsuite.metrics import REGISTRY, MetricSpec
 from perfsuite.metrics.spec import significant
-from perfsuite.own_metrics import Better, OwnMetric
-from perfsuite.verdict_names import VerdictName
+from perfsuite.record.own_metrics import Better, OwnMetric
+from perfsuite.record.verdict import Finding, VerdictName, percent
 
 STORED_DIGITS = 1e-5
 """Relative difference that the six stored digits may make between equal values."""

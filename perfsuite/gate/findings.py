@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from perfsuite.base.units import plural
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
 from perfsuite.gate.attribution import finding
 from perfsuite.gate.evidence import CaseWork, Judged
@@ -14,10 +15,8 @@ from perfsuite.gate.own import uncompared, unjudged
 from perfsuite.gate.quantity import is_throttled
 from perfsuite.gate.question import Question
 from perfsuite.gate.stages import worse
-from perfsuite.gate.verdict import FAILING, Finding, Verdict, percent
 from perfsuite.gate.view import View
-from perfsuite.units import plural
-from perfsuite.verdict_names import VerdictName
+from perfsuite.record.verdict import FAILING, Finding, Verdict, VerdictName, percent
 
 _ORDER: tuple[VerdictName, ...] = (
     "regressed",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from perfsuite.gate.evidence import CaseWork, GateCase, Judged
 from perfsuite.gate.noise import History, Level, levels
 from perfsuite.gate.quantity import Quantity, quantities
-from perfsuite.gate.verdict import TIME, GateSettings
+from perfsuite.record.verdict import TIME, GateSettings
 
 
 def case_works(cases: Iterable[GateCase], settings: GateSettings) -> Iterator[CaseWork]:

@@ -21,7 +21,7 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from perfsuite import garbage
+from perfsuite.base import garbage
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate import findings, session, stages
 from perfsuite.gate.budget import SCREENING_SHARE, Spending, Wanted
@@ -31,8 +31,8 @@ from perfsuite.gate.fit import case_works
 from perfsuite.gate.quantity import MEAN, P95
 from perfsuite.gate.shift import Replicates, Shares, knows_shift, look, shares, yardstick_shift
 from perfsuite.gate.suite import Compared, Drift, SuiteVerdict, suite_shift, usual_drift
-from perfsuite.gate.verdict import GateSettings, Request, RequestKind, Verdict, percent
 from perfsuite.gate.view import View
+from perfsuite.record.verdict import GateSettings, Request, RequestKind, Verdict, percent
 
 PROBES = 3
 """Cases whose A/B tells whether a shift of the whole suite is the host's or the code's."""

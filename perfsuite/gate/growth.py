@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 
 from perfsuite.gate.evidence import CaseWork, Judged
-from perfsuite.gate.verdict import percent
 from perfsuite.gate.view import View
+from perfsuite.record.verdict import percent
 from perfsuite.statistics.robust import median
 
 

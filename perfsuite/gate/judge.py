@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from perfsuite.gate.estimate import CONFIRM_ALPHA, SURELY_ALPHA, TWO_SIDED, Bounds, Estimate, Outcome, Spread, Today
 from perfsuite.gate.noise import Level
-from perfsuite.gate.verdict import GateSettings
+from perfsuite.record.verdict import GateSettings
 from perfsuite.statistics.paired import paired_mean
 from perfsuite.statistics.robust import clipped_variance, huber_mean, median, rough_sigma, variance, without_largest
 from perfsuite.statistics.student import t_quantile

@@ -7,7 +7,7 @@ from dataclasses import replace
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.gate.describe import headline
 from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.gate.verdict import FAILING, Finding, Verdict
+from perfsuite.record.verdict import FAILING, Finding, Verdict
 
 
 def offered(new: NewRuns, verdict: Verdict, suite: SuiteVerdict | None) -> NewRuns:

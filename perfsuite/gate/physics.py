@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsuite.collectives import busbw_factor, link_bound_gb_per_s
+from perfsuite.base.collectives import busbw_factor, link_bound_gb_per_s
+from perfsuite.base.units import plural
 from perfsuite.metrics.pipeline import bubble_ratio, impossible_bubble
 from perfsuite.metrics.scaling import SUPERLINEAR_SLACK, speed_up
 from perfsuite.metrics.spec import devices_used
-from perfsuite.records import Measurement, Metric, Peak, Peaks, Result
+from perfsuite.record.result import Measurement, Metric, Peak, Peaks, Result
+from perfsuite.record.step import Timeline
 from perfsuite.schedules.replay import replay
-from perfsuite.step_records import Timeline
-from perfsuite.units import plural
 
 PEAK_SLACK = 0.01
 """Clocks and data sheets are rounded: 1 % above a published boost-clock peak is no contradiction."""

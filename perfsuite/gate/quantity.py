@@ -12,8 +12,8 @@ from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, CaseIdentity, RunSumma
 from perfsuite.gate.control import Control, middle, stored_control
 from perfsuite.gate.exact import rule_for
 from perfsuite.gate.noise import History
-from perfsuite.gate.verdict import TIME
 from perfsuite.metrics import REGISTRY
+from perfsuite.record.verdict import TIME
 from perfsuite.statistics.robust import median
 
 SHORT_S = 10e-6

@@ -11,10 +11,9 @@ from perfsuite.gate.estimate import Estimate
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.judge import Judge
 from perfsuite.gate.quantity import Quantity
-from perfsuite.gate.verdict import FAILING, Effect, Finding, GateSettings, percent
 from perfsuite.gate.view import View
+from perfsuite.record.verdict import FAILING, Effect, Finding, GateSettings, VerdictName, percent
 from perfsuite.statistics.robust import median
-from perfsuite.verdict_names import VerdictName
 
 
 @dataclass(frozen=True, kw_only=True)

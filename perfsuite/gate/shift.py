@@ -13,7 +13,7 @@ from perfsuite.gate.control import UNLIKE_RESPONSE, Moved
 from perfsuite.gate.estimate import Today
 from perfsuite.gate.judge import SESSION_SHARE
 from perfsuite.gate.noise import Level
-from perfsuite.gate.verdict import GateSettings
+from perfsuite.record.verdict import GateSettings
 from perfsuite.statistics.robust import MAD_TO_SIGMA, clipped_variance, median, median_of_most, variance
 
 PRIOR_INSIDE = 1 - SESSION_SHARE

@@ -12,8 +12,8 @@ from perfsuite.gate.estimate import Estimate
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.quantity import ALL
 from perfsuite.gate.shift import Screened
-from perfsuite.gate.verdict import TIME
 from perfsuite.gate.view import View
+from perfsuite.record.verdict import TIME
 
 MIN_PAIRS = 3
 """Stable pairs without which an A/B says nothing."""

@@ -12,16 +12,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from perfsuite.base.units import plural
 from perfsuite.gate.control import EXPLAINED, Moved, Says
 from perfsuite.gate.estimate import SURELY_ALPHA
 from perfsuite.gate.judge import UNKNOWN_SESSION_SIGMA
 from perfsuite.gate.noise import History, Level
 from perfsuite.gate.shift import Screened
-from perfsuite.gate.verdict import GateSettings, percent
+from perfsuite.record.verdict import GateSettings, VerdictName, percent
 from perfsuite.statistics.robust import median, median_of_most
 from perfsuite.statistics.student import t_quantile
-from perfsuite.units import plural
-from perfsuite.verdict_names import VerdictName
 
 SUITE_ALPHA = 0.005
 """False alarms of the suite as a whole, per session of an unchanged code on a host that moves as it did before."""

@@ -13,7 +13,7 @@ from perfsuite.gate.judge import Judge
 from perfsuite.gate.quantity import ALL, Quantity
 from perfsuite.gate.shift import Replicates, Shares, own_inside
 from perfsuite.gate.suite import SuiteShift
-from perfsuite.gate.verdict import TIME, GateSettings
+from perfsuite.record.verdict import TIME, GateSettings
 from perfsuite.statistics.robust import median
 
 RESTLESS = 2.5

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from perfsuite.base.text import escaped
+from perfsuite.base.units import plural
 from perfsuite.history.file import HistoryFile
 from perfsuite.history.findings import SUITE, Findings, HistoryChange
 from perfsuite.history.git import short
@@ -12,8 +14,6 @@ from perfsuite.history.series import MIN_SUITE
 from perfsuite.history.session import HistorySession
 from perfsuite.metrics.spec import significant
 from perfsuite.statistics.change_points import SIDE
-from perfsuite.text import escaped
-from perfsuite.units import plural
 
 SHOWN_COMMITS = 10
 """Commits of a change that are named; the others are counted."""

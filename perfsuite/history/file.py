@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from perfsuite.base.errors import HistoryError
+from perfsuite.base.files import WriteFailed, content, put, why
+from perfsuite.base.units import plural
 from perfsuite.baselines.lock import locked
 from perfsuite.baselines.runs import moment
-from perfsuite.errors import HistoryError
-from perfsuite.files import WriteFailed, content, put, why
 from perfsuite.history.session import HistorySession, joined, line_of, read_line
-from perfsuite.units import plural
 
 _CONFLICT = (b"<<<<<<<", b"=======", b">>>>>>>", b"|||||||")
 _NOTHING_CHANGED = "the file is left as it is"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.gate.comparable import causes
 from perfsuite.history.git import Repository
 from perfsuite.history.order import OrderedSessions, in_order, with_one_setting

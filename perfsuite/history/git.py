@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfsuite.errors import ConfigurationError
-from perfsuite.git import GitFailed, GitTimeout, git, refusal, why_missing
-from perfsuite.run_record import Revision
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.git import GitFailed, GitTimeout, git, refusal, why_missing
+from perfsuite.record.run import Revision
 
 _SHORT = 10
 

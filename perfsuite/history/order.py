@@ -6,11 +6,11 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from perfsuite.base.text import escaped
+from perfsuite.base.units import plural
 from perfsuite.baselines.runs import moment
 from perfsuite.history.git import Repository, Tag
 from perfsuite.history.session import HistorySession, have_equal_settings
-from perfsuite.text import escaped
-from perfsuite.units import plural
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,13 +23,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from perfsuite.base.codec import to_json
+from perfsuite.base.text import escaped_json
 from perfsuite.baselines.runs import MetricMeaning, RunSummary, moment, rounded
 from perfsuite.baselines.summarise import case_of, summarise
-from perfsuite.decoding import to_json
 from perfsuite.metrics import is_headline
-from perfsuite.records import Result
-from perfsuite.run_record import Revision
-from perfsuite.text import escaped_json
+from perfsuite.record.result import Result
+from perfsuite.record.run import Revision
 
 SCHEMA = 2
 """Version of a line; a reader refuses a higher one."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from perfsuite.base.units import GIB, KIB, MIB
 from perfsuite.imports.factors import collective_named
 from perfsuite.imports.row import Format, Imported, ImportedRow, Refused, Source, Told
-from perfsuite.own_metrics import Better
-from perfsuite.units import GIB, KIB, MIB
+from perfsuite.record.own_metrics import Better
 
 _PROFILER = "DeepSpeed Flops Profiler"
 _LOGGER = re.compile(r"^\s*Comm\. Op\s+Message Size\s+Count")

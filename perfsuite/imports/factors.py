@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from perfsuite.collectives import busbw_factor
+from perfsuite.base.collectives import busbw_factor
 
 KINDS = (
     "all_reduce",

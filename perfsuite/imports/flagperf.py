@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from perfsuite.base.units import GIB
 from perfsuite.imports.factors import factor
 from perfsuite.imports.row import Format, Imported, ImportedRow, Refused, Source, Told
-from perfsuite.own_metrics import Better
-from perfsuite.units import GIB
+from perfsuite.record.own_metrics import Better
 
 _EVENT = re.compile(r"\[PerfLog\]\s*(\{.*)$")
 _RESULT = re.compile(

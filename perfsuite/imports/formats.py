@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from perfsuite.errors import ImportFailed, did_you_mean
-from perfsuite.files import content, why
+from perfsuite.base.errors import ImportFailed, did_you_mean
+from perfsuite.base.files import content, why
 from perfsuite.imports import deepspeed, flagperf, megatron, nccl_tests, pytest_benchmark, superbench, torchtitan
 from perfsuite.imports.row import Format, Imported, Source, Told
 

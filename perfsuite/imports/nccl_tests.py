@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from perfsuite.base.masking import is_secret_name, masked
+from perfsuite.base.units import gb_per_s, plural
 from perfsuite.imports.factors import KINDS, collective_named, factor, fitting
 from perfsuite.imports.nccl_text import Log, LogPoint, is_text, read_text
 from perfsuite.imports.row import Format, Imported, ImportedRow, Refused, Source, Told
-from perfsuite.masking import is_secret_name, masked
-from perfsuite.units import gb_per_s, plural
 
 # The JSON that nccl-tests writes with ``-J``: version 3, and whatever newer one has the same fields.
 

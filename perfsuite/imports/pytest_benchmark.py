@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from perfsuite.base.units import plural
 from perfsuite.imports.row import Format, Imported, ImportedRow, Source, Told
-from perfsuite.units import plural
 
 
 def _recognises(source: Source) -> bool:

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from perfsuite.errors import ImportFailed
-from perfsuite.own_metrics import Better
+from perfsuite.base.errors import ImportFailed
+from perfsuite.record.own_metrics import Better
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from perfsuite.base.units import plural
 from perfsuite.imports.row import Imported, ImportedRow, Source, Told
-from perfsuite.own_metrics import Better
-from perfsuite.units import plural
+from perfsuite.record.own_metrics import Better
 
 
 @dataclass(frozen=True, kw_only=True)

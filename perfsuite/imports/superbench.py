@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from perfsuite.base.units import plural
 from perfsuite.imports.factors import collective_named
 from perfsuite.imports.row import Format, Imported, ImportedRow, Refused, Source, Told
-from perfsuite.own_metrics import Better
-from perfsuite.units import plural
+from perfsuite.record.own_metrics import Better
 
 _KEY = re.compile(r"^(?P<benchmark>[\w.-]+(?:/[\w.-]+)*)/(?P<metric>[^/:]+)(?::(?P<rank>\d+))?$")
 _NCCL = re.compile(r"^(?P<collective>[a-z_]+)_(?P<size>\d+)_(?P<what>busbw|algbw|time)$")

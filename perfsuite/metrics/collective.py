@@ -10,10 +10,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfsuite.collectives import TRAFFIC, busbw_factor, require_known
+from perfsuite.base.collectives import TRAFFIC, busbw_factor, require_known
+from perfsuite.base.units import gb_per_s, seconds_to_us
 from perfsuite.metrics.spec import MetricSpec, MetricValue
-from perfsuite.records import Measurement, Peak, Peaks, Work
-from perfsuite.units import gb_per_s, seconds_to_us
+from perfsuite.record.result import Measurement, Peak, Peaks, Work
 
 LATENCY_FLOOR_US = 0.3
 """3 % of 10 us: below 10 us the clock and the scheduler blur a relative change."""

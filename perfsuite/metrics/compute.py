@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from perfsuite.base.units import seconds_to_us, tflops
 from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, launch_bound, recorded
-from perfsuite.records import Measurement, Peak, Peaks, Work
-from perfsuite.units import seconds_to_us, tflops
+from perfsuite.record.result import Measurement, Peak, Peaks, Work
 
 _INTEGER = ("int8", "uint8", "int32", "int64")
 

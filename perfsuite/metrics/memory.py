@@ -7,9 +7,9 @@ arrays of at least four times the last-level cache; below that the figure is not
 
 from __future__ import annotations
 
+from perfsuite.base.units import format_bytes, gb_per_s, gib
 from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, launch_bound, recorded
-from perfsuite.records import Measurement, Peak, Peaks, Work
-from perfsuite.units import format_bytes, gb_per_s, gib
+from perfsuite.record.result import Measurement, Peak, Peaks, Work
 
 CACHE_FACTOR = 4
 """Memory touched per size of the last-level cache from which on a figure counts as the memory's own."""

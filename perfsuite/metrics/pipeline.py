@@ -1,6 +1,6 @@
 """Pipelines: how much of a step the ranks stand idle, how it divides into phases, and what they hold in memory.
 
-Everything is read off a :class:`~perfsuite.step_records.Timeline`, by the same functions whether it was measured or
+Everything is read off a :class:`~perfsuite.record.step.Timeline`, by the same functions whether it was measured or
 simulated.  A rank is *busy* during its forwards and backwards and idle otherwise: waiting, sending or doing nothing.
 
 Two bubbles are in use, and they are not the same number.  ``bubble_ratio`` is the idle share of all the time that the p
@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.units import gib
 from perfsuite.metrics.spec import MetricSpec, MetricValue, recorded
-from perfsuite.records import Measurement, Peaks, Work
-from perfsuite.step_records import Timeline, TimelineEvent
-from perfsuite.units import gib
+from perfsuite.record.result import Measurement, Peaks, Work
+from perfsuite.record.step import Timeline, TimelineEvent
 
 COMPUTE = frozenset({"forward", "backward", "backward_input", "backward_weight"})
 """Kinds of events during which a rank is busy."""

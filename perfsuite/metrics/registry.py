@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from perfsuite.errors import InvalidParameter, did_you_mean
+from perfsuite.base.errors import InvalidParameter, did_you_mean
 from perfsuite.metrics import collective, compute, experts, memory, pairs, pipeline, traffic, training
 from perfsuite.metrics.spec import MetricSpec
-from perfsuite.own_metrics import OwnMetric
-from perfsuite.records import Measurement, Metric, Peaks, Result, Work
+from perfsuite.record.own_metrics import OwnMetric
+from perfsuite.record.result import Measurement, Metric, Peaks, Result, Work
 
 
 def _by_name(families: Iterable[tuple[MetricSpec, ...]]) -> Mapping[str, MetricSpec]:

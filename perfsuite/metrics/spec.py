@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from perfsuite.own_metrics import Better
-from perfsuite.records import Measurement, Peak, Peaks, Work
-from perfsuite.units import seconds_to_us
+from perfsuite.base.units import seconds_to_us
+from perfsuite.record.own_metrics import Better
+from perfsuite.record.result import Measurement, Peak, Peaks, Work
 
 HOST_BOUND = 0.9
 """Share of an iteration that the host takes to start it, from which on the host is what is timed."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from perfsuite.collectives import TRAFFIC, busbw_factor
+from perfsuite.base.collectives import TRAFFIC, busbw_factor
+from perfsuite.base.units import gb_per_s
 from perfsuite.metrics.spec import MetricSpec, MetricValue, recorded
-from perfsuite.records import Measurement, Peaks, Work
-from perfsuite.step_records import Traffic
-from perfsuite.units import gb_per_s
+from perfsuite.record.result import Measurement, Peaks, Work
+from perfsuite.record.step import Traffic
 
 REPLAYED = "replayed, nothing overlapped"
 IN_TURNS = "of the median step, which computes and sends in turns"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from perfsuite.base.units import gib, tflops
 from perfsuite.metrics import flop_conventions as conventions
 from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, recorded
-from perfsuite.records import ABOVE_MEASURED_PEAK, Measurement, Peaks, Work
-from perfsuite.units import gib, tflops
+from perfsuite.record.result import ABOVE_MEASURED_PEAK, Measurement, Peaks, Work
 
 Compute = Callable[[Work, Measurement, Peaks], MetricValue]
 

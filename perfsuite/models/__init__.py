@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from perfsuite.errors import InvalidParameter, PerfsuiteError, did_you_mean
+from perfsuite.base.errors import InvalidParameter, PerfsuiteError, did_you_mean
 from perfsuite.models import dit, gpt, llama, moe
 from perfsuite.models.base import Model, SampleTensor
 

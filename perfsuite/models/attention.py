@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 
 AttentionMethod = Literal["auto", "math", "flash"]
 """auto: what torch chooses on the device; math: plain products, the scores of all pairs in memory; flash: the kernel

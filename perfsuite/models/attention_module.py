@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from perfsuite.errors import UnsupportedCase
+from perfsuite.base.errors import UnsupportedCase
 from perfsuite.models.attention import AttentionMethod
 
 BACKENDS = {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import MeshShape
 from perfsuite.models.attention import AttentionMethod
 
 if TYPE_CHECKING:

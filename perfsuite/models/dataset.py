@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.models.base import Model, SampleTensor
 
 INDEX = "dataset.json"

@@ -15,8 +15,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import MeshShape
 from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.base import Checkpointing, Model, SampleTensor, require_sizes
 from perfsuite.models.encoders import ENCODERS, LATENT_CHANNELS, SHRINK, Encoders, find_encoders

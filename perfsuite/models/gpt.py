@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import MeshShape
 from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.base import Checkpointing, require_sizes
 from perfsuite.models.language import LanguageModel, Split, twin_sizes

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 
 SKEW_TOLERANCE = 0.01
 """How far the imbalance that a sample of so many tokens can have may be from the one asked for."""

@@ -6,10 +6,10 @@ import re
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from perfsuite.errors import DeviceUnusable
+from perfsuite.base.errors import DeviceUnusable
+from perfsuite.base.units import MIB
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.platforms.clocks import EventClock
-from perfsuite.units import MIB
 
 if TYPE_CHECKING:
     import torch

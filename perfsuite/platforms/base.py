@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from perfsuite.errors import ConfigurationError, UnsupportedCase
+from perfsuite.base.errors import ConfigurationError, UnsupportedCase
+from perfsuite.base.units import MIB
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.quirks import numbers
 from perfsuite.platforms.telemetry import Telemetry, Unread
-from perfsuite.records import ClockFacts, Peak, Peaks
-from perfsuite.units import MIB
+from perfsuite.record.result import ClockFacts, Peak, Peaks
 
 if TYPE_CHECKING:
     import torch

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfsuite.errors import ConfigurationError, UnknownPlatform, nearest
+from perfsuite.base.errors import ConfigurationError, UnknownPlatform, nearest
 from perfsuite.platforms.base import DeviceModel
 from perfsuite.platforms.registry import SHIPPED, family_names
-from perfsuite.records import Peak
-from perfsuite.workload import DTYPES
+from perfsuite.record.result import Peak
+from perfsuite.record.workload import DTYPES
 
 if sys.version_info >= (3, 11):
     import tomllib

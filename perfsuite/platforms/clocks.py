@@ -7,7 +7,7 @@ import time
 from typing import Any, cast
 
 from perfsuite.platforms.base import Clock
-from perfsuite.records import ClockFacts
+from perfsuite.record.result import ClockFacts
 
 _EVENT_RESOLUTION_S = 0.5e-6
 """What a timing event resolves by the CUDA runtime's manual; used where a clock was not seen to move."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from perfsuite.base.units import KIB, MIB
 from perfsuite.platforms.base import DetectedDevice, DeviceCode, DeviceModel, Family
 from perfsuite.platforms.cgroups import memory_limit
 from perfsuite.platforms.clocks import PerfCounterClock
 from perfsuite.platforms.cpu_telemetry import CpuTelemetry
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.telemetry import Telemetry
-from perfsuite.units import KIB, MIB
 
 if TYPE_CHECKING:
     import torch

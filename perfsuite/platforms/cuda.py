@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from perfsuite.errors import UnsupportedCase
+from perfsuite.base.errors import UnsupportedCase
+from perfsuite.base.units import MIB
 from perfsuite.platforms.accelerator import Accelerator
 from perfsuite.platforms.base import DetectedDevice
 from perfsuite.platforms.detection import AcceleratorFamily, number
@@ -18,7 +19,6 @@ from perfsuite.platforms.host import Answer
 from perfsuite.platforms.nvml import NvmlTelemetry
 from perfsuite.platforms.quirks import numbers
 from perfsuite.platforms.telemetry import Telemetry, attempt
-from perfsuite.units import MIB
 
 _ASSUMED = ("fp32", "bf16", "fp16")
 _SINCE: Mapping[str, float] = {"fp64": 0, "fp32": 0, "fp16": 7.0, "int8": 7.5, "bf16": 8.0, "tf32": 8.0, "fp8": 8.9}

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.platforms.cgroups import cpu_quota
 from perfsuite.platforms.cpu import read_processor
 from perfsuite.platforms.host import Host

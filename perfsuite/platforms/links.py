@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfsuite.pairs import Pair
+from perfsuite.metrics.pairs import Pair
 from perfsuite.platforms.cuda import Cuda
 from perfsuite.platforms.detection import matrix_rows
 from perfsuite.platforms.musa import Musa
-from perfsuite.records import RankFacts
+from perfsuite.record.result import RankFacts
 
 NETWORK = "network"
 """Between hosts."""

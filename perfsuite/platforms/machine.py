@@ -13,7 +13,7 @@ from perfsuite.platforms.detection import DOCS, describe
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.quirks import told_architecture
 from perfsuite.platforms.registry import families as all_families
-from perfsuite.records import Peaks
+from perfsuite.record.result import Peaks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any, cast
 
-from perfsuite.errors import DeviceUnusable, UnsupportedCase
+from perfsuite.base.errors import DeviceUnusable, UnsupportedCase
+from perfsuite.base.units import MIB
 from perfsuite.platforms.accelerator import Accelerator
 from perfsuite.platforms.base import DetectedDevice, DeviceModel
 from perfsuite.platforms.detection import AcceleratorFamily, number
 from perfsuite.platforms.mtml import MtmlTelemetry
 from perfsuite.platforms.quirks import architecture_number, package_version, quirks
 from perfsuite.platforms.telemetry import Telemetry
-from perfsuite.units import MIB
 
 _ASSUMED = ("fp32", "bf16", "fp16")
 _OVERLAP_VARIABLES = ("TORCH_MUSA_FSDP2_OVERLAP_LEVEL", "TORCH_MUSA_FSDP2_DISABLE_OVERLAP")

@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from perfsuite.base.units import plural
 from perfsuite.platforms.cgroups import Throttling, cpu_quota, read_throttling, throttled
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.telemetry import family_of_processes
-from perfsuite.records import Measurement
-from perfsuite.units import plural
+from perfsuite.record.result import Measurement
 
 NOT_QUIET = "the machine is not quiet: "
 THROTTLED = "throttled: "

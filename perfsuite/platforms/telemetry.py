@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from perfsuite.records import RankFacts
-from perfsuite.step_records import DeviceLook
-from perfsuite.units import plural
+from perfsuite.base.units import plural
+from perfsuite.record.result import RankFacts
+from perfsuite.record.step import DeviceLook
 
 T = TypeVar("T")
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.plugin import projecting
 from perfsuite.plugin.collect import definitions_of, is_case
 from perfsuite.plugin.state import suite_key
 
 if TYPE_CHECKING:
     from perfsuite.plugin.suite import Suite
-    from perfsuite.records import Result
+    from perfsuite.record.result import Result
 
 ONE_RECORD = (
     "perf and benchmark were both used in one test, and a case has one record; use perf for what runs on ranks, "
@@ -200,7 +200,7 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
     """Stamp the file with the version of the metrics in it."""
     suite = config.stash.get(suite_key, None)
     if suite is not None and suite.session is not None:
-        from perfsuite.records import SCHEMA  # there since collection
+        from perfsuite.record.result import SCHEMA  # there since collection
 
         output_json["perfsuite"] = {"schema": SCHEMA, "session": suite.session.id}
         projections = projecting.rows(suite)

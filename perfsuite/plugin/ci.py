@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfsuite.errors import first_line
+from perfsuite.base.errors import first_line
 from perfsuite.plugin import collisions, projecting, written
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.recorded import record_key
 from perfsuite.plugin.state import suite_key
 
 if TYPE_CHECKING:
-    from perfsuite.run_record import RunRecord
+    from perfsuite.record.run import RunRecord
 
 Places = Mapping[str, tuple[str, int]]
 """File relative to the root directory, and line from 1, of each perf case by node id."""
@@ -74,7 +74,7 @@ def write(config: pytest.Config) -> None:
     projected = "".join(f"{line}\n" for line in projecting.markdown(suite)) if suite is not None else ""
     if not (run.results or run.failures or projected):
         return
-    from perfsuite import files
+    from perfsuite.base import files
     from perfsuite.reports.notable import notable
     from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary
 
@@ -104,8 +104,8 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
 
 def error_commands(run: RunRecord, places: Places, *, root: Path, workspace: str = "") -> Iterator[str]:
     """A workflow command for each of the first failing cases; the last one counts the others."""
+    from perfsuite.base.text import printable, without_paths
     from perfsuite.gate.describe import headline
-    from perfsuite.text import printable, without_paths
 
     failing = {case: f"failed: {first_line(message)}" for case, message in run.failures.items()}
     for verdict in run.gate.verdicts if run.gate is not None else ():

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfsuite.errors import ConfigurationError, PerfsuiteError
+from perfsuite.base.errors import ConfigurationError, PerfsuiteError
+from perfsuite.base.units import plural
 from perfsuite.plugin import collisions, launch
 from perfsuite.plugin.options import budget_of, settings_key
 from perfsuite.plugin.state import suite_key, suite_of
 from perfsuite.plugin.sweep import Scale, Sweep, read_sweep
-from perfsuite.units import plural
 
 if TYPE_CHECKING:
     from perfsuite.platforms.base import DeviceModel

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 
 SIZES = "perf_sizes"
 WORLD_SIZES = "perf_world_sizes"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from perfsuite.base.units import plural
 from perfsuite.plugin.collect import cases_of, is_case
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import settings_key
-from perfsuite.units import plural
 
 _LEFT_OUT = "perfsuite_left_out"
 _left_out_key = pytest.StashKey[int]()
@@ -58,7 +58,7 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     """One line and the command that runs what was left out."""
     count = config.stash.get(_left_out_key, 0)
     if count:
-        from perfsuite.masking import masked_words
+        from perfsuite.base.masking import masked_words
 
         command = " ".join(["pytest", *masked_words(map(str, config.invocation_params.args)), "-n0"])
         told = f"{plural(count, 'perf case')} left out, measured alone or not at all"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from _pytest.skipping import xfailed_key
 
-from perfsuite.errors import PerfsuiteError, RanksFailed, VerdictFailed, also
+from perfsuite.base.errors import PerfsuiteError, RanksFailed, VerdictFailed, also
 
 if TYPE_CHECKING:
     from _pytest.skipping import Xfail
@@ -18,7 +18,7 @@ def failure(message: str, kind: type[BaseException] | None = None) -> BaseExcept
 
     What ranks wrote may hold escape sequences, and a terminal is not theirs to colour.
     """
-    from perfsuite.text import escaped
+    from perfsuite.base.text import escaped
 
     shown = pytest.fail.Exception if kind is None else also(pytest.fail.Exception, kind)
     made: BaseException = shown("\n".join(map(escaped, message.split("\n"))), pytrace=False)

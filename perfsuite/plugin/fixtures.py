@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from perfsuite.errors import DeviceUnusable, InvalidParameter, PerfsuiteError, UnsupportedCase, first_line
+from perfsuite.base.errors import DeviceUnusable, InvalidParameter, PerfsuiteError, UnsupportedCase, first_line
 from perfsuite.plugin import projecting
 from perfsuite.plugin.benchmark import ONE_RECORD, clock_key, feed, feed_nothing, require_own_benchmark
 from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.options import budget_of
 from perfsuite.plugin.state import suite_of
-from perfsuite.workload import FunctionWorkload, Workload
+from perfsuite.record.workload import FunctionWorkload, Workload
 
 if TYPE_CHECKING:
     from perfsuite.platforms import DeviceModel
     from perfsuite.plugin.suite import Suite
-    from perfsuite.records import Result
-    from perfsuite.session import Case
+    from perfsuite.record.result import Result
+    from perfsuite.run.session import Case
 
 NEVER_CALLED = (
     "perf was asked for and never called: nothing was measured; call perf(...) once, or drop it from the arguments"
@@ -95,7 +95,7 @@ def perf(request: pytest.FixtureRequest, platform: DeviceModel, benchmark: Any) 
             raise InvalidParameter(ONE_RECORD)
         if not is_case(item):
             raise InvalidParameter("perf was asked for by getfixturevalue; name it among the arguments of the test")
-        from perfsuite.session import Case  # there since collection
+        from perfsuite.run.session import Case  # there since collection
 
         suite = suite_of(item.config)
         case = Case(

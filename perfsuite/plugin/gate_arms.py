@@ -8,12 +8,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from perfsuite.arms import Arm, arm_of
 from perfsuite.plugin import collisions
 from perfsuite.plugin.gate_options import GateOptions
 from perfsuite.plugin.revision import revision_of, stamp
 from perfsuite.plugin.suite import Suite
-from perfsuite.settling import Base
+from perfsuite.run.arms import Arm, arm_of
+from perfsuite.run.settling import Base
 
 
 def base_of(config: pytest.Config, suite: Suite, options: GateOptions, trees: ExitStack) -> Base:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from perfsuite.errors import ConfigurationError
-from perfsuite.gate.verdict import FAILING, GateSettings
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.units import parse_duration
 from perfsuite.plugin import collisions
 from perfsuite.plugin.options import settings_key
-from perfsuite.units import parse_duration
+from perfsuite.record.verdict import FAILING, GateSettings
 
 if TYPE_CHECKING:
     from perfsuite.baselines.draft import UpdateMode
-    from perfsuite.gatekeeper import Tolerances
-    from perfsuite.verdict_names import VerdictName
+    from perfsuite.record.verdict import VerdictName
+    from perfsuite.run.gatekeeper import Tolerances
 
 UPDATE_MODES = ("append", "improved", "accept")
 UNCOVERED: frozenset[VerdictName] = frozenset({"no-baseline", "not-comparable", "learning"})
@@ -251,7 +251,7 @@ def refuse_no_cases(session: pytest.Session, cases: Sequence[pytest.Item]) -> No
 
 def tolerances_of(item: pytest.Item) -> Tolerances:
     """What the ``perf_tolerance`` marker of a case accepts."""
-    from perfsuite.gatekeeper import Tolerances
+    from perfsuite.run.gatekeeper import Tolerances
 
     mark = item.get_closest_marker(MARKER)
     if mark is None:

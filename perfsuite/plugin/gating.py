@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
+from perfsuite.base.errors import CaseStopped, PerfsuiteError, first_line
+from perfsuite.base.units import plural
 from perfsuite.baselines.runs import usable, why_unusable
-from perfsuite.errors import CaseStopped, PerfsuiteError, first_line
 from perfsuite.gate.comparable import nearest_hardware
 from perfsuite.gate.describe import phrases, word
-from perfsuite.gate.verdict import Verdict
-from perfsuite.gatekeeper import Gatekeeper, hardware_of
 from perfsuite.platforms import fingerprint
 from perfsuite.platforms.environment import boot_of
 from perfsuite.platforms.host import Host
@@ -37,11 +36,12 @@ from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.revision import stamp
 from perfsuite.plugin.state import suite_of
 from perfsuite.plugin.suite import Suite
-from perfsuite.records import Result
+from perfsuite.record.result import Result
+from perfsuite.record.run import GateRecord
+from perfsuite.record.verdict import Verdict
 from perfsuite.reports.verdicts import SUITE_FAILS, aa_lines, gate_lines, suite_lines
-from perfsuite.run_record import GateRecord
-from perfsuite.settling import Clock
-from perfsuite.units import plural
+from perfsuite.run.gatekeeper import Gatekeeper, hardware_of
+from perfsuite.run.settling import Clock
 
 _REASONS = 3
 """Reasons for comparing nothing that one line names."""

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfsuite.errors import HistoryError, PerfsuiteError
+from perfsuite.base.errors import HistoryError, PerfsuiteError
+from perfsuite.base.units import plural
 from perfsuite.plugin import collisions
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.output import Out
 from perfsuite.plugin.state import suite_key, suite_of
-from perfsuite.units import plural
 
 if TYPE_CHECKING:
     from perfsuite.history.session import HistorySession
@@ -91,7 +91,7 @@ def finish(session: pytest.Session) -> None:
         return
     from perfsuite.history import file
     from perfsuite.history.session import session_of
-    from perfsuite.run_record import instrumented_line
+    from perfsuite.record.run import instrumented_line
 
     blank, state.blank = state.blank, None
     if slowed := instrumented_line(suite.session.results.values()):

@@ -10,8 +10,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfsuite.own_metrics import OwnMetric
-    from perfsuite.records import Result
+    from perfsuite.record.own_metrics import OwnMetric
+    from perfsuite.record.result import Result
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfsuite.errors import LaunchError
+from perfsuite.base.errors import LaunchError
+from perfsuite.base.units import plural
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.signals import is_command
 from perfsuite.plugin.state import suite_of
 from perfsuite.runtime.transports.launchers import Launch, detect_launch, launcher_variables
-from perfsuite.units import plural
 
 if TYPE_CHECKING:
     from perfsuite.plugin.suite import Suite

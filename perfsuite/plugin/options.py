@@ -10,12 +10,12 @@ from typing import Any, TypeVar, get_args
 
 import pytest
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.units import parse_duration
 from perfsuite.plugin import collisions
 from perfsuite.plugin.shapes import ShapeFile, read_shapes
 from perfsuite.plugin.sweep import Scale
-from perfsuite.units import parse_duration
-from perfsuite.workload import Budget, Pin
+from perfsuite.record.workload import Budget, Pin
 
 MARKERS = (
     "platform(name): the case belongs to this platform; select with -m 'platform(name=\"s4000\")'",

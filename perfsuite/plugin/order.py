@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfsuite.errors import first_line
+from perfsuite.base.errors import first_line
 from perfsuite.plugin import (
     benchmark,
     ci,
@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     history.configure(config)
     page.configure(config)
     distributed.configure(config)
-    config.pluginmanager.register(_Files(), "perfsuite.files")
+    config.pluginmanager.register(_Files(), "perfsuite.base.files")
 
 
 @pytest.hookimpl(tryfirst=True)

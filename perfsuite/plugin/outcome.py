@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from perfsuite.errors import (
+from perfsuite.base.errors import (
     AgentLost,
     CaseStopped,
     ExpectedFailure,
@@ -20,13 +20,13 @@ from perfsuite.errors import (
     also,
     first_line,
 )
+from perfsuite.base.units import format_seconds
 from perfsuite.plugin import expected, retries
 from perfsuite.plugin.benchmark import ONE_RECORD, require_benchmark
 from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.expected import failure
 from perfsuite.plugin.fixtures import NEVER_CALLED, CaseState, state_key
 from perfsuite.plugin.state import suite_key, suite_of
-from perfsuite.units import format_seconds
 
 if TYPE_CHECKING:
     from perfsuite.plugin.suite import Suite

@@ -86,15 +86,15 @@ class Out:
 
     def line(self, text: str, **colour: bool) -> None:
         """A line of text as it is: a terminal wraps it, and a log can be searched for it."""
+        from perfsuite.base.text import escaped, screen_text
         from perfsuite.reports.plain import encodable
-        from perfsuite.text import escaped, screen_text
 
         self._reporter.write_line(encodable(screen_text(escaped(text)), self._encoding), **colour)
 
     def fold(self, text: str, **colour: bool) -> None:
         """A line of text in lines of the terminal's width; an id or a path that is longer stands alone."""
+        from perfsuite.base.text import printable
         from perfsuite.reports.plain import folded
-        from perfsuite.text import printable
 
         for part in folded(printable(text, 4 * self.width), self.width):
             self.line(part, **colour)

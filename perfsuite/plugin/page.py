@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import ConfigurationError, PerfsuiteError
+from perfsuite.base.errors import ConfigurationError, PerfsuiteError
 from perfsuite.plugin import collisions, written
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.output import Out, level_key
@@ -78,7 +78,7 @@ def write(config: pytest.Config) -> None:
     path, record = config.stash.get(page_key, None), config.stash.get(record_key, None)
     if path is None or record is None:
         return
-    from perfsuite import garbage
+    from perfsuite.base import garbage
     from perfsuite.reports.page.page import write_page
     from perfsuite.reports.page.runs import material_of, run_of_record
 

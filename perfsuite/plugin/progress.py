@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from perfsuite.base.units import clock_time
 from perfsuite.plugin.state import suite_key
-from perfsuite.units import clock_time
 
 QUIET_S = 10.0
 """Runs that are expected to end sooner show nothing."""

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfsuite.errors import PerfsuiteError, first_line
+from perfsuite.base.errors import PerfsuiteError, first_line
 from perfsuite.plugin import collisions
 
 if TYPE_CHECKING:
     from perfsuite.plugin.suite import Suite
     from perfsuite.projection.calibration import Calibration
     from perfsuite.projection.record import Projected
-    from perfsuite.records import Result, Work
-    from perfsuite.session import Case
+    from perfsuite.record.result import Result, Work
+    from perfsuite.run.session import Case
 
 NO_TRAINING = "only training steps are projected, whose work says all of what they train"
 
@@ -99,7 +99,7 @@ def keep(suite: Suite, case: Case, why_not: str) -> None:
     state = suite.config.stash.get(state_key, None)
     if state is None:
         return
-    from perfsuite.mesh import MeshShape
+    from perfsuite.base.mesh import MeshShape
 
     layout = case.workload.layout()
     work, reason = None, ""

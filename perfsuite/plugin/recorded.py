@@ -15,7 +15,7 @@ from perfsuite.plugin.tables import SKIPPED, state_key
 
 if TYPE_CHECKING:
     from perfsuite.plugin.gating import Gating
-    from perfsuite.run_record import GateRecord, RunRecord
+    from perfsuite.record.run import GateRecord, RunRecord
 
 FAILED = "failed: "
 """What the reason of a failure begins with."""
@@ -34,7 +34,7 @@ def end(session: pytest.Session, gate: Gating | None) -> None:
     if suite is None or suite.session is None or not suite.opened:
         return
     from perfsuite.plugin.summary import warnings
-    from perfsuite.run_record import RunEnd, RunRecord
+    from perfsuite.record.run import RunEnd, RunRecord
 
     written.settle(session)
     run, missing = suite.session, config.stash[state_key].missing

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from perfsuite.errors import first_line
+from perfsuite.base.errors import first_line
 from perfsuite.plugin.tables import state_key
 
 _tries_key = pytest.StashKey[list[str]]()

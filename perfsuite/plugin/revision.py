@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from perfsuite.base.git import GitFailed, git
 from perfsuite.baselines.runs import DIRTY
-from perfsuite.git import GitFailed, git
-from perfsuite.run_record import Revision
+from perfsuite.record.run import Revision
 
 _DEADLINE_S = 10.0
 _BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "CHANGE_BRANCH", "BRANCH_NAME")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import ConfigurationError, did_you_mean
+from perfsuite.base.errors import ConfigurationError, did_you_mean
 from perfsuite.plugin.sweep import Size, Sweep
 
 _NAME = re.compile(r"[A-Za-z_]\w*")

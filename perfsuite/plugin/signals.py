@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import pytest
 
-from perfsuite.errors import CaseStopped
+from perfsuite.base.errors import CaseStopped
 
 _BURST_S = 1.0
 

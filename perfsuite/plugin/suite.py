@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import perfsuite
-from perfsuite.errors import ConfigurationError, PerfsuiteError
+from perfsuite.base.errors import ConfigurationError, PerfsuiteError
+from perfsuite.base.masking import masked_words
+from perfsuite.base.units import plural
 from perfsuite.journal import Header, read_journal
-from perfsuite.journal_places import other_places, usable_folder
 from perfsuite.journal_writer import JournalWriter
-from perfsuite.masking import masked_words
-from perfsuite.own_metrics import OwnMetric, registered
 from perfsuite.platforms import (
     Catalog,
     DeviceModel,
@@ -43,11 +42,12 @@ from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_o
 from perfsuite.plugin.revision import revision_of
 from perfsuite.plugin.signals import Signals
 from perfsuite.plugin.world_sizes import LaunchSizes
-from perfsuite.run_record import Revision
+from perfsuite.record.journal_places import other_places, usable_folder
+from perfsuite.record.own_metrics import OwnMetric, registered
+from perfsuite.record.run import Revision
+from perfsuite.run.session import PerfSession, new_session_id
 from perfsuite.runtime import own_tree, private
 from perfsuite.runtime.scratch import make_directory
-from perfsuite.session import PerfSession, new_session_id
-from perfsuite.units import plural
 
 if TYPE_CHECKING:
     from perfsuite.runtime.driver import Driver

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from perfsuite.base.units import format_seconds, plural
 from perfsuite.gate.physics import examine
 from perfsuite.platforms.environment import congestion_control
 from perfsuite.platforms.quiet import disturbance, read_host_load
@@ -22,7 +23,8 @@ from perfsuite.plugin.recorded import record_key
 from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.suite import Suite
 from perfsuite.plugin.tables import SKIPPED, state_key
-from perfsuite.records import Result
+from perfsuite.record.result import Result
+from perfsuite.record.run import Revision, instrumented_line
 from perfsuite.reports.beside import published_lines
 from perfsuite.reports.devices import sustained_lines, throttled_lines
 from perfsuite.reports.every_device import every_device_lines
@@ -31,9 +33,7 @@ from perfsuite.reports.scaling import scalings
 from perfsuite.reports.screen import screen, title
 from perfsuite.reports.sections import tables
 from perfsuite.reports.terminal import TerminalRow, clock_lines, outcome_line, peak_lines
-from perfsuite.run_record import Revision, instrumented_line
-from perfsuite.session import PerfSession
-from perfsuite.units import format_seconds, plural
+from perfsuite.run.session import PerfSession
 
 _REASONS = 3
 """Reasons that a run which measured nothing tells beside those of platforms."""

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import pytest
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.units import format_bytes, parse_bytes
 from perfsuite.plugin.decorators import DTYPES, SIZES, WORLD_SIZES
 from perfsuite.plugin.world_sizes import ANY_HOST, LaunchSizes
-from perfsuite.units import format_bytes, parse_bytes
-from perfsuite.workload import DTYPES as KNOWN_DTYPES
+from perfsuite.record.workload import DTYPES as KNOWN_DTYPES
 
 Scale = Literal["full", "small"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import PerfsuiteError, first_line
+from perfsuite.base.errors import PerfsuiteError, first_line
 from perfsuite.plugin import collisions, written
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.output import Out
@@ -91,7 +91,7 @@ def keep_reason(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.T
         return
     missing = item.config.stash[state_key].missing
     if report.skipped:
-        from perfsuite.run_record import XFAILED
+        from perfsuite.record.run import XFAILED
 
         reason = str(getattr(call.excinfo.value, "msg", None) or call.excinfo.value)
         reason = f"{XFAILED * hasattr(report, 'wasxfail')}{reason}"
@@ -111,7 +111,7 @@ def write(config: pytest.Config) -> None:
     suite, state = config.stash.get(suite_key, None), config.stash[state_key]
     if state.path is None or suite is None or suite.session is None or not (suite.session.results or state.missing):
         return
-    from perfsuite.files import write_file
+    from perfsuite.base.files import write_file
     from perfsuite.plugin.suite import versions
     from perfsuite.reports.tables.recording import recording_of
     from perfsuite.reports.tables.report import find_style, fitting_styles, report

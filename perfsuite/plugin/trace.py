@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import PerfsuiteError
+from perfsuite.base.errors import PerfsuiteError
+from perfsuite.base.units import plural
 from perfsuite.plugin import written
 from perfsuite.plugin.fixtures import state_key
 from perfsuite.plugin.options import runs_tests, settings_key
 from perfsuite.plugin.output import Out
 from perfsuite.plugin.state import suite_key
-from perfsuite.units import plural
 
 
 class Tracing:
@@ -60,7 +60,7 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
     folder = session.config.stash[settings_key].trace
     if folder is None or not cases or not runs_tests(session.config):
         return
-    from perfsuite.files import make_folder
+    from perfsuite.base.files import make_folder
 
     try:
         make_folder(folder)

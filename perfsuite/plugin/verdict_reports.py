@@ -11,15 +11,15 @@ from typing import Any, Literal
 
 import pytest
 
-from perfsuite.errors import VerdictFailed
+from perfsuite.base.errors import VerdictFailed
+from perfsuite.base.git import GitFailed
+from perfsuite.base.units import plural
 from perfsuite.gate.describe import describe, headline
-from perfsuite.gate.verdict import Verdict
-from perfsuite.git import GitFailed
 from perfsuite.history.git import Repository
 from perfsuite.plugin.expected import covers_verdict, failure
 from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.tables import keep_reason
-from perfsuite.units import plural
+from perfsuite.record.verdict import Verdict
 
 IN_FULL = 3
 """Failing verdicts that the terminal prints in full; of the others a line each."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import ConfigurationError, PerfsuiteError, first_line
+from perfsuite.base.errors import ConfigurationError, PerfsuiteError, first_line
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.state import suite_key
 
@@ -26,7 +26,7 @@ summarised_key = pytest.StashKey[bool]()
 
 def require_writable(path: Path, option: str) -> None:
     """Raise UsageError, which names ``option``, unless the file can be written; its folder is made."""
-    from perfsuite import files
+    from perfsuite.base import files
 
     try:
         files.require_writable(path, option, with_folder=True)
@@ -93,8 +93,8 @@ def tell(session: pytest.Session) -> None:
 
 
 def _print(reporter: pytest.TerminalReporter | None, line: str, *, bad: bool) -> None:
+    from perfsuite.base.text import escaped
     from perfsuite.reports.plain import encodable
-    from perfsuite.text import escaped
 
     text = encodable(escaped(line), getattr(sys.stderr, "encoding", None))
     with contextlib.suppress(OSError, ValueError):  # a terminal that is gone takes no line, and the exit code stays

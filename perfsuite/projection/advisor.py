@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from perfsuite.base.units import GIB
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.job import Job
@@ -21,8 +22,7 @@ from perfsuite.projection.layout import Layout
 from perfsuite.projection.layouts import Layouts
 from perfsuite.projection.memory import Memories, MemoryBreakdown
 from perfsuite.projection.step import projector_of
-from perfsuite.records import Training
-from perfsuite.units import GIB
+from perfsuite.record.result import Training
 
 MEMORY_SHARE = 0.92
 """Of a device's memory: above it the allocator's retries slow a step down, and an estimate may be off."""

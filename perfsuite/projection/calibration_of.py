@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.platforms import Catalog, DeviceModel
 from perfsuite.projection.calibration import DEVICE_CONSTANTS, SOFTWARE_TRAITS, Calibration, Constant, Regime
 from perfsuite.projection.device_constants import constants_of, kernel_points

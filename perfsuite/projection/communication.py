@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from perfsuite.collectives import busbw_factor
+from perfsuite.base.collectives import busbw_factor
 from perfsuite.projection.calibration import Calibration, CollectiveLine
 from perfsuite.projection.layout import Group
 

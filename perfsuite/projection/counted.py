@@ -15,7 +15,7 @@ from perfsuite.models import Model
 from perfsuite.models.dit import Latte, Stdit
 from perfsuite.models.gpt import Gpt
 from perfsuite.models.llama import Llama
-from perfsuite.records import Training
+from perfsuite.record.result import Training
 
 Way = Literal["plain", "autocast", "narrow"]
 

@@ -9,7 +9,7 @@ from perfsuite.metrics.flop_conventions import Transformer, count_all
 from perfsuite.models import Model
 from perfsuite.platforms import DeviceModel
 from perfsuite.projection.step import Projection
-from perfsuite.records import ClockFacts, Measurement, Metric, Peaks, RankFacts, Sample, Work
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peaks, RankFacts, Sample, Work
 
 _TOTALS = ("tokens_per_s", "samples_per_s")
 _PER_DEVICE = (

@@ -10,7 +10,7 @@ from perfsuite.platforms import DeviceModel
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.traffic import Implementation, implementation_of, on_family
-from perfsuite.records import Training
+from perfsuite.record.result import Training
 
 
 @dataclass(frozen=True, kw_only=True)

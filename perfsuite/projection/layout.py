@@ -1,6 +1,6 @@
 """How a job is spread: the mesh, what replicas share out, the pipeline's schedule, the batch; and what is legal.
 
-Source of the order of axes: :mod:`perfsuite.mesh`; neighbours along tp are neighbouring ranks, pp is outermost.
+Source of the order of axes: :mod:`perfsuite.base.mesh`; neighbours along tp are neighbouring ranks, pp is outermost.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import DATA_PARALLEL, MeshShape
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import DATA_PARALLEL, MeshShape
 from perfsuite.models import Model
 from perfsuite.models.base import Checkpointing
 from perfsuite.models.language import LanguageModel
-from perfsuite.records import Training
+from perfsuite.record.result import Training
 from perfsuite.schedules import check_counts, find_schedule
 
 Sharding = Literal["none", "optimizer", "gradients", "parameters"]

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import MeshShape
 from perfsuite.models import Model
 from perfsuite.models.base import Checkpointing
 from perfsuite.models.language import LanguageModel

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from perfsuite.collectives import busbw_factor
-from perfsuite.mesh import MeshShape
+from perfsuite.base.collectives import busbw_factor
+from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import fit_alpha_beta
 from perfsuite.projection.calibration import CollectiveLine, Constant
 from perfsuite.projection.device_constants import ONE_CASE, named

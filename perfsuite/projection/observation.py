@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfsuite.metrics.spec import HOST_BOUND
-from perfsuite.records import Result, Training
+from perfsuite.record.result import Result, Training
 
 _LIBRARIES = ("torch", "torch_musa", "torch_npu", "cuda", "rocm", "cudnn", "mudnn", "nccl", "rccl", "mccl", "deepspeed")
 """Whose versions move times, in the order of the key."""

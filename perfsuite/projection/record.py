@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from perfsuite.metrics import TIMED, derive
-from perfsuite.records import ClockFacts, Measurement, Metric, Peaks, RankFacts, Sample, Training, Work
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peaks, RankFacts, Sample, Training, Work
 
 if TYPE_CHECKING:
     from perfsuite.projection.step import Projection  # every journal has the record; few runs project anything

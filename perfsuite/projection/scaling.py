@@ -11,15 +11,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perfsuite.errors import InvalidParameter, PerfsuiteError
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter, PerfsuiteError
+from perfsuite.base.mesh import MeshShape
+from perfsuite.base.units import GIB
 from perfsuite.metrics.scaling import efficiency, speed_up
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.job import Job
 from perfsuite.projection.memory import MEMORY_LIMIT, USABLE, memory_of
 from perfsuite.projection.step import Projection, project, projector_of
-from perfsuite.records import Training
-from perfsuite.units import GIB
+from perfsuite.record.result import Training
 
 LLAMA3_MTBF_DEVICE_H = 50_700.0
 """Device-hours per unexpected interruption: 419 in 54 days on 16,384 H100 (arXiv:2407.21783, section 3.3.4)."""

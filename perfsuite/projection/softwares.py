@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from perfsuite.base.units import GIB
 from perfsuite.projection.traffic import Implementation
-from perfsuite.units import GIB
 
 _COMPOSER = Implementation(
     name="Composer FSDP",

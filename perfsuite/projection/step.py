@@ -7,14 +7,14 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.units import GIB
 from perfsuite.projection.band import LARGEST_TESTED, find_band
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.job import Job
 from perfsuite.projection.memory import MEMORY_LIMIT, USABLE, MemoryBreakdown, memory_of
-from perfsuite.records import Training
-from perfsuite.units import GIB
+from perfsuite.record.result import Training
 
 Resource = Literal["matmul", "attention", "memory", "link", "network", "bubble", "straggler", "host"]
 RESOURCES: tuple[Resource, ...] = ("matmul", "attention", "memory", "link", "network", "bubble", "straggler", "host")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.job import Job
 from perfsuite.projection.step import projector_of
+from perfsuite.record.step import Timeline
 from perfsuite.schedules import StageTimes, make_schedule, simulate
-from perfsuite.step_records import Timeline
 
 
 def pipeline_timeline(job: Job, calibration: Calibration) -> Timeline:

@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
+from perfsuite.base.units import MIB
 from perfsuite.models import Model
 from perfsuite.models.language import LanguageModel
 from perfsuite.projection.counted import (
@@ -21,8 +22,7 @@ from perfsuite.projection.counted import (
     kind_of,
 )
 from perfsuite.projection.counted import counted as block_counts
-from perfsuite.records import Training
-from perfsuite.units import MIB
+from perfsuite.record.result import Training
 
 
 @dataclass(frozen=True, kw_only=True)

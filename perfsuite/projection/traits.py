@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from perfsuite.errors import PerfsuiteError
+from perfsuite.base.errors import PerfsuiteError
 from perfsuite.models import find
 from perfsuite.platforms import DeviceModel
 from perfsuite.projection.calibration import Calibration, Constant
@@ -14,7 +14,7 @@ from perfsuite.projection.device_constants import ONE_CASE, named
 from perfsuite.projection.job import Job
 from perfsuite.projection.observation import Observation
 from perfsuite.projection.step import Projection, project
-from perfsuite.records import Training
+from perfsuite.record.result import Training
 
 _NO_SLOPE = 0.01
 """Of what its kernels take: a block that took less was not measured."""

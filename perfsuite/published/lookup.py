@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 from perfsuite import models
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
 from perfsuite.published.numbers import Number, printed
 from perfsuite.published.read import directory, read_all
 from perfsuite.published.records import Label, PublishedColumn, PublishedReport, PublishedRow, PublishedTable

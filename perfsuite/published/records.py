@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from perfsuite.decoding import from_json
+from perfsuite.base.codec import from_json
 from perfsuite.published.numbers import Printed, printed
 
 SCHEMA = 1

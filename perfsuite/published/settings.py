@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from perfsuite import models
-from perfsuite.errors import PerfsuiteError
-from perfsuite.mesh import AXES, MeshShape
+from perfsuite.base.errors import PerfsuiteError
+from perfsuite.base.mesh import AXES, MeshShape
 from perfsuite.published.lookup import PublishedRun, snake
 
 _NOT_SET_UP = ("builds", "loss_steps", "target_loss")

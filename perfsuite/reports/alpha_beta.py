@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from perfsuite.collectives import busbw_factor
+from perfsuite.base.collectives import busbw_factor
 from perfsuite.metrics import AlphaBeta, fit_alpha_beta
-from perfsuite.records import Result
+from perfsuite.record.result import Result
 
 LEAST_SIZES = 3
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from perfsuite.metrics.spec import significant
 from perfsuite.published.lookup import lookup
-from perfsuite.records import Result
+from perfsuite.record.result import Result
 
 
 def published_lines(results: Iterable[Result]) -> Iterator[str]:

@@ -6,12 +6,12 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from perfsuite.base.text import escaped, markdown_text
+from perfsuite.base.units import format_bytes, plural
 from perfsuite.imports.row import Imported, ImportedRow
 from perfsuite.metrics.spec import significant
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.markdown import Grid, markdown
-from perfsuite.text import escaped, markdown_text
-from perfsuite.units import format_bytes, plural
 
 SIZES = 8
 """Sizes of an imported collective that are shown where nothing was measured here at the same size."""

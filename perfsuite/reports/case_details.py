@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from perfsuite.base.text import printable
+from perfsuite.base.units import format_seconds, readable_unit
 from perfsuite.gate.describe import phrases
-from perfsuite.gate.verdict import Verdict
 from perfsuite.metrics.spec import significant
-from perfsuite.records import Measurement, Result
+from perfsuite.record.result import Measurement, Result
+from perfsuite.record.verdict import Verdict
 from perfsuite.reports.layout import lay_out
 from perfsuite.reports.plain import folded
 from perfsuite.reports.summary import case_metrics
-from perfsuite.text import printable
-from perfsuite.units import format_seconds, readable_unit
 
 
 def case_lines(result: Result, verdict: Verdict | None, width: int) -> Iterator[str]:

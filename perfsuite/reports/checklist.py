@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.units import plural
 from perfsuite.metrics.spec import significant
 from perfsuite.platforms import DeviceModel
 from perfsuite.platforms.quirks import numbers
 from perfsuite.platforms.registry import family_class
 from perfsuite.reports.tables.case import TableCase, case_token
 from perfsuite.reports.tables.recording import Recording, gathered
-from perfsuite.units import plural
 
 Verdict = Literal["yes", "no", "not measured", "does not apply"]
 MOST_COMMUNICATION = 0.30

@@ -6,11 +6,11 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from perfsuite.base.units import format_seconds, plural
 from perfsuite.metrics.spec import significant
 from perfsuite.platforms.telemetry import held_down_elsewhere
-from perfsuite.records import Measurement, Result
-from perfsuite.step_records import DeviceLook
-from perfsuite.units import format_seconds, plural
+from perfsuite.record.result import Measurement, Result
+from perfsuite.record.step import DeviceLook
 
 POWER_CAPPED_S = 2.0
 """Load after which a device runs as its power cap lets it: NVML averages power over one second (nvml.h)."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from perfsuite.base.units import format_seconds, plural
 from perfsuite.metrics.spec import devices_used
-from perfsuite.records import Measurement, RankFacts, Result
+from perfsuite.record.result import Measurement, RankFacts, Result
 from perfsuite.statistics.robust import median
-from perfsuite.units import format_seconds, plural
 
 _OUT_OF_LINE = 0.02
 """A device this much slower or faster than the median one is worth a look, where the others agree better."""

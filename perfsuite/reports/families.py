@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perfsuite.base.text import printable
+from perfsuite.base.units import format_bytes, format_seconds, readable_rate
 from perfsuite.metrics.spec import LAUNCH_BOUND, significant
-from perfsuite.records import ABOVE_MEASURED_PEAK, Metric, Result
+from perfsuite.record.result import ABOVE_MEASURED_PEAK, Metric, Result
 from perfsuite.reports.alpha_beta import fit_collectives
 from perfsuite.reports.devices import burst
 from perfsuite.reports.scaling import Scaling, scalings
-from perfsuite.text import printable
-from perfsuite.units import format_bytes, format_seconds, readable_rate
 
 _RATES = ("tflops_per_device", "tflops")
 _PROCESSED = ("tokens_per_s_per_device", "samples_per_s_per_device", "samples_per_s")

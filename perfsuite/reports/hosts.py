@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from perfsuite.records import Result
+from perfsuite.record.result import Result
 
 
 def hosts_of(results: Iterable[Result]) -> tuple[str, ...]:

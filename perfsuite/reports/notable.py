@@ -12,17 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from perfsuite import garbage
-from perfsuite.errors import first_line
-from perfsuite.gate.verdict import FAILING, TIME, GateSettings, Verdict, percent
+from perfsuite.base import garbage
+from perfsuite.base.errors import first_line
+from perfsuite.base.units import format_seconds, plural
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
 from perfsuite.metrics.spec import significant
-from perfsuite.records import Result
+from perfsuite.record.result import Result
+from perfsuite.record.run import RunRecord
+from perfsuite.record.verdict import FAILING, TIME, GateSettings, Verdict, percent
 from perfsuite.reports.pairs import pair_matrices
 from perfsuite.reports.slowest import slowest_everywhere
-from perfsuite.run_record import RunRecord
 from perfsuite.runtime.own_tree import foreign_line
-from perfsuite.units import format_seconds, plural
 
 Kind = Literal[
     "impossible",
@@ -96,7 +96,7 @@ def _gravity(one: Notable) -> int:
 
 
 def spread_of_equal_work(groups: Iterable[tuple[Result, ...]]) -> float | None:
-    """Slowest over fastest of the group (of :func:`perfsuite.run_record.equal_work`) that is furthest apart, less 1.
+    """Slowest over fastest of the group (of :func:`perfsuite.record.run.equal_work`) that is furthest apart, less 1.
 
     None where no two cases do the same.
     """

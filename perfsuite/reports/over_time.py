@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from perfsuite.base.text import escaped
 from perfsuite.history.describe import commits_told, head_lines, steps_told, where
 from perfsuite.history.file import HistoryFile
 from perfsuite.history.findings import Findings
 from perfsuite.history.git import short
 from perfsuite.reports.tables.markdown import Grid
-from perfsuite.text import escaped
 
 NAMED = 4
 """Commits of a change that are named."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from perfsuite.base.text import printable
+from perfsuite.base.units import format_bytes, gb_per_s, seconds_to_us
+from perfsuite.metrics.pairs import Pair, SlowPair, message_times_s, slow_pairs
 from perfsuite.metrics.spec import significant
-from perfsuite.pairs import Pair, SlowPair, message_times_s, slow_pairs
 from perfsuite.platforms.links import ONE_DEVICE, UNKNOWN, links
-from perfsuite.records import RankFacts, Result
+from perfsuite.record.result import RankFacts, Result
 from perfsuite.reports.layout import lay_out
 from perfsuite.reports.tables.markdown import Grid
-from perfsuite.text import printable
-from perfsuite.units import format_bytes, gb_per_s, seconds_to_us
 
 _MOST_NAMED = 4
 """Slow pairs of a matrix that are named."""

@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.units import format_seconds, readable_unit
 from perfsuite.metrics.pipeline import (
     COMPUTE,
     SIMULATION_TOLERANCE,
@@ -19,12 +20,11 @@ from perfsuite.metrics.pipeline import (
     step_bounds_s,
 )
 from perfsuite.metrics.spec import significant
-from perfsuite.records import Measurement, Result
+from perfsuite.record.result import Measurement, Result
+from perfsuite.record.step import Timeline
 from perfsuite.reports.layout import lay_out
 from perfsuite.reports.timelines.files import check_timeline
 from perfsuite.schedules import Imbalance, formula_bubble, replay
-from perfsuite.step_records import Timeline
-from perfsuite.units import format_seconds, readable_unit
 
 EVEN = 0.05
 """The busiest rank may have this much more work than the average before its stage is said to bind."""

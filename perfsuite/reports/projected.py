@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from perfsuite.base.units import GIB, plural
 from perfsuite.metrics import find
 from perfsuite.projection.record import Projected
 from perfsuite.published.lookup import PublishedFigure, lookup
-from perfsuite.records import Result
+from perfsuite.record.result import Result
 from perfsuite.reports.tables.markdown import escape
-from perfsuite.units import GIB, plural
 
 _STEP = "step_time_s"
 _WORKLOAD = "train_step"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.metrics.scaling import Kind, efficiency, kind_of, speed_up
-from perfsuite.records import Result
+from perfsuite.record.result import Result
 from perfsuite.reports.layout import lay_out
 
 _RANKS = re.compile(r"(?<=[\[-])ws\d+(-|(?=\]))")

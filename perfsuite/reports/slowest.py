@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from perfsuite.records import Result
-from perfsuite.step_records import Lateness
+from perfsuite.record.result import Result
+from perfsuite.record.step import Lateness
 
 FEWEST_CASES = 5
 CHANCE = 1e-3

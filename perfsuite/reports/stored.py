@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware
 from perfsuite.metrics import REGISTRY
-from perfsuite.records import Metric, Result, Work
+from perfsuite.record.result import Metric, Result, Work
+from perfsuite.record.run import Revision, RunRecord
 from perfsuite.reports.tables.settings import kernel_of
-from perfsuite.run_record import Revision, RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)

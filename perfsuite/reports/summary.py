@@ -9,19 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from perfsuite.base.text import code_text, printable, without_paths
+from perfsuite.base.units import format_seconds, plural, readable_rate
 from perfsuite.gate.describe import word
-from perfsuite.gate.verdict import Verdict, percent
 from perfsuite.metrics import REGISTRY, is_headline
 from perfsuite.metrics.spec import significant
-from perfsuite.records import Result
+from perfsuite.record.result import Result
+from perfsuite.record.run import RunRecord
+from perfsuite.record.verdict import Verdict, percent
 from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.hosts import hosts_of
 from perfsuite.reports.notable import Notable, change_in_words
 from perfsuite.reports.plain import without_hosts
 from perfsuite.reports.screen import outcome_counts, skip_reasons
-from perfsuite.run_record import RunRecord
-from perfsuite.text import code_text, printable, without_paths
-from perfsuite.units import format_seconds, plural, readable_rate
 
 LIMIT_BYTES = 64_000
 """Of a summary; a step's limit at GitHub is 1 MiB, and other steps write there too."""

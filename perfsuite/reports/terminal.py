@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from perfsuite.base.units import format_seconds, readable_rate
 from perfsuite.metrics import REGISTRY, is_headline
 from perfsuite.metrics.spec import significant
-from perfsuite.records import ABOVE_MEASURED_PEAK, ClockFacts, Measurement, Metric, Peak, Result
+from perfsuite.record.result import ABOVE_MEASURED_PEAK, ClockFacts, Measurement, Metric, Peak, Result
 from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives
 from perfsuite.reports.devices import BURST_NOTE, burst
 from perfsuite.reports.layout import lay_out
-from perfsuite.units import format_seconds, readable_rate
 
 _STEADY = 1e-3
 _BURST_RATES = frozenset({"tflops", "tflops_per_device", "mfu_percent"})

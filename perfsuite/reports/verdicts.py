@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from perfsuite.base.units import plural
 from perfsuite.gate.aa import AaReport
 from perfsuite.gate.describe import describe
 from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.gate.verdict import RHYTHM, SEEN_ITERATIONS, TIME, GateSettings, Verdict, percent
-from perfsuite.units import plural
+from perfsuite.record.verdict import RHYTHM, SEEN_ITERATIONS, TIME, GateSettings, Verdict, percent
 
 SUITE_FAILS = "SUITE "
 """What the line on the suite begins with where it fails the session."""

@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
-from perfsuite.decoding import from_json
-from perfsuite.errors import CaseError
-from perfsuite.own_metrics import OwnMetric, Reduce
-from perfsuite.records import ClockFacts, Measurement, RankFacts, Record, Sample
+from perfsuite.base.codec import from_json
+from perfsuite.base.errors import CaseError
+from perfsuite.record.own_metrics import OwnMetric, Reduce
+from perfsuite.record.result import ClockFacts, Measurement, RankFacts, Record, Sample
+from perfsuite.record.step import DeviceLook, SpanTotal
 from perfsuite.runtime.lateness import judge_arrivals
 from perfsuite.runtime.ranks.spans import REMAINDER
 from perfsuite.runtime.timelines import join
 from perfsuite.runtime.traffic import join_components, join_traffic
 from perfsuite.runtime.transports.base import Message
-from perfsuite.step_records import DeviceLook, SpanTotal
 
 
 def assemble(

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfsuite.errors import AgentLost, InvalidParameter, RanksFailed
-from perfsuite.mesh import MeshShape
-from perfsuite.own_metrics import OwnMetric
+from perfsuite.base.errors import AgentLost, InvalidParameter, RanksFailed
+from perfsuite.base.mesh import MeshShape
+from perfsuite.base.units import format_seconds
 from perfsuite.platforms.base import Family
 from perfsuite.platforms.telemetry import Telemetry
-from perfsuite.records import Measurement
+from perfsuite.record.own_metrics import OwnMetric
+from perfsuite.record.result import Measurement
+from perfsuite.record.step import DeviceLook
+from perfsuite.record.workload import Budget, Pin, Process, Purpose, Workload
 from perfsuite.runtime import protocol
 from perfsuite.runtime.assembly import assemble
 from perfsuite.runtime.failures import RankFailure, exception_of
@@ -27,9 +30,6 @@ from perfsuite.runtime.reference import refer
 from perfsuite.runtime.stacks import judge
 from perfsuite.runtime.transports.base import Message, Place, Transport, share_devices
 from perfsuite.runtime.watch import Deadline, DeviceWatch
-from perfsuite.step_records import DeviceLook
-from perfsuite.units import format_seconds
-from perfsuite.workload import Budget, Pin, Process, Purpose, Workload
 
 START_TIMEOUT_S = 120.0
 """For workers to come up: the first import of torch from a cold disk can take most of a minute."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from perfsuite.errors import (
+from perfsuite.base.errors import (
     CaseError,
     DeviceUnusable,
     ExpectedFailure,
@@ -25,7 +25,7 @@ from perfsuite.errors import (
     WrongResult,
     also,
 )
-from perfsuite.units import plural
+from perfsuite.base.units import plural
 
 RankState = Literal["died", "raised", "hung", "stuck", "working", "skipped", "dragged", "waiting", "finished"]
 _ORDER: Sequence[RankState] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from perfsuite.step_records import Arrival
+from perfsuite.record.step import Arrival
 
 
 def judge_arrivals(per_rank: Sequence[Sequence[float]]) -> Arrival | None:

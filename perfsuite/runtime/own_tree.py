@@ -23,7 +23,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from perfsuite.errors import CaseError
+from perfsuite.base.errors import CaseError
 from perfsuite.runtime.copies import Copies, package_folders
 
 VARIABLE = "PERFSUITE_TREE"

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite.files import user_cache, why_not_private
+from perfsuite.base.files import user_cache, why_not_private
 from perfsuite.runtime.scratch import make_directory
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"

@@ -28,8 +28,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from perfsuite.record.workload import Pin
 from perfsuite.runtime.transports.base import Message
-from perfsuite.workload import Pin
 
 CLEAN_ERRORS = ("wrong_result", "invalid_parameter", "unsupported", "skipped", "expected_failure")
 """Every rank raises alike before or between collectives, and its worker can go on.

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from perfsuite.record.workload import FunctionWorkload, Workload
 from perfsuite.runtime.held import Holder, find
 from perfsuite.runtime.transports.base import Message
 from perfsuite.runtime.values import decode, encode
-from perfsuite.workload import FunctionWorkload, Workload
 
 
 def refer(workload: Workload, rootpath: Path, test_module: str = "") -> Message:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, idle_share
-from perfsuite.records import Record
+from perfsuite.record.result import Record
+from perfsuite.record.step import Timeline, TimelineEvent
 from perfsuite.runtime.ranks.timeline import MESSAGES
 from perfsuite.runtime.transports.base import Message
 from perfsuite.schedules import replay
-from perfsuite.step_records import Timeline, TimelineEvent
 
 _Kept = dict[str, Any]
 """What :meth:`perfsuite.runtime.ranks.timeline.StepKeeper.report` made."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from perfsuite.decoding import from_json
-from perfsuite.errors import CaseError
+from perfsuite.base.codec import from_json
+from perfsuite.base.errors import CaseError
+from perfsuite.record.step import Component, Traffic
 from perfsuite.runtime.transports.base import Message
-from perfsuite.step_records import Component, Traffic
 
 _Key = tuple[str, str, str]
 """Axis, collective and part."""

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from perfsuite.platforms.telemetry import Telemetry
+from perfsuite.record.step import DeviceLook
 from perfsuite.runtime.protocol import TIMING
-from perfsuite.step_records import DeviceLook
 
 _BETWEEN_S = 0.4
 """Drivers of devices average power over some tenths of a second: looking more often sees the same."""

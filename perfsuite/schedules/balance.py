@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 
 Split = tuple[range, ...]
 """Layers of each stage, consecutive, at least one in each."""

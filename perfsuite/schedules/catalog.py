@@ -9,7 +9,7 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Protocol
 
-from perfsuite.errors import InvalidParameter, nearest
+from perfsuite.base.errors import InvalidParameter, nearest
 from perfsuite.schedules import alternating, v_shaped
 from perfsuite.schedules.action import Order
 from perfsuite.schedules.schedule import Placement, Schedule

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.record.step import Timeline
 from perfsuite.schedules.action import LETTERS, Action, Durations
-from perfsuite.step_records import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.record.step import Timeline
 from perfsuite.schedules.action import LETTERS
 from perfsuite.schedules.durations import durations_of, evened_durations
 from perfsuite.schedules.schedule import Schedule
 from perfsuite.schedules.simulator import simulate
-from perfsuite.step_records import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)

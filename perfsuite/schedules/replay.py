@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.record.step import Timeline
 from perfsuite.schedules.action import LETTERS
 from perfsuite.schedules.catalog import make_schedule
 from perfsuite.schedules.imbalance import Imbalance, find_imbalance
 from perfsuite.schedules.schedule import Schedule
-from perfsuite.step_records import Timeline
 
 _KEPT = 64
 """Timelines whose replay is kept: all who ask for that of a case do so within few cases."""

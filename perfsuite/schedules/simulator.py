@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.record.step import Timeline, TimelineEvent
 from perfsuite.schedules.action import Action, Durations, Kind
 from perfsuite.schedules.schedule import Schedule
 from perfsuite.schedules.walk import Walk
-from perfsuite.step_records import Timeline, TimelineEvent
 
 
 def simulate(schedule: Schedule, seconds: Durations, *, communication_s: float = 0, detail: bool = False) -> Timeline:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.statistics.robust import MAD_TO_SIGMA
 from perfsuite.statistics.student import t_quantile
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from perfsuite.errors import InvalidParameter, did_you_mean
+from perfsuite.base.errors import InvalidParameter, did_you_mean
 from perfsuite.strategies.base import Plan, Strategy
 from perfsuite.strategies.ddp import Ddp
 from perfsuite.strategies.deepspeed.zero import Zero

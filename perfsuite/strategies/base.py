@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import DATA_PARALLEL, MeshShape
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import DATA_PARALLEL, MeshShape
 from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.base import Checkpointing, Model
+from perfsuite.record.workload import Process, Rank
 from perfsuite.schedules import Schedule
 from perfsuite.strategies.traffic import Call
-from perfsuite.workload import Process, Rank
 
 if TYPE_CHECKING:
     from perfsuite.strategies.trainer import Trainer
@@ -115,7 +115,7 @@ class Strategy(ABC):
         return None
 
     def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any] | None:
-        """The fields of :class:`perfsuite.records.Training` that the strategy decides.
+        """The fields of :class:`perfsuite.record.result.Training` that the strategy decides.
 
         None, as by default, where the record has no words for what the strategy or its options do.
         """

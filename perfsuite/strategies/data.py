@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from perfsuite.errors import UnsupportedCase
+from perfsuite.base.errors import UnsupportedCase
+from perfsuite.record.workload import DTYPES, Rank
 from perfsuite.strategies.base import Plan
 from perfsuite.strategies.fsdp import fsdp_api, sharder
 from perfsuite.strategies.hybrid_sizes import SHARDED
-from perfsuite.workload import DTYPES, Rank
 
 
 class DataParallel:

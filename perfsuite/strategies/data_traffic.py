@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
 from perfsuite.strategies.base import Plan
 from perfsuite.strategies.parameter_shapes import ParameterShapes, find_shapes
 from perfsuite.strategies.traffic import DATA, Call, Tally, buckets, padded_bytes

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.workload import Rank
 from perfsuite.strategies.base import NARROW_TOLERANCE, Plan, Strategy, require_choice
 from perfsuite.strategies.data_traffic import ddp_traffic
 from perfsuite.strategies.traffic import Call
-from perfsuite.workload import Rank
 
 if TYPE_CHECKING:
     import torch

@@ -13,11 +13,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import Model
 from perfsuite.models.moe import EXPERT_FEATURES, Moe
-from perfsuite.workload import Rank
+from perfsuite.record.workload import Rank
 
 if TYPE_CHECKING:
     import torch

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from perfsuite.errors import InvalidParameter, UnsupportedCase
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter, UnsupportedCase
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.workload import DTYPES, Rank
 from perfsuite.strategies.base import Plan, Strategy, require_hsdp
 from perfsuite.strategies.data_traffic import fsdp_traffic
 from perfsuite.strategies.traffic import Call
-from perfsuite.workload import DTYPES, Rank
 
 if TYPE_CHECKING:
     from perfsuite.strategies.trainer import Trainer

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from perfsuite.errors import InvalidParameter, nearest_multiples
-from perfsuite.mesh import AXES, MeshShape
+from perfsuite.base.errors import InvalidParameter, nearest_multiples
+from perfsuite.base.mesh import AXES, MeshShape
 from perfsuite.models.base import Model
 from perfsuite.models.language import LanguageModel
+from perfsuite.record.workload import Process, Rank
 from perfsuite.schedules import Schedule, check_layers, find_schedule, make_schedule
 from perfsuite.strategies import expert
 from perfsuite.strategies.base import Plan, Strategy, require_choice, require_hsdp
@@ -19,7 +20,6 @@ from perfsuite.strategies.context.places import ContextMethod, require_context
 from perfsuite.strategies.hybrid_traffic import hybrid_traffic
 from perfsuite.strategies.pipeline.split import split_layers
 from perfsuite.strategies.traffic import Call
-from perfsuite.workload import Process, Rank
 
 if TYPE_CHECKING:
     from perfsuite.strategies.trainer import Trainer

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
 from perfsuite.models.language import LanguageModel, Split
 from perfsuite.models.moe import EXPERT_FEATURES
 from perfsuite.schedules import Schedule

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
 from perfsuite.models.language import LanguageModel
 from perfsuite.models.moe import Moe
 from perfsuite.schedules import Schedule

@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from perfsuite.models.language import LanguageModel
 from perfsuite.models.language_module import LanguageModule
 from perfsuite.models.layers import cross_entropy, materialize
+from perfsuite.record.workload import DTYPES, Rank
 from perfsuite.schedules import Schedule
 from perfsuite.strategies import data, expert
 from perfsuite.strategies.base import Plan
@@ -33,7 +34,6 @@ from perfsuite.strategies.pipeline.pipeline import Edges, Pipeline
 from perfsuite.strategies.pipeline.split import split_layers
 from perfsuite.strategies.tensor import TensorParallel, overlap_messages
 from perfsuite.strategies.trainer import Batch, Copies, Trainer, compile_blocks, local, make_optimizer, whole
-from perfsuite.workload import DTYPES, Rank
 
 # One dynamic loss scale for all ranks of a mesh: in fp16 all of them step, or none.
 

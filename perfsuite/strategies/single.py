@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.workload import Rank
 from perfsuite.strategies.base import Plan, Strategy
-from perfsuite.workload import Rank
 
 if TYPE_CHECKING:
     from perfsuite.strategies.trainer import Trainer

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfsuite.errors import UnsupportedCase
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import UnsupportedCase
+from perfsuite.base.mesh import MeshShape
 from perfsuite.strategies.traffic import DATA, OTHER, PIPELINE
 
 _OPERATORS: Mapping[str, str] = {

@@ -17,8 +17,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from perfsuite.models.layers import Block
 from perfsuite.platforms.base import Clock
+from perfsuite.record.workload import Rank
 from perfsuite.strategies.traffic import ATTENTION, MLP, OTHER, PARTS, PIPELINE
-from perfsuite.workload import Rank
 
 _WAIT = "wait"
 """Span in which a rank of a pipeline waits for its neighbours."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from perfsuite.collectives import receives_first
+from perfsuite.base.collectives import receives_first
 from perfsuite.platforms.base import Clock
 from perfsuite.strategies.traffic_count import Key, Posted, find_group
 

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from perfsuite.errors import UnsupportedCase
+from perfsuite.base.errors import UnsupportedCase
 from perfsuite.models.layers import Block, TrainingModule, materialize
 from perfsuite.models.loading import Share
+from perfsuite.record.workload import DTYPES, Rank
 from perfsuite.strategies.base import Plan
-from perfsuite.workload import DTYPES, Rank
 
 Batch = Mapping[str, torch.Tensor]
 

@@ -9,10 +9,10 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from perfsuite.errors import InvalidParameter, UnsupportedCase, first_line
-from perfsuite.mesh import MeshShape
-from perfsuite.records import Work
-from perfsuite.workload import Rank, Step, Workload, Yardstick
+from perfsuite.base.errors import InvalidParameter, UnsupportedCase, first_line
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.result import Work
+from perfsuite.record.workload import Rank, Step, Workload, Yardstick
 from perfsuite.workloads.kernels import require_dimensions
 from perfsuite.workloads.product import ROUNDING
 

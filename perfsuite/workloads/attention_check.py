@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from perfsuite.errors import WrongResult
+from perfsuite.base.errors import WrongResult
 from perfsuite.workloads.product import ROUNDING
 
 if TYPE_CHECKING:

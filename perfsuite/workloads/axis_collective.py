@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
-from perfsuite.errors import InvalidParameter, did_you_mean
-from perfsuite.mesh import MeshShape
-from perfsuite.records import Work
-from perfsuite.workload import Rank, Step, Workload, Yardstick
+from perfsuite.base.errors import InvalidParameter, did_you_mean
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.result import Work
+from perfsuite.record.workload import Rank, Step, Workload, Yardstick
 from perfsuite.workloads.collective import AllGather, AllReduce, AllToAll, ReduceScatter
 from perfsuite.workloads.collective_base import Collective, CollectiveStep
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar
 
-from perfsuite.collectives import partner
-from perfsuite.errors import InvalidParameter, WrongResult
-from perfsuite.mesh import MeshShape
-from perfsuite.records import Work
-from perfsuite.workload import ITEM_BYTES, CallableStep, Rank, Step, Workload, Yardstick
+from perfsuite.base.collectives import partner
+from perfsuite.base.errors import InvalidParameter, WrongResult
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.result import Work
+from perfsuite.record.workload import ITEM_BYTES, CallableStep, Rank, Step, Workload, Yardstick
 from perfsuite.workloads.collective_base import ALL, ROOT, Collective, Endpoint, Extents, Segment, passing
 
 _LATE_S = 0.005

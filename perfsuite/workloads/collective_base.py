@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from perfsuite.collectives import receives_first
-from perfsuite.errors import InvalidParameter, WrongResult
-from perfsuite.mesh import MeshShape
-from perfsuite.records import Work
-from perfsuite.workload import ITEM_BYTES, Rank, Step, Workload, Yardstick, require_dtype
+from perfsuite.base.collectives import receives_first
+from perfsuite.base.errors import InvalidParameter, WrongResult
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.result import Work
+from perfsuite.record.workload import ITEM_BYTES, Rank, Step, Workload, Yardstick, require_dtype
 from perfsuite.workloads.pattern import Pattern, difference, fill, poison
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Endpoint:
     target: torch.Tensor
     """Is ``source`` where the operation works in place."""
     span: Callable[[str], AbstractContextManager[object]] = nullcontext
-    """Marks a part of the operation, as :meth:`perfsuite.workload.Rank.span`."""
+    """Marks a part of the operation, as :meth:`perfsuite.record.workload.Rank.span`."""
 
     def chunks(self, buffer: torch.Tensor) -> list[torch.Tensor] | None:
         """One equal view per rank on the root; None elsewhere, as torch's gather and scatter want it."""
@@ -101,7 +101,7 @@ class Collective(Workload):
     """Short name of the elements' dtype."""
 
     name: ClassVar[str]
-    """In perfsuite.collectives: fixes factor and bound of the bandwidth."""
+    """In perfsuite.base.collectives: fixes factor and bound of the bandwidth."""
     divided: ClassVar[bool] = False
     """Whether S is the ranks' parts together, so that it divides by the number of ranks."""
     summed: ClassVar[bool] = False

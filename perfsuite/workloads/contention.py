@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import MeshShape
-from perfsuite.records import Work
-from perfsuite.workload import Rank, Step, Workload, Yardstick
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.result import Work
+from perfsuite.record.workload import Rank, Step, Workload, Yardstick
 from perfsuite.workloads.collective import AllReduce
 from perfsuite.workloads.collective_base import CollectiveStep
 from perfsuite.workloads.matmul import Matmul, MatmulStep

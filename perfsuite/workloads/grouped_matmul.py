@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar, Literal, get_args
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import MeshShape
-from perfsuite.records import Work
-from perfsuite.workload import Rank, Step, Workload, Yardstick
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.result import Work
+from perfsuite.record.workload import Rank, Step, Workload, Yardstick
 from perfsuite.workloads.kernels import require_dimensions, require_kernel
 from perfsuite.workloads.matmul import ProductStep
 from perfsuite.workloads.product import require_product

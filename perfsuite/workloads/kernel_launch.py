@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from perfsuite.errors import WrongResult
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import WrongResult
+from perfsuite.base.mesh import MeshShape
+from perfsuite.base.units import seconds_to_us
 from perfsuite.platforms.captured import captured_kernel_s
-from perfsuite.records import Work
-from perfsuite.units import seconds_to_us
-from perfsuite.workload import Rank, Step, Workload, Yardstick
+from perfsuite.record.result import Work
+from perfsuite.record.workload import Rank, Step, Workload, Yardstick
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from perfsuite.errors import InvalidParameter, UnsupportedCase, first_line
+from perfsuite.base.errors import InvalidParameter, UnsupportedCase, first_line
 
 if TYPE_CHECKING:
     import torch

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.workload import Rank, Step
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.record.workload import Rank, Step
 from perfsuite.workloads.kernels import require_kernel
 from perfsuite.workloads.matmul import MatrixProduct, ProductStep
 from perfsuite.workloads.product import require_product

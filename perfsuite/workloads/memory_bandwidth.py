@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from perfsuite.errors import InvalidParameter, UnsupportedCase, WrongResult
-from perfsuite.mesh import MeshShape
-from perfsuite.records import Work
-from perfsuite.units import format_bytes
-from perfsuite.workload import Rank, Step, Workload, Yardstick
+from perfsuite.base.errors import InvalidParameter, UnsupportedCase, WrongResult
+from perfsuite.base.mesh import MeshShape
+from perfsuite.base.units import format_bytes
+from perfsuite.record.result import Work
+from perfsuite.record.workload import Rank, Step, Workload, Yardstick
 from perfsuite.workloads.pattern import PRIME, Pattern, difference, fill, poison
 
 if TYPE_CHECKING:

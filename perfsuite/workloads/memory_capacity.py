@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from perfsuite.errors import InvalidParameter, UnsupportedCase, WrongResult
-from perfsuite.mesh import MeshShape
-from perfsuite.records import Work
-from perfsuite.units import MIB, format_bytes, gib
-from perfsuite.workload import Rank, Step, Workload, Yardstick
+from perfsuite.base.errors import InvalidParameter, UnsupportedCase, WrongResult
+from perfsuite.base.mesh import MeshShape
+from perfsuite.base.units import MIB, format_bytes, gib
+from perfsuite.record.result import Work
+from perfsuite.record.workload import Rank, Step, Workload, Yardstick
 
 if TYPE_CHECKING:
     import torch

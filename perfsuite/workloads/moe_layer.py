@@ -10,13 +10,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import MeshShape
 from perfsuite.models.moe import Moe
 from perfsuite.models.routing import nearest_skew
-from perfsuite.records import Work
+from perfsuite.record.result import Work
+from perfsuite.record.workload import ITEM_BYTES, Process, Rank, Step, Workload, Yardstick
 from perfsuite.strategies import expert
-from perfsuite.workload import ITEM_BYTES, Process, Rank, Step, Workload, Yardstick
 
 if TYPE_CHECKING:
     from perfsuite.workloads.moe_layer_ranks import LayerStep

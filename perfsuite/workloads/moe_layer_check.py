@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from perfsuite.errors import WrongResult
+from perfsuite.base.errors import WrongResult
 from perfsuite.strategies.base import parity_tolerance
 from perfsuite.workloads.moe_layer_ranks import WEIGHTS, LayerStep
 

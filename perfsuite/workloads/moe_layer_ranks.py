@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
-from perfsuite.collectives import busbw_factor
-from perfsuite.workload import Rank, Step
+from perfsuite.base.collectives import busbw_factor
+from perfsuite.record.workload import Rank, Step
 
 if TYPE_CHECKING:
     import torch

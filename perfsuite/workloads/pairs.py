@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar, Literal
 
-from perfsuite.errors import InvalidParameter, WrongResult
-from perfsuite.mesh import MeshShape
-from perfsuite.pairs import Pair, name_of
-from perfsuite.records import Work
-from perfsuite.workload import Rank, Step
+from perfsuite.base.errors import InvalidParameter, WrongResult
+from perfsuite.base.mesh import MeshShape
+from perfsuite.metrics.pairs import Pair, name_of
+from perfsuite.record.result import Work
+from perfsuite.record.workload import Rank, Step
 from perfsuite.workloads.collective_base import Collective, CollectiveStep, Endpoint, Extents, Segment, passing
 from perfsuite.workloads.pattern import difference, poison
 

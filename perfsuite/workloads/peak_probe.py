@@ -18,11 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import MeshShape
-from perfsuite.records import Work
-from perfsuite.units import MIB, gb_per_s, tflops
-from perfsuite.workload import DTYPES, CallableStep, Rank, Workload
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import MeshShape
+from perfsuite.base.units import MIB, gb_per_s, tflops
+from perfsuite.record.result import Work
+from perfsuite.record.workload import DTYPES, CallableStep, Rank, Workload
 from perfsuite.workloads.matmul import Matmul
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from perfsuite.errors import WrongResult
+from perfsuite.base.errors import WrongResult
 
 if TYPE_CHECKING:
     import torch

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from perfsuite.collectives import busbw_factor
-from perfsuite.errors import InvalidParameter, nearest_multiples
-from perfsuite.mesh import MeshShape
-from perfsuite.records import Work
-from perfsuite.workload import ITEM_BYTES, Rank, Step, Workload, Yardstick
+from perfsuite.base.collectives import busbw_factor
+from perfsuite.base.errors import InvalidParameter, nearest_multiples
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.result import Work
+from perfsuite.record.workload import ITEM_BYTES, Rank, Step, Workload, Yardstick
 from perfsuite.workloads.product import ROUNDING, require_product
 
 if TYPE_CHECKING:

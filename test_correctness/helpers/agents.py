@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from perfsuite.platforms import families
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.cluster import ClusterTransport
 from perfsuite.runtime.transports.launchers import detect_launch, launcher_variables
-from perfsuite.workload import Budget, FunctionWorkload
 
 ROOT = Path(__file__).parent.parent.parent
 PRELOAD = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")

@@ -1,4 +1,4 @@
-"""A rank without a worker: just enough of perfsuite.workload.Rank to build and check a workload in a test."""
+"""A rank without a worker: just enough of perfsuite.record.workload.Rank to build and check a workload in a test."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from perfsuite.mesh import MeshShape
-from perfsuite.step_records import Component, Traffic
-from perfsuite.workload import DTYPES, Purpose, Rank
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.step import Component, Traffic
+from perfsuite.record.workload import DTYPES, Purpose, Rank
 
 
 class BareRank:

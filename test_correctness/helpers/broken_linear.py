@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfsuite.workload import Rank
+from perfsuite.record.workload import Rank
 from perfsuite.workloads.tensor_linear import TensorLinear, TensorLinearStep
 
 

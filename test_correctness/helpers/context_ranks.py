@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
-from perfsuite.records import Work
-from perfsuite.workload import CallableStep, Rank, Workload
+from perfsuite.record.result import Work
+from perfsuite.record.workload import CallableStep, Rank, Workload
 
 BATCH, FEATURES = 2, 16
 

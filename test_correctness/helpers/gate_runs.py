@@ -8,7 +8,7 @@ import math
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import GateSettings
+from perfsuite.record.verdict import GateSettings
 
 WOBBLE = (0.0, 0.004, -0.003, 0.002, -0.004, 0.003, -0.001, 0.001)
 """Stored runs move by half a per cent, as on a quiet machine."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import gatekeeper, settling
-from perfsuite.arms import ArmFailed
-from perfsuite.records import Sample
+from perfsuite.record.result import Sample
+from perfsuite.run import gatekeeper, settling
+from perfsuite.run.arms import ArmFailed
 from test_correctness.helpers.scripted_driver import measurement, repository
 
 CASES = """

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
 from perfsuite.history.session import CasePoint, HistorySession, line_of
-from perfsuite.run_record import Revision
+from perfsuite.record.run import Revision
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from perfsuite.base.errors import PerfsuiteError
 from perfsuite.cli import main as cli
-from perfsuite.errors import PerfsuiteError
-from perfsuite.gate.verdict import Effect, Finding, Verdict
 from perfsuite.journal import Header, read_journal
 from perfsuite.journal_writer import JournalWriter
-from perfsuite.records import Peak, Peaks
-from perfsuite.run_record import GateRecord, Revision, RunEnd
+from perfsuite.record.result import Peak, Peaks
+from perfsuite.record.run import GateRecord, Revision, RunEnd
+from perfsuite.record.verdict import Effect, Finding, Verdict
 from test_correctness.helpers.pages import everything
 
 TEXT = (

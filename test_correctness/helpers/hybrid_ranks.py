@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfsuite import models
-from perfsuite.errors import WrongResult
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import WrongResult
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.workload import Rank, Step, Workload
 from perfsuite.strategies import Plan
-from perfsuite.workload import Rank, Step, Workload
 from perfsuite.workloads.training.parity import TrainParity
 from perfsuite.workloads.training.train_step import TrainStep
 

@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 
-from perfsuite.errors import UnsupportedCase
+from perfsuite.base.errors import UnsupportedCase
 
 
 def plain(rank):

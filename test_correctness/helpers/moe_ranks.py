@@ -9,9 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from perfsuite.errors import WrongResult
+from perfsuite.base.errors import WrongResult
 from perfsuite.models.moe import Moe
-from perfsuite.workload import FunctionWorkload, Process
+from perfsuite.record.workload import FunctionWorkload, Process
 
 SMALL = Moe(
     name="moe-small", layers=1, width=16, heads=2, kv_heads=2, hidden=24, sequence_length=16, experts=4, top_k=2

@@ -6,10 +6,10 @@ import dataclasses
 import html.parser
 
 from perfsuite.platforms import load_catalog
-from perfsuite.records import Metric, Peak, Result, Work
+from perfsuite.record.result import Metric, Peak, Result, Work
+from perfsuite.record.run import RunRecord
 from perfsuite.reports.page import page
 from perfsuite.reports.page.runs import material_of, run_of_record
-from perfsuite.run_record import RunRecord
 from perfsuite.schedules import make_schedule
 from test_correctness.helpers.pipelines import measured as timeline_of
 from test_correctness.helpers.report_runs import gpt, llama, measurement, opensora

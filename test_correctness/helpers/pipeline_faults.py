@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from perfsuite.workload import Step
+from perfsuite.record.workload import Step
 from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
 from perfsuite.workloads.training.parity import TrainParity
 

@@ -7,12 +7,12 @@ import random
 from typing import Any
 
 from perfsuite.metrics import derive
-from perfsuite.records import Peaks, Record, Result, Work
+from perfsuite.record.result import Peaks, Record, Result, Work
+from perfsuite.record.step import Timeline
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Job
 from perfsuite.schedules import Schedule, StageTimes, make_schedule, simulate
 from perfsuite.schedules.action import Action
-from perfsuite.step_records import Timeline
-from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers.scripted_driver import measurement
 
 METRICS = ("bubble_ratio", "bubble_to_ideal_ratio", "in_flight_micro_batches")

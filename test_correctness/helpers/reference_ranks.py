@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from perfsuite.errors import WrongResult
+from perfsuite.base.errors import WrongResult
 from perfsuite.workloads import collective
 from perfsuite.workloads.collective_base import Collective, CollectiveStep
 from test_correctness.helpers.bare_rank import BareRank

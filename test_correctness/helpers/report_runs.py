@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from perfsuite.decoding import to_json
-from perfsuite.mesh import MeshShape
+from perfsuite.base.codec import to_json
+from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.platforms import load_catalog
-from perfsuite.records import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Record, Result, Sample
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Record, Result, Sample
+from perfsuite.record.step import SpanTotal, Timeline, TimelineEvent
 from perfsuite.reports.tables.recording import recording_of
 from perfsuite.reports.tables.report import report
 from perfsuite.reports.tables.styles import STYLES
-from perfsuite.step_records import SpanTotal, Timeline, TimelineEvent
 from perfsuite.workloads.training.train_step import TrainStep
 
 CLOCK = ClockFacts(name="cuda.Event", resolution_s=5e-8, cost_s=1e-7)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from perfsuite.gate.verdict import Effect, Finding, Verdict
 from perfsuite.metrics import derive
-from perfsuite.records import Metric, Peak, Peaks, Result, Work
-from perfsuite.run_record import GateRecord, RunEnd, RunRecord
+from perfsuite.record.result import Metric, Peak, Peaks, Result, Work
+from perfsuite.record.run import GateRecord, RunEnd, RunRecord
+from perfsuite.record.verdict import Effect, Finding, Verdict
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Job
-from perfsuite.workload import Budget, FunctionWorkload
 from test_correctness.helpers.scripted_driver import measurement
 
 PEAK = Peak(value=0.772, unit="TFLOPS", source="measured here", kind="measured")

@@ -9,8 +9,8 @@ from functools import cache
 from hypothesis import strategies as st
 
 from perfsuite.metrics.pipeline import COMPUTE
+from perfsuite.record.step import Timeline, TimelineEvent
 from perfsuite.schedules import SCHEDULES, make_schedule
-from perfsuite.step_records import Timeline, TimelineEvent
 
 
 @st.composite

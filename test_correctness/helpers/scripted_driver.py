@@ -12,7 +12,7 @@ import pytest
 
 from perfsuite.plugin import gating, launch
 from perfsuite.plugin.suite import Suite
-from perfsuite.records import ClockFacts, Measurement, RankFacts, Record, Sample
+from perfsuite.record.result import ClockFacts, Measurement, RankFacts, Record, Sample
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.peak_probe import PeakProbe
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from perfsuite.mesh import MeshShape
-from perfsuite.records import Work
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.result import Work
+from perfsuite.record.workload import Budget, CallableStep, Process, Purpose, Rank, Workload, as_step
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.workload import Budget, CallableStep, Process, Purpose, Rank, Workload, as_step
 
 ONCE = Budget(smoke=True, timeout_s=300.0)
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import UnsupportedCase
+from perfsuite.base.errors import UnsupportedCase
 from perfsuite.platforms import Host, Machine, detect_machine, families, fingerprint, load_catalog
-from perfsuite.records import Measurement, Work
+from perfsuite.record.result import Measurement, Work
+from perfsuite.record.workload import Budget, CallableStep, Step, Workload
+from perfsuite.run.session import PerfSession
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.session import PerfSession
-from perfsuite.workload import Budget, CallableStep, Step, Workload
 from simmusa import build
 from simmusa.costs import VARIABLE, Costs
 

@@ -8,9 +8,9 @@ import sys
 import time
 from dataclasses import dataclass
 
-from perfsuite.errors import UnsupportedCase
-from perfsuite.records import Work
-from perfsuite.workload import Step, Workload
+from perfsuite.base.errors import UnsupportedCase
+from perfsuite.record.result import Work
+from perfsuite.record.workload import Step, Workload
 
 
 def add_up(rank, elements=1024):

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perfsuite.errors import UnsupportedCase
+from perfsuite.base.errors import UnsupportedCase
 from perfsuite.strategies.ddp import Ddp
 
 CALLS = 2

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from perfsuite.workload import Step
+from perfsuite.record.workload import Step
 from perfsuite.workloads.training.on_rank import TrainingStep
 from perfsuite.workloads.training.train_step import TrainStep
 

@@ -18,7 +18,7 @@ from perfsuite.audit.quantities import (
 )
 from perfsuite.audit.rule import Hit, Rule
 from perfsuite.audit.table import AuditTable, Row, Value
-from perfsuite.collectives import TRAFFIC, busbw_factor
+from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.published.numbers import Interval
 
 TERA = Fraction(10**12)

@@ -16,7 +16,7 @@ import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from perfsuite.errors import InvalidParameter, did_you_mean
+from perfsuite.base.errors import InvalidParameter, did_you_mean
 from perfsuite.published.recipes import gpt, language, long_and_wide, video
 from perfsuite.published.recipes.recipe import Recipe
 

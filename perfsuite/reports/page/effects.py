@@ -10,14 +10,14 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
+from perfsuite.base.units import plural
 from perfsuite.baselines.summarise import changed_settings
 from perfsuite.gate.describe import word
-from perfsuite.gate.verdict import TIME, Verdict
+from perfsuite.record.verdict import TIME, Verdict
 from perfsuite.reports.page.blocks import Tone
 from perfsuite.reports.page.material import CaseChange, PageCase
 from perfsuite.reports.page.numbers import duration
 from perfsuite.statistics.student import t_quantile
-from perfsuite.units import plural
 
 LEAST_RUNS = 3
 """Of fewer runs nobody knows how they spread."""

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfsuite.baselines.summarise import changed_settings
-from perfsuite.gate.verdict import Verdict
 from perfsuite.platforms import DeviceModel
-from perfsuite.records import Measurement, Metric, Peak, Result, Work
+from perfsuite.record.result import Measurement, Metric, Peak, Result, Work
+from perfsuite.record.run import RunRecord
+from perfsuite.record.verdict import Verdict
 from perfsuite.reports.notable import Notable
 from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.page.blocks import Tone
 from perfsuite.reports.stored import StoredResult
 from perfsuite.reports.tables.markdown import Grid
 from perfsuite.reports.tables.settings import class_of
-from perfsuite.run_record import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from perfsuite.base.units import KIB, TIB
 from perfsuite.metrics.spec import significant
-from perfsuite.units import KIB, TIB
 
 _POWERS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u"), (1e-9, "n"))
 

@@ -16,8 +16,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from perfsuite.errors import ConfigurationError
-from perfsuite.files import write_file
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.files import write_file
 from perfsuite.reports.hosts import numbered
 from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.page.blocks import Chart, Charts, Section

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
+from perfsuite.base.masking import masked_words
 from perfsuite.baselines.baseline import Baseline
-from perfsuite.masking import masked_words
 from perfsuite.platforms import DeviceModel
-from perfsuite.records import Result
+from perfsuite.record.result import Result
+from perfsuite.record.run import RunRecord
 from perfsuite.reports.hosts import hosts_of
 from perfsuite.reports.notable import notable
 from perfsuite.reports.page.effects import changes_between, changes_of_verdicts
 from perfsuite.reports.page.material import CaseChange, Material, PageCase, Run, case_of_result, joined
 from perfsuite.reports.page.numbers import duration
 from perfsuite.reports.stored import stored_result
-from perfsuite.run_record import RunRecord
 
 
 def run_of_record(record: RunRecord, device: DeviceModel | None) -> Run:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from perfsuite.text import printable
+from perfsuite.base.text import printable
 
 LONGEST = 600
 """Characters of one line on a page; a longer one loses its middle."""

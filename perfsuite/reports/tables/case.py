@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from perfsuite.base.units import seconds_to_us
 from perfsuite.metrics.memory import residence
 from perfsuite.metrics.spec import devices_used
-from perfsuite.records import Result
+from perfsuite.record.result import Result
+from perfsuite.record.step import Component, Traffic
 from perfsuite.reports.scaling import ranks_in, without_ranks
 from perfsuite.reports.stored import StoredResult
 from perfsuite.reports.tables.case_names import name_in
 from perfsuite.reports.tables.recipe_ids import is_recipe
 from perfsuite.reports.tables.settings import class_of, kernel_of, schedule_place, settings_of, sizes_of, whole
-from perfsuite.step_records import Component, Traffic
-from perfsuite.units import seconds_to_us
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from perfsuite.metrics.spec import significant
 from perfsuite.published.lookup import shipped
-from perfsuite.records import Peak
+from perfsuite.record.result import Peak
 from perfsuite.reports.tables.markdown import Grid
 
 _HARDWARE = (

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from perfsuite.base.text import code_text
+from perfsuite.base.units import GIB, readable_unit
 from perfsuite.gate.physics import speed_up_violation
 from perfsuite.metrics.spec import significant
 from perfsuite.reports.scaling import without_ranks
@@ -16,8 +18,6 @@ from perfsuite.reports.tables.published import PublishedLine, published_of
 from perfsuite.reports.tables.recipe_ids import id_of_row, plain_id
 from perfsuite.reports.tables.recording import ReportCases
 from perfsuite.reports.tables.spec import CASE, ColumnSpec, Style, TableSpec
-from perfsuite.text import code_text
-from perfsuite.units import GIB, readable_unit
 
 # Why a cell of a measured case is empty.
 

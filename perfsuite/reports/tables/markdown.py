@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from unicodedata import east_asian_width
 
-from perfsuite.text import escaped
+from perfsuite.base.text import escaped
 
 _NUMBER = re.compile(r"-?[\d.]+(e-?\d+)?( \[[MRX?]+\])?( vs .*| \(base\))?")
 """A figure, its label, what it is counted from."""

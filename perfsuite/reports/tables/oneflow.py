@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from perfsuite.base.text import code_text
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.case_names import case_name
 from perfsuite.reports.tables.spec import DP, GLOBAL, LAYOUT, PP, SAMPLES, TP, ColumnSpec, Style, TableSpec, setting
-from perfsuite.text import code_text
 
 
 def is_of_grid(case: TableCase) -> bool:

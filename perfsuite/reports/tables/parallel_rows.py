@@ -7,16 +7,16 @@ import functools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from perfsuite.collectives import TRAFFIC, busbw_factor
-from perfsuite.errors import PerfsuiteError
-from perfsuite.mesh import AXES, MeshShape
+from perfsuite.base.collectives import TRAFFIC, busbw_factor
+from perfsuite.base.errors import PerfsuiteError
+from perfsuite.base.mesh import AXES, MeshShape
+from perfsuite.base.units import gb_per_s
 from perfsuite.metrics.spec import significant
 from perfsuite.published.lookup import shipped
 from perfsuite.published.records import PublishedTable
+from perfsuite.record.step import Traffic
 from perfsuite.reports.tables.case import TableCase
-from perfsuite.step_records import Traffic
 from perfsuite.strategies.traffic import Call
-from perfsuite.units import gb_per_s
 
 
 def _grouped(cases: Iterable[TableCase], *names: str) -> list[list[TableCase]]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.platforms import DeviceModel
-from perfsuite.records import Result
+from perfsuite.record.result import Result
 from perfsuite.reports.pairs import pair_grids
 from perfsuite.reports.tables.case import TableCase, from_result, unmeasured
 from perfsuite.reports.tables.markdown import Grid

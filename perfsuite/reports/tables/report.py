@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.text import code_text, without_paths
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.environment import environment_grids, peaks_grid, topology_lines
 from perfsuite.reports.tables.grids import grids_of
@@ -16,7 +17,6 @@ from perfsuite.reports.tables.recording import Recording, ReportCases, gathered
 from perfsuite.reports.tables.spec import Style
 from perfsuite.reports.tables.speed_ups import scaled
 from perfsuite.reports.tables.styles import STYLES
-from perfsuite.text import code_text, without_paths
 
 _NAMED = 4
 """Cases without a row that are named for each reason."""

@@ -7,11 +7,11 @@ import math
 import re
 from pathlib import Path
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.files import make_folder, write_file
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.files import make_folder, write_file
+from perfsuite.record.step import Timeline
 from perfsuite.reports.timelines.picture import timeline_svg
 from perfsuite.reports.timelines.write import trace_text
-from perfsuite.step_records import Timeline
 
 TRACE, PICTURE = ".trace.json", ".svg"
 _LONGEST = 120

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from perfsuite.files import write_file
-from perfsuite.text import printable
+from perfsuite.base.files import write_file
+from perfsuite.base.text import printable
 
 INDEX = "index.html"
 _HEAD = (

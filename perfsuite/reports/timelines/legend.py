@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
+from perfsuite.base.units import format_seconds
 from perfsuite.metrics.pipeline import bubble_ratio, bubble_to_ideal, step_bounds_s
+from perfsuite.record.step import Timeline
 from perfsuite.reports.timelines import shapes as draw
 from perfsuite.schedules.catalog import SCHEDULES, formula_bubble
 from perfsuite.schedules.replay import replay
-from perfsuite.step_records import Timeline
-from perfsuite.units import format_seconds
 
 _NAMES = {
     "forward": "forward",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from xml.etree import ElementTree
 
+from perfsuite.base.units import format_seconds
 from perfsuite.metrics.pipeline import COMPUTE, busy_s, in_flight_micro_batches, step_bounds_s
+from perfsuite.record.step import Timeline, TimelineEvent
 from perfsuite.reports.timelines import legend
 from perfsuite.reports.timelines import shapes as draw
-from perfsuite.step_records import Timeline, TimelineEvent
-from perfsuite.units import format_seconds
 
 _NARROWEST, _WIDEST = 700, 6000
 """Pixels of the step: less looks lost, more does not fit what browsers show well."""

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from xml.etree import ElementTree
 
 from perfsuite.metrics.pipeline import COMPUTE
+from perfsuite.record.step import Timeline
 from perfsuite.schedules.action import LETTERS
-from perfsuite.step_records import Timeline
 
 LEFT, RIGHT, TOP, BOTTOM = 70, 160, 88, 44
 """Margins round the lanes, pixels."""

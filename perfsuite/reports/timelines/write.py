@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from perfsuite.base.units import seconds_to_us
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, bubble_to_ideal, step_bounds_s
-from perfsuite.step_records import Timeline, TimelineEvent
-from perfsuite.units import seconds_to_us
+from perfsuite.record.step import Timeline, TimelineEvent
 
 _TRACKS = ("compute", "wait", "messages")
 """Tracks of a rank; a track's number is its thread id."""

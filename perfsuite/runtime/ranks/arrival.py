@@ -22,9 +22,9 @@ from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.platforms.base import DeviceCode
-from perfsuite.records import Sample
+from perfsuite.record.result import Sample
 
 _FEWEST, _MOST = 3, 5
 """Iterations that are watched: a median needs three, and more than five tell no more."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.mesh import DATA_AXES, DATA_PARALLEL, MeshShape
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import DATA_AXES, DATA_PARALLEL, MeshShape
 
 _ALONE = "dp"
 """An axis of one rank, for what torch spreads over data-parallel ranks where there are none."""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsuite.errors import CaseError, UnsupportedCase
+from perfsuite.base.errors import CaseError, UnsupportedCase
 from perfsuite.platforms.host import Host
 from perfsuite.runtime.ranks.host_cores import Core, node_of_device
 

@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from perfsuite.decoding import to_json
+from perfsuite.base.codec import to_json
 from perfsuite.platforms.base import DeviceCode
+from perfsuite.record.step import Component, Traffic
+from perfsuite.record.workload import DTYPES, Purpose, require_dtype
 from perfsuite.runtime.ranks.meshes import Meshes
 from perfsuite.runtime.ranks.record_keeper import RecordKeeper
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timeline import StepKeeper
-from perfsuite.step_records import Component, Traffic
-from perfsuite.workload import DTYPES, Purpose, require_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Membership:
 
 
 class WorkerRank:
-    """The :class:`perfsuite.workload.Rank` of one build on one worker."""
+    """The :class:`perfsuite.record.workload.Rank` of one build on one worker."""
 
     def __init__(
         self, member: Membership, meshes: Meshes, purpose: Purpose, spans: SpanRecorder, records: RecordKeeper

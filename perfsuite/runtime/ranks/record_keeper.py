@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.metrics import REGISTRY
-from perfsuite.own_metrics import MEANING, OwnMetric, agreed
-from perfsuite.workload import Workload
+from perfsuite.record.own_metrics import MEANING, OwnMetric, agreed
+from perfsuite.record.workload import Workload
 
 _COMBINE: Mapping[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = MappingProxyType(
     {"max": (max, torch.maximum), "min": (min, torch.minimum)}

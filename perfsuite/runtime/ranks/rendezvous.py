@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-defined]  # exported at run time
 
-from perfsuite.errors import CaseError
+from perfsuite.base.errors import CaseError
 
 GROUP_TIMEOUT = timedelta(days=20)
 """Of every process group and store: no rank gives up before the driver, which at the deadline of a case sees where each

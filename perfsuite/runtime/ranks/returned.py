@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from perfsuite.errors import InvalidParameter
-from perfsuite.workload import Step
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.record.workload import Step
 
 LOOKED_AT = 32
 """Iterations of the warm-up after which the returned values are no longer looked at."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from perfsuite.metrics.pipeline import COMPUTE
-from perfsuite.records import Sample
+from perfsuite.record.result import Sample
 
 MESSAGES = ("send", "receive")
 """Only posted: moments, not spans."""

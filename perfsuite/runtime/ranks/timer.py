@@ -26,14 +26,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from perfsuite import garbage
-from perfsuite.records import Sample
+from perfsuite.base import garbage
+from perfsuite.record.result import Sample
+from perfsuite.record.workload import Budget, Yardstick
 from perfsuite.runtime.ranks.effort import Effort
 from perfsuite.runtime.ranks.rank import Membership
 from perfsuite.runtime.ranks.returned import LOOKED_AT, Iteration
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.yardstick import Control, Doing, make_control
-from perfsuite.workload import Budget, Yardstick
 
 _CLOCK_MARGIN = 100
 _BARRIER_MARGIN = 20

@@ -17,18 +17,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # exported at run time
 
-from perfsuite.decoding import to_json
-from perfsuite.errors import CaseError
-from perfsuite.mesh import MeshShape
+from perfsuite.base.codec import to_json
+from perfsuite.base.errors import CaseError
+from perfsuite.base.mesh import MeshShape
+from perfsuite.base.units import seconds_to_us
 from perfsuite.metrics.spec import HOST_BOUND
-from perfsuite.own_metrics import OwnMetric
 from perfsuite.platforms import device_code
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.platforms.captured import captured_kernel_s
 from perfsuite.platforms.cgroups import read_throttling, throttled_share
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.instruments import instruments
-from perfsuite.records import ClockFacts, Sample
+from perfsuite.record.own_metrics import OwnMetric
+from perfsuite.record.result import ClockFacts, Sample
+from perfsuite.record.workload import Budget, Step, Workload, as_step
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.protocol import TIMING
 from perfsuite.runtime.ranks import placement
@@ -52,8 +54,6 @@ from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timer import Samples, Timer
 from perfsuite.runtime.reference import resolve
 from perfsuite.runtime.transports.base import WRAPPER, Message
-from perfsuite.units import seconds_to_us
-from perfsuite.workload import Budget, Step, Workload, as_step
 
 
 class Worker:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from perfsuite.platforms.base import DeviceCode
-from perfsuite.workload import UNLIKE, Yardstick
+from perfsuite.record.workload import UNLIKE, Yardstick
 
 _WORKS, _WAITS = 0.5, 0.9
 """A step works where it does so for more than the first share of its time, and waits where it works for less than the

@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from perfsuite.errors import LaunchError, RanksFailed
+from perfsuite.base.errors import LaunchError, RanksFailed
 from perfsuite.runtime import scratch
 from perfsuite.runtime.transports.base import Event, Message
 from perfsuite.runtime.transports.door import reach_driver

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from perfsuite.errors import AgentLost, RanksFailed
+from perfsuite.base.errors import AgentLost, RanksFailed
 from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.transports.base import Event, Message, Place, Transport
 from perfsuite.runtime.transports.exchange import Arrival

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfsuite.errors import LaunchError
+from perfsuite.base.errors import LaunchError
 from perfsuite.runtime.transports.base import Message
 from perfsuite.runtime.transports.frames import AgentHandshake, DriverHandshake, Introduction, Refused, SessionKeys
 from perfsuite.runtime.transports.keys import Meeting

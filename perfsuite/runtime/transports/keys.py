@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from perfsuite.errors import LaunchError
+from perfsuite.base.errors import LaunchError
 from perfsuite.runtime.scratch import hold, keys_home, make_directory
 from perfsuite.runtime.transports.launchers import Launch
 

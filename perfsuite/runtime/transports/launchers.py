@@ -2,7 +2,7 @@
 
 A launcher is recognised by the variables that it alone sets, in the order torchrun, Open MPI, Slurm step, ``env://``
 variables: the inner one of nested launchers wins.  An environment that says two things, or too little, is refused with
-a :class:`~perfsuite.errors.LaunchError` and never guessed at: ranks that disagree about their number hang.
+a :class:`~perfsuite.base.errors.LaunchError` and never guessed at: ranks that disagree about their number hang.
 
 A launch of one process is no cluster.  It is treated like a run without a launcher: rank processes are started on this
 host, as many as a case asks for.
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsuite.errors import LaunchError
+from perfsuite.base.errors import LaunchError
 
 Launcher = Literal["torchrun", "openmpi", "slurm", "env"]
 Environ = Mapping[str, str]

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from perfsuite.errors import ConfigurationError, RanksFailed
+from perfsuite.base.errors import ConfigurationError, RanksFailed
 from perfsuite.runtime import protocol
 from perfsuite.runtime.cut import LOG_BYTES
 from perfsuite.runtime.ranks.placement import allowed_cores

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from socket import gethostname, socket
 from typing import Any
 
-from perfsuite.errors import LaunchError
+from perfsuite.base.errors import LaunchError
 from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.transports.base import Message
 from perfsuite.runtime.transports.door import Door, why_unresolved

@@ -13,15 +13,15 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from perfsuite.errors import UnsupportedCase, first_line
+from perfsuite.base.errors import UnsupportedCase, first_line
 from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.attention_module import BACKENDS, Core, chosen_backend, repeat_heads
 from perfsuite.models.language_module import LanguageModule
 from perfsuite.platforms.attention import attention_kernels
+from perfsuite.record.workload import Rank
 from perfsuite.strategies.context.places import ContextMethod, places
 from perfsuite.strategies.context.ring import RingCore
 from perfsuite.strategies.deepspeed.zero import require_deepspeed
-from perfsuite.workload import Rank
 
 # Ulysses (Jacobs et al. 2023): ranks exchange tokens for heads, each attends over all tokens with its heads.
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from perfsuite.errors import UnsupportedCase
+from perfsuite.base.errors import UnsupportedCase
 from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.attention_module import repeat_heads
 from perfsuite.platforms.attention import Attended, AttentionBlock, AttentionKernel

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from perfsuite.errors import InvalidParameter, nearest_multiples
+from perfsuite.base.errors import InvalidParameter, nearest_multiples
 
 ContextMethod = Literal["zigzag", "ring", "ulysses", "torch", "deepspeed"]
 """zigzag, ring: keys travel around the ranks; ulysses: heads are spread instead of tokens while attention runs; torch:

@@ -8,8 +8,8 @@ from torch import nn
 
 from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.attention_module import Core
+from perfsuite.record.workload import Rank
 from perfsuite.strategies.deepspeed.engine import start
-from perfsuite.workload import Rank
 
 _BATCH_DIM, _TOKENS_DIM, _HEADS_DIM = 0, 1, 2
 

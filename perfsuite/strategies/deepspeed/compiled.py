@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from perfsuite.errors import ConfigurationError
-from perfsuite.files import why_not_private
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.files import why_not_private
 
 
 @contextmanager

@@ -19,12 +19,12 @@ import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad  # type: ignore[import-untyped] # as above
 
 from perfsuite.models.layers import TrainingModule, fill_parameter
+from perfsuite.record.workload import Rank
 from perfsuite.strategies.base import Plan
 from perfsuite.strategies.deepspeed import ds_config
 from perfsuite.strategies.deepspeed.accelerator import use_device
 from perfsuite.strategies.deepspeed.compiled import load_compiled
 from perfsuite.strategies.trainer import Batch, Trainer, new_whole_module, use_reentrant_checkpoints
-from perfsuite.workload import Rank
 
 if TYPE_CHECKING:
     from perfsuite.strategies.deepspeed.zero import Zero

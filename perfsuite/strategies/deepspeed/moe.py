@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from deepspeed.moe.layer import MoE  # type: ignore[import-untyped] # DeepSpeed has no types
 from torch import nn
 
+from perfsuite.record.workload import Rank
 from perfsuite.strategies.deepspeed.engine import start
-from perfsuite.workload import Rank
 
 if TYPE_CHECKING:
     from perfsuite.models.moe import Moe

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from perfsuite.errors import InvalidParameter, UnsupportedCase
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter, UnsupportedCase
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.workload import Process, Rank
 from perfsuite.strategies.base import Plan, Strategy, require_choice
 from perfsuite.strategies.deepspeed import ds_config
-from perfsuite.workload import Process, Rank
 
 if TYPE_CHECKING:
     from perfsuite.strategies.trainer import Trainer

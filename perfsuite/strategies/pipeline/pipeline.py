@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from perfsuite.collectives import receives_first
-from perfsuite.errors import PerfsuiteError, UnsupportedCase
+from perfsuite.base.collectives import receives_first
+from perfsuite.base.errors import PerfsuiteError, UnsupportedCase
+from perfsuite.record.workload import Rank
 from perfsuite.schedules import Action, Kind, Order, Schedule
 from perfsuite.strategies.pipeline.watch import Watch
-from perfsuite.workload import Rank
 
 _KINDS: Mapping[Kind, str] = MappingProxyType(
     {

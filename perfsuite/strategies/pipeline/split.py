@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.models.base import Model
 from perfsuite.models.language import LanguageModel
 from perfsuite.schedules import Split, balance, split_costs

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from perfsuite.workload import Rank
+from perfsuite.record.workload import Rank
 
 _COMPUTE = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
 _SENDS = ("get_fwd_send_ops", "get_bwd_send_ops")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfsuite.errors import WrongResult
-from perfsuite.workload import Rank
+from perfsuite.base.errors import WrongResult
+from perfsuite.record.workload import Rank
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from perfsuite.errors import WrongResult
-from perfsuite.workload import Rank, Step
+from perfsuite.base.errors import WrongResult
+from perfsuite.record.workload import Rank, Step
 from perfsuite.workloads.training.exposed import ExposedStep
 from perfsuite.workloads.training.memory import MemoryStep, Observed
 from perfsuite.workloads.training.traffic import TrafficStep

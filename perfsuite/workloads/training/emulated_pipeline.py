@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perfsuite.errors import InvalidParameter, UnsupportedCase
-from perfsuite.mesh import MeshShape
-from perfsuite.records import Work
+from perfsuite.base.errors import InvalidParameter, UnsupportedCase
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.result import Work
+from perfsuite.record.workload import Rank, Step, Workload, Yardstick
 from perfsuite.schedules import Schedule, make_schedule
-from perfsuite.workload import Rank, Step, Workload, Yardstick
 from perfsuite.workloads.training import names
 from perfsuite.workloads.training.agreement import raise_alike
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perfsuite.record.workload import Rank, Step
 from perfsuite.strategies.base import EXACT_TOLERANCE
-from perfsuite.workload import Rank, Step
 
 if TYPE_CHECKING:
     import torch

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from perfsuite.mesh import MeshShape
+from perfsuite.base.mesh import MeshShape
+from perfsuite.record.workload import Rank
 from perfsuite.statistics.student import ratio_interval
 from perfsuite.strategies import Strategy
 from perfsuite.strategies.traffic import OTHER
-from perfsuite.workload import Rank
 from perfsuite.workloads.training.agreement import raise_alike, texts_of_all
 from perfsuite.workloads.training.clock import clock_of
 from perfsuite.workloads.training.memory import Observed

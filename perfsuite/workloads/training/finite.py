@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from perfsuite.workload import Rank
+from perfsuite.record.workload import Rank
 from perfsuite.workloads.training.agreement import texts_of_all
 
 if TYPE_CHECKING:

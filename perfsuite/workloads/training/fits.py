@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from perfsuite.mesh import MeshShape
-from perfsuite.units import GIB
+from perfsuite.base.mesh import MeshShape
+from perfsuite.base.units import GIB
 from perfsuite.workloads.training.train_step import TrainStep
 
 STATE_BYTES = 16

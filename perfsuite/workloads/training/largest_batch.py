@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from perfsuite.errors import InvalidParameter, OutOfMemory, UnsupportedCase
-from perfsuite.records import Measurement, Record
-from perfsuite.units import gib
-from perfsuite.workload import Probe, Rank, Step, Workload
+from perfsuite.base.errors import InvalidParameter, OutOfMemory, UnsupportedCase
+from perfsuite.base.units import gib
+from perfsuite.record.result import Measurement, Record
+from perfsuite.record.workload import Probe, Rank, Step, Workload
 from perfsuite.workloads.training import names
 from perfsuite.workloads.training.batch_search import (
     Largest,

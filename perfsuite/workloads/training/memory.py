@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from perfsuite.workload import Rank, Step
+from perfsuite.record.workload import Rank, Step
 from perfsuite.workloads.training.memory_ledger import Ledger, ledger_of, parts_against_peak, storage_bytes
 from perfsuite.workloads.training.on_rank import TrainingStep
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from perfsuite.errors import WrongResult
+from perfsuite.base.errors import WrongResult
+from perfsuite.record.workload import Rank, Step
 from perfsuite.strategies import expert
-from perfsuite.workload import Rank, Step
 from perfsuite.workloads.training.agreement import texts_of_all
 from perfsuite.workloads.training.finite import FirstStep, tell_first
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from perfsuite import models, strategies
-from perfsuite.errors import WrongResult
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import WrongResult
+from perfsuite.base.mesh import MeshShape
 from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.base import Checkpointing
 from perfsuite.platforms.registry import family_class
-from perfsuite.records import Work
+from perfsuite.record.result import Work
+from perfsuite.record.workload import DTYPES, Process, Rank, Step, Workload
 from perfsuite.strategies import Plan, Strategy
-from perfsuite.workload import DTYPES, Process, Rank, Step, Workload
 from perfsuite.workloads.training.agreement import raise_alike, texts_of_all
 
 if TYPE_CHECKING:

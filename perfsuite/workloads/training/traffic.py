@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perfsuite.step_records import Component, Traffic
+from perfsuite.record.step import Component, Traffic
 from perfsuite.strategies.traffic import PARTS, PIPELINE, Call
 from perfsuite.workloads.training.agreement import raise_alike, texts_of_all
 from perfsuite.workloads.training.clock import clock_of

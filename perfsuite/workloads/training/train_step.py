@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from perfsuite import models, strategies
-from perfsuite.errors import InvalidParameter, nearest_multiples
-from perfsuite.mesh import MeshShape
+from perfsuite.base.errors import InvalidParameter, nearest_multiples
+from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import TIMED
 from perfsuite.metrics.flop_conventions import FROZEN, Transformer, count_all
 from perfsuite.models.attention import AttentionMethod, require_attention
 from perfsuite.models.base import Checkpointing, Model, require_checkpointing
 from perfsuite.models.dataset import Dataset, generate, read
-from perfsuite.records import Training, Work
+from perfsuite.record.result import Training, Work
+from perfsuite.record.workload import Process, Purpose, Rank, Step, Workload, Yardstick
 from perfsuite.strategies import Plan, Strategy
 from perfsuite.strategies.deepspeed import ds_config
-from perfsuite.workload import Process, Purpose, Rank, Step, Workload, Yardstick
 from perfsuite.workloads.training import names
 
 if TYPE_CHECKING:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from perfsuite.base.text import without_paths
+from perfsuite.base.units import plural
 from perfsuite.gate.describe import describe, word
 from perfsuite.metrics.spec import significant
-from perfsuite.records import Measurement, Metric
+from perfsuite.record.result import Measurement, Metric
 from perfsuite.reports.page.blocks import OPEN_ROWS, CaseRow, CaseTable, Section
 from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.numbers import duration, scaled
-from perfsuite.text import without_paths
-from perfsuite.units import plural
 
 _ROWS_BYTES, _DETAILS_BYTES = 2_600_000, 900_000
 """What rows and what details may take of the page's 5 MB; details of what failed and of slow cases come first."""

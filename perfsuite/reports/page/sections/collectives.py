@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from perfsuite.collectives import busbw_factor
-from perfsuite.records import Result
+from perfsuite.base.collectives import busbw_factor
+from perfsuite.base.units import plural
+from perfsuite.record.result import Result
 from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives
 from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table, Words
 from perfsuite.reports.page.charts import rows
@@ -18,7 +19,6 @@ from perfsuite.reports.page.sections.device import share
 from perfsuite.reports.pairs import PairMatrix, pair_grids, pair_matrices
 from perfsuite.reports.tables.markdown import Grid
 from perfsuite.reports.tables.settings import kernel_of
-from perfsuite.units import plural
 
 # Every pair of ranks: the matrix of its figures beside a picture of how much longer each takes than its like.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from perfsuite.records import ABOVE_MEASURED_PEAK, Peak
+from perfsuite.record.result import ABOVE_MEASURED_PEAK, Peak
+from perfsuite.record.workload import ITEM_BYTES
 from perfsuite.reports.page.blocks import Block, Chart, Charts, Printed, Section, Table, Words
 from perfsuite.reports.page.charts import curves, rows
 from perfsuite.reports.page.charts.look import labels
@@ -13,7 +14,6 @@ from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.numbers import duration, scaled
 from perfsuite.reports.page.sections.cut import MOST_BARS, MOST_ROWS, grid, left_out, spread_out
 from perfsuite.statistics.robust import median
-from perfsuite.workload import ITEM_BYTES
 
 _MOST_DEVICES = 16
 _MOST_POINTS = 120

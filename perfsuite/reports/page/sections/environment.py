@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from perfsuite.base.text import without_paths
 from perfsuite.reports.page.blocks import Block, Section, Table, Words
 from perfsuite.reports.page.material import Material, named
 from perfsuite.reports.page.sections.cut import grid
 from perfsuite.reports.page.text import visible
 from perfsuite.reports.tables.environment import environment_grids
-from perfsuite.text import without_paths
 
 _LONGEST = 240
 """Characters of a reason."""

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from perfsuite.base.units import plural
 from perfsuite.history.describe import steps_told, where
 from perfsuite.history.findings import SUITE, Findings, HistoryChange
 from perfsuite.history.git import short
@@ -18,7 +19,6 @@ from perfsuite.reports.page.charts.history import over_sessions
 from perfsuite.reports.page.material import Material
 from perfsuite.reports.page.sections.cut import grid
 from perfsuite.reports.tables.markdown import Grid
-from perfsuite.units import plural
 
 BESIDE_RUNS = 6
 """Charts of a history on the page of runs, which has its own."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.units import plural
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
 from perfsuite.reports.page.blocks import Block, Chart, Charts, Drawing, Section, Words
 from perfsuite.reports.page.charts import rows
@@ -15,7 +16,6 @@ from perfsuite.reports.page.sections.cut import MOST_BARS, grid, left_out
 from perfsuite.reports.page.sections.training import short
 from perfsuite.reports.pipeline import binding_sentence, pipeline_row
 from perfsuite.reports.timelines.picture import timeline_svg
-from perfsuite.units import plural
 
 _WHAT = (
     ("equal stages", "balanced_bubble_ratio"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from perfsuite.base.units import plural
 from perfsuite.gate.physics import speed_up_violation
-from perfsuite.records import Result
+from perfsuite.record.result import Result
 from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Words
 from perfsuite.reports.page.charts.curves import scaling as curves
 from perfsuite.reports.page.charts.look import shortened
@@ -14,7 +15,6 @@ from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.numbers import duration
 from perfsuite.reports.page.sections.cut import grid, left_out
 from perfsuite.reports.scaling import Scaling, scalings, without_ranks
-from perfsuite.units import plural
 
 MOST_SERIES = 6
 """Lines of a chart: those with most numbers of ranks."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perfsuite.base.units import GIB, readable_unit
 from perfsuite.metrics.spec import significant
 from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table
 from perfsuite.reports.page.charts import rows
@@ -19,7 +20,6 @@ from perfsuite.reports.tables.grids import grids_of
 from perfsuite.reports.tables.markdown import Grid
 from perfsuite.reports.tables.recording import gathered
 from perfsuite.reports.tables.styles import STYLES
-from perfsuite.units import GIB, readable_unit
 
 MOST_MODELS = 2
 """Charts of time and of memory: the models with most cases have one each."""

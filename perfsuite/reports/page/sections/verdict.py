@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from perfsuite.base.text import without_paths
+from perfsuite.base.units import plural
 from perfsuite.metrics.spec import significant
 from perfsuite.reports.notable import Notable
 from perfsuite.reports.page.blocks import Block, Item, Items, Section, Table, Tile, Tiles, Tone, Words
@@ -15,8 +17,6 @@ from perfsuite.reports.page.sections.collectives import collective, message_byte
 from perfsuite.reports.page.sections.cut import grid
 from perfsuite.reports.page.sections.device import share
 from perfsuite.reports.tables.markdown import Grid
-from perfsuite.text import without_paths
-from perfsuite.units import plural
 
 _MOST_NOTABLE = 20
 UNCHANGED = ("pass", "no difference")

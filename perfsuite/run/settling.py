@@ -12,15 +12,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from perfsuite.arms import Arm, ArmFailed
+from perfsuite.base.errors import PerfsuiteError, first_line
+from perfsuite.base.units import plural
 from perfsuite.baselines.summarise import changed_settings, summarise
-from perfsuite.errors import PerfsuiteError, first_line
 from perfsuite.gate.budget import Costs, Spending
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.verdict import Request
-from perfsuite.live_arms import LiveArm
-from perfsuite.records import Result
-from perfsuite.units import plural
+from perfsuite.record.result import Result
+from perfsuite.record.verdict import Request
+from perfsuite.run.arms import Arm, ArmFailed
+from perfsuite.run.live_arms import LiveArm
 
 _OLDER = {"ab_pair": "base", "anchor_pair": "stored commit"}
 _ARM_SPARE_S = 120.0

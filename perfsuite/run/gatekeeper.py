@@ -1,7 +1,7 @@
 """One session's gate, without pytest: takes results, has the verdicts settled, offers the runs to the baseline.
 
-The gate decides and never measures; :mod:`perfsuite.settling` carries out what it asks for.  Stored runs come from the
-baseline file of this hardware.
+The gate decides and never measures; :mod:`perfsuite.run.settling` carries out what it asks for.  Stored runs come from
+the baseline file of this hardware.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from perfsuite.base.units import plural
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware
 from perfsuite.baselines.draft import NewRuns, UpdateMode
@@ -26,14 +27,13 @@ from perfsuite.gate.gate import Gate
 from perfsuite.gate.offer import offered
 from perfsuite.gate.physics import violations
 from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.gate.verdict import INSTRUMENTED, GateSettings, Verdict
-from perfsuite.records import Result
-from perfsuite.settling import Base, Clock, Say, Settling
-from perfsuite.units import plural
+from perfsuite.record.result import Result
+from perfsuite.record.verdict import INSTRUMENTED, GateSettings, Verdict
+from perfsuite.run.settling import Base, Clock, Say, Settling
 
 
 class Rerunner(Protocol):
-    """What the keeper needs of :class:`perfsuite.session.PerfSession`."""
+    """What the keeper needs of :class:`perfsuite.run.session.PerfSession`."""
 
     def rerun(self, case_id: str, *, fresh: bool = True) -> Result:
         """Run a case of this session once more."""

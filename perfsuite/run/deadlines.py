@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perfsuite.records import Peaks, Work
-from perfsuite.workload import Budget, Purpose
+from perfsuite.record.result import Peaks, Work
+from perfsuite.record.workload import Budget, Purpose
 
 _SHARE_OF_PEAK = 0.2
 """A case slower than this share of what its device can do is not waited for longer than the options say."""

@@ -1,7 +1,7 @@
 """What is known about a case once it has run: frozen records and the version of their JSON form.
 
 ``Work`` is what one iteration must do, ``Sample`` what one timing was, ``Measurement`` all that the ranks reported,
-``Metric`` a number with its meaning, ``Result`` the whole; :mod:`perfsuite.decoding` writes and reads them.
+``Metric`` a number with its meaning, ``Result`` the whole; :mod:`perfsuite.base.codec` writes and reads them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from os.path import isabs
 from typing import Any, Literal
 
-from perfsuite.own_metrics import Better, OwnMetric, Reduce
-from perfsuite.step_records import Arrival, Component, DeviceLook, Lateness, SpanTotal, Timeline, Traffic
+from perfsuite.record.own_metrics import Better, OwnMetric, Reduce
+from perfsuite.record.step import Arrival, Component, DeviceLook, Lateness, SpanTotal, Timeline, Traffic
 
 SCHEMA = 1
 """Version of the JSON form; a reader refuses a higher one."""

@@ -14,15 +14,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from perfsuite.mesh import MeshShape
-    from perfsuite.records import Measurement, Record, Work
-    from perfsuite.step_records import Component, Traffic
+    from perfsuite.base.mesh import MeshShape
+    from perfsuite.record.result import Measurement, Record, Work
+    from perfsuite.record.step import Component, Traffic
 
 Purpose = Literal["time", "memory", "exposed", "flops", "loss", "traffic"]
 Yardstick = Literal["compute", "memory", "message", "sleep"]
@@ -319,7 +319,7 @@ class FunctionWorkload(Workload):
 
     def work(self, shape: MeshShape) -> Work:
         """Unknown: a plain function has a time and nothing else."""
-        from perfsuite.records import Work  # pytest runs without a perf case load this module, and not that one
+        from perfsuite.record.result import Work  # pytest runs without a perf case load this module, and not that one
 
         return Work()
 

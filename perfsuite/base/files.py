@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 
 _NAME_BYTES = 200
 """Bytes of a file's name that its draft has too: names of more than 255 are refused by most file systems."""

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfsuite.errors import first_line
-from perfsuite.gate.verdict import Verdict
-from perfsuite.records import Peaks, Result, Work
-from perfsuite.units import plural
-from perfsuite.verdict_names import VerdictName
+from perfsuite.base.errors import first_line
+from perfsuite.base.units import plural
+from perfsuite.record.result import Peaks, Result, Work
+from perfsuite.record.verdict import Verdict, VerdictName
 
 XFAILED = "xfailed: "
 INSTRUMENTED = "the ranks were instrumented: "

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from perfsuite.base.units import format_seconds
 from perfsuite.statistics.paired import paired_mean, pairs_needed, smallest_found
-from perfsuite.units import format_seconds
 
 Outcome = Literal["slower", "faster", "no difference", "undecided"]
 

@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite.errors import ConfigurationError
-from perfsuite.files import WriteFailed, put, user_cache, why, why_not_private
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.files import WriteFailed, put, user_cache, why, why_not_private
 
 FOLDER = ".perfsuite"
 _PATTERN = "journal-*.jsonl"

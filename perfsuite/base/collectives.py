@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 
 Hosts = Sequence[Hashable]
 """The host of each rank."""
@@ -117,7 +117,7 @@ TRAFFIC: Mapping[str, Callable[[Hosts], float]] = MappingProxyType(
 )
 """By collective: bytes that the busiest host sends or receives at the least, per byte of S."""
 WITHOUT_MESSAGE = ("barrier", "pairs")
-"""These have a latency and no bandwidth; of pairs each has one (:mod:`perfsuite.pairs`)."""
+"""These have a latency and no bandwidth; of pairs each has one (:mod:`perfsuite.metrics.pairs`)."""
 
 
 def require_known(collective: str) -> None:
@@ -125,7 +125,7 @@ def require_known(collective: str) -> None:
     if collective and collective not in TRAFFIC and collective not in WITHOUT_MESSAGE:
         known = ", ".join(sorted([*TRAFFIC, *WITHOUT_MESSAGE]))
         raise InvalidParameter(
-            f"collective {collective!r} has no entry in perfsuite.collectives, which says what it sends; choose {known}"
+            f"collective {collective!r} has no entry in perfsuite.base.collectives (what it sends); choose {known}"
         )
 
 

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfsuite import arms
-from perfsuite.arms import Arm, ArmFailed
-from perfsuite.records import Result
+from perfsuite.record.result import Result
+from perfsuite.run import arms
+from perfsuite.run.arms import Arm, ArmFailed
 from perfsuite.runtime import scratch
 
 _PLUGIN = Path(__file__).parent / "plugin" / "turns.py"

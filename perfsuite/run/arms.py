@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from perfsuite.errors import CaseError, ConfigurationError, JournalError, first_line
-from perfsuite.git import GitFailed, git, why_missing, without_git
+from perfsuite.base.errors import CaseError, ConfigurationError, JournalError, first_line
+from perfsuite.base.git import GitFailed, git, why_missing, without_git
 from perfsuite.journal import Journal, read_journal
-from perfsuite.measured_peaks import UNWANTED
-from perfsuite.records import Result
+from perfsuite.record.result import Result
+from perfsuite.run.measured_peaks import UNWANTED
 from perfsuite.runtime import own_tree, scratch
 
 _CHECKOUT_S = 1800.0

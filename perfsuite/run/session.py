@@ -1,6 +1,6 @@
 """One run of the suite without pytest: keeps every case's workload and world size, runs it, and can run it again.
 
-A :class:`Case` goes to the driver, comes back as a Measurement, and becomes a :class:`~perfsuite.records.Result`:
+A :class:`Case` goes to the driver, comes back as a Measurement, and becomes a :class:`~perfsuite.record.result.Result`:
 metrics from the work model and the platform's peaks, the hardware's fingerprint, the environment.  The journal has it
 before reports and gate do.
 """
@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
-from perfsuite.collectives import require_known
-from perfsuite.deadlines import deadline_s
-from perfsuite.errors import (
+from perfsuite.base.collectives import require_known
+from perfsuite.base.errors import (
     CaseError,
     CaseStopped,
     JournalError,
@@ -27,22 +26,23 @@ from perfsuite.errors import (
     UnsupportedCase,
     first_line,
 )
+from perfsuite.base.masking import masked_value
+from perfsuite.base.mesh import MeshShape
 from perfsuite.journal import Journal
 from perfsuite.journal_writer import JournalWriter
-from perfsuite.masking import masked_value
-from perfsuite.measured_peaks import MeasuredPeaks
-from perfsuite.mesh import MeshShape
 from perfsuite.metrics import derive, rederive
 from perfsuite.platforms import Machine
 from perfsuite.projection.record import Projected
-from perfsuite.records import Measurement, Peaks, Record, Result, Work
-from perfsuite.run_record import GateRecord, RunEnd
+from perfsuite.record.result import Measurement, Peaks, Record, Result, Work
+from perfsuite.record.run import GateRecord, RunEnd
+from perfsuite.record.workload import Budget, Purpose, Workload
+from perfsuite.run.deadlines import deadline_s
+from perfsuite.run.measured_peaks import MeasuredPeaks
+from perfsuite.run.untimed import UntimedBuilds
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.reference import describe
 from perfsuite.runtime.values import recorded, recorded_defaults
-from perfsuite.untimed import UntimedBuilds
-from perfsuite.workload import Budget, Purpose, Workload
 
 _Limits = Callable[[Work, Purpose], float]
 """Deadline of a build in seconds, by the work of what is built."""

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from decimal import Decimal
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -1,6 +1,6 @@
 """What happened inside a step: actions of a pipeline's ranks, messages by axis and part, looks at the devices.
 
-They are kept beside a case's times by the builds that look inside; :mod:`perfsuite.records` holds them.
+They are kept beside a case's times by the builds that look inside; :mod:`perfsuite.record.result` holds them.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 
 Better = Literal["higher", "lower", "neither"]
 Reduce = Literal["max", "min", "mean", "sum", "equal", "only"]

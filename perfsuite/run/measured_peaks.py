@@ -6,10 +6,10 @@ import dataclasses
 import os
 from collections.abc import Callable
 
-from perfsuite.errors import PerfsuiteError, UnsupportedCase
-from perfsuite.records import Measurement, Peak, Peaks, Work
+from perfsuite.base.errors import PerfsuiteError, UnsupportedCase
+from perfsuite.record.result import Measurement, Peak, Peaks, Work
+from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
-from perfsuite.workload import Budget
 from perfsuite.workloads.peak_probe import MEMORY, PeakProbe
 
 UNWANTED = "PERFSUITE_NO_PEAKS"

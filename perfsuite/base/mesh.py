@@ -11,7 +11,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from perfsuite.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter
 
 AXES = ("pp", "dp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
 """Every axis a mesh may have, outermost first: neighbours along ``tp`` are neighbouring ranks."""

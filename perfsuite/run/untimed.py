@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from dataclasses import dataclass, field
 
-from perfsuite.records import Measurement, Record
+from perfsuite.record.result import Measurement, Record
 
 
 @dataclass(kw_only=True)

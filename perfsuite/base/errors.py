@@ -68,7 +68,7 @@ class InvalidParameter(CaseError):
 class WrongResult(CaseError):
     """The object that was timed computed something else than it should have.
 
-    Raised by :meth:`perfsuite.workload.Workload.check`; ``expected`` and ``got`` are put into the message by ``repr``.
+    Raised by :meth:`perfsuite.record.workload.Workload.check`; `repr` puts ``expected`` and ``got`` into the message.
     """
 
     def __init__(self, what: str, **values: object) -> None:
@@ -108,7 +108,7 @@ class FileError(PerfsuiteError):
 
     def __init__(self, message: str) -> None:
         """Names and values of the file stand in ``message`` as they are: what they could do is escaped here."""
-        from perfsuite.text import escaped  # this module is loaded in every pytest run
+        from perfsuite.base.text import escaped  # this module is loaded in every pytest run
 
         super().__init__(escaped(message))
 

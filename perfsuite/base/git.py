@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from perfsuite.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError
 
 _KEPT = re.compile(
     r"GIT_(CONFIG_(GLOBAL|SYSTEM|NOSYSTEM)|CEILING_DIRECTORIES|DISCOVERY_ACROSS_FILESYSTEM|EXEC_PATH"

@@ -5,8 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsuite.errors import ConfigurationError
-from perfsuite.verdict_names import VerdictName
+from perfsuite.base.errors import ConfigurationError
+
+VerdictName = Literal[
+    "pass",
+    "regressed",
+    "drifted",
+    "environment",
+    "improved",
+    "inconclusive",
+    "impossible",
+    "no-baseline",
+    "learning",
+    "not-comparable",
+    "unstable-host",
+]
+"""What the gate says, what files keep of it, and what options name."""
 
 FAILING: frozenset[VerdictName] = frozenset({"regressed", "drifted", "environment", "impossible"})
 """Verdicts that fail a case, and a suite, unless ``--perf-fail-on`` names others."""

@@ -1,0 +1,1 @@
+"""What every room shares: errors, units, text, files, the mesh, collectives."""

@@ -1,0 +1,1 @@
+"""The record of a measured case and of a run: it imports base/ alone."""

@@ -1,0 +1,1 @@
+"""A run: the session, the gatekeeper, the arms of an A/B."""
