@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfsuite.base.codec import to_json
-from perfsuite.base.units import format_seconds, gib
-from perfsuite.metrics.spec import significant
+from perfsuite.base.units import format_seconds, gib, significant
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.job import Job
 from perfsuite.projection.memory import MemoryBreakdown

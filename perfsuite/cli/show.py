@@ -11,7 +11,7 @@ from pathlib import Path
 
 from perfsuite.base import garbage
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.text import printable
+from perfsuite.base.text import encodable, printable
 from perfsuite.cli.command import EXIT_OK, Command, print_lines
 from perfsuite.cli.results import read_results
 from perfsuite.gate.describe import word
@@ -20,7 +20,6 @@ from perfsuite.record.journal_places import newest
 from perfsuite.record.run import GateRecord, RunRecord
 from perfsuite.reports.case_details import case_lines
 from perfsuite.reports.notable import notable
-from perfsuite.reports.plain import encodable
 from perfsuite.reports.screen import screen, title
 from perfsuite.reports.sections import tables
 from perfsuite.reports.stored import record_of_baseline

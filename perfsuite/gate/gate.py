@@ -22,6 +22,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from perfsuite.base import garbage
+from perfsuite.base.units import percent
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate import findings, session, stages
 from perfsuite.gate.budget import SCREENING_SHARE, Spending, Wanted
@@ -32,7 +33,7 @@ from perfsuite.gate.quantity import MEAN, P95
 from perfsuite.gate.shift import Replicates, Shares, knows_shift, look, shares, yardstick_shift
 from perfsuite.gate.suite import Compared, Drift, SuiteVerdict, suite_shift, usual_drift
 from perfsuite.gate.view import View
-from perfsuite.record.verdict import GateSettings, Request, RequestKind, Verdict, percent
+from perfsuite.record.verdict import GateSettings, Request, RequestKind, Verdict
 
 PROBES = 3
 """Cases whose A/B tells whether a shift of the whole suite is the host's or the code's."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfsuite.base.errors import first_line
+from perfsuite.base.text import listed
 from perfsuite.base.units import plural
 from perfsuite.record.result import Peaks, Result, Work
 from perfsuite.record.verdict import Verdict, VerdictName
@@ -132,9 +133,8 @@ def instrumented_line(results: Iterable[Result]) -> str:
     if not slowed:
         return ""
     count = sum(bool(result.instruments) for result in measured)
-    named = [name for name, _ in slowed.most_common(_INSTRUMENTS)]
-    more = f" and {len(slowed) - _INSTRUMENTS} more" if len(slowed) > _INSTRUMENTS else ""
-    return f"{INSTRUMENTED}{count} of {plural(len(measured), 'case')} ran under {', '.join(named)}{more}"
+    named = listed([name for name, _ in slowed.most_common()], _INSTRUMENTS)
+    return f"{INSTRUMENTED}{count} of {plural(len(measured), 'case')} ran under {named}"
 
 
 def equal_work(results: Iterable[Result]) -> list[tuple[Result, ...]]:

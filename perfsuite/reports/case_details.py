@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from perfsuite.base.text import printable
-from perfsuite.base.units import format_seconds, readable_unit
+from perfsuite.base.text import folded, printable
+from perfsuite.base.units import format_seconds, readable_unit, significant
 from perfsuite.gate.describe import phrases
-from perfsuite.metrics.spec import significant
 from perfsuite.record.result import Measurement, Result
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.layout import lay_out
-from perfsuite.reports.plain import folded
 from perfsuite.reports.summary import case_metrics
 
 

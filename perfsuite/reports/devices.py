@@ -6,8 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from perfsuite.base.units import format_seconds, plural
-from perfsuite.metrics.spec import significant
+from perfsuite.base.units import format_seconds, plural, significant
 from perfsuite.platforms.telemetry import held_down_elsewhere
 from perfsuite.record.result import Measurement, Result
 from perfsuite.record.step import DeviceLook

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite.base import garbage
-from perfsuite.base.text import printable
+from perfsuite.base.text import folded, printable
 from perfsuite.base.units import clock_time, plural
 from perfsuite.platforms.quiet import NOT_QUIET, THROTTLED
 from perfsuite.record.run import INSTRUMENTED, XFAILED, RunRecord, instrumented_line
 from perfsuite.reports.families import FamilyLine, family_lines
 from perfsuite.reports.notable import Notable, spread_of_equal_work
-from perfsuite.reports.plain import folded
 from perfsuite.reports.verdicts import undecided_lines, verdict_counts
 
 MOST_LINES = 40
