@@ -35,11 +35,11 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.base import garbage
-from perfsuite.base.codec import from_json, plain_json
 from perfsuite.base.errors import JournalError
 from perfsuite.base.files import open_regular, why
 from perfsuite.journal_result import ResultLine, late_result, share_of, split_result
-from perfsuite.projection.record import Projected
+from perfsuite.record.codec import from_json, plain_json
+from perfsuite.record.projected import Projected
 from perfsuite.record.result import SCHEMA, Peaks, Result
 from perfsuite.record.run import GateRecord, Revision, RunEnd, RunRecord
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.base.codec import from_json, plain_json
 from perfsuite.base.errors import JournalError
 from perfsuite.metrics import rederived
+from perfsuite.record.codec import from_json, plain_json
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, Measurement, Metric, Peak, Peaks, Result
 from perfsuite.record.step import Lateness
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import JournalError
 from perfsuite.base.files import why, write_all
 from perfsuite.base.units import plural
 from perfsuite.journal import Header
-from perfsuite.projection.record import Projected
+from perfsuite.record.codec import to_json
+from perfsuite.record.projected import Projected
 from perfsuite.record.result import Peaks, Result
 from perfsuite.record.run import GateRecord, RunEnd
 

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.store_torture import make_file
-from perfsuite.base.codec import plain_json
 from perfsuite.base.errors import BaselineError, HistoryError, JournalError, PerfsuiteError
 from perfsuite.baselines import store
 from perfsuite.cli import main as cli
@@ -23,6 +22,7 @@ from perfsuite.imports.formats import read_file
 from perfsuite.imports.row import Told
 from perfsuite.journal import durations_s, read_journal
 from perfsuite.projection.calibration import read_calibration
+from perfsuite.record.codec import plain_json
 from test_correctness.helpers import hostile
 from test_correctness.helpers.histories import session, written
 from test_correctness.helpers.hostile import alike, lines_of, places, printed, put

@@ -8,7 +8,6 @@ import re
 
 import pytest
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.mesh import MeshShape
 from perfsuite.baselines import store
@@ -24,6 +23,7 @@ from perfsuite.projection.calibration_of import OTHER_SOFTWARE, calibrate, comma
 from perfsuite.projection.device_constants import constants_of, kernel_points
 from perfsuite.projection.messages import collective_lines
 from perfsuite.projection.observation import Observation
+from perfsuite.record.codec import to_json
 from perfsuite.record.result import Result
 from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job

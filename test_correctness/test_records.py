@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfsuite.base.codec import from_json, to_json
 from perfsuite.record import result as records
+from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.own_metrics import Better, OwnMetric
 from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Result, Sample, Work
 

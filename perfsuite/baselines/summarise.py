@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perfsuite.base.codec import to_json
 from perfsuite.baselines.runs import (
     QUANTILES,
     TELEMETRY_UNKNOWN,
@@ -20,6 +19,7 @@ from perfsuite.baselines.runs import (
     rounded,
 )
 from perfsuite.platforms.telemetry import held_down, held_down_elsewhere
+from perfsuite.record.codec import to_json
 from perfsuite.record.result import Measurement, Result, Sample
 
 _SAMPLE_OPTIONS = ("perf-cache-flush", "perf-sustain", "perf-warmup")

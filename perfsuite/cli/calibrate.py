@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import make_folder
 from perfsuite.base.units import plural
@@ -20,6 +19,7 @@ from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import write_calibration
 from perfsuite.projection.calibration_of import Calibrated, calibrate
 from perfsuite.projection.observation import Observation, kind_of, software_key
+from perfsuite.record.codec import to_json
 from perfsuite.record.run import INSTRUMENTED, instrumented_line
 
 _FOLDER = Path(".perfsuite/calibrations")

@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.cli.command import EXIT_OK, Command, json_argument, platform_file_argument, print_json, print_lines
 from perfsuite.cli.results import read_run
 from perfsuite.platforms import load_catalog
+from perfsuite.record.codec import to_json
 from perfsuite.reports.checklist import Answer, answers, facts_of
 from perfsuite.reports.tables.recording import Recording
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perfsuite.base.codec import plain_json
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import open_regular, why
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline
 from perfsuite.journal import Journal, read_journal
 from perfsuite.platforms import Catalog
+from perfsuite.record.codec import plain_json
 from perfsuite.reports.stored import stored_result
 from perfsuite.reports.tables.case import from_result
 from perfsuite.reports.tables.recording import Recording, recording_of

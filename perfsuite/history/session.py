@@ -23,11 +23,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.text import escaped_json
 from perfsuite.baselines.runs import MetricMeaning, RunSummary, moment, rounded
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.metrics import is_headline
+from perfsuite.record.codec import to_json
 from perfsuite.record.result import Result
 from perfsuite.record.run import Revision
 

@@ -1,7 +1,7 @@
 """What is known about a case once it has run: frozen records and the version of their JSON form.
 
 ``Work`` is what one iteration must do, ``Sample`` what one timing was, ``Measurement`` all that the ranks reported,
-``Metric`` a number with its meaning, ``Result`` the whole; :mod:`perfsuite.base.codec` writes and reads them.
+``Metric`` a number with its meaning, ``Result`` the whole; :mod:`perfsuite.record.codec` writes and reads them.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from perfsuite.journal import Journal
 from perfsuite.journal_writer import JournalWriter
 from perfsuite.metrics import derive, rederive
 from perfsuite.platforms import Machine
-from perfsuite.projection.record import Projected
+from perfsuite.record.projected import Projected
 from perfsuite.record.result import Measurement, Peaks, Record, Result, Work
 from perfsuite.record.run import GateRecord, RunEnd
 from perfsuite.record.workload import Budget, Purpose, Workload

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
-from perfsuite.base.codec import from_json
 from perfsuite.base.errors import CaseError
+from perfsuite.record.codec import from_json
 from perfsuite.record.own_metrics import OwnMetric, Reduce
 from perfsuite.record.result import ClockFacts, Measurement, RankFacts, Record, Sample
 from perfsuite.record.step import DeviceLook, SpanTotal

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.platforms import load_catalog
+from perfsuite.record.codec import to_json
 from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Record, Result, Sample
 from perfsuite.record.step import SpanTotal, Timeline, TimelineEvent
 from perfsuite.reports.tables.recording import recording_of

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # exported at run time
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import CaseError
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import seconds_to_us
@@ -28,6 +27,7 @@ from perfsuite.platforms.captured import captured_kernel_s
 from perfsuite.platforms.cgroups import read_throttling, throttled_share
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.instruments import instruments
+from perfsuite.record.codec import to_json
 from perfsuite.record.own_metrics import OwnMetric
 from perfsuite.record.result import ClockFacts, Sample
 from perfsuite.record.workload import Budget, Step, Workload, as_step
