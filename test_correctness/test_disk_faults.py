@@ -20,9 +20,9 @@ from perfsuite.base.files import WriteFailed, append, put, require_writable, wri
 from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.history import file as history_file
-from perfsuite.journal import read_journal
-from perfsuite.journal_writer import JournalWriter
+from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_places import other_places
+from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.reports.timelines.index import write_index
 from test_correctness.helpers.failing_disk import every_fault
 from test_correctness.helpers.histories import session
@@ -295,7 +295,7 @@ def test_a_file_system_that_is_full_is_a_fault_like_others(tmp_path):
 
 WRITES = {"write_text", "write_bytes", "replace", "rename", "mkstemp", "NamedTemporaryFile"}
 WRITE_THEMSELVES = {
-    "files.py": "the one place",
+    "base/files.py": "the one place",
     "models/dataset.py": "a folder of arrays, put as a whole",
     "runtime/scratch.py": "a folder gets its name",
     "runtime/transports/keys.py": "a key, held open while it is offered",

@@ -19,14 +19,13 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from perfsuite.base import garbage
 from perfsuite.record.result import Sample
 from perfsuite.record.workload import Budget, Yardstick
 from perfsuite.runtime.ranks.effort import Effort
@@ -162,7 +161,10 @@ class Timer:
         own: list[_OwnSample] = []
         started_s = time.perf_counter()
         gc.collect()
-        with garbage.kept() if self._budget.disable_gc else nullcontext():
+        with ExitStack() as garbage:
+            if self._budget.disable_gc and gc.isenabled():
+                gc.disable()
+                garbage.callback(gc.enable)
             while not self._enough(len(samples)):
                 batch = [self._sample(run, iterations, control, flush) for _ in range(self._at_once(len(samples)))]
                 own += batch
