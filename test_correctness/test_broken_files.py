@@ -160,7 +160,7 @@ def refusal(read, kind=PerfsuiteError):
 def read_all(path):
     journal = read_run(path)
     for result in journal.results.values():
-        _ = (result.metrics, result.measurement, result.values, result.above_peak, result.lateness)
+        _ = (result.metrics, result.measurement, result.values, result.above_peak)
     _ = (journal.missing, journal.equal_work)
 
 

@@ -159,7 +159,7 @@ def session_of(
 
 def _point(result: Result, fields: dict[str, Mapping[str, int]]) -> CasePoint | None:
     """None for a time that is not positive: below what the clock can tell.  ``fields`` gets the workload's."""
-    if not result.measurement or min(sample.time_s for sample in result.measurement.samples) <= 0:
+    if not result.measurement or min(result.measurement.times_s) <= 0:
         return None
     run = summarise(result)
     return CasePoint(

@@ -10,7 +10,7 @@ from perfsuite.models import Model
 from perfsuite.platforms import DeviceModel
 from perfsuite.projection.step import Projection
 from perfsuite.record.projected import Projected
-from perfsuite.record.result import ClockFacts, Measurement, Metric, Peaks, RankFacts, Sample, Work
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peaks, RankFacts, Work
 
 _TOTALS = ("tokens_per_s", "samples_per_s")
 _PER_DEVICE = (
@@ -109,7 +109,7 @@ def _as_if_measured(step_time_s: float, world_size: int = 1) -> Measurement:
         for rank in range(world_size)
     )
     return Measurement(
-        samples=(Sample(time_s=step_time_s),),
+        times_s=(step_time_s,),
         iterations=1,
         warmup_iterations=0,
         warmup_steady=True,
