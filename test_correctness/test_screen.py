@@ -13,11 +13,11 @@ import pytest
 from perfsuite.base.errors import RanksFailed
 from perfsuite.base.units import readable_rate
 from perfsuite.cli.main import main
-from perfsuite.journal import Header, read_journal
-from perfsuite.journal_writer import JournalWriter
 from perfsuite.plugin.ci import error_commands
+from perfsuite.record.journal import read_journal
+from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Metric, Peak, Result, Work
-from perfsuite.record.run import GateRecord, Revision, RunEnd, RunRecord
+from perfsuite.record.run import GateRecord, Header, Revision, RunEnd, RunRecord
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.families import family_lines, share_of_peak
 from perfsuite.reports.layout import lay_out
@@ -221,7 +221,7 @@ def test_a_run_shows_one_screen_and_the_table_of_plain_benchmarks_alone(pytester
     summary = pytester.path.joinpath("new/summary.md").read_text()
     assert summary.startswith("**perfsuite**: 2 cases measured, none compared")
     (journal,) = pytester.path.joinpath(".perfsuite").glob("journal-*.jsonl")
-    run = read_journal(journal).record
+    run = read_journal(journal)
     assert (run.end.exit_status, run.arguments[-1], len(run.gate.verdicts)) == (0, "--perf-summary=new/summary.md", 2)
     quiet = repo.run("-q", "-k", "product").stdout.str().partition("= perfsuite: cpu")[2]
     assert "2 measured" in quiet

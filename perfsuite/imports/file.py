@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfsuite.base.codec import from_json, plain_json, to_json
 from perfsuite.base.errors import ImportFailed
 from perfsuite.base.files import content, why, write_file
 from perfsuite.base.text import json_text
 from perfsuite.imports.formats import read_file
 from perfsuite.imports.row import Imported, Told
+from perfsuite.record.codec import from_json, plain_json, to_json
 
 SCHEMA = 1
 _KEY = "perfsuite_imported"

@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from perfsuite.base.codec import from_json, plain_json
 from perfsuite.base.errors import BaselineError
 from perfsuite.base.files import content, why
 from perfsuite.published.numbers import printed
 from perfsuite.published.records import SCHEMA, LabelJudgement, PublishedReport, PublishedRow, PublishedTable
 from perfsuite.published.roles import ROLES
+from perfsuite.record.codec import from_json, plain_json
 
 
 def digest(table: PublishedTable) -> str:

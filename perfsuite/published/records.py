@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from perfsuite.base.codec import from_json
 from perfsuite.published.numbers import Printed, printed
+from perfsuite.record.codec import from_json
 
 SCHEMA = 1
 """Version of the files; a reader refuses a higher one."""

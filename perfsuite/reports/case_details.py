@@ -22,7 +22,7 @@ def case_lines(result: Result, verdict: Verdict | None, width: int) -> Iterator[
     for line in about:
         yield from folded(f"  {printable(line, 2000)}", width, "    ")
     measurement = result.measurement
-    if measurement is not None and measurement.samples:
+    if measurement is not None and measurement.times_s:
         yield from folded(f"  {_samples(measurement)}", width, "    ")
     elif result.outcome == "measured":
         yield f"  median {format_seconds(result.median_s)}"
@@ -40,7 +40,7 @@ def case_lines(result: Result, verdict: Verdict | None, width: int) -> Iterator[
 
 
 def _samples(measurement: Measurement) -> str:
-    times = sorted(sample.time_s for sample in measurement.samples)
+    times = sorted(measurement.times_s)
     steady = "" if measurement.warmup_steady else "; the warm-up ended before the time per iteration was steady"
     median, least, most = (format_seconds(time_s) for time_s in (measurement.median_s, times[0], times[-1]))
     return (

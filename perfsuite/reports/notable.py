@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from perfsuite.base import garbage
 from perfsuite.base.errors import first_line
 from perfsuite.base.text import listed
 from perfsuite.base.units import format_seconds, percent, plural, significant
@@ -69,7 +68,6 @@ class Notable:
     """All cases that it tells of, where they are several."""
 
 
-@garbage.kept()
 def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, ...]:
     """Everything notable of a run, the gravest kind first and in each the largest effect.
 

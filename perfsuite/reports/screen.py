@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsuite.base import garbage
 from perfsuite.base.text import folded, printable
 from perfsuite.base.units import clock_time, plural
 from perfsuite.platforms.quiet import NOT_QUIET, THROTTLED
@@ -55,7 +54,6 @@ def title(run: RunRecord) -> str:
     return printable(f"perfsuite: {run.platform}" + (f", torch {torch}" if torch else ""), 160)
 
 
-@garbage.kept()
 def screen(
     run: RunRecord,
     findings: Sequence[Notable],

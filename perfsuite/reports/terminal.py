@@ -137,7 +137,7 @@ def _median(row: TerminalRow) -> str:
 
 def _digits(result: Result) -> int:
     """Significant digits: the fourth is noise where half of the samples are further apart than a thousandth."""
-    times = sorted(sample.time_s for sample in result.measurement.samples) if result.measurement else []
+    times = sorted(result.measurement.times_s) if result.measurement else []
     middle = times[len(times) // 4 : len(times) - len(times) // 4]
     return 4 if not middle or middle[-1] - middle[0] <= _STEADY * middle[0] else 3
 
@@ -157,7 +157,7 @@ def _late(measurement: Measurement) -> str:
 
 def _samples(measurement: Measurement) -> str:
     unsteady = "" if measurement.warmup_steady else " ~"
-    return f"{len(measurement.samples)} x {measurement.iterations}{unsteady}"
+    return f"{len(measurement.times_s)} x {measurement.iterations}{unsteady}"
 
 
 def _notes(rows: Sequence[TerminalRow]) -> list[str]:

@@ -69,8 +69,8 @@ class PageCase:
 
     @property
     def has_measurement(self) -> bool:
-        """Whether there is one, told without decoding it."""
-        return self.result.lateness is not None
+        """Whether there is one."""
+        return self.measurement is not None
 
     @property
     def detail(self) -> str:

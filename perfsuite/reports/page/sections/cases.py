@@ -119,7 +119,7 @@ def _with_details(case: PageCase, material: Material) -> CaseRow:
     row = _row(case, material, looked_into=True)
     told = tuple((label, text) for label, text in _details(case, material) if text)
     measurement = case.measurement
-    times_s = [sample.time_s for sample in measurement.samples] if measurement is not None else []
+    times_s = measurement.times_s if measurement is not None else ()
     strip, strip_told = _strip(times_s) if case.is_measured else ("", "")
     return dataclasses.replace(row, details=told, strip=strip, strip_told=strip_told)
 
@@ -169,6 +169,6 @@ def _of_measurement(measurement: Measurement) -> Iterator[tuple[str, str]]:
     steady = "" if measurement.warmup_steady else ", warm-up not steady"
     yield (
         "timed",
-        f"{len(measurement.samples)} x {measurement.iterations} iterations, {measurement.backend}, "
+        f"{len(measurement.times_s)} x {measurement.iterations} iterations, {measurement.backend}, "
         f"{measurement.process} processes{steady}",
     )

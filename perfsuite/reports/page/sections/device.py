@@ -211,9 +211,9 @@ def _every_device(material: Material) -> list[Block]:
 
 
 def _has_its_own_devices(case: PageCase) -> bool:
-    """Whether no two ranks share a device, told without decoding the measurement."""
-    late = case.result.lateness
-    return late is not None and len({(host, device) for host, device, _ in late.ranks}) == case.ranks
+    """Whether no two ranks share a device."""
+    ranks = case.measurement.ranks if case.measurement is not None else ()
+    return bool(ranks) and len({(rank.host, rank.device) for rank in ranks}) == case.ranks
 
 
 def _extremes(offs: Sequence[tuple[str, float]]) -> tuple[str, str]:
