@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+from perfsuite.audit import across, compute, memory, parts, pipeline, rates, repeats, scaling
 from perfsuite.audit.rule import AuditFinding, Hit, Rule, TablePlace, finding_of, rules_in
-from perfsuite.audit.rules import across, compute, memory, parts, pipeline, rates, repeats, scaling
 from perfsuite.audit.table import AuditTable, join
 from perfsuite.published.records import LABELS, Label
 from perfsuite.published.roles import DEGREES

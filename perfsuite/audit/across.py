@@ -7,8 +7,8 @@ from fractions import Fraction
 from itertools import combinations
 
 from perfsuite.audit.quantities import devices, global_batch, throughput
+from perfsuite.audit.repeats import NOISE
 from perfsuite.audit.rule import Hit, Rule
-from perfsuite.audit.rules.repeats import NOISE
 from perfsuite.audit.table import AuditTable, Row, Value
 
 APART = Fraction(3, 2)
