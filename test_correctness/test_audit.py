@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.audit.audit import RULES, applicable, audit, derived_label
+from perfsuite.audit.audit import RULES, applicable, audit, derived_label, more_with
 from perfsuite.audit.table import Fact, Row
 from perfsuite.published.numbers import Interval, printed
-from perfsuite.published.roles import ROLES
+from perfsuite.published.roles import PARTS, ROLES
 from test_correctness.helpers.audit_cases import CASES
 from test_correctness.helpers.audit_tables import (
     pipeline_tables,
@@ -158,6 +158,11 @@ def test_a_real_table_of_language_models_is_plausible():
     assert set() == rules_of(without)
     assert "rates-disagree" in rules_of(with_cell(without, 2, "tokens_per_s_per_device", "73860"))
     assert "tflops-tokens" in rules_of(with_cell(without, 3, "tflops", "326.1622"))
+
+
+def test_roles_that_help_equally_come_in_the_order_of_the_rules():
+    gains = list(more_with([table("whole:ms config", "100 a")]))
+    assert list(PARTS) == [role for role in gains if role in PARTS]
 
 
 def test_a_missed_last_digit_is_a_note_and_costs_no_label():

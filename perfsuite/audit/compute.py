@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from perfsuite.audit.quantities import (
+from perfsuite.audit.rule import Hit, Rule, hit_of
+from perfsuite.audit.table import (
+    ONE,
+    AuditTable,
+    Row,
+    Value,
+    constant,
     devices,
     flops_per_sample,
     global_batch,
@@ -16,8 +22,6 @@ from perfsuite.audit.quantities import (
     throughput,
     work,
 )
-from perfsuite.audit.rule import Hit, Rule
-from perfsuite.audit.table import AuditTable, Row, Value
 from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.published.numbers import Interval
 
@@ -26,61 +30,26 @@ CONVENTIONS = 2
 """Conventions of counting model FLOPs differ by up to 70 / 46 for one run (docs/published.md): twice is none."""
 
 
-def _constant(value: int) -> Value:
-    return Value(interval=Interval.exactly(Fraction(value)))
-
-
-def _per_device_flops(table: AuditTable, row: Row) -> Value | None:
-    total = product(throughput(table, row), flops_per_sample(table, row))
-    return quotient(total, devices(table, row))
-
-
-@Rule(
-    name="flops-above-peak",
-    severity="contradiction",
-    label="R",
-    reach="table",
-    checks="throughput x FLOPs per sample <= n x dense peak",
-    source="the peak is the maker's; FLOPs per sample = 6 N S + 12 L h S^2 (PaLM, appendix B)",
-    roles=("tflops|throughput", "peak_tflops", "flops_per_sample|parameters", "devices"),
-).of_table
-def flops_above_peak(table: AuditTable) -> Iterator[Hit]:
-    """Compare the achieved operations per second of a device with its dense peak."""
+def _flops_above_peak(table: AuditTable) -> Iterator[Hit]:
     for row in table.rows:
         peak = table.value(row, "peak_tflops")
+        total = product(throughput(table, row), flops_per_sample(table, row))
         achieved = [table.read(row, column) for column in table.of_role("tflops")]
-        for value in [_per_device_flops(table, row), *achieved]:
+        for value in [quotient(total, devices(table, row)), *achieved]:
             if peak and value and value.interval.low > peak.interval.high:
                 ratio = value.interval.over(peak.interval)
-                yield Hit(
-                    message=f"{row.name}: {float(value.interval.middle / TERA):.4g} TFLOPS per device,"
-                    f" {ratio} times the peak of {float(peak.interval.middle / TERA):.4g}",
-                    rows=(row,),
-                    columns=value.columns,
+                text = (
+                    f"{float(value.interval.middle / TERA):.4g} TFLOPS per device,"
+                    f" {ratio} times the peak of {float(peak.interval.middle / TERA):.4g}"
                 )
+                yield hit_of(row, value.columns, text)
 
 
-@Rule(
-    name="share-out-of-range",
-    severity="contradiction",
-    label="X",
-    reach="cells",
-    checks="0 <= MFU, bubble, communication share <= 100 %",
-    source="a share of a whole",
-    roles=("mfu|bubble|communication_share|share",),
-).of_table
-def share_out_of_range(table: AuditTable) -> Iterator[Hit]:
-    """Flag shares outside what a share can be."""
-    for column in table.of_role("mfu", "bubble", "communication_share", "share"):
-        for row in table.rows:
-            value = table.read(row, column)
-            if value and (value.interval.low > 1 or value.interval.high < 0):
-                stated = float(value.interval.middle)
-                yield Hit(
-                    message=f"{row.name}: {column.printed_name} is {stated:.1%}; a share is 0 to 100 %",
-                    rows=(row,),
-                    columns=(column,),
-                )
+def _share_out_of_range(table: AuditTable) -> Iterator[Hit]:
+    for column, row, value in table.figures("mfu", "bubble", "communication_share", "share"):
+        if value.interval.low > 1 or value.interval.high < 0:
+            text = f"{column.printed_name} is {float(value.interval.middle):.1%}; a share is 0 to 100 %"
+            yield hit_of(row, (column,), text)
 
 
 def _implied_peak(table: AuditTable, row: Row, flops: Value | None) -> Value | None:
@@ -89,70 +58,47 @@ def _implied_peak(table: AuditTable, row: Row, flops: Value | None) -> Value | N
     return quotient(product(throughput(table, row), flops), used)
 
 
-def _count(table: AuditTable, row: Row) -> Fraction:
-    count = devices(table, row)
-    return count.interval.low if count else Fraction(1)
-
-
-@Rule(
-    name="mfu-throughput",
-    severity="contradiction",
-    label="X",
-    reach="table",
-    checks="MFU ratio = ratio of throughput x FLOPs per sample / n, between rows on the same devices",
-    source="MFU = throughput x FLOPs per sample / (n x peak) (PaLM, appendix B)",
-    roles=("mfu", "throughput", "devices"),
-).of_table
-def mfu_throughput(table: AuditTable) -> Iterator[Hit]:
-    """Compare the ratios of MFU with those of throughput per device, against the smallest run."""
+def _mfu_throughput(table: AuditTable) -> Iterator[Hit]:
+    """The base is the smallest run."""
     known = [row for row in table.rows if table.value(row, "mfu") and throughput(table, row)]
-    for base in sorted(known, key=lambda row: _count(table, row))[:1]:
-        for row in table.rows:
-            mine, theirs = flops_per_sample(table, row), flops_per_sample(table, base)
-            same_work = work(table, row) == work(table, base)
-            if row is base or table.text(row, "device") != table.text(base, "device"):
-                continue
-            if not same_work and not all(knows_attention(table, run) for run in (row, base)):
-                continue
-            flops = (mine, theirs) if not same_work else (_constant(1), _constant(1))
-            ratio = quotient(_implied_peak(table, row, flops[0]), _implied_peak(table, base, flops[1]))
-            gap = ratio.interval.gap(Interval.exactly(Fraction(1))) if ratio else Fraction(0)
-            if ratio and gap:
-                yield Hit(
-                    message=f"{row.name}: throughput per device over MFU is {ratio.interval} times that of {base.name}"
-                    f" ({ratio.interval.ends} by rounding); the same work on the same devices gives 1",
-                    rows=(row, base),
-                    columns=ratio.columns,
-                    gap=gap,
-                )
-
-
-@Rule(
-    name="mfu-peak",
-    severity="contradiction",
-    label="R",
-    reach="table",
-    checks="MFU = throughput x FLOPs per sample / (n x peak), within a factor of 2 for the convention",
-    source="MFU = throughput x FLOPs per sample / (n x peak) (PaLM, appendix B)",
-    roles=("mfu", "throughput", "peak_tflops", "flops_per_sample|parameters", "devices"),
-).of_table
-def mfu_peak(table: AuditTable) -> Iterator[Hit]:
-    """Compare each MFU with throughput x FLOPs / (n x peak)."""
+    counts = [(count.interval.low if (count := devices(table, row)) else Fraction(1)) for row in known]
+    if not known:
+        return
+    base = known[counts.index(min(counts))]
     for row in table.rows:
-        peak = table.value(row, "peak_tflops")
-        implied = _implied_peak(table, row, flops_per_sample(table, row))
-        ratio = quotient(implied, peak)
-        below = ratio and ratio.interval.high < Fraction(1, CONVENTIONS) and knows_attention(table, row)
-        if ratio and (ratio.interval.low > CONVENTIONS or below):
-            mfu = table.value(row, "mfu")
-            stated, rate = float(mfu.interval.middle if mfu else 0), throughput(table, row)
-            fitting = rate.interval.middle / ratio.interval.middle if rate else Fraction(0)
+        same_work = work(table, row) == work(table, base)
+        if row is base or table.text(row, "device") != table.text(base, "device"):
+            continue
+        if not same_work and not all(knows_attention(table, run) for run in (row, base)):
+            continue
+        peaks = [_implied_peak(table, run, ONE if same_work else flops_per_sample(table, run)) for run in (row, base)]
+        ratio = quotient(*peaks)
+        gap = ratio.interval.gap(ONE.interval) if ratio else Fraction(0)
+        if ratio and gap:
             yield Hit(
-                message=f"{row.name}: MFU {stated:.1%} means {float(fitting):.3g} samples/s,"
-                f" {rate.interval if rate else ''} are printed: {ratio.interval} times as many",
-                rows=(row,),
+                message=f"{row.name}: throughput per device over MFU is {ratio.interval} times that of {base.name}"
+                f" ({ratio.interval.ends} by rounding); the same work on the same devices gives 1",
+                rows=(row, base),
                 columns=ratio.columns,
+                gap=gap,
             )
+
+
+def _mfu_peak(table: AuditTable) -> Iterator[Hit]:
+    for row in table.rows:
+        rate, mfu = throughput(table, row), table.value(row, "mfu")
+        implied = _implied_peak(table, row, flops_per_sample(table, row))
+        ratio = quotient(implied, table.value(row, "peak_tflops"))
+        if not rate or not mfu or not ratio or not ratio.interval.middle:
+            continue  # a rate of 0 is none
+        below = ratio.interval.high < Fraction(1, CONVENTIONS) and knows_attention(table, row)
+        if ratio.interval.low > CONVENTIONS or below:
+            fitting = rate.interval.middle / ratio.interval.middle
+            text = (
+                f"MFU {float(mfu.interval.middle):.1%} means {float(fitting):.3g} samples/s,"
+                f" {rate.interval} are printed: {ratio.interval} times as many"
+            )
+            yield hit_of(row, ratio.columns, text)
 
 
 def _least_parameters(table: AuditTable, row: Row) -> Value | None:
@@ -164,121 +110,66 @@ def _least_parameters(table: AuditTable, row: Row) -> Value | None:
     total = table.value(row, "parameters")
     if experts:
         return product(total, quotient(chosen, experts)) if chosen else None
-    if total:
-        return total
-    weights = table.value(row, "memory_weights")
-    return quotient(weights, _constant(4))
+    return total or quotient(table.value(row, "memory_weights"), constant(4))
 
 
-@Rule(
-    name="implied-parameters",
-    severity="contradiction",
-    label="X",
-    reach="cells",
-    checks="FLOPs per token >= 2 x parameters that a token passes",
-    source="every weight of a layer takes part in one multiplication and one addition per token and pass",
-    roles=("tflops|mfu", "latency|throughput", "sequence_length", "parameters|active_parameters|memory_weights"),
-).of_table
-def implied_parameters(table: AuditTable) -> Iterator[Hit]:
-    """Compare the parameters that achieved FLOPs allow, at 2 operations per parameter and token, with the model's."""
+def _implied_parameters(table: AuditTable) -> Iterator[Hit]:
+    """The parameters that achieved FLOPs allow, at 2 operations per parameter and token, against the model's."""
     for row in table.rows:
         least = _least_parameters(table, row)
-        length = table.value(row, "sequence_length")
-        batch = quotient(global_batch(table, row), devices(table, row))
-        tokens = product(batch, length)
+        length, latency = table.value(row, "sequence_length"), table.value(row, "latency")
+        tokens = product(quotient(global_batch(table, row), devices(table, row)), length)
         flops_per_token = [
-            quotient(product(table.read(row, column), table.value(row, "latency")), tokens)
-            for column in table.of_role("tflops")
+            quotient(product(table.read(row, column), latency), tokens) for column in table.of_role("tflops")
         ]
         if not flops_per_sample(table, row):
             used = product(table.value(row, "mfu"), table.value(row, "peak_tflops"), devices(table, row))
             flops_per_token.append(quotient(used, product(throughput(table, row), length)))
         for flops in flops_per_token:
-            implied = quotient(flops, _constant(2))
-            if implied and least and implied.interval.high < least.interval.low and flops:
+            if flops and least and flops.interval.high / 2 < least.interval.low:
                 blamed = tuple(column for column in flops.columns if column.role in ("tflops", "mfu"))
                 what = blamed[0].printed_name if blamed else "throughput and MFU"
-                passes = float(flops.interval.middle / 8), float(flops.interval.middle / 6)
-                yield Hit(
-                    message=f"{row.name}: {what}: {float(flops.interval.middle):.3g} FLOP per token imply"
-                    f" {passes[0]:.2g} to {passes[1]:.2g} parameters (8 or 6 per parameter);"
-                    f" at least {float(least.interval.low):.3g} are there",
-                    rows=(row,),
-                    columns=blamed,
+                middle = flops.interval.middle
+                text = (
+                    f"{what}: {float(middle):.3g} FLOP per token imply"
+                    f" {float(middle / 8):.2g} to {float(middle / 6):.2g} parameters (8 or 6 per parameter);"
+                    f" at least {float(least.interval.low):.3g} are there"
                 )
+                yield hit_of(row, blamed, text)
 
 
-@Rule(
-    name="peak-not-dense",
-    severity="mislabel",
-    label="M?",
-    reach="cells",
-    checks="stated peak <= dense peak of the maker",
-    source="data sheets; sparse figures and 16-bit accumulation are twice the dense one",
-    roles=("stated_peak_tflops", "dense_peak_tflops"),
-).of_table
-def peak_not_dense(table: AuditTable) -> Iterator[Hit]:
-    """Compare a peak as the table states it with the maker's dense figure."""
-    for column in table.of_role("stated_peak_tflops"):
-        for row in table.rows:
-            stated, dense = table.read(row, column), table.value(row, "dense_peak_tflops")
-            ratio = quotient(stated, dense)
-            if ratio and ratio.interval.low > Fraction(102, 100):
-                twice = " (twice: sparse, or accumulated in 16 bit)" if abs(ratio.interval.middle - 2) < 0.02 else ""
-                yield Hit(
-                    message=f"{row.name}: {column.printed_name} {table.raw(row, column)} is {ratio.interval} times"
-                    f" the dense peak{twice}",
-                    rows=(row,),
-                    columns=(column,),
-                )
+def _peak_not_dense(table: AuditTable) -> Iterator[Hit]:
+    for column, row, stated in table.figures("stated_peak_tflops"):
+        ratio = quotient(stated, table.value(row, "dense_peak_tflops"))
+        if ratio and ratio.interval.low > Fraction(102, 100):
+            twice = " (twice: sparse, or accumulated in 16 bit)" if abs(ratio.interval.middle - 2) < 0.02 else ""
+            text = f"{column.printed_name} {table.raw(row, column)} is {ratio.interval} times the dense peak{twice}"
+            yield hit_of(row, (column,), text)
 
 
-@Rule(
-    name="size-is-count",
-    severity="mislabel",
-    label="M?",
-    reach="table",
-    checks="bytes of the weights / parameters >= 1.5 outside 8-bit formats",
-    source="16-bit weights have 2 bytes, 32-bit weights 4",
-    roles=("model_size|memory_weights", "parameters"),
-).of_table
-def size_is_count(table: AuditTable) -> Iterator[Hit]:
-    """Find sizes of weights that are about one byte per parameter: a count called bytes."""
+def _size_is_count(table: AuditTable) -> Iterator[Hit]:
+    """Sizes of weights that are about one byte per parameter are a count called bytes."""
     for row in table.rows:
-        parameters = table.value(row, "parameters")
         count = devices(table, row)
-        roles = ["model_size"] + (["memory_weights"] if count and count.interval.high == 1 else [])
-        for role in roles:
+        narrow = table.text(row, "dtype").lower() in {"fp8", "int8", "uint8"}
+        for role in ["model_size"] + (["memory_weights"] if count and count.interval.high == 1 else []):
             size = table.value(row, role)
-            parameter_bytes = quotient(size, parameters)
-            narrow = table.text(row, "dtype").lower() in {"fp8", "int8", "uint8"}
-            if parameter_bytes and not narrow and parameter_bytes.interval.high < Fraction(3, 2):
-                yield Hit(
-                    message=f"{row.name}: {role} is {parameter_bytes.interval.ends} bytes per parameter;"
-                    " it is the number of parameters, called bytes",
-                    rows=(row,),
-                    columns=size.columns if size else (),
+            parameter_bytes = quotient(size, table.value(row, "parameters"))
+            if size and parameter_bytes and not narrow and parameter_bytes.interval.high < Fraction(3, 2):
+                text = (
+                    f"{role} is {parameter_bytes.interval.ends} bytes per parameter;"
+                    " it is the number of parameters, called bytes"
                 )
+                yield hit_of(row, size.columns, text)
 
 
-@Rule(
-    name="bandwidth-time",
-    severity="contradiction",
-    label="X",
-    reach="table",
-    checks="bandwidth x time / busbw factor of the collective = the same message in all rows",
-    source="nccl-tests, doc/PERFORMANCE.md",
-    roles=("bandwidth", "communication_time", "collective", "devices"),
-).of_table
-def bandwidth_time(table: AuditTable) -> Iterator[Hit]:
-    """Compare the message that time, bandwidth and collective of each row imply; it is one message in all rows."""
+def _bandwidth_time(table: AuditTable) -> Iterator[Hit]:
+    """Time, bandwidth and collective of a row imply a message, which is the same in all rows."""
     sized: list[tuple[Row, Value, Interval]] = []
     for row in table.rows:
         moved = product(table.value(row, "bandwidth"), table.value(row, "communication_time"))
         count, collective = devices(table, row), table.text(row, "collective")
-        if not moved or not count or collective not in TRAFFIC or moved.interval.high <= 0:
-            continue
-        if count.interval.low < 2:
+        if not moved or not count or collective not in TRAFFIC or moved.interval.high <= 0 or count.interval.low < 2:
             continue
         factor = Fraction(busbw_factor(collective, int(count.interval.low))).limit_denominator(10**6)
         # the bandwidth may be S / t or S / t x factor: either is some author's bandwidth
@@ -293,3 +184,40 @@ def bandwidth_time(table: AuditTable) -> Iterator[Hit]:
                 rows=(row, first),
                 columns=merged(moved, other),
             )
+
+
+RULES = (
+    Rule("flops-above-peak", "contradiction", "R", "table", _flops_above_peak,
+         roles=("tflops|throughput", "peak_tflops", "flops_per_sample|parameters", "devices"),
+         checks="throughput x FLOPs per sample <= n x dense peak",
+         source="the peak is the maker's; FLOPs per sample = 6 N S + 12 L h S^2 (PaLM, appendix B)"),
+    Rule("share-out-of-range", "contradiction", "X", "cells", _share_out_of_range,
+         roles=("mfu|bubble|communication_share|share",),
+         checks="0 <= MFU, bubble, communication share <= 100 %",
+         source="a share of a whole"),
+    Rule("mfu-throughput", "contradiction", "X", "table", _mfu_throughput,
+         roles=("mfu", "throughput", "devices"),
+         checks="MFU ratio = ratio of throughput x FLOPs per sample / n, between rows on the same devices",
+         source="MFU = throughput x FLOPs per sample / (n x peak) (PaLM, appendix B)"),
+    Rule("mfu-peak", "contradiction", "R", "table", _mfu_peak,
+         roles=("mfu", "throughput", "peak_tflops", "flops_per_sample|parameters", "devices"),
+         checks="MFU = throughput x FLOPs per sample / (n x peak), within a factor of 2 for the convention",
+         source="MFU = throughput x FLOPs per sample / (n x peak) (PaLM, appendix B)"),
+    Rule("implied-parameters", "contradiction", "X", "cells", _implied_parameters,
+         roles=("tflops|mfu", "latency|throughput", "sequence_length", "parameters|active_parameters|memory_weights"),
+         checks="FLOPs per token >= 2 x parameters that a token passes",
+         source="every weight of a layer takes part in one multiplication and one addition per token and pass"),
+    Rule("peak-not-dense", "mislabel", "M?", "cells", _peak_not_dense,
+         roles=("stated_peak_tflops", "dense_peak_tflops"),
+         checks="stated peak <= dense peak of the maker",
+         source="data sheets; sparse figures and 16-bit accumulation are twice the dense one"),
+    Rule("size-is-count", "mislabel", "M?", "table", _size_is_count,
+         roles=("model_size|memory_weights", "parameters"),
+         checks="bytes of the weights / parameters >= 1.5 outside 8-bit formats",
+         source="16-bit weights have 2 bytes, 32-bit weights 4"),
+    Rule("bandwidth-time", "contradiction", "X", "table", _bandwidth_time,
+         roles=("bandwidth", "communication_time", "collective", "devices"),
+         checks="bandwidth x time / busbw factor of the collective = the same message in all rows",
+         source="nccl-tests, doc/PERFORMANCE.md"),
+)  # fmt: skip
+"""The rules of this family; findings come in this order."""

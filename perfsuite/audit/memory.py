@@ -7,10 +7,9 @@ from fractions import Fraction
 from itertools import combinations
 from types import MappingProxyType
 
-from perfsuite.audit.quantities import devices, quotient, smallest_runs, work
-from perfsuite.audit.rule import Hit, Rule
-from perfsuite.audit.table import AuditColumn, AuditTable, Row
-from perfsuite.published.numbers import Interval, total
+from perfsuite.audit.rule import Hit, Rule, hit_of
+from perfsuite.audit.table import AuditColumn, AuditTable, Row, devices, quotient, smallest_runs, work
+from perfsuite.published.numbers import total
 
 WEIGHT_BYTES: Mapping[str, int] = MappingProxyType(
     {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "amp": 2, "fp8": 1, "int8": 1}
@@ -27,34 +26,22 @@ PARTS = ("memory_weights", "memory_gradients", "memory_optimizer", "memory_activ
 TOTALS = ("memory", "memory_final")
 
 
-@Rule(
-    name="weights-above-memory",
-    severity="contradiction",
-    label="X",
-    reach="table",
-    checks="memory per device >= parameters x bytes per weight / n (1 byte where the dtype is not stated)",
-    source="the weights must be somewhere; no offloading stated",
-    roles=("memory", "parameters", "devices"),
-).of_table
-def weights_above_memory(table: AuditTable) -> Iterator[Hit]:
-    """Compare the memory of a device with its share of the weights alone, spread over every device of the run."""
+def _weights_above_memory(table: AuditTable) -> Iterator[Hit]:
+    """The weights alone, spread over every device of the run."""
     for row in table.rows:
-        parameters, count = table.value(row, "parameters"), devices(table, row)
         offloaded = "offload" in f"{table.text(row, 'strategy')} {table.text(row, 'config')}".lower()
         least = WEIGHT_BYTES.get(table.text(row, "dtype").lower(), 1)
-        share = quotient(parameters, count)
-        memory = table.value(row, "memory")
+        share, memory = quotient(table.value(row, "parameters"), devices(table, row)), table.value(row, "memory")
         if share and memory and not offloaded and memory.interval.high < share.interval.low * least:
             needed = float(share.interval.middle * least / 10**9)
-            yield Hit(
-                message=f"{row.name}: the weights alone take {needed:.4g} GB per device in {8 * least} bit"
-                f" ({needed * 2 / least:.4g} GB in 16 bit); {memory_text(table, row)} are printed",
-                rows=(row,),
-                columns=memory.columns,
+            text = (
+                f"the weights alone take {needed:.4g} GB per device in {8 * least} bit"
+                f" ({needed * 2 / least:.4g} GB in 16 bit); {_memory_text(table, row)} are printed"
             )
+            yield hit_of(row, memory.columns, text)
 
 
-def memory_text(table: AuditTable, row: Row) -> str:
+def _memory_text(table: AuditTable, row: Row) -> str:
     """The memory of a row as it is printed, with its column's unit where the cell has none."""
     for column in table.of_role("memory"):
         cell = row.cells.get(column.name)
@@ -64,76 +51,40 @@ def memory_text(table: AuditTable, row: Row) -> str:
     return table.text(row, "memory")
 
 
-@Rule(
-    name="memory-exactly-inverse",
-    severity="contradiction",
-    label="X",
-    reach="table",
-    checks="m(n) = a + s / n: a >= 2 % of m(1) at a constant local batch",
-    source="ZeRO (Rajbhandari et al. 2020): states shard, activations and buffers of a local batch do not",
-    roles=("memory", "devices", "local_batch_size"),
-).of_table
-def memory_exactly_inverse(table: AuditTable) -> Iterator[Hit]:
-    """Find memory that falls as 1 / n to the printed digit while every device keeps its batch and its activations."""
+def _memory_exactly_inverse(table: AuditTable) -> Iterator[Hit]:
+    """Memory that falls as 1 / n to the printed digit while every device keeps its batch and its activations."""
     for column in table.of_role("memory"):
         for base, fewest in smallest_runs(table):
-            whole = table.raw(base, column)
-            for row in table.rows if whole else ():
+            whole, batch = table.raw(base, column), table.value(base, "local_batch_size")
+            for row in table.rows if whole and batch else ():
                 count, printed = devices(table, row), table.raw(row, column)
-                same = work(table, row) == work(table, base) and _keeps_batch(table, row, base)
-                if not count or not printed or not whole or not same or count.interval.low < 4 * fewest.interval.high:
+                own_batch = table.value(row, "local_batch_size")
+                same = own_batch and batch and own_batch.interval == batch.interval
+                if not count or not printed or not whole or not same or work(table, row) != work(table, base):
+                    continue
+                if count.interval.low < 4 * fewest.interval.high:
                     continue
                 n = count.interval.middle / fewest.interval.middle
                 unsharded = (printed.high * n - whole.low) / (n - 1)  # of m(n) = a + (m(1) - a) / n, the largest a
-                falls = printed.low * n <= whole.high
-                if falls and unsharded < UNSHARDED_SHARE * whole.low:
-                    kept = float(unsharded / whole.middle)
+                if printed.low * n <= whole.high and unsharded < UNSHARDED_SHARE * whole.low:
                     yield Hit(
                         message=f"{row.name}: {column.printed_name} {printed} is 1/{n} of {whole} in {base.name},"
-                        f" so at most {kept:.1%} of it does not shard at a constant local batch",
+                        f" so at most {float(unsharded / whole.middle):.1%} of it does not shard at a constant local"
+                        " batch",
                         rows=(row, base),
                         columns=(column,),
                     )
 
 
-def _keeps_batch(table: AuditTable, row: Row, base: Row) -> bool:
-    mine, theirs = table.value(row, "local_batch_size"), table.value(base, "local_batch_size")
-    return bool(mine and theirs and mine.interval == theirs.interval)
+def _memory_above_capacity(table: AuditTable) -> Iterator[Hit]:
+    for column, row, value in table.figures(*TOTALS):
+        there = table.value(row, "memory_capacity")
+        if there and value.interval.low > there.interval.high:
+            text = f"{column.printed_name} {table.raw(row, column)} is more than the device has"
+            yield hit_of(row, (column,), text)
 
 
-@Rule(
-    name="memory-above-capacity",
-    severity="contradiction",
-    label="X",
-    reach="rows",
-    checks="memory per device <= memory of the device",
-    source="the device's data sheet",
-    roles=("memory|memory_final", "memory_capacity"),
-).of_table
-def memory_above_capacity(table: AuditTable) -> Iterator[Hit]:
-    """Flag memory above what the device has."""
-    for column in table.of_role(*TOTALS):
-        for row in table.rows:
-            value, there = table.read(row, column), table.value(row, "memory_capacity")
-            if value and there and value.interval.low > there.interval.high:
-                yield Hit(
-                    message=f"{row.name}: {column.printed_name} {table.raw(row, column)} is more than the device has",
-                    rows=(row,),
-                    columns=(column,),
-                )
-
-
-@Rule(
-    name="rate-of-out-of-memory",
-    severity="contradiction",
-    label="X",
-    reach="table",
-    checks="a row that ran out of memory has no throughput, time or speed-up",
-    source="it did not run",
-    roles=("memory", "throughput|latency|speedup"),
-).of_table
-def rate_of_out_of_memory(table: AuditTable) -> Iterator[Hit]:
-    """Flag rates and times of rows that ran out of memory."""
+def _rate_of_out_of_memory(table: AuditTable) -> Iterator[Hit]:
     for memory in table.of_role("memory"):
         for row in table.rows:
             cell = row.cells.get(memory.name)
@@ -141,33 +92,27 @@ def rate_of_out_of_memory(table: AuditTable) -> Iterator[Hit]:
                 continue
             for column in table.of_kind("measured", "derived"):
                 if column.meaning.dimension != "memory" and table.raw(row, column):
-                    yield Hit(
-                        message=f"{row.name}: {column.printed_name} is {row.cells[column.name].text.strip()}"
-                        f" although {memory.printed_name} says {cell.text.strip()}",
-                        rows=(row,),
-                        columns=(column, memory),
+                    text = (
+                        f"{column.printed_name} is {row.cells[column.name].text.strip()}"
+                        f" although {memory.printed_name} says {cell.text.strip()}"
                     )
+                    yield hit_of(row, (column, memory), text)
 
 
-@Rule(
-    name="residual-column",
-    severity="note",
-    label="M?",
-    reach="table",
-    checks="part = total - other columns in every row, without a column declared as the remainder",
-    source="separately measured parts do not add up to the last digit of an allocator's total",
-    roles=("memory_optimizer|memory_activations|memory_weights", "memory|memory_final"),
-).of_table
-def residual_column(table: AuditTable) -> Iterator[Hit]:
-    """Find parts of the memory that equal a total minus other columns in every row: computed, not measured."""
-    if table.of_role("memory_remainder"):
-        return
-    totals = table.of_role(*TOTALS)
-    for part in table.of_role(*PARTS):
-        formula = _formula(table, part, totals)
+def _residual_column(table: AuditTable) -> Iterator[Hit]:
+    """Parts of the memory that equal a total minus one or two other columns in every row."""
+    totals, parts = table.of_role(*TOTALS), table.of_role(*PARTS)
+    for part in () if table.of_role("memory_remainder") else parts:
+        candidates = [*totals, *(column for column in parts if column != part)]
+        formulas = (
+            (whole, *chosen)
+            for subtracted in (1, 2)
+            for whole in totals
+            for chosen in combinations([column for column in candidates if column != whole], subtracted)
+        )
+        formula = next((formula for formula in formulas if _gives(table, part, *formula)), None)
         if formula:
-            whole, *others = formula
-            text = " - ".join(column.printed_name for column in (whole, *others))
+            text = " - ".join(column.printed_name for column in formula)
             yield Hit(
                 message=f"{part.printed_name} = {text} to the printed digit in every row: computed, not measured",
                 rows=table.rows,
@@ -175,19 +120,8 @@ def residual_column(table: AuditTable) -> Iterator[Hit]:
             )
 
 
-def _formula(table: AuditTable, part: AuditColumn, totals: tuple[AuditColumn, ...]) -> tuple[AuditColumn, ...]:
-    """(total, subtracted columns) that give ``part`` in at least three rows that differ; empty when there are none."""
-    candidates = [*totals, *(column for column in table.of_role(*PARTS) if column != part)]
-    for subtracted in (1, 2):
-        for whole in totals:
-            others = [column for column in candidates if column != whole]
-            for chosen in combinations(others, subtracted):
-                if _gives(table, part, whole, chosen):
-                    return (whole, *chosen)
-    return ()
-
-
-def _gives(table: AuditTable, part: AuditColumn, whole: AuditColumn, chosen: tuple[AuditColumn, ...]) -> bool:
+def _gives(table: AuditTable, part: AuditColumn, whole: AuditColumn, *chosen: AuditColumn) -> bool:
+    """Whether ``part`` is ``whole`` less the chosen columns in at least three rows that differ, and in all rows."""
     seen = set()
     for row in table.rows:
         values = [table.raw(row, column) for column in (part, whole, *chosen)]
@@ -200,42 +134,55 @@ def _gives(table: AuditTable, part: AuditColumn, whole: AuditColumn, chosen: tup
     return len(seen) >= 3
 
 
-@Rule(
-    name="optimizer-not-sharded",
-    severity="note",
-    label="M?",
-    reach="cells",
-    checks="optimizer = a + b / n with both parts above 10 % (fit within 0.2 %)",
-    source="sharded optimizer state falls as 1 / n, replicated state is constant (ZeRO)",
-    roles=("memory_optimizer", "devices"),
-).of_table
-def optimizer_not_sharded(table: AuditTable) -> Iterator[Hit]:
-    """Find optimizer columns that are a + b / n: the constant part is on every device and no sharded state."""
+def _optimizer_not_sharded(table: AuditTable) -> Iterator[Hit]:
+    """Optimizer columns that are a + b / n: the constant part is on every device and no sharded state."""
     for column in table.of_role("memory_optimizer"):
         points = []
         for row in table.rows:
             count, printed = devices(table, row), table.raw(row, column)
             if count and printed:
-                points.append((1 / count.interval.middle, printed))
+                points.append((1 / count.interval.middle, printed.middle))
         if len({inverse for inverse, _ in points}) < 4:
             continue
-        constant, slope = _line(points)
-        worst = max(abs(constant + slope * inverse - printed.middle) for inverse, printed in points)
-        largest = max(printed.middle for _, printed in points)
-        shared = min(constant, slope) > largest / 10
-        if shared and worst <= SHARED_FIT * largest:
+        mean_x, mean_y = (sum(values, Fraction(0)) / len(points) for values in zip(*points, strict=True))
+        spread = sum(((x - mean_x) ** 2 for x, _ in points), Fraction(0))
+        slope = sum(((x - mean_x) * (y - mean_y) for x, y in points), Fraction(0)) / spread
+        start = mean_y - slope * mean_x
+        worst = max(abs(start + slope * x - y) for x, y in points)
+        largest = max(y for _, y in points)
+        if min(start, slope) > largest / 10 and worst <= SHARED_FIT * largest:
             yield Hit(
-                message=f"{column.printed_name} = {float(constant):.3f} + {float(slope):.3f} / n within"
-                f" {float(worst):.3f}: {float(constant):.3f} stay on every device and are no sharded optimizer state",
+                message=f"{column.printed_name} = {float(start):.3f} + {float(slope):.3f} / n within"
+                f" {float(worst):.3f}: {float(start):.3f} stay on every device and are no sharded optimizer state",
                 rows=table.rows,
                 columns=(column,),
             )
 
 
-def _line(points: list[tuple[Fraction, Interval]]) -> tuple[Fraction, Fraction]:
-    """Least squares of value = constant + slope x inverse."""
-    mean_x = sum((x for x, _ in points), Fraction(0)) / len(points)
-    mean_y = sum((y.middle for _, y in points), Fraction(0)) / len(points)
-    spread = sum(((x - mean_x) ** 2 for x, _ in points), Fraction(0))
-    slope = sum(((x - mean_x) * (y.middle - mean_y) for x, y in points), Fraction(0)) / spread
-    return mean_y - slope * mean_x, slope
+RULES = (
+    Rule("weights-above-memory", "contradiction", "X", "table", _weights_above_memory,
+         roles=("memory", "parameters", "devices"),
+         checks="memory per device >= parameters x bytes per weight / n (1 byte where the dtype is not stated)",
+         source="the weights must be somewhere; no offloading stated"),
+    Rule("memory-exactly-inverse", "contradiction", "X", "table", _memory_exactly_inverse,
+         roles=("memory", "devices", "local_batch_size"),
+         checks="m(n) = a + s / n: a >= 2 % of m(1) at a constant local batch",
+         source="ZeRO (Rajbhandari et al. 2020): states shard, activations and buffers of a local batch do not"),
+    Rule("memory-above-capacity", "contradiction", "X", "rows", _memory_above_capacity,
+         roles=("memory|memory_final", "memory_capacity"),
+         checks="memory per device <= memory of the device",
+         source="the device's data sheet"),
+    Rule("rate-of-out-of-memory", "contradiction", "X", "table", _rate_of_out_of_memory,
+         roles=("memory", "throughput|latency|speedup"),
+         checks="a row that ran out of memory has no throughput, time or speed-up",
+         source="it did not run"),
+    Rule("residual-column", "note", "M?", "table", _residual_column,
+         roles=("memory_optimizer|memory_activations|memory_weights", "memory|memory_final"),
+         checks="part = total - other columns in every row, without a column declared as the remainder",
+         source="separately measured parts do not add up to the last digit of an allocator's total"),
+    Rule("optimizer-not-sharded", "note", "M?", "cells", _optimizer_not_sharded,
+         roles=("memory_optimizer", "devices"),
+         checks="optimizer = a + b / n with both parts above 10 % (fit within 0.2 %)",
+         source="sharded optimizer state falls as 1 / n, replicated state is constant (ZeRO)"),
+)  # fmt: skip
+"""The rules of this family; findings come in this order."""

@@ -7,21 +7,23 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations
 
-from perfsuite.audit.quantities import (
+from perfsuite.audit.compute import CONVENTIONS, TERA
+from perfsuite.audit.rule import Hit, Rule, hit_of
+from perfsuite.audit.table import (
+    ONE,
+    AuditColumn,
+    AuditTable,
+    Row,
+    Value,
     devices,
     flops_per_sample,
     knows_attention,
-    merged,
     product,
     quotient,
     throughput,
     work,
 )
-from perfsuite.audit.rule import Hit, Rule
-from perfsuite.audit.table import AuditColumn, AuditTable, Row, Value
 from perfsuite.published.numbers import Interval
-
-# What language models' rows say of tokens: rates of one device, and what a token costs.
 
 TRAINING = (
     "global_batch_size", "micro_batch_size", "num_micro_batches", "loss", "backward_time", "optimizer_time",
@@ -31,257 +33,157 @@ TRAINING = (
 _SPARSE = re.compile(r"moe|mixtral|deepseek|\d+x\d+(\.\d+)?b|a\d+(\.\d+)?b", re.IGNORECASE)
 """Names of models that have experts: a token passes a part of their parameters."""
 RATES = ("throughput", "throughput_per_device", "tokens_per_s", "tokens_per_s_per_device")
-
-
-def _times(value: Value | None, low: Fraction | int, high: Fraction | int) -> Value | None:
-    factor = Interval(low=Fraction(low), high=Fraction(high))
-    return Value(interval=value.interval * factor, columns=value.columns) if value else None
-
-
-def sure_devices(table: AuditTable, row: Row) -> Value | None:
-    """The number of devices; None where none is stated and sequence or expert parallelism may share ranks."""
-    stated = table.value(row, "devices") or table.value(row, "nodes")
-    return devices(table, row) if stated or not (table.value(row, "sp") or table.value(row, "ep")) else None
-
-
-def rates_per_device(table: AuditTable, row: Row) -> Iterator[tuple[AuditColumn, Value]]:
-    """Every printed rate, as tokens per second of one device.
-
-    A rate in samples is left out where no sequence length is known, a rate of all devices where their number is not.
-    """
-    length, count = table.value(row, "sequence_length"), sure_devices(table, row)
-    for role in RATES:
-        for column in table.of_role(role):
-            rate = _untruncated(table.read(row, column))
-            if not role.startswith("tokens"):
-                rate = product(rate, length)
-            if not role.endswith("per_device"):
-                rate = quotient(rate, count)
-            if rate:
-                yield column, rate
-
-
-def _untruncated(rate: Value | None) -> Value | None:
-    """A rate that may have been cut off where it was printed: as far above as half a digit more."""
-    if rate is None:
-        return None
-    spare = Interval(low=Fraction(0), high=(rate.interval.high - rate.interval.low) / 2)
-    return Value(interval=rate.interval + spare, columns=rate.columns)
-
-
-def tokens_per_device(table: AuditTable, row: Row) -> Value | None:
-    """Tokens per second of one device, from the first column that allows it."""
-    return next((rate for _, rate in rates_per_device(table, row)), None)
-
-
-def flops_per_token(table: AuditTable, row: Row) -> Value | None:
-    """From forward alone, where nothing says training, to all of it; without a length a lower bound."""
-    exact = quotient(flops_per_sample(table, row), table.value(row, "sequence_length"))
-    active, stated = table.value(row, "active_parameters"), table.value(row, "flops_per_sample")
-    is_sparse = table.says("experts") or _SPARSE.search(table.text(row, "model"))
-    if is_sparse and not active and not stated:
-        return None
-    flops = exact or _times(active or table.value(row, "parameters"), 6, 6)
-    return _times(flops, 1 if any(table.says(role) for role in TRAINING) else Fraction(1, 3), 1)
-
-
-TERA = Fraction(10**12)
-MODEL_CONVENTIONS = 2
-"""Model FLOPs of one run are counted differently by up to 70 / 46 (docs/published.md): twice is no convention."""
 HARDWARE_CONVENTIONS = Fraction(8, 3)
 """Achieved FLOPs may count recomputation too, 8 in place of 6 per parameter."""
 _COUNTING = ("device", "dtype", "strategy", "experts", "top_k")
 """Settings beside the work that figures of FLOPs may depend on."""
 
 
+def _sure_devices(table: AuditTable, row: Row) -> Value | None:
+    """The number of devices; None where none is stated and sequence or expert parallelism may share ranks."""
+    stated = table.value(row, "devices") or table.value(row, "nodes")
+    return devices(table, row) if stated or not (table.value(row, "sp") or table.value(row, "ep")) else None
+
+
+def _rates_per_device(table: AuditTable, row: Row) -> Iterator[tuple[AuditColumn, Value]]:
+    """Every printed rate, as tokens per second of one device.
+
+    A rate in samples is left out where no sequence length is known, a rate of all devices where their number is not.
+    A rate may have been cut off where it was printed, so it may be half a digit above what it rounds to.
+    """
+    length, count = table.value(row, "sequence_length"), _sure_devices(table, row)
+    for column in (column for role in RATES for column in table.of_role(role)):
+        rate = table.read(row, column)
+        if rate:
+            spare = Interval(low=Fraction(0), high=(rate.interval.high - rate.interval.low) / 2)
+            rate = Value(interval=rate.interval + spare, columns=rate.columns)
+        if not column.role.startswith("tokens"):
+            rate = product(rate, length)
+        if not column.role.endswith("per_device"):
+            rate = quotient(rate, count)
+        if rate:
+            yield column, rate
+
+
+def _tokens_per_device(table: AuditTable, row: Row) -> Value | None:
+    """Tokens per second of one device, from the first column that allows it."""
+    return next((rate for _, rate in _rates_per_device(table, row)), None)
+
+
+def _achieved(table: AuditTable, row: Row) -> Value | None:
+    """Operations per second of a device by its tokens: from forward alone, where nothing says training, to all.
+
+    Without a sequence length the figure is a lower bound.
+    """
+    flops = quotient(flops_per_sample(table, row), table.value(row, "sequence_length"))
+    active = table.value(row, "active_parameters")
+    is_sparse = table.says("experts") or _SPARSE.search(table.text(row, "model"))
+    if is_sparse and not active and not table.value(row, "flops_per_sample"):
+        return None
+    if not flops and (parameters := active or table.value(row, "parameters")):
+        six = Interval.exactly(Fraction(6))
+        flops = Value(interval=parameters.interval * six, columns=parameters.columns)
+    if flops:
+        least = 1 if any(table.says(role) for role in TRAINING) else Fraction(1, 3)
+        flops = Value(interval=flops.interval * Interval(low=Fraction(least), high=Fraction(1)), columns=flops.columns)
+    return product(_tokens_per_device(table, row), flops)
+
+
 def _has_steps(table: AuditTable, row: Row) -> bool:
     return bool(table.value(row, "latency") or table.value(row, "iterations_per_s"))
 
 
-def _achieved(table: AuditTable, row: Row) -> Value | None:
-    return product(tokens_per_device(table, row), flops_per_token(table, row))
+def _is_judged(table: AuditTable, row: Row) -> bool:
+    """Whether the rules about throughput judge the row."""
+    return bool(throughput(table, row) and devices(table, row))
 
 
 def _tera(value: Value) -> str:
     return f"{float(value.interval.low / TERA):.4g}"
 
 
-@Rule(
-    name="rates-disagree",
-    severity="contradiction",
-    label="X",
-    reach="cells",
-    checks="tokens/s = samples/s x sequence length; the rate of all = n x that of one; where no step time is printed",
-    source="definition of throughput",
-    roles=("tokens_per_s|tokens_per_s_per_device", "throughput|throughput_per_device|tokens_per_s", "devices"),
-).of_table
-def rates_disagree(table: AuditTable) -> Iterator[Hit]:
-    """Compare every two rates of a row."""
-    for row in table.rows:
-        if _has_steps(table, row):
-            continue  # throughput-time judges each by its own
-        for (first, one), (second, other) in combinations(rates_per_device(table, row), 2):
+def _rates_disagree(table: AuditTable) -> Iterator[Hit]:
+    """Every two rates of a row without a step time; throughput-time judges those with one."""
+    for row in (row for row in table.rows if not _has_steps(table, row)):
+        for (first, one), (second, other) in combinations(_rates_per_device(table, row), 2):
             gap = one.interval.gap(other.interval)
             ratio = quotient(one, other)
             if first.role != second.role and gap and ratio:
-                yield Hit(
-                    message=f"{row.name}: {first.printed_name} {table.raw(row, first)} and {second.printed_name}"
-                    f" {table.raw(row, second)} are {ratio.interval} times what one is of the other"
-                    f"{_as_devices(table, row, ratio)}",
-                    rows=(row,),
-                    columns=(first, second),
-                    gap=gap,
+                count, of_all = _sure_devices(table, row), ""
+                if count and count.interval.low >= 2:
+                    inverse = Interval.exactly(1 / count.interval.low)
+                    if ratio.interval.meets(count.interval) or ratio.interval.meets(inverse):
+                        of_all = f": one is of all {count.interval} devices and the other of each"
+                text = (
+                    f"{first.printed_name} {table.raw(row, first)} and {second.printed_name}"
+                    f" {table.raw(row, second)} are {ratio.interval} times what one is of the other{of_all}"
                 )
+                yield hit_of(row, (first, second), text, gap)
 
 
-def _as_devices(table: AuditTable, row: Row, ratio: Value) -> str:
-    count = sure_devices(table, row)
-    if count is None or count.interval.low < 2:
-        return ""
-    inverse = Interval.exactly(1 / count.interval.low)
-    fits = ratio.interval.meets(count.interval) or ratio.interval.meets(inverse)
-    return f": one is of all {count.interval} devices and the other of each" if fits else ""
-
-
-@Rule(
-    name="tokens-above-peak",
-    severity="contradiction",
-    label="R",
-    reach="table",
-    checks="tokens/s of a device x FLOPs per token <= dense peak",
-    source="FLOPs per token = 6 N + 12 L h S (PaLM, appendix B), 2 N where nothing says training",
-    roles=("tokens_per_s|tokens_per_s_per_device", "peak_tflops", "flops_per_sample|parameters"),
-).of_table
-def tokens_above_peak(table: AuditTable) -> Iterator[Hit]:
-    """Compare what the tokens of a device cost with its dense peak."""
-    for row in table.rows:
+def _tokens_above_peak(table: AuditTable) -> Iterator[Hit]:
+    for row in (row for row in table.rows if not _is_judged(table, row)):
         achieved, peak = _achieved(table, row), table.value(row, "peak_tflops")
-        if throughput(table, row) and devices(table, row):
-            continue  # flops-above-peak judges it
         if achieved and peak and achieved.interval.low > peak.interval.high:
             ratio = achieved.interval.low / peak.interval.high
-            yield Hit(
-                message=f"{row.name}: its tokens/s take {_tera(achieved)} TFLOPS per device at least,"
-                f" {float(ratio):.4g} times the peak of {_tera(peak)}",
-                rows=(row,),
-                columns=achieved.columns,
+            text = (
+                f"its tokens/s take {_tera(achieved)} TFLOPS per device at least,"
+                f" {float(ratio):.4g} times the peak of {_tera(peak)}"
             )
+            yield hit_of(row, achieved.columns, text)
 
 
-@Rule(
-    name="mfu-tokens",
-    severity="contradiction",
-    label="R",
-    reach="table",
-    checks="MFU = tokens/s of a device x FLOPs per token / peak, within a factor of 2 for the convention",
-    source="definition of MFU (PaLM, appendix B)",
-    roles=("mfu", "tokens_per_s|tokens_per_s_per_device", "peak_tflops", "flops_per_sample|parameters"),
-).of_table
-def mfu_tokens(table: AuditTable) -> Iterator[Hit]:
-    """Compare each MFU with what the tokens of a device cost."""
-    for row in table.rows:
-        if throughput(table, row) and devices(table, row):
-            continue  # mfu-peak judges it
+def _mfu_tokens(table: AuditTable) -> Iterator[Hit]:
+    for row in (row for row in table.rows if not _is_judged(table, row)):
         used = product(table.value(row, "mfu"), table.value(row, "peak_tflops"))
-        yield from _apart(table, row, "MFU and peak", used, Fraction(MODEL_CONVENTIONS))
+        yield from _apart(table, row, "MFU and peak", used, Fraction(CONVENTIONS))
 
 
-@Rule(
-    name="tflops-rate",
-    severity="contradiction",
-    label="R",
-    reach="table",
-    checks="TFLOPS = tokens/s of a device x FLOPs per token, within a factor of 8/3 for convention and recomputation",
-    source="FLOPs per token = 6 N + 12 L h S (PaLM, appendix B)",
-    roles=("tflops", "tokens_per_s|tokens_per_s_per_device|throughput", "flops_per_sample|parameters"),
-).of_table
-def tflops_rate(table: AuditTable) -> Iterator[Hit]:
-    """Compare achieved FLOPs with what the tokens of a device cost."""
-    for row in table.rows:
-        if _has_steps(table, row):
-            continue  # implied-parameters judges it
+def _tflops_rate(table: AuditTable) -> Iterator[Hit]:
+    """Rows with a step time are left to implied-parameters."""
+    for row in (row for row in table.rows if not _has_steps(table, row)):
         for column in table.of_role("tflops"):
             yield from _apart(table, row, column.printed_name, table.read(row, column), HARDWARE_CONVENTIONS)
 
 
-def _apart(table: AuditTable, row: Row, name: str, said: Value | None, factor: Fraction) -> Iterator[Hit]:
-    """A hit where the FLOPs that tokens take and those that are said are further apart than ``factor``."""
+def _apart(table: AuditTable, row: Row, name: str, stated: Value | None, factor: Fraction) -> Iterator[Hit]:
+    """A hit where the FLOPs that tokens take and those that are stated are further apart than ``factor``."""
     achieved = _achieved(table, row)
-    ratio = quotient(achieved, said)
-    if not ratio or not achieved or not said:
+    ratio = quotient(achieved, stated)
+    if not ratio or not achieved or not stated:
         return
     below = ratio.interval.high < 1 / factor and knows_attention(table, row)
     if ratio.interval.low > factor or below:
-        yield Hit(
-            message=f"{row.name}: its tokens/s take {_tera(achieved)} TFLOPS per device, {name} give {_tera(said)}",
-            rows=(row,),
-            columns=merged(ratio),
-        )
-
-
-def _same_runs(table: AuditTable, row: Row, base: Row) -> bool:
-    """Whether two rows differ in nothing that FLOPs per token, or how they are counted, could depend on."""
-    mine, theirs = table.configuration(row), table.configuration(base)
-    names = {*_COUNTING, *(column.name for column in table.of_role("config"))}
-    return work(table, row) == work(table, base) and all(mine.get(name) == theirs.get(name) for name in names)
+        text = f"its tokens/s take {_tera(achieved)} TFLOPS per device, {name} give {_tera(stated)}"
+        yield hit_of(row, ratio.columns, text)
 
 
 def _in_step(table: AuditTable, what: str, quotients: list[tuple[Row, Value | None]]) -> Iterator[Hit]:
-    """Hits where the quotient of two figures is not the same in all rows of the same work."""
-    pairs = [(row, value) for row, value in quotients if value]
-    for index, (row, value) in enumerate(pairs):
-        base = next((known for known in pairs[:index] if _same_runs(table, row, known[0])), None)
-        ratio = quotient(value, base[1]) if base else None
-        gap = ratio.interval.gap(Interval.exactly(Fraction(1))) if ratio else Fraction(0)
-        if base and ratio and gap:
+    """Hits where the quotient of two figures is not the same in all rows of the same work.
+
+    Rows have the same work when they differ in nothing that FLOPs per token, or how they are counted, could depend on.
+    """
+    names = (*_COUNTING, *(column.name for column in table.of_role("config")))
+    first: list[tuple[object, Row, Value]] = []
+    for row, value in quotients:
+        if not value:
+            continue
+        settings = table.configuration(row)
+        key = (work(table, row), [settings.get(name) for name in names])
+        known = next(((base, peak) for other, base, peak in first if other == key), None)
+        if known is None:
+            first.append((key, row, value))
+            continue
+        ratio = quotient(value, known[1])
+        gap = ratio.interval.gap(ONE.interval) if ratio else Fraction(0)
+        if ratio and gap:
             yield Hit(
-                message=f"{row.name}: {what} is {ratio.interval} times that of {base[0].name}"
+                message=f"{row.name}: {what} is {ratio.interval} times that of {known[0].name}"
                 f" ({ratio.interval.ends} by rounding); the same work on the same devices gives 1",
-                rows=(row, base[0]),
+                rows=(row, known[0]),
                 columns=ratio.columns,
                 gap=gap,
             )
-
-
-@Rule(
-    name="mfu-tflops",
-    severity="contradiction",
-    label="X",
-    reach="table",
-    checks="TFLOPS / MFU = the same peak in all rows of the same work on the same devices",
-    source="definition of MFU",
-    roles=("mfu", "tflops", "device|peak_tflops"),
-).of_table
-def mfu_tflops(table: AuditTable) -> Iterator[Hit]:
-    """Compare the peaks that TFLOPS and MFU of the rows imply."""
-    if not _knows_devices(table):
-        return
-    for column in table.of_role("tflops"):
-        peaks = [(row, _over_mfu(table, row, table.read(row, column))) for row in table.rows]
-        yield from _in_step(table, f"{column.printed_name} over MFU", peaks)
-
-
-@Rule(
-    name="mfu-tflops-peak",
-    severity="contradiction",
-    label="R",
-    reach="table",
-    checks="TFLOPS = MFU x peak, within a factor of 2 for what is counted (recomputation, attention)",
-    source="definition of MFU",
-    roles=("mfu", "tflops", "peak_tflops"),
-).of_table
-def mfu_tflops_peak(table: AuditTable) -> Iterator[Hit]:
-    """Compare achieved FLOPs with MFU times the peak."""
-    for column in table.of_role("tflops"):
-        for row in table.rows:
-            ratio = quotient(table.read(row, column), product(table.value(row, "mfu"), table.value(row, "peak_tflops")))
-            apart = MODEL_CONVENTIONS
-            if ratio and (ratio.interval.low > apart or ratio.interval.high < Fraction(1, apart)):
-                yield Hit(
-                    message=f"{row.name}: {column.printed_name} is {ratio.interval} times MFU x peak",
-                    rows=(row,),
-                    columns=merged(ratio),
-                )
 
 
 def _knows_devices(table: AuditTable) -> bool:
@@ -295,24 +197,62 @@ def _over_mfu(table: AuditTable, row: Row, figure: Value | None) -> Value | None
     return quotient(ratio, peak) if peak else ratio
 
 
-@Rule(
-    name="tflops-tokens",
-    severity="contradiction",
-    label="X",
-    reach="table",
-    checks="TFLOPS (or MFU) / tokens/s of a device = the same FLOPs per token in all rows of the same work",
-    source="a token of one model and length costs the same on any number of devices",
-    roles=("tflops|mfu", "tokens_per_s|tokens_per_s_per_device", "model|parameters|active_parameters"),
-).of_table
-def tflops_tokens(table: AuditTable) -> Iterator[Hit]:
-    """Compare the FLOPs per token that TFLOPS, or MFU, and tokens per second of the rows imply."""
+def _mfu_tflops(table: AuditTable) -> Iterator[Hit]:
+    for column in table.of_role("tflops") if _knows_devices(table) else ():
+        peaks = [(row, _over_mfu(table, row, table.read(row, column))) for row in table.rows]
+        yield from _in_step(table, f"{column.printed_name} over MFU", peaks)
+
+
+def _mfu_tflops_peak(table: AuditTable) -> Iterator[Hit]:
+    for column, row, achieved in table.figures("tflops"):
+        ratio = quotient(achieved, product(table.value(row, "mfu"), table.value(row, "peak_tflops")))
+        if ratio and (ratio.interval.low > CONVENTIONS or ratio.interval.high < Fraction(1, CONVENTIONS)):
+            yield hit_of(row, ratio.columns, f"{column.printed_name} is {ratio.interval} times MFU x peak")
+
+
+def _tflops_tokens(table: AuditTable) -> Iterator[Hit]:
     if not any(table.says(role) for role in ("model", "parameters", "active_parameters")):
         return
     rows = [row for row in table.rows if not _has_steps(table, row)]
     for column in table.of_role("tflops"):
-        costs = [(row, quotient(tokens_per_device(table, row), table.read(row, column))) for row in rows]
+        costs = [(row, quotient(_tokens_per_device(table, row), table.read(row, column))) for row in rows]
         yield from _in_step(table, f"tokens/s of a device over {column.printed_name}", costs)
     judged = table.says("throughput") and table.says("devices")  # by mfu-throughput
     if table.says("mfu") and _knows_devices(table) and not judged:
-        costs = [(row, _over_mfu(table, row, tokens_per_device(table, row))) for row in rows]
+        costs = [(row, _over_mfu(table, row, _tokens_per_device(table, row))) for row in rows]
         yield from _in_step(table, "tokens/s of a device over MFU", costs)
+
+
+RULES = (
+    Rule("rates-disagree", "contradiction", "X", "cells", _rates_disagree,
+         roles=("tokens_per_s|tokens_per_s_per_device", "throughput|throughput_per_device|tokens_per_s", "devices"),
+         checks="tokens/s = samples/s x sequence length; the rate of all = n x that of one; where no step time is "
+                "printed",
+         source="definition of throughput"),
+    Rule("tokens-above-peak", "contradiction", "R", "table", _tokens_above_peak,
+         roles=("tokens_per_s|tokens_per_s_per_device", "peak_tflops", "flops_per_sample|parameters"),
+         checks="tokens/s of a device x FLOPs per token <= dense peak",
+         source="FLOPs per token = 6 N + 12 L h S (PaLM, appendix B), 2 N where nothing says training"),
+    Rule("mfu-tokens", "contradiction", "R", "table", _mfu_tokens,
+         roles=("mfu", "tokens_per_s|tokens_per_s_per_device", "peak_tflops", "flops_per_sample|parameters"),
+         checks="MFU = tokens/s of a device x FLOPs per token / peak, within a factor of 2 for the convention",
+         source="definition of MFU (PaLM, appendix B)"),
+    Rule("tflops-rate", "contradiction", "R", "table", _tflops_rate,
+         roles=("tflops", "tokens_per_s|tokens_per_s_per_device|throughput", "flops_per_sample|parameters"),
+         checks="TFLOPS = tokens/s of a device x FLOPs per token, within a factor of 8/3 for convention and "
+                "recomputation",
+         source="FLOPs per token = 6 N + 12 L h S (PaLM, appendix B)"),
+    Rule("mfu-tflops", "contradiction", "X", "table", _mfu_tflops,
+         roles=("mfu", "tflops", "device|peak_tflops"),
+         checks="TFLOPS / MFU = the same peak in all rows of the same work on the same devices",
+         source="definition of MFU"),
+    Rule("mfu-tflops-peak", "contradiction", "R", "table", _mfu_tflops_peak,
+         roles=("mfu", "tflops", "peak_tflops"),
+         checks="TFLOPS = MFU x peak, within a factor of 2 for what is counted (recomputation, attention)",
+         source="definition of MFU"),
+    Rule("tflops-tokens", "contradiction", "X", "table", _tflops_tokens,
+         roles=("tflops|mfu", "tokens_per_s|tokens_per_s_per_device", "model|parameters|active_parameters"),
+         checks="TFLOPS (or MFU) / tokens/s of a device = the same FLOPs per token in all rows of the same work",
+         source="a token of one model and length costs the same on any number of devices"),
+)  # fmt: skip
+"""The rules of this family; findings come in this order."""

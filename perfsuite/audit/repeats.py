@@ -1,4 +1,4 @@
-"""Rules about figures that repeat, are missing or stand in the wrong column."""
+"""Rules about figures that repeat, are missing, stand in the wrong column or disagree between tables."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations
 
-from perfsuite.audit.quantities import devices, step_time, throughput
-from perfsuite.audit.rule import Hit, Rule
-from perfsuite.audit.table import AuditColumn, AuditTable, Row, Value
-from perfsuite.published.numbers import Printed
+from perfsuite.audit.rule import Hit, Rule, hit_of
+from perfsuite.audit.table import AuditColumn, AuditTable, Row, Value, devices, global_batch, step_time, throughput
 
 MANY_DIGITS = 7
 """Two measurements do not agree in this many digits by chance: one in a million rows of noise of 1 %."""
 
 NOISE = Fraction(1, 10)
 """Repeats of one run may differ by this much."""
+
+APART = Fraction(3, 2)
+"""Best throughputs of two tables for one model on as many devices: more than this apart is worth a remark."""
 
 CARD_SIZES_GB = frozenset({8, 12, 16, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 192})
 """Memory sizes of accelerators, for tables that do not state theirs."""
@@ -25,32 +26,18 @@ _PAIR = re.compile(r"\s*\d+(?:\.\d+)?\s*/\s*\d+(?:\.\d+)?\s*")
 
 
 def _measured(table: AuditTable) -> tuple[AuditColumn, ...]:
-    return tuple(column for column in table.of_kind("measured") if column.meaning.dimension != "memory")
+    """Columns of measurements beside memory; none in a simulation, which repeats to the bit."""
+    columns = table.of_kind("measured")
+    return () if table.simulated else tuple(column for column in columns if column.meaning.dimension != "memory")
 
 
-def _distinct(table: AuditTable, row: Row, other: Row) -> bool:
-    return table.configuration(row) != table.configuration(other)
-
-
-@Rule(
-    name="equal-digits",
-    severity="contradiction",
-    label="X",
-    reach="cells",
-    checks=f"measurements of different runs do not agree in {MANY_DIGITS} digits (simulations excepted)",
-    source="noise",
-    roles=("loss|latency|throughput",),
-).of_table
-def equal_digits(table: AuditTable) -> Iterator[Hit]:
-    """Find measurements that agree to many digits between runs that differ."""
-    if table.simulated:
-        return
+def _equal_digits(table: AuditTable) -> Iterator[Hit]:
     for column in _measured(table):
         for row, other in combinations(table.rows, 2):
             mine, theirs = (either.cells.get(column.name) for either in (row, other))
             number, twin = (cell.number(column.index) if cell else None for cell in (mine, theirs))
             equal = number and twin and number.digits >= MANY_DIGITS and number.value == twin.value
-            if mine and number and equal and _distinct(table, row, other):
+            if mine and number and equal and table.configuration(row) != table.configuration(other):
                 yield Hit(
                     message=f"{column.printed_name} is {mine.text.strip()} in {row.name} and in {other.name}:"
                     f" {number.digits} equal digits",
@@ -59,19 +46,8 @@ def equal_digits(table: AuditTable) -> Iterator[Hit]:
                 )
 
 
-@Rule(
-    name="constant-measurement",
-    severity="note",
-    label="M?",
-    reach="cells",
-    checks="a measured column is not one value of three digits in three or more different runs",
-    source="noise",
-    roles=("loss|latency|throughput",),
-).of_table
-def constant_measurement(table: AuditTable) -> Iterator[Hit]:
-    """Find times, rates and losses that are one value for three or more runs that differ."""
-    if table.simulated:
-        return
+def _constant_measurement(table: AuditTable) -> Iterator[Hit]:
+    """Times, rates and losses that are one value for three or more runs that differ."""
     for column in (measured for measured in _measured(table) if measured.meaning.dimension != "share"):
         cells = [(row, cell) for row in table.rows if (cell := row.cells.get(column.name))]
         numbers = [(row, number) for row, cell in cells if (number := cell.number(column.index))]
@@ -85,49 +61,31 @@ def constant_measurement(table: AuditTable) -> Iterator[Hit]:
             )
 
 
-@Rule(
-    name="repeated-row",
-    severity="note",
-    label="M?",
-    reach="rows",
-    checks="a run on more devices does not repeat every measurement of a smaller one",
-    source="more devices communicate more",
-    roles=("devices", "latency|iterations_per_s", "memory"),
-).of_table
-def repeated_row(table: AuditTable) -> Iterator[Hit]:
-    """Find rows that repeat every measurement of a run on fewer devices; memory alone may be the same on any number."""
+def _repeated_row(table: AuditTable) -> Iterator[Hit]:
+    """Rows that repeat every measurement of a run on fewer devices; memory alone may be the same on any number."""
     columns = [column for column in table.of_kind("measured") if column.role not in ("throughput", "tokens_per_s")]
     for row, other in combinations(table.rows, 2):
-        if not _more_devices(table, other, row):
+        fewer, count = devices(table, row), devices(table, other)
+        if not count or not fewer or count.interval.low <= fewer.interval.high:
             continue
-        pairs = [(row.cells.get(column.name), other.cells.get(column.name), column) for column in columns]
-        known = [(_digits(mine, column), mine, theirs, column) for mine, theirs, column in pairs if mine and theirs]
-        known = [entry for entry in known if entry[0]]
-        equal = all(_equal(mine, theirs, column) for _, mine, theirs, column in known)
-        if all(column.role.startswith("memory") for *_, column in known):
+        digits, equal, repeated = 0, True, []
+        for column in columns:
+            mine, theirs = row.cells.get(column.name), other.cells.get(column.name)
+            number = mine.number(column.index) if mine else None
+            if mine and theirs and number and number.digits:
+                twin = theirs.number(column.index)
+                equal = equal and twin is not None and number.value == twin.value
+                digits += number.digits
+                repeated.append((column, mine.text.strip()))
+        if all(column.role.startswith("memory") for column, _ in repeated):
             continue
-        if len(known) >= 2 and sum(digits for digits, *_ in known) >= 6 and equal:
+        if len(repeated) >= 2 and digits >= 6 and equal:
             yield Hit(
                 message=f"{other.name} repeats {row.name} in "
-                + ", ".join(f"{column.printed_name} ({mine.text.strip()})" for _, mine, _, column in known),
+                + ", ".join(f"{column.printed_name} ({text})" for column, text in repeated),
                 rows=(other,),
-                columns=tuple(column for *_, column in known),
+                columns=tuple(column for column, _ in repeated),
             )
-
-
-def _more_devices(table: AuditTable, row: Row, other: Row) -> bool:
-    count, fewer = devices(table, row), devices(table, other)
-    return bool(count and fewer and count.interval.low > fewer.interval.high)
-
-
-def _digits(cell: Printed, column: AuditColumn) -> int:
-    number = cell.number(column.index)
-    return number.digits if number else 0
-
-
-def _equal(cell: Printed, other: Printed, column: AuditColumn) -> bool:
-    mine, theirs = cell.number(column.index), other.number(column.index)
-    return bool(mine and theirs and mine.value == theirs.value)
 
 
 def _repeats(table: AuditTable) -> Iterator[tuple[Row, Row, Value, Fraction]]:
@@ -144,61 +102,26 @@ def _repeats(table: AuditTable) -> Iterator[tuple[Row, Row, Value, Fraction]]:
             yield row, other, pair[1], high / low - 1 if low else Fraction(0)
 
 
-@Rule(
-    name="repeat-noise",
-    severity="note",
-    label=None,
-    reach="rows",
-    checks="rows of one configuration: how far they are apart",
-    source="noise",
-    roles=("throughput|latency",),
-).of_table
-def repeat_noise(table: AuditTable) -> Iterator[Hit]:
-    """Note how far repeats of one run are apart: the noise of the table."""
+def _repeat_noise(table: AuditTable) -> Iterator[Hit]:
+    """How far repeats of one run are apart is the noise of the table."""
     for row, other, value, apart in _repeats(table):
         if apart <= NOISE:
-            yield Hit(
-                message=f"{row.name} and {other.name} are the same run: {float(apart):.2%} apart",
-                rows=(row, other),
-                columns=value.columns,
-            )
+            text = f"{row.name} and {other.name} are the same run: {float(apart):.2%} apart"
+            yield Hit(message=text, rows=(row, other), columns=value.columns)
 
 
-@Rule(
-    name="repeats-disagree",
-    severity="contradiction",
-    label="R",
-    reach="rows",
-    checks="rows of one configuration agree within 10 %",
-    source="noise",
-    roles=("throughput|latency",),
-).of_table
-def repeats_disagree(table: AuditTable) -> Iterator[Hit]:
-    """Flag repeats of one run that are too far apart to be noise."""
+def _repeats_disagree(table: AuditTable) -> Iterator[Hit]:
     for row, other, value, apart in _repeats(table):
         if apart > NOISE:
-            yield Hit(
-                message=f"{row.name} and {other.name} are the same run and {float(apart):.0%} apart",
-                rows=(row, other),
-                columns=value.columns,
-            )
+            text = f"{row.name} and {other.name} are the same run and {float(apart):.0%} apart"
+            yield Hit(message=text, rows=(row, other), columns=value.columns)
 
 
-@Rule(
-    name="shifted-columns",
-    severity="mislabel",
-    label="M?",
-    reach="table",
-    checks="a cell x/48.0 of a 48 GB device stands in a memory column",
-    source="sizes of device memories",
-    roles=("memory", "memory_capacity"),
-).of_table
-def shifted_columns(table: AuditTable) -> Iterator[Hit]:
-    """Find cells that look like "memory used of memory there" in a column that is no memory."""
-    if not table.of_role("memory"):
-        return
-    for column in table.columns:
-        if column.meaning.dimension in ("memory", "text"):
+def _shifted_columns(table: AuditTable) -> Iterator[Hit]:
+    """Cells that look like "memory used of memory there" in a column that is no memory."""
+    memory = next(iter(table.of_role("memory")), None)
+    for column in table.columns if memory else ():
+        if memory is None or column.meaning.dimension in ("memory", "text"):
             continue
         for row in table.rows:
             cell = row.cells.get(column.name)
@@ -208,33 +131,120 @@ def shifted_columns(table: AuditTable) -> Iterator[Hit]:
             stated = table.value(row, "memory_capacity")
             card = stated.interval.low <= there * 2**30 and there * 10**9 <= stated.interval.high if stated else False
             if used <= there and (card or (stated is None and there in CARD_SIZES_GB)):
-                memory = table.of_role("memory")[0]
                 instead = row.cells[memory.name].text.strip() if memory.name in row.cells else "nothing"
-                yield Hit(
-                    message=f"{row.name}: {column.printed_name} {cell.text.strip()} has the shape of memory on a device"
-                    f" of {float(there):g} GB; {memory.printed_name} holds {instead}",
-                    rows=(row,),
-                    columns=(column, memory),
+                text = (
+                    f"{column.printed_name} {cell.text.strip()} has the shape of memory on a device"
+                    f" of {float(there):g} GB; {memory.printed_name} holds {instead}"
                 )
+                yield hit_of(row, (column, memory), text)
 
 
-@Rule(
-    name="blank-metric",
-    severity="note",
-    label=None,
-    reach="cells",
-    checks="every run that did not run out of memory has every metric of its table",
-    source="a missing figure is no figure",
-    roles=("throughput|latency|mfu|memory",),
-).of_table
-def blank_metric(table: AuditTable) -> Iterator[Hit]:
-    """Note metrics that rows leave blank without having run out of memory."""
+def _blank_metric(table: AuditTable) -> Iterator[Hit]:
+    """Rows that ran out of memory are left aside."""
+    rows = [row for row in table.rows if not any(cell.out_of_memory for cell in row.cells.values())]
     for column in table.of_kind("measured", "derived"):
-        rows = [row for row in table.rows if not any(cell.out_of_memory for cell in row.cells.values())]
         blank = [row for row in rows if row.cells.get(column.name) is None or row.cells[column.name].blank]
         if blank:
-            yield Hit(
-                message=f"{column.printed_name} is blank in {len(blank)} of {len(rows)} rows",
-                rows=tuple(blank),
-                columns=(column,),
+            text = f"{column.printed_name} is blank in {len(blank)} of {len(rows)} rows"
+            yield Hit(message=text, rows=tuple(blank), columns=(column,))
+
+
+# ---- between tables ----
+
+RatedRow = tuple[AuditTable, Row, Value]
+
+
+def _runs(tables: tuple[AuditTable, ...]) -> dict[tuple[str, Fraction], list[RatedRow]]:
+    """Rows with a throughput by model and number of devices."""
+    rated: dict[tuple[str, Fraction], list[RatedRow]] = {}
+    for table in tables:
+        for row in table.rows:
+            count, rate, model = devices(table, row), throughput(table, row), table.text(row, "model")
+            if count and rate and model:
+                rated.setdefault((model, count.interval.middle), []).append((table, row, rate))
+    return rated
+
+
+def _same_run_disagrees(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditTable, Hit]]:
+    """One-device runs of different tables that state one model and one batch."""
+    for (model, count), runs in _runs(tables).items():
+        for (table, row, rate), (other, twin, again) in combinations(runs if count == 1 else [], 2):
+            batch, same = _one_device_batch(table, row), _one_device_batch(other, twin)
+            apart = max(rate.interval.low / again.interval.high, again.interval.low / rate.interval.high)
+            if _one_set(table, other) or batch is None or batch != same or apart <= 1 + NOISE:
+                continue
+            message = (
+                f"{model} on one device with a batch of {batch}: {rate.interval} samples/s in {table.name}"
+                f" ({row.name}), {again.interval} in {other.name} ({twin.name})"
             )
+            yield table, Hit(message=message, rows=(row,), columns=rate.columns)
+            yield other, Hit(message=message, rows=(twin,), columns=again.columns)
+
+
+def _one_set(table: AuditTable, other: AuditTable) -> bool:
+    """Tables of one run set describe the same runs; what disagrees there, their join finds."""
+    return table is other or (bool(table.run_set) and table.run_set == other.run_set)
+
+
+def _one_device_batch(table: AuditTable, row: Row) -> Fraction | None:
+    """On one device the batch is the batch, whatever it is called."""
+    batch = global_batch(table, row) or table.value(row, "local_batch_size") or table.value(row, "batch_size")
+    return batch.interval.middle if batch else None
+
+
+def _tables_differ(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditTable, Hit]]:
+    """Tables whose best throughputs for one model on as many devices are far apart."""
+    for (model, count), runs in _runs(tables).items():
+        best: dict[str, RatedRow] = {}
+        for run in runs:
+            known = best.get(run[0].name)
+            if known is None or run[2].interval.middle > known[2].interval.middle:
+                best[run[0].name] = run
+        ordered = sorted(best.values(), key=lambda run: run[2].interval.middle)
+        (table, row, slow), (other, _, fast) = ordered[0], ordered[-1]
+        if len(ordered) >= 2 and not _one_set(table, other) and fast.interval.low > slow.interval.high * APART:
+            text = (
+                f"{model} on {count} devices: at best {slow.interval} samples/s here, {fast.interval} in {other.name}"
+            )
+            yield table, Hit(message=text, rows=(row,), columns=slow.columns)
+
+
+RULES = (
+    Rule("equal-digits", "contradiction", "X", "cells", _equal_digits,
+         roles=("loss|latency|throughput",),
+         checks=f"measurements of different runs do not agree in {MANY_DIGITS} digits (simulations excepted)",
+         source="noise"),
+    Rule("constant-measurement", "note", "M?", "cells", _constant_measurement,
+         roles=("loss|latency|throughput",),
+         checks="a measured column is not one value of three digits in three or more different runs",
+         source="noise"),
+    Rule("repeated-row", "note", "M?", "rows", _repeated_row,
+         roles=("devices", "latency|iterations_per_s", "memory"),
+         checks="a run on more devices does not repeat every measurement of a smaller one",
+         source="more devices communicate more"),
+    Rule("repeat-noise", "note", None, "rows", _repeat_noise,
+         roles=("throughput|latency",),
+         checks="rows of one configuration: how far they are apart",
+         source="noise"),
+    Rule("repeats-disagree", "contradiction", "R", "rows", _repeats_disagree,
+         roles=("throughput|latency",),
+         checks="rows of one configuration agree within 10 %",
+         source="noise"),
+    Rule("shifted-columns", "mislabel", "M?", "table", _shifted_columns,
+         roles=("memory", "memory_capacity"),
+         checks="a cell x/48.0 of a 48 GB device stands in a memory column",
+         source="sizes of device memories"),
+    Rule("blank-metric", "note", None, "cells", _blank_metric,
+         roles=("throughput|latency|mfu|memory",),
+         checks="every run that did not run out of memory has every metric of its table",
+         source="a missing figure is no figure"),
+    Rule("same-run-disagrees", "contradiction", "R", "table", across=_same_run_disagrees,
+         roles=("throughput|latency", "model", "devices"),
+         checks="one model with one batch on one device has one throughput (10 % allowed), in all tables",
+         source="on one device no strategy differs"),
+    Rule("tables-differ", "note", None, "table", across=_tables_differ,
+         roles=("throughput|latency", "model", "devices"),
+         checks="best throughputs for one model on as many devices lie within 1.5 times, in all tables",
+         source="one machine"),
+)  # fmt: skip
+"""The rules of this family; findings come in this order."""

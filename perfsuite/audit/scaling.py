@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 
-from perfsuite.audit.quantities import (
+from perfsuite.audit.rule import Hit, Rule, hit_of
+from perfsuite.audit.table import (
+    ONE,
+    AuditColumn,
+    AuditTable,
+    Row,
+    Value,
     devices,
     global_batch,
     merged,
@@ -17,12 +23,9 @@ from perfsuite.audit.quantities import (
     throughput,
     work,
 )
-from perfsuite.audit.rule import Hit, Rule
-from perfsuite.audit.table import AuditColumn, AuditTable, Row, Value
 from perfsuite.metrics.scaling import SUPERLINEAR_SLACK
 from perfsuite.published.numbers import Interval
 
-ONE = Value(interval=Interval.exactly(Fraction(1)))
 BATCHES = ("local_batch_size", "micro_batch_size", "global_batch_size", "batch_size")
 SUPERLINEAR = 1 + Fraction(SUPERLINEAR_SLACK).limit_denominator(1000)
 LINEAR_STEP = Fraction(105, 100)
@@ -42,29 +45,29 @@ def _ratios(table: AuditTable, row: Row, base: Row) -> list[Value]:
     return [value for value in ratios if value]
 
 
-def _bases(table: AuditTable, column: AuditColumn) -> list[Row]:
-    """Rows that a speed-up may be counted from: printed as 1, or the smallest runs."""
-    smallest = [id(row) for row, _ in smallest_runs(table)]
-    return [row for row in table.rows if id(row) in smallest or _is_one(table.raw(row, column))]
-
-
 def _is_one(printed: Interval | None) -> bool:
     return printed is not None and printed.low <= 1 <= printed.high
 
 
-@Rule(
-    name="speedup-ratio",
-    severity="contradiction",
-    label="X",
-    reach="cells",
-    checks="speed-up = throughput / throughput of the row that it is counted from",
-    source="definition of speed-up",
-    roles=("speedup", "throughput|latency|tokens_per_s"),
-).of_table
-def speedup_ratio(table: AuditTable) -> Iterator[Hit]:
-    """Compare each printed speed-up with the ratios to every row that it may be counted from."""
+def _nearest(
+    row: Row, column: AuditColumn, printed: Interval, computed: list[Value], accepted: list[Value] | None = None
+) -> Iterator[Hit]:
+    """A hit when the printed figure agrees with none of the values that it could have been computed as."""
+    gap = min((printed.gap(value.interval) for value in accepted or computed), default=Fraction(0))
+    if computed and gap:
+        best = min(computed, key=lambda value: printed.gap(value.interval))
+        text = (
+            f"{column.printed_name} is printed {printed}, the row gives {best.interval}"
+            f" ({best.interval.ends} by its rounding)"
+        )
+        yield hit_of(row, (column, *(other for other in best.columns if other != column)), text, gap)
+
+
+def _speedup_ratio(table: AuditTable) -> Iterator[Hit]:
+    """A speed-up may be counted from the smallest runs and from every row whose speed-up is printed as 1."""
+    smallest = [id(row) for row, _ in smallest_runs(table)]
     for column in table.of_role("speedup"):
-        bases = _bases(table, column)
+        bases = [row for row in table.rows if id(row) in smallest or _is_one(table.raw(row, column))]
         for row in table.rows:
             printed = table.raw(row, column)
             if printed is None:
@@ -76,127 +79,57 @@ def speedup_ratio(table: AuditTable) -> Iterator[Hit]:
                 expected += ratios
                 if start and not _is_one(start):
                     expected += [Value(interval=value.interval * start, columns=value.columns) for value in ratios]
-            hit = _nearest(row, column, printed, [value for value in expected if value is not ONE], expected)
-            if hit:
-                yield hit
+            yield from _nearest(row, column, printed, [value for value in expected if value is not ONE], expected)
 
 
-def _nearest(
-    row: Row, column: AuditColumn, printed: Interval, computed: list[Value], accepted: list[Value] | None = None
-) -> Hit | None:
-    """A hit when the printed figure agrees with none of the values that it could have been computed as."""
-    if not computed:
-        return None
-    gap = min(printed.gap(value.interval) for value in accepted or computed)
-    if not gap:
-        return None
-    best = min(computed, key=lambda value: printed.gap(value.interval))
-    return Hit(
-        message=f"{row.name}: {column.printed_name} is printed {printed}, the row gives {best.interval}"
-        f" ({best.interval.ends} by its rounding)",
-        rows=(row,),
-        columns=(column, *(other for other in best.columns if other != column)),
-        gap=gap,
-    )
-
-
-@Rule(
-    name="efficiency-ratio",
-    severity="contradiction",
-    label="X",
-    reach="cells",
-    checks="efficiency = speed-up / n, or throughput ratio / n",
-    source="definition of scaling efficiency",
-    roles=("efficiency", "devices", "speedup|throughput|latency"),
-).of_table
-def efficiency_ratio(table: AuditTable) -> Iterator[Hit]:
-    """Compare each printed efficiency with speed-up over n and with the ratio of throughputs over n."""
+def _efficiency_ratio(table: AuditTable) -> Iterator[Hit]:
     bases = smallest_runs(table)
-    for column in table.of_role("efficiency"):
-        for row in table.rows:
-            printed, count = table.read(row, column), devices(table, row)
-            if printed is None or count is None:
+    for column, row, printed in table.figures("efficiency"):
+        expected: list[Value | None] = []
+        for base, fewest in bases if devices(table, row) else ():
+            share = quotient(devices(table, row), fewest)
+            if base is row or work(table, base) != work(table, row):
                 continue
-            expected: list[Value | None] = []
-            for base, fewest in bases:
-                share = quotient(count, fewest)
-                if base is row or work(table, base) != work(table, row):
-                    continue
-                if _is_one(speed.interval if (speed := table.value(base, "speedup")) else None):
-                    expected.append(quotient(table.value(row, "speedup"), share))
-                expected += [quotient(ratio, share) for ratio in _ratios(table, row, base)]
-            hit = _nearest(row, column, printed.interval, [value for value in expected if value])
-            if hit:
-                yield hit
+            if _is_one(speed.interval if (speed := table.value(base, "speedup")) else None):
+                expected.append(quotient(table.value(row, "speedup"), share))
+            expected += [quotient(ratio, share) for ratio in _ratios(table, row, base)]
+        yield from _nearest(row, column, printed.interval, [value for value in expected if value])
 
 
 def _expected_rates(table: AuditTable, row: Row, role: str, *, per_device: bool) -> list[Value]:
     """Rates by the row's steps and batch; ``role`` is the aggregate's."""
     batch, latency = global_batch(table, row), table.value(row, "latency")
-    steps = table.value(row, "iterations_per_s")
     done = product(batch, table.value(row, "sequence_length")) if role == "tokens_per_s" else batch
-    rates = [quotient(done, latency), product(done, steps)]
+    rates = [quotient(done, latency), product(done, table.value(row, "iterations_per_s"))]
     if per_device:
         rates = [quotient(value, devices(table, row)) for value in rates]
     return [value for value in rates if value]
 
 
-RATES = ("throughput", "tokens_per_s")
-
-
-@Rule(
-    name="throughput-time",
-    severity="contradiction",
-    label="X",
-    reach="cells",
-    checks="throughput x step time = batch; tokens/s = samples/s x sequence length; steps/s = 1 / step time",
-    source="definition of throughput",
-    roles=("throughput|tokens_per_s|iterations_per_s", "latency|iterations_per_s", "global_batch_size"),
-).of_table
-def throughput_time(table: AuditTable) -> Iterator[Hit]:
-    """Compare rates with batch over time; a figure that fits the other of per-device and aggregate is left to the
-    mislabel rule.
-    """
-    for column in table.of_role("iterations_per_s"):
-        for row in table.rows:
-            printed = table.read(row, column)
-            expected = quotient(ONE, table.value(row, "latency"))
-            hit = _nearest(row, column, printed.interval, [expected]) if printed and expected else None
-            if hit:
-                yield hit
-    for column, role, per_device in _rate_columns(table):
-        for row in table.rows:
-            printed = table.read(row, column)
-            if printed is None:
-                continue
-            own = _expected_rates(table, row, role, per_device=per_device)
-            other = _expected_rates(table, row, role, per_device=not per_device)
-            if any(printed.interval.meets(value.interval) for value in other):
-                continue
-            for value in own:
-                hit = _nearest(row, column, printed.interval, [value])
-                if hit:
-                    yield hit
-
-
 def _rate_columns(table: AuditTable) -> Iterator[tuple[AuditColumn, str, bool]]:
-    for role in RATES:
+    for role in ("throughput", "tokens_per_s"):
         for suffix in ("", "_per_device"):
             for column in table.of_role(role + suffix):
                 yield column, role, bool(suffix)
 
 
-@Rule(
-    name="aggregate-as-per-device",
-    severity="mislabel",
-    label="M?",
-    reach="table",
-    checks="a per-device rate is batch / step time / n; the aggregate is n times that",
-    source="definition of throughput",
-    roles=("throughput|throughput_per_device|tokens_per_s|tokens_per_s_per_device", "latency", "devices"),
-).of_table
-def aggregate_as_per_device(table: AuditTable) -> Iterator[Hit]:
-    """Find columns that are per device by name and aggregate by their figures, or the other way round."""
+def _throughput_time(table: AuditTable) -> Iterator[Hit]:
+    """A figure that fits the other of per-device and aggregate is left to the mislabel rule."""
+    for column, row, steps in table.figures("iterations_per_s"):
+        expected = quotient(ONE, table.value(row, "latency"))
+        yield from _nearest(row, column, steps.interval, [expected] if expected else [])
+    for column, role, per_device in _rate_columns(table):
+        for row in table.rows:
+            printed = table.read(row, column)
+            other = _expected_rates(table, row, role, per_device=not per_device)
+            if printed is None or any(printed.interval.meets(value.interval) for value in other):
+                continue
+            for value in _expected_rates(table, row, role, per_device=per_device):
+                yield from _nearest(row, column, printed.interval, [value])
+
+
+def _aggregate_as_per_device(table: AuditTable) -> Iterator[Hit]:
+    """Columns that are per device by name and aggregate by their figures, or the other way round."""
     for column, role, per_device in _rate_columns(table):
         rows, mistaken = [], True
         for row in table.rows:
@@ -210,72 +143,39 @@ def aggregate_as_per_device(table: AuditTable) -> Iterator[Hit]:
             mistaken = mistaken and fits_other and not fits_own
             rows.append(row)
         if rows and mistaken:
-            said, is_ = ("per device", "the aggregate") if per_device else ("the aggregate", "per device")
-            example = rows[-1]
-            value = _expected_rates(table, example, role, per_device=not per_device)[0]
+            named, meant = ("per device", "the aggregate") if per_device else ("the aggregate", "per device")
+            value = _expected_rates(table, rows[-1], role, per_device=not per_device)[0]
             yield Hit(
-                message=f"{column.printed_name} is called {said} and is {is_}: {example.name} prints"
-                f" {table.raw(example, column)}, batch over time gives {value.interval} for {is_}",
+                message=f"{column.printed_name} is called {named} and is {meant}: {rows[-1].name} prints"
+                f" {table.raw(rows[-1], column)}, batch over time gives {value.interval} for {meant}",
                 rows=tuple(rows),
                 columns=(column,),
             )
 
 
-@Rule(
-    name="speedup-above-n",
-    severity="note",
-    label="M?",
-    reach="rows",
-    checks="speed-up over the smallest run <= n / n0 (5 % allowed for caches)",
-    source="n devices do at most n times the work of one",
-    roles=("speedup|throughput", "devices"),
-).of_table
-def speedup_above_n(table: AuditTable) -> Iterator[Hit]:
-    """Flag speed-ups above the number of devices, against the smallest run of the same device model."""
+def _speedup_above_n(table: AuditTable) -> Iterator[Hit]:
+    """Against the smallest run of the same device model."""
     for base, fewest in smallest_runs(table):
         for row in table.rows:
-            count = devices(table, row)
-            comparable = work(table, row) == work(table, base) and _same(table, row, base, "device", "local_batch_size")
+            count, setting, start = devices(table, row), table.configuration(row), table.configuration(base)
+            same = all(setting.get(role) == start.get(role) for role in ("device", "local_batch_size"))
+            comparable = same and work(table, row) == work(table, base)
             if count is None or row is base or not comparable or count.interval.low <= fewest.interval.high:
                 continue
-            ratio = _speedup(table, row, base)
+            ratio = quotient(throughput(table, row), throughput(table, base))
+            if ratio is None and (one := table.value(base, "speedup")) and _is_one(one.interval):
+                ratio = table.value(row, "speedup")
             limit = count.interval.over(fewest.interval)
             if ratio and limit and ratio.interval.low > limit.high * SUPERLINEAR:
-                yield Hit(
-                    message=f"{row.name}: {ratio.interval} times {base.name} on {limit} times the devices",
-                    rows=(row,),
-                    columns=ratio.columns,
-                )
-
-
-def _speedup(table: AuditTable, row: Row, base: Row) -> Value | None:
-    known = quotient(throughput(table, row), throughput(table, base))
-    if known:
-        return known
-    printed, start = table.value(row, "speedup"), table.value(base, "speedup")
-    return printed if start and _is_one(start.interval) else None
-
-
-def _same(table: AuditTable, row: Row, other: Row, *roles: str) -> bool:
-    mine, theirs = table.configuration(row), table.configuration(other)
-    return all(mine.get(role) == theirs.get(role) for role in roles)
+                text = f"{ratio.interval} times {base.name} on {limit} times the devices"
+                yield hit_of(row, ratio.columns, text)
 
 
 def _settings(table: AuditTable, row: Row, *but: str) -> dict[str, str]:
     return {name: value for name, value in table.configuration(row).items() if name not in but}
 
 
-@Rule(
-    name="step-grows-faster-than-batch",
-    severity="note",
-    label="M?",
-    reach="rows",
-    checks="step time ratio <= batch ratio while nothing else changes (5 % allowed)",
-    source="computation is at most linear in the batch, communication does not grow with it",
-    roles=("latency|iterations_per_s|throughput", "local_batch_size|global_batch_size"),
-).of_table
-def step_grows_faster_than_batch(table: AuditTable) -> Iterator[Hit]:
-    """Flag steps that grow faster than their batch while nothing else changes."""
+def _step_grows_faster_than_batch(table: AuditTable) -> Iterator[Hit]:
     for row in table.rows:
         for other in table.rows:
             settings = _settings(table, row, *BATCHES, "num_workers")
@@ -285,31 +185,21 @@ def step_grows_faster_than_batch(table: AuditTable) -> Iterator[Hit]:
             slowdown = quotient(step_time(table, row), step_time(table, other))
             if not growth or not slowdown or growth.interval.low <= 1:
                 continue
-            if slowdown.interval.low > growth.interval.high * LINEAR_STEP:
-                yield Hit(
-                    message=f"{row.name}: a step takes {slowdown.interval} times that of {other.name}"
-                    f" for {growth.interval} times the batch",
-                    rows=(row,),
-                    columns=slowdown.columns,
-                )
+            longer, larger = slowdown.interval, growth.interval
+            if longer.low > larger.high * LINEAR_STEP:
+                text = f"a step takes {longer} times that of {other.name} for {larger} times the batch"
+                yield hit_of(row, slowdown.columns, text)
 
 
-@Rule(
-    name="tokens-rise-with-length",
-    severity="contradiction",
-    label="X",
-    reach="table",
-    checks="tokens/s must not rise with every longer sequence once a step has 16384 tokens per device",
-    source="FLOPs per token = 6 N + 12 L h S grow with the length S (PaLM, appendix B)",
-    roles=("tokens_per_s|throughput", "sequence_length", "batch_size|global_batch_size|local_batch_size"),
-).of_table
-def tokens_rise_with_length(table: AuditTable) -> Iterator[Hit]:
-    """Flag tokens per second that rise with every longer sequence on devices that were full already."""
+def _tokens_rise_with_length(table: AuditTable) -> Iterator[Hit]:
+    """Only rows whose devices have SATURATED_TOKENS in every step are compared."""
     runs: dict[tuple[tuple[str, str], ...], list[tuple[Fraction, Row, Value]]] = {}
     for row in table.rows:
-        length = table.value(row, "sequence_length")
+        length, count = table.value(row, "sequence_length"), devices(table, row)
         rate = table.value(row, "tokens_per_s") or product(throughput(table, row), length)
-        if length and rate and _saturated(table, row):
+        tokens = product(global_batch(table, row) or table.value(row, "batch_size"), length)
+        full = tokens and tokens.interval.low >= SATURATED_TOKENS * (count.interval.low if count else 1)
+        if length and rate and full:
             key = tuple(sorted(_settings(table, row, "sequence_length", "global_batch_size").items()))
             runs.setdefault(key, []).append((length.interval.low, row, rate))
     for rows in runs.values():
@@ -327,24 +217,8 @@ def tokens_rise_with_length(table: AuditTable) -> Iterator[Hit]:
             )
 
 
-def _saturated(table: AuditTable, row: Row) -> bool:
-    batch = global_batch(table, row) or table.value(row, "batch_size")
-    tokens = product(batch, table.value(row, "sequence_length"))
-    count = devices(table, row)
-    return bool(tokens and tokens.interval.low >= SATURATED_TOKENS * (count.interval.low if count else 1))
-
-
-@Rule(
-    name="overhead-ratio",
-    severity="mislabel",
-    label="M?",
-    reach="cells",
-    checks="overhead = base throughput / throughput - 1, or 1 - throughput / base throughput",
-    source="definition of overhead",
-    roles=("overhead", "throughput"),
-).of_table
-def overhead_ratio(table: AuditTable) -> Iterator[Hit]:
-    """Compare each printed overhead with the slowdown against the row whose overhead is 0."""
+def _overhead_ratio(table: AuditTable) -> Iterator[Hit]:
+    """The base is the row whose overhead is 0."""
     for column in table.of_role("overhead"):
         bases = [row for row in table.rows if (raw := table.raw(row, column)) and raw.middle == 0]
         for row in table.rows:
@@ -360,6 +234,41 @@ def overhead_ratio(table: AuditTable) -> Iterator[Hit]:
                         Value(interval=slowdown.interval - ONE.interval, columns=slowdown.columns),
                         Value(interval=ONE.interval - kept.interval, columns=kept.columns),
                     ]
-            hit = _nearest(row, column, printed.interval, expected)
-            if hit:
-                yield hit
+            yield from _nearest(row, column, printed.interval, expected)
+
+
+RULES = (
+    Rule("speedup-ratio", "contradiction", "X", "cells", _speedup_ratio,
+         roles=("speedup", "throughput|latency|tokens_per_s"),
+         checks="speed-up = throughput / throughput of the row that it is counted from",
+         source="definition of speed-up"),
+    Rule("efficiency-ratio", "contradiction", "X", "cells", _efficiency_ratio,
+         roles=("efficiency", "devices", "speedup|throughput|latency"),
+         checks="efficiency = speed-up / n, or throughput ratio / n",
+         source="definition of scaling efficiency"),
+    Rule("throughput-time", "contradiction", "X", "cells", _throughput_time,
+         roles=("throughput|tokens_per_s|iterations_per_s", "latency|iterations_per_s", "global_batch_size"),
+         checks="throughput x step time = batch; tokens/s = samples/s x sequence length; steps/s = 1 / step time",
+         source="definition of throughput"),
+    Rule("aggregate-as-per-device", "mislabel", "M?", "table", _aggregate_as_per_device,
+         roles=("throughput|throughput_per_device|tokens_per_s|tokens_per_s_per_device", "latency", "devices"),
+         checks="a per-device rate is batch / step time / n; the aggregate is n times that",
+         source="definition of throughput"),
+    Rule("speedup-above-n", "note", "M?", "rows", _speedup_above_n,
+         roles=("speedup|throughput", "devices"),
+         checks="speed-up over the smallest run <= n / n0 (5 % allowed for caches)",
+         source="n devices do at most n times the work of one"),
+    Rule("step-grows-faster-than-batch", "note", "M?", "rows", _step_grows_faster_than_batch,
+         roles=("latency|iterations_per_s|throughput", "local_batch_size|global_batch_size"),
+         checks="step time ratio <= batch ratio while nothing else changes (5 % allowed)",
+         source="computation is at most linear in the batch, communication does not grow with it"),
+    Rule("tokens-rise-with-length", "contradiction", "X", "table", _tokens_rise_with_length,
+         roles=("tokens_per_s|throughput", "sequence_length", "batch_size|global_batch_size|local_batch_size"),
+         checks="tokens/s must not rise with every longer sequence once a step has 16384 tokens per device",
+         source="FLOPs per token = 6 N + 12 L h S grow with the length S (PaLM, appendix B)"),
+    Rule("overhead-ratio", "mislabel", "M?", "cells", _overhead_ratio,
+         roles=("overhead", "throughput"),
+         checks="overhead = base throughput / throughput - 1, or 1 - throughput / base throughput",
+         source="definition of overhead"),
+)  # fmt: skip
+"""The rules of this family; findings come in this order."""

@@ -2,7 +2,8 @@
 
 A rule asks a row for a *role* (``latency``, ``devices``, ``mfu``).  The answer comes from the first column with that
 role, else from what is known of the row, else from the facts of the whole table, as an interval in SI units (seconds,
-bytes, operations per second, shares of 1) together with the columns that it was read from.
+bytes, operations per second, shares of 1) together with the columns that it was read from.  The functions at the end
+have the quantities that a row states directly or lets one compute: devices, batches, throughput, model FLOPs.
 """
 
 from __future__ import annotations
@@ -10,9 +11,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
 
 from perfsuite.published.numbers import Interval, Printed, printed
-from perfsuite.published.roles import PARTS, ROLES, Role, scale
+from perfsuite.published.roles import DEGREES, ROLES, Role, scale
+
+WORK_ROLES = frozenset(
+    {"model", "sequence_length", "hidden_size", "num_layers", "num_heads", "parameters", "active_parameters"}
+)
+"""Settings that change what one sample costs: throughputs of rows that differ in them are not comparable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,23 +119,28 @@ class AuditTable:
             return None
         return Value(interval=raw * self._scale(column), columns=(column,))
 
+    def figures(self, *roles: str) -> Iterator[tuple[AuditColumn, Row, Value]]:
+        """The numbers in the columns with one of these roles, column by column."""
+        for column in self.of_role(*roles):
+            for row in self.rows:
+                if value := self.read(row, column):
+                    yield column, row, value
+
+    @functools.cached_property
+    def _known(self) -> dict[tuple[int, str], Any]:
+        """What rows say, by the row's identity and a role, or empty: the rules ask the same again and again."""
+        return {}
+
     def value(self, row: Row, role: str) -> Value | None:
         """What the row says about ``role``; None when nothing does."""
         key = (id(row), role)
-        if key not in self._values:
-            self._values[key] = self._value(row, role)
-        return self._values[key]
+        if key not in self._known:
+            values = (self.read(row, column) for column in self.of_role(role))
+            self._known[key] = next((value for value in values if value), None) or self._fact_value(row, role)
+        value: Value | None = self._known[key]
+        return value
 
-    @functools.cached_property
-    def _values(self) -> dict[tuple[int, str], Value | None]:
-        """What rows were found to say: the rules ask the same again and again."""
-        return {}
-
-    def _value(self, row: Row, role: str) -> Value | None:
-        for column in self.of_role(role):
-            value = self.read(row, column)
-            if value:
-                return value
+    def _fact_value(self, row: Row, role: str) -> Value | None:
         fact = row.facts.get(role) or self.facts.get(role)
         number = printed(fact.text).number() if fact else None
         meaning = ROLES[role]
@@ -150,40 +163,28 @@ class AuditTable:
 
     def configuration(self, row: Row) -> dict[str, str]:
         """Everything that distinguishes this run: role, or column name for ``config`` -> value."""
-        if id(row) not in self._configurations:
-            self._configurations[id(row)] = self._configuration(row)
-        return self._configurations[id(row)]
-
-    @functools.cached_property
-    def _configurations(self) -> dict[int, dict[str, str]]:
-        """By identity of the row, which the table keeps alive."""
-        return {}
-
-    def _configuration(self, row: Row) -> dict[str, str]:
-        settings = {}
-        for source in (self.facts, row.facts):
-            for role, fact in source.items():
-                if ROLES[role].kind == "configuration":
-                    settings[role] = _same(fact.text)
-        for column in self.of_kind("configuration"):
-            cell = row.cells.get(column.name)
-            if cell and not cell.blank:
-                number = cell.number(column.index) if column.meaning.dimension != "text" else None
-                name = column.name if column.role == "config" else column.role
-                settings[name] = str(number.value) if number else _same(cell.text)
-        return settings
+        key = (id(row), "")
+        if key not in self._known:
+            facts = {**self.facts, **row.facts}
+            settings = {role: _same(fact.text) for role, fact in facts.items() if ROLES[role].kind == "configuration"}
+            for column in self.of_kind("configuration"):
+                cell = row.cells.get(column.name)
+                if cell and not cell.blank:
+                    number = cell.number(column.index) if column.meaning.dimension != "text" else None
+                    name = column.name if column.role == "config" else column.role
+                    settings[name] = str(number.value) if number else _same(cell.text)
+            self._known[key] = settings
+        configuration: dict[str, str] = self._known[key]
+        return configuration
 
     def _scale(self, column: AuditColumn) -> Interval:
-        dimension = column.meaning.dimension
-        if dimension == "share" and not column.unit and self._in_percent(column):
-            return scale(dimension, "%")
-        return scale(dimension, column.unit)
-
-    def _in_percent(self, column: AuditColumn) -> bool:
-        """A share without a unit and above 2 can only have been meant in percent."""
-        raws = [self.raw(row, column) for row in self.rows]
-        signs = any("%" in row.cells[column.name].text for row in self.rows if column.name in row.cells)
-        return signs or any(raw.low > 2 for raw in raws if raw)
+        """The factor to SI; a share without a unit and above 2 can only have been meant in percent."""
+        unit = column.unit
+        if column.meaning.dimension == "share" and not unit:
+            raws = [self.raw(row, column) for row in self.rows]
+            signs = any("%" in row.cells[column.name].text for row in self.rows if column.name in row.cells)
+            unit = "%" if signs or any(raw.low > 2 for raw in raws if raw) else ""
+        return scale(column.meaning.dimension, unit)
 
 
 def _same(text: str) -> str:
@@ -220,14 +221,129 @@ def join(tables: tuple[AuditTable, ...]) -> AuditTable:
     )
 
 
-def is_total(row: Row) -> bool:
-    """Whether a row is the sum of the others, by its name."""
-    return any(cell.text.strip().lower() in {"total", "sum", "总计", "合计"} for cell in row.cells.values())
+# ---- quantities ----
 
 
-def parts_of(table: AuditTable, row: Row) -> Iterator[tuple[AuditColumn, Value]]:
-    """The columns of a row that are parts of its step, with their values."""
-    for column in table.of_role(*PARTS):
-        value = table.read(row, column)
-        if value:
-            yield column, value
+def constant(number: int) -> Value:
+    """A number of no column."""
+    return Value(interval=Interval.exactly(Fraction(number)))
+
+
+ONE = constant(1)
+
+
+def product(*factors: Value | None) -> Value | None:
+    """The product, read from the columns of all factors; None when one is missing."""
+    result = ONE
+    for factor in factors:
+        if factor is None:
+            return None
+        result = Value(interval=result.interval * factor.interval, columns=merged(result, factor))
+    return result
+
+
+def quotient(dividend: Value | None, divisor: Value | None) -> Value | None:
+    """The quotient, read from both; None when one is missing or the divisor may be 0."""
+    ratio = dividend.interval.over(divisor.interval) if dividend and divisor else None
+    if dividend is None or divisor is None or ratio is None:
+        return None
+    return Value(interval=ratio, columns=merged(dividend, divisor))
+
+
+def merged(*values: Value | None) -> tuple[AuditColumn, ...]:
+    """The columns behind several values, each once."""
+    columns: dict[AuditColumn, None] = {}
+    for value in values:
+        columns.update(dict.fromkeys(value.columns if value else ()))
+    return tuple(columns)
+
+
+def devices(table: AuditTable, row: Row) -> Value | None:
+    """n: as stated, or hosts times devices per host, or the product of the mesh's sizes."""
+    stated = table.value(row, "devices") or product(table.value(row, "nodes"), table.value(row, "devices_per_node"))
+    if stated:
+        return stated
+    degrees = [value for role in DEGREES if (value := table.value(row, role))]
+    return product(*degrees) if degrees else None
+
+
+def data_parallel(table: AuditTable, row: Row) -> Value | None:
+    """The data-parallel degree: as stated, or all devices where no other degree is stated."""
+    stated = table.value(row, "dp")
+    if stated or any(table.value(row, role) for role in (*DEGREES, "stages")):
+        return stated
+    return devices(table, row)
+
+
+def global_batch(table: AuditTable, row: Row) -> Value | None:
+    """Samples per step over all devices."""
+    stated = table.value(row, "global_batch_size")
+    if stated:
+        return stated
+    shards = data_parallel(table, row)
+    local = product(table.value(row, "local_batch_size"), shards)
+    if local:
+        return local
+    return product(table.value(row, "micro_batch_size"), shards, table.value(row, "num_micro_batches"))
+
+
+def step_time(table: AuditTable, row: Row) -> Value | None:
+    """Seconds of a step: as stated, or from the rate of steps, or from batch and throughput."""
+    return (
+        table.value(row, "latency")
+        or quotient(ONE, table.value(row, "iterations_per_s"))
+        or quotient(global_batch(table, row), table.value(row, "throughput"))
+    )
+
+
+def throughput(table: AuditTable, row: Row) -> Value | None:
+    """Samples per second of all devices: as stated, or from the steps and their batch."""
+    return (
+        table.value(row, "throughput")
+        or product(table.value(row, "iterations_per_s"), global_batch(table, row))
+        or quotient(global_batch(table, row), table.value(row, "latency"))
+        or product(table.value(row, "throughput_per_device"), devices(table, row))
+    )
+
+
+def flops_per_sample(table: AuditTable, row: Row) -> Value | None:
+    """Model FLOPs of a sample, forward and backward: as stated, or 6 N S + 12 L h S^2 (PaLM, appendix B).
+
+    N counts the parameters that a token passes, so a model of experts needs ``active_parameters``; without layers and
+    width the attention term is left out and the figure is a lower bound.  GPT-2 1.5B with 2048 tokens:
+    6 x 1.5576e9 x 2048 + 12 x 48 x 1600 x 2048^2 = 2.30e13.
+    """
+    stated = table.value(row, "flops_per_sample")
+    parameters = table.value(row, "active_parameters") or table.value(row, "parameters")
+    sequence = table.value(row, "sequence_length")
+    sparse = table.value(row, "experts") and not table.value(row, "active_parameters")
+    if stated or parameters is None or sequence is None or sparse:
+        return stated
+    flops = Interval.exactly(Fraction(6)) * parameters.interval * sequence.interval
+    layers, width = table.value(row, "num_layers"), table.value(row, "hidden_size")
+    if layers and width:
+        attention = Interval.exactly(Fraction(12)) * layers.interval * width.interval
+        flops = flops + attention * sequence.interval * sequence.interval
+    return Value(interval=flops, columns=merged(parameters, sequence))
+
+
+def knows_attention(table: AuditTable, row: Row) -> bool:
+    """Whether FLOPs computed from this row are more than a lower bound, which long sequences are many times above."""
+    stated = table.value(row, "flops_per_sample")
+    return bool(stated or all(table.value(row, role) for role in ("num_layers", "hidden_size", "sequence_length")))
+
+
+def work(table: AuditTable, row: Row) -> dict[str, str]:
+    """The settings that decide what a sample costs; rows with equal ones have comparable throughputs."""
+    settings = {name: value for name, value in table.configuration(row).items() if name in WORK_ROLES}
+    if "active_parameters" in settings:  # what a token passes counts, not what is stored
+        settings.pop("parameters", None)
+        settings.pop("model", None)
+    return settings
+
+
+def smallest_runs(table: AuditTable) -> list[tuple[Row, Value]]:
+    """The rows with the fewest devices, and that number."""
+    counted = [(row, count) for row in table.rows if (count := devices(table, row))]
+    fewest = min((count.interval.low for _, count in counted), default=Fraction(0))
+    return [(row, count) for row, count in counted if count.interval.low == fewest]

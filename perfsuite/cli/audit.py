@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfsuite.audit.audit import RULES, applicable, audit, derived_label, more_with
+from perfsuite.audit.audit import RULES, AuditFinding, applicable, audit, derived_label, more_with
 from perfsuite.audit.read import parse_facts, parse_roles, read_tables, tables_of
-from perfsuite.audit.rule import AuditFinding, Rule
+from perfsuite.audit.rule import Rule
 from perfsuite.audit.table import AuditTable
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
