@@ -133,33 +133,6 @@ def test_rule_says_what_it_needs(name):
     assert rule.source
 
 
-MPT = [
-    "70b 2048 64 42.57 421.2583 8 4 2048 32 66523 1039 64862437376",
-    "30b 8192 8 29.92 296.1077 1 21 168 1 11072 1384 30019254272",
-    "30b 2048 32 43.92 434.6371 14 3 1344 36 73860 2308 29975214080",
-    "30b 2048 16 43.07 426.1622 10 3 480 17 36209 2263 29975214080",
-    "13b 32768 8 31.68 313.4795 1 3 24 0 15812 1976 13011240960",
-    "7b 65536 8 28.59 282.9422 1 2 16 0 15654 1956 6918905856",
-    "3b 32768 8 28.84 285.4036 3 6 144 1 46984 5873 2730480640",
-    "3b 2048 64 40.8 403.7625 6 3 1152 703 1441663 22525 2651837440",
-]
-"""H100 rows of scripts/train/benchmarking/README.md in mosaicml/llm-foundry: rates are cut off, attention is most of
-the work of long sequences, nothing says layers or width."""
-
-
-def test_a_real_table_of_language_models_is_plausible():
-    header = (
-        "model sequence_length devices mfu:% tflops micro_batch_size num_micro_batches global_batch_size throughput "
-        "tokens_per_s tokens_per_s_per_device parameters"
-    )
-    real = table(header, *MPT, peak_tflops="989.4", device="H100")
-    assert {"speedup-above-n"} >= rules_of(real)  # a note: the larger runs have the larger batches
-    without = replace(real, columns=tuple(column for column in real.columns if column.name != "throughput"))
-    assert set() == rules_of(without)
-    assert "rates-disagree" in rules_of(with_cell(without, 2, "tokens_per_s_per_device", "73860"))
-    assert "tflops-tokens" in rules_of(with_cell(without, 3, "tflops", "326.1622"))
-
-
 def test_roles_that_help_equally_come_in_the_order_of_the_rules():
     gains = list(more_with([table("whole:ms config", "100 a")]))
     assert list(PARTS) == [role for role in gains if role in PARTS]
