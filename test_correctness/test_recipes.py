@@ -12,11 +12,10 @@ import pytest
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.platforms import load_catalog
-from perfsuite.published.differences import Ran, differences
+from perfsuite.published.differences import DEFAULTS, Ran, differences
 from perfsuite.published.lookup import rows, shipped
 from perfsuite.published.recipes import WITHOUT_RECIPE, find, recipe_of, recipes, why_none
 from perfsuite.published.recipes.recipe import OURS, TEST
-from perfsuite.published.settings import DEFAULTS
 from perfsuite.workloads.moe_layer import MoeLayer
 from perfsuite.workloads.tensor_linear import TensorLinear
 from perfsuite.workloads.training.train_step import TrainStep

@@ -18,8 +18,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, json_argument, print_json, print_lines
 from perfsuite.published.lookup import shipped
-from perfsuite.published.read import read_report
-from perfsuite.published.records import Label, LabelJudgement, PublishedReport, PublishedTable
+from perfsuite.published.records import Label, LabelJudgement, PublishedReport, PublishedTable, read_report
 from perfsuite.published.roles import ROLES, SCALES
 
 SHOWN_ROLES = 4

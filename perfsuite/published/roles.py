@@ -123,15 +123,9 @@ ROLES: Mapping[str, Role] = MappingProxyType(
 """Every role that a column may have."""
 
 PARTS = (
-    "part",
-    "data_time",
-    "forward_time",
-    "backward_time",
-    "optimizer_time",
-    "compute_time",
-    "communication_time",
+    "part", "data_time", "forward_time", "backward_time", "optimizer_time", "compute_time", "communication_time",
     "remainder_time",
-)
+)  # fmt: skip
 """Roles of the parts of a step."""
 
 DEGREES = ("dp", "tp", "pp", "sp", "ep")
@@ -139,34 +133,18 @@ DEGREES = ("dp", "tp", "pp", "sp", "ep")
 
 _K, _M, _G = Fraction(10**3), Fraction(10**6), Fraction(10**9)
 
-SCALES: Mapping[str, Mapping[str, tuple[Fraction, Fraction]]] = MappingProxyType(
+SCALES: Mapping[str, Mapping[str, tuple[Fraction | int, ...]]] = MappingProxyType(
     {
-        "time": {
-            "us": (1 / _M, 1 / _M),
-            "ms": (1 / _K, 1 / _K),
-            "s": (Fraction(1), Fraction(1)),
-            "min": (Fraction(60), Fraction(60)),
-        },
-        "memory": {
-            "B": (Fraction(1), Fraction(1)),
-            "KiB": (Fraction(2**10), Fraction(2**10)),
-            "MiB": (Fraction(2**20), Fraction(2**20)),
-            "GiB": (Fraction(2**30), Fraction(2**30)),
-            "MB": (_M, Fraction(2**20)),  # a printed MB or GB is as often a power of two as of ten: either counts
-            "GB": (_G, Fraction(2**30)),
-        },
-        "share": {"": (Fraction(1), Fraction(1)), "%": (Fraction(1, 100), Fraction(1, 100))},
-        "flops": {"GFLOPS": (_G, _G), "TFLOPS": (_G * _K, _G * _K), "PFLOPS": (_G * _M, _G * _M)},
-        "size": {
-            "": (Fraction(1), Fraction(1)),
-            "M": (_M, _M),
-            "B": (_G, _G),
-            "T": (_G * _K, _G * _K),
-        },
-        "bandwidth": {"MB/s": (_M, _M), "GB/s": (_G, _G), "Gb/s": (_G / 8, _G / 8)},
+        "time": {"us": (1 / _M,), "ms": (1 / _K,), "s": (1,), "min": (60,)},
+        # a printed MB or GB is as often a power of two as of ten: either counts
+        "memory": {"B": (1,), "KiB": (2**10,), "MiB": (2**20,), "GiB": (2**30,), "MB": (_M, 2**20), "GB": (_G, 2**30)},
+        "share": {"": (1,), "%": (Fraction(1, 100),)},
+        "flops": {"GFLOPS": (_G,), "TFLOPS": (_G * _K,), "PFLOPS": (_G * _M,)},
+        "size": {"": (1,), "M": (_M,), "B": (_G,), "T": (_G * _K,)},
+        "bandwidth": {"MB/s": (_M,), "GB/s": (_G,), "Gb/s": (_G / 8,)},
     }
 )
-"""Smallest and largest factor to SI by dimension and unit; dimensions without an entry are not scaled."""
+"""Factors to SI by dimension and unit, two for an ambiguous unit; dimensions without an entry are not scaled."""
 
 DEFAULT_UNITS: Mapping[str, str] = MappingProxyType(
     {"time": "s", "memory": "GB", "share": "", "flops": "TFLOPS", "bandwidth": "GB/s", "size": ""}
@@ -182,5 +160,5 @@ def scale(dimension: str, unit: str) -> Interval:
     """
     if dimension not in SCALES:
         return Interval.exactly(Fraction(1))
-    low, high = SCALES[dimension][unit or DEFAULT_UNITS[dimension]]
-    return Interval(low=low, high=high)
+    factors = SCALES[dimension][unit or DEFAULT_UNITS[dimension]]
+    return Interval(low=Fraction(min(factors)), high=Fraction(max(factors)))
