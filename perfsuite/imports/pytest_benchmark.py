@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfsuite.base.units import plural
-from perfsuite.imports.row import Format, Imported, ImportedRow, Source, Told
+from perfsuite.imports.row import Format, Imported, ImportedRow, Source
 
 
 def _recognises(source: Source) -> bool:
@@ -11,7 +11,7 @@ def _recognises(source: Source) -> bool:
     return isinstance(plain, dict) and {"machine_info", "benchmarks"} <= set(plain)
 
 
-def _read(source: Source, told: Told) -> Imported:
+def _read(source: Source) -> Imported:
     if not _recognises(source):
         raise source.fault(
             1, "no JSON with machine_info and benchmarks: it is cut, or of another tool", "give all of it"
@@ -33,18 +33,13 @@ def _read(source: Source, told: Told) -> Imported:
         if not isinstance(stats, dict) or "median" not in stats:
             raise source.fault(line, f"{name or 'an entry'} has no median", "give a file that pytest-benchmark wrote")
         rows.append(
-            ImportedRow(
-                name=name,
-                metric="median_s",
-                value=source.number(line, stats["median"], "median"),
-                unit="s",
-                better="lower",
+            source.row(
+                line,
+                name,
+                ("median_s", "s", "lower"),
+                source.number(line, stats["median"], "median"),
                 printed=str(stats["median"]),
-                source=str(source.path),
-                line=line,
-                tool="pytest-benchmark",
                 convention="pytest-benchmark: median of its rounds, on one process",
-                platform=told.platform,
                 settings={
                     "rounds": str(stats.get("rounds", "")),
                     "machine": f"{machine.get('processor', '')} {machine.get('system', '')}".strip(),
@@ -54,12 +49,7 @@ def _read(source: Source, told: Told) -> Imported:
     if not rows:
         raise source.fault(1, "no benchmark", "give a file of a run that measured something")
     version = str(plain.get("version", "unknown"))
-    return Imported(
-        source=str(source.path),
-        tool="pytest-benchmark",
-        rows=tuple(rows),
-        notes=(f"{plural(len(rows), 'benchmark')}, version {version}",),
-    )
+    return source.imported(rows, notes=[f"{plural(len(rows), 'benchmark')}, version {version}"])
 
 
 FORMAT = Format(name="pytest-benchmark", about="pytest-benchmark's JSON", recognises=_recognises, read=_read)
