@@ -6,22 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import (
-    ONE,
-    AuditTable,
-    Row,
-    Value,
-    constant,
-    devices,
-    flops_per_sample,
-    global_batch,
-    knows_attention,
-    merged,
-    product,
-    quotient,
-    throughput,
-    work,
-)
+from perfsuite.audit.table import ONE, AuditTable, Row, Value, constant, merged, product, quotient
 from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.published.numbers import Interval
 
@@ -33,9 +18,9 @@ CONVENTIONS = 2
 def _flops_above_peak(table: AuditTable) -> Iterator[Hit]:
     for row in table.rows:
         peak = table.value(row, "peak_tflops")
-        total = product(throughput(table, row), flops_per_sample(table, row))
+        total = product(table.throughput(row), table.flops_per_sample(row))
         achieved = [table.read(row, column) for column in table.of_role("tflops")]
-        for value in [quotient(total, devices(table, row)), *achieved]:
+        for value in [quotient(total, table.devices(row)), *achieved]:
             if peak and value and value.interval.low > peak.interval.high:
                 ratio = value.interval.over(peak.interval)
                 text = (
@@ -54,24 +39,24 @@ def _share_out_of_range(table: AuditTable) -> Iterator[Hit]:
 
 def _implied_peak(table: AuditTable, row: Row, flops: Value | None) -> Value | None:
     """throughput x FLOPs per sample / (n x MFU): the peak that the row was computed with."""
-    used = product(devices(table, row), table.value(row, "mfu"))
-    return quotient(product(throughput(table, row), flops), used)
+    used = product(table.devices(row), table.value(row, "mfu"))
+    return quotient(product(table.throughput(row), flops), used)
 
 
 def _mfu_throughput(table: AuditTable) -> Iterator[Hit]:
     """The base is the smallest run."""
-    known = [row for row in table.rows if table.value(row, "mfu") and throughput(table, row)]
-    counts = [(count.interval.low if (count := devices(table, row)) else Fraction(1)) for row in known]
+    known = [row for row in table.rows if table.value(row, "mfu") and table.throughput(row)]
+    counts = [(count.interval.low if (count := table.devices(row)) else Fraction(1)) for row in known]
     if not known:
         return
     base = known[counts.index(min(counts))]
     for row in table.rows:
-        same_work = work(table, row) == work(table, base)
+        same_work = table.work(row) == table.work(base)
         if row is base or table.text(row, "device") != table.text(base, "device"):
             continue
-        if not same_work and not all(knows_attention(table, run) for run in (row, base)):
+        if not same_work and not all(table.knows_attention(run) for run in (row, base)):
             continue
-        peaks = [_implied_peak(table, run, ONE if same_work else flops_per_sample(table, run)) for run in (row, base)]
+        peaks = [_implied_peak(table, run, ONE if same_work else table.flops_per_sample(run)) for run in (row, base)]
         ratio = quotient(*peaks)
         gap = ratio.interval.gap(ONE.interval) if ratio else Fraction(0)
         if ratio and gap:
@@ -86,12 +71,12 @@ def _mfu_throughput(table: AuditTable) -> Iterator[Hit]:
 
 def _mfu_peak(table: AuditTable) -> Iterator[Hit]:
     for row in table.rows:
-        rate, mfu = throughput(table, row), table.value(row, "mfu")
-        implied = _implied_peak(table, row, flops_per_sample(table, row))
+        rate, mfu = table.throughput(row), table.value(row, "mfu")
+        implied = _implied_peak(table, row, table.flops_per_sample(row))
         ratio = quotient(implied, table.value(row, "peak_tflops"))
         if not rate or not mfu or not ratio or not ratio.interval.middle:
             continue  # a rate of 0 is none
-        below = ratio.interval.high < Fraction(1, CONVENTIONS) and knows_attention(table, row)
+        below = ratio.interval.high < Fraction(1, CONVENTIONS) and table.knows_attention(row)
         if ratio.interval.low > CONVENTIONS or below:
             fitting = rate.interval.middle / ratio.interval.middle
             text = (
@@ -118,13 +103,13 @@ def _implied_parameters(table: AuditTable) -> Iterator[Hit]:
     for row in table.rows:
         least = _least_parameters(table, row)
         length, latency = table.value(row, "sequence_length"), table.value(row, "latency")
-        tokens = product(quotient(global_batch(table, row), devices(table, row)), length)
+        tokens = product(quotient(table.global_batch(row), table.devices(row)), length)
         flops_per_token = [
             quotient(product(table.read(row, column), latency), tokens) for column in table.of_role("tflops")
         ]
-        if not flops_per_sample(table, row):
-            used = product(table.value(row, "mfu"), table.value(row, "peak_tflops"), devices(table, row))
-            flops_per_token.append(quotient(used, product(throughput(table, row), length)))
+        if not table.flops_per_sample(row):
+            used = product(table.value(row, "mfu"), table.value(row, "peak_tflops"), table.devices(row))
+            flops_per_token.append(quotient(used, product(table.throughput(row), length)))
         for flops in flops_per_token:
             if flops and least and flops.interval.high / 2 < least.interval.low:
                 blamed = tuple(column for column in flops.columns if column.role in ("tflops", "mfu"))
@@ -150,7 +135,7 @@ def _peak_not_dense(table: AuditTable) -> Iterator[Hit]:
 def _size_is_count(table: AuditTable) -> Iterator[Hit]:
     """Sizes of weights that are about one byte per parameter are a count called bytes."""
     for row in table.rows:
-        count = devices(table, row)
+        count = table.devices(row)
         narrow = table.text(row, "dtype").lower() in {"fp8", "int8", "uint8"}
         for role in ["model_size"] + (["memory_weights"] if count and count.interval.high == 1 else []):
             size = table.value(row, role)
@@ -168,7 +153,7 @@ def _bandwidth_time(table: AuditTable) -> Iterator[Hit]:
     sized: list[tuple[Row, Value, Interval]] = []
     for row in table.rows:
         moved = product(table.value(row, "bandwidth"), table.value(row, "communication_time"))
-        count, collective = devices(table, row), table.text(row, "collective")
+        count, collective = table.devices(row), table.text(row, "collective")
         if not moved or not count or collective not in TRAFFIC or moved.interval.high <= 0 or count.interval.low < 2:
             continue
         factor = Fraction(busbw_factor(collective, int(count.interval.low))).limit_denominator(10**6)

@@ -8,7 +8,7 @@ from itertools import combinations
 from types import MappingProxyType
 
 from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import AuditColumn, AuditTable, Row, devices, quotient, smallest_runs, work
+from perfsuite.audit.table import AuditColumn, AuditTable, Row, quotient
 from perfsuite.published.numbers import total
 
 WEIGHT_BYTES: Mapping[str, int] = MappingProxyType(
@@ -31,7 +31,7 @@ def _weights_above_memory(table: AuditTable) -> Iterator[Hit]:
     for row in table.rows:
         offloaded = "offload" in f"{table.text(row, 'strategy')} {table.text(row, 'config')}".lower()
         least = WEIGHT_BYTES.get(table.text(row, "dtype").lower(), 1)
-        share, memory = quotient(table.value(row, "parameters"), devices(table, row)), table.value(row, "memory")
+        share, memory = quotient(table.value(row, "parameters"), table.devices(row)), table.value(row, "memory")
         if share and memory and not offloaded and memory.interval.high < share.interval.low * least:
             needed = float(share.interval.middle * least / 10**9)
             text = (
@@ -54,13 +54,13 @@ def _memory_text(table: AuditTable, row: Row) -> str:
 def _memory_exactly_inverse(table: AuditTable) -> Iterator[Hit]:
     """Memory that falls as 1 / n to the printed digit while every device keeps its batch and its activations."""
     for column in table.of_role("memory"):
-        for base, fewest in smallest_runs(table):
+        for base, fewest in table.smallest_runs():
             whole, batch = table.raw(base, column), table.value(base, "local_batch_size")
             for row in table.rows if whole and batch else ():
-                count, printed = devices(table, row), table.raw(row, column)
+                count, printed = table.devices(row), table.raw(row, column)
                 own_batch = table.value(row, "local_batch_size")
                 same = own_batch and batch and own_batch.interval == batch.interval
-                if not count or not printed or not whole or not same or work(table, row) != work(table, base):
+                if not count or not printed or not whole or not same or table.work(row) != table.work(base):
                     continue
                 if count.interval.low < 4 * fewest.interval.high:
                     continue
@@ -139,7 +139,7 @@ def _optimizer_not_sharded(table: AuditTable) -> Iterator[Hit]:
     for column in table.of_role("memory_optimizer"):
         points = []
         for row in table.rows:
-            count, printed = devices(table, row), table.raw(row, column)
+            count, printed = table.devices(row), table.raw(row, column)
             if count and printed:
                 points.append((1 / count.interval.middle, printed.middle))
         if len({inverse for inverse, _ in points}) < 4:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import AuditTable, Row, Value, devices, merged, product
+from perfsuite.audit.table import AuditTable, Row, Value, merged, product
 from perfsuite.published.numbers import Interval
 from perfsuite.published.roles import DEGREES
 from perfsuite.schedules.catalog import fill_drain_bubble, naive_bubble
@@ -135,7 +135,7 @@ def _layout_product(table: AuditTable) -> Iterator[Hit]:
 
 def _more_devices_than_there_are(table: AuditTable) -> Iterator[Hit]:
     for row in table.rows:
-        count, there = devices(table, row), table.value(row, "available_devices")
+        count, there = table.devices(row), table.value(row, "available_devices")
         if count and there and count.interval.low > there.interval.high:
             text = f"{count.interval} devices; the largest machine had {there.interval}"
             yield hit_of(row, count.columns, text)

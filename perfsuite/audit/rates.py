@@ -9,20 +9,7 @@ from itertools import combinations
 
 from perfsuite.audit.compute import CONVENTIONS, TERA
 from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import (
-    ONE,
-    AuditColumn,
-    AuditTable,
-    Row,
-    Value,
-    devices,
-    flops_per_sample,
-    knows_attention,
-    product,
-    quotient,
-    throughput,
-    work,
-)
+from perfsuite.audit.table import ONE, AuditColumn, AuditTable, Row, Value, product, quotient
 from perfsuite.published.numbers import Interval
 
 TRAINING = (
@@ -42,7 +29,7 @@ _COUNTING = ("device", "dtype", "strategy", "experts", "top_k")
 def _sure_devices(table: AuditTable, row: Row) -> Value | None:
     """The number of devices; None where none is stated and sequence or expert parallelism may share ranks."""
     stated = table.value(row, "devices") or table.value(row, "nodes")
-    return devices(table, row) if stated or not (table.value(row, "sp") or table.value(row, "ep")) else None
+    return table.devices(row) if stated or not (table.value(row, "sp") or table.value(row, "ep")) else None
 
 
 def _rates_per_device(table: AuditTable, row: Row) -> Iterator[tuple[AuditColumn, Value]]:
@@ -75,17 +62,16 @@ def _achieved(table: AuditTable, row: Row) -> Value | None:
 
     Without a sequence length the figure is a lower bound.
     """
-    flops = quotient(flops_per_sample(table, row), table.value(row, "sequence_length"))
+    flops = quotient(table.flops_per_sample(row), table.value(row, "sequence_length"))
     active = table.value(row, "active_parameters")
     is_sparse = table.says("experts") or _SPARSE.search(table.text(row, "model"))
     if is_sparse and not active and not table.value(row, "flops_per_sample"):
         return None
     if not flops and (parameters := active or table.value(row, "parameters")):
-        six = Interval.exactly(Fraction(6))
-        flops = Value(interval=parameters.interval * six, columns=parameters.columns)
+        flops = parameters.times(Interval.exactly(Fraction(6)))
     if flops:
         least = 1 if any(table.says(role) for role in TRAINING) else Fraction(1, 3)
-        flops = Value(interval=flops.interval * Interval(low=Fraction(least), high=Fraction(1)), columns=flops.columns)
+        flops = flops.times(Interval(low=Fraction(least), high=Fraction(1)))
     return product(_tokens_per_device(table, row), flops)
 
 
@@ -95,7 +81,7 @@ def _has_steps(table: AuditTable, row: Row) -> bool:
 
 def _is_judged(table: AuditTable, row: Row) -> bool:
     """Whether the rules about throughput judge the row."""
-    return bool(throughput(table, row) and devices(table, row))
+    return bool(table.throughput(row) and table.devices(row))
 
 
 def _tera(value: Value) -> str:
@@ -152,7 +138,7 @@ def _apart(table: AuditTable, row: Row, name: str, stated: Value | None, factor:
     ratio = quotient(achieved, stated)
     if not ratio or not achieved or not stated:
         return
-    below = ratio.interval.high < 1 / factor and knows_attention(table, row)
+    below = ratio.interval.high < 1 / factor and table.knows_attention(row)
     if ratio.interval.low > factor or below:
         text = f"its tokens/s take {_tera(achieved)} TFLOPS per device, {name} give {_tera(stated)}"
         yield hit_of(row, ratio.columns, text)
@@ -169,7 +155,7 @@ def _in_step(table: AuditTable, what: str, quotients: list[tuple[Row, Value | No
         if not value:
             continue
         settings = table.configuration(row)
-        key = (work(table, row), [settings.get(name) for name in names])
+        key = (table.work(row), [settings.get(name) for name in names])
         known = next(((base, peak) for other, base, peak in first if other == key), None)
         if known is None:
             first.append((key, row, value))

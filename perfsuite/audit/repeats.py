@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import combinations
 
 from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import AuditColumn, AuditTable, Row, Value, devices, global_batch, step_time, throughput
+from perfsuite.audit.table import AuditColumn, AuditTable, Row, Value
 
 MANY_DIGITS = 7
 """Two measurements do not agree in this many digits by chance: one in a million rows of noise of 1 %."""
@@ -34,13 +34,12 @@ def _measured(table: AuditTable) -> tuple[AuditColumn, ...]:
 def _equal_digits(table: AuditTable) -> Iterator[Hit]:
     for column in _measured(table):
         for row, other in combinations(table.rows, 2):
-            mine, theirs = (either.cells.get(column.name) for either in (row, other))
-            number, twin = (cell.number(column.index) if cell else None for cell in (mine, theirs))
+            number, twin = table.number(row, column), table.number(other, column)
             equal = number and twin and number.digits >= MANY_DIGITS and number.value == twin.value
-            if mine and number and equal and table.configuration(row) != table.configuration(other):
+            if number and equal and table.configuration(row) != table.configuration(other):
                 yield Hit(
-                    message=f"{column.printed_name} is {mine.text.strip()} in {row.name} and in {other.name}:"
-                    f" {number.digits} equal digits",
+                    message=f"{column.printed_name} is {row.cells[column.name].text.strip()} in {row.name} and in"
+                    f" {other.name}: {number.digits} equal digits",
                     rows=(row, other),
                     columns=(column,),
                 )
@@ -49,8 +48,7 @@ def _equal_digits(table: AuditTable) -> Iterator[Hit]:
 def _constant_measurement(table: AuditTable) -> Iterator[Hit]:
     """Times, rates and losses that are one value for three or more runs that differ."""
     for column in (measured for measured in _measured(table) if measured.meaning.dimension != "share"):
-        cells = [(row, cell) for row in table.rows if (cell := row.cells.get(column.name))]
-        numbers = [(row, number) for row, cell in cells if (number := cell.number(column.index))]
+        numbers = [(row, number) for row in table.rows if (number := table.number(row, column))]
         settings = {tuple(sorted(table.configuration(row).items())) for row, _ in numbers}
         values = {number.value for _, number in numbers}
         if len(settings) >= 3 and len(values) == 1 and numbers[0][1].digits >= 3:
@@ -65,18 +63,16 @@ def _repeated_row(table: AuditTable) -> Iterator[Hit]:
     """Rows that repeat every measurement of a run on fewer devices; memory alone may be the same on any number."""
     columns = [column for column in table.of_kind("measured") if column.role not in ("throughput", "tokens_per_s")]
     for row, other in combinations(table.rows, 2):
-        fewer, count = devices(table, row), devices(table, other)
+        fewer, count = table.devices(row), table.devices(other)
         if not count or not fewer or count.interval.low <= fewer.interval.high:
             continue
         digits, equal, repeated = 0, True, []
         for column in columns:
-            mine, theirs = row.cells.get(column.name), other.cells.get(column.name)
-            number = mine.number(column.index) if mine else None
-            if mine and theirs and number and number.digits:
-                twin = theirs.number(column.index)
+            number, twin = table.number(row, column), table.number(other, column)
+            if number and number.digits and column.name in other.cells:
                 equal = equal and twin is not None and number.value == twin.value
                 digits += number.digits
-                repeated.append((column, mine.text.strip()))
+                repeated.append((column, row.cells[column.name].text.strip()))
         if all(column.role.startswith("memory") for column, _ in repeated):
             continue
         if len(repeated) >= 2 and digits >= 6 and equal:
@@ -94,9 +90,9 @@ def _repeats(table: AuditTable) -> Iterator[tuple[Row, Row, Value, Fraction]]:
         settings = table.configuration(row)
         if not settings or settings != table.configuration(other):
             continue
-        pair = step_time(table, row), step_time(table, other)
+        pair = table.step_time(row), table.step_time(other)
         if not all(pair):
-            pair = throughput(table, row), throughput(table, other)
+            pair = table.throughput(row), table.throughput(other)
         if pair[0] and pair[1]:
             low, high = sorted((pair[0].interval.middle, pair[1].interval.middle))
             yield row, other, pair[1], high / low - 1 if low else Fraction(0)
@@ -159,7 +155,7 @@ def _runs(tables: tuple[AuditTable, ...]) -> dict[tuple[str, Fraction], list[Rat
     rated: dict[tuple[str, Fraction], list[RatedRow]] = {}
     for table in tables:
         for row in table.rows:
-            count, rate, model = devices(table, row), throughput(table, row), table.text(row, "model")
+            count, rate, model = table.devices(row), table.throughput(row), table.text(row, "model")
             if count and rate and model:
                 rated.setdefault((model, count.interval.middle), []).append((table, row, rate))
     return rated
@@ -188,7 +184,7 @@ def _one_set(table: AuditTable, other: AuditTable) -> bool:
 
 def _one_device_batch(table: AuditTable, row: Row) -> Fraction | None:
     """On one device the batch is the batch, whatever it is called."""
-    batch = global_batch(table, row) or table.value(row, "local_batch_size") or table.value(row, "batch_size")
+    batch = table.global_batch(row) or table.value(row, "local_batch_size") or table.value(row, "batch_size")
     return batch.interval.middle if batch else None
 
 

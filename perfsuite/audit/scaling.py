@@ -7,22 +7,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import (
-    ONE,
-    AuditColumn,
-    AuditTable,
-    Row,
-    Value,
-    devices,
-    global_batch,
-    merged,
-    product,
-    quotient,
-    smallest_runs,
-    step_time,
-    throughput,
-    work,
-)
+from perfsuite.audit.table import ONE, AuditColumn, AuditTable, Row, Value, merged, product, quotient
 from perfsuite.metrics.scaling import SUPERLINEAR_SLACK
 from perfsuite.published.numbers import Interval
 
@@ -36,12 +21,12 @@ SATURATED_TOKENS = 16384
 
 def _ratios(table: AuditTable, row: Row, base: Row) -> list[Value]:
     """Readings of "how much faster than ``base``" that the row's own figures allow."""
-    rate, base_rate = throughput(table, row), throughput(table, base)
+    rate, base_rate = table.throughput(row), table.throughput(base)
     tokens, base_tokens = table.value(row, "tokens_per_s"), table.value(base, "tokens_per_s")
     ratios = [quotient(rate, base_rate), quotient(tokens, base_tokens)]
     if not any(ratios) and not any(table.says(role) for role in BATCHES):
         latency = quotient(table.value(base, "latency"), table.value(row, "latency"))
-        ratios += [latency, product(latency, quotient(devices(table, row), devices(table, base)))]
+        ratios += [latency, product(latency, quotient(table.devices(row), table.devices(base)))]
     return [value for value in ratios if value]
 
 
@@ -65,7 +50,7 @@ def _nearest(
 
 def _speedup_ratio(table: AuditTable) -> Iterator[Hit]:
     """A speed-up may be counted from the smallest runs and from every row whose speed-up is printed as 1."""
-    smallest = [id(row) for row, _ in smallest_runs(table)]
+    smallest = [id(row) for row, _ in table.smallest_runs()]
     for column in table.of_role("speedup"):
         bases = [row for row in table.rows if id(row) in smallest or _is_one(table.raw(row, column))]
         for row in table.rows:
@@ -73,22 +58,22 @@ def _speedup_ratio(table: AuditTable) -> Iterator[Hit]:
             if printed is None:
                 continue
             expected: list[Value] = [ONE] if any(row is base for base in bases) else []
-            for base in (base for base in bases if base is not row and work(table, base) == work(table, row)):
+            for base in (base for base in bases if base is not row and table.work(base) == table.work(row)):
                 ratios = _ratios(table, row, base)
                 start = table.raw(base, column)
                 expected += ratios
                 if start and not _is_one(start):
-                    expected += [Value(interval=value.interval * start, columns=value.columns) for value in ratios]
+                    expected += [value.times(start) for value in ratios]
             yield from _nearest(row, column, printed, [value for value in expected if value is not ONE], expected)
 
 
 def _efficiency_ratio(table: AuditTable) -> Iterator[Hit]:
-    bases = smallest_runs(table)
+    bases = table.smallest_runs()
     for column, row, printed in table.figures("efficiency"):
         expected: list[Value | None] = []
-        for base, fewest in bases if devices(table, row) else ():
-            share = quotient(devices(table, row), fewest)
-            if base is row or work(table, base) != work(table, row):
+        for base, fewest in bases if table.devices(row) else ():
+            share = quotient(table.devices(row), fewest)
+            if base is row or table.work(base) != table.work(row):
                 continue
             if _is_one(speed.interval if (speed := table.value(base, "speedup")) else None):
                 expected.append(quotient(table.value(row, "speedup"), share))
@@ -98,11 +83,11 @@ def _efficiency_ratio(table: AuditTable) -> Iterator[Hit]:
 
 def _expected_rates(table: AuditTable, row: Row, role: str, *, per_device: bool) -> list[Value]:
     """Rates by the row's steps and batch; ``role`` is the aggregate's."""
-    batch, latency = global_batch(table, row), table.value(row, "latency")
+    batch, latency = table.global_batch(row), table.value(row, "latency")
     done = product(batch, table.value(row, "sequence_length")) if role == "tokens_per_s" else batch
     rates = [quotient(done, latency), product(done, table.value(row, "iterations_per_s"))]
     if per_device:
-        rates = [quotient(value, devices(table, row)) for value in rates]
+        rates = [quotient(value, table.devices(row)) for value in rates]
     return [value for value in rates if value]
 
 
@@ -133,7 +118,7 @@ def _aggregate_as_per_device(table: AuditTable) -> Iterator[Hit]:
     for column, role, per_device in _rate_columns(table):
         rows, mistaken = [], True
         for row in table.rows:
-            printed, count = table.read(row, column), devices(table, row)
+            printed, count = table.read(row, column), table.devices(row)
             own = _expected_rates(table, row, role, per_device=per_device)
             other = _expected_rates(table, row, role, per_device=not per_device)
             if printed is None or count is None or count.interval.high <= 1 or not own:
@@ -155,14 +140,14 @@ def _aggregate_as_per_device(table: AuditTable) -> Iterator[Hit]:
 
 def _speedup_above_n(table: AuditTable) -> Iterator[Hit]:
     """Against the smallest run of the same device model."""
-    for base, fewest in smallest_runs(table):
+    for base, fewest in table.smallest_runs():
         for row in table.rows:
-            count, setting, start = devices(table, row), table.configuration(row), table.configuration(base)
+            count, setting, start = table.devices(row), table.configuration(row), table.configuration(base)
             same = all(setting.get(role) == start.get(role) for role in ("device", "local_batch_size"))
-            comparable = same and work(table, row) == work(table, base)
+            comparable = same and table.work(row) == table.work(base)
             if count is None or row is base or not comparable or count.interval.low <= fewest.interval.high:
                 continue
-            ratio = quotient(throughput(table, row), throughput(table, base))
+            ratio = quotient(table.throughput(row), table.throughput(base))
             if ratio is None and (one := table.value(base, "speedup")) and _is_one(one.interval):
                 ratio = table.value(row, "speedup")
             limit = count.interval.over(fewest.interval)
@@ -181,8 +166,8 @@ def _step_grows_faster_than_batch(table: AuditTable) -> Iterator[Hit]:
             settings = _settings(table, row, *BATCHES, "num_workers")
             if row is other or settings != _settings(table, other, *BATCHES, "num_workers"):
                 continue
-            growth = quotient(global_batch(table, row), global_batch(table, other))
-            slowdown = quotient(step_time(table, row), step_time(table, other))
+            growth = quotient(table.global_batch(row), table.global_batch(other))
+            slowdown = quotient(table.step_time(row), table.step_time(other))
             if not growth or not slowdown or growth.interval.low <= 1:
                 continue
             longer, larger = slowdown.interval, growth.interval
@@ -195,9 +180,9 @@ def _tokens_rise_with_length(table: AuditTable) -> Iterator[Hit]:
     """Only rows whose devices have SATURATED_TOKENS in every step are compared."""
     runs: dict[tuple[tuple[str, str], ...], list[tuple[Fraction, Row, Value]]] = {}
     for row in table.rows:
-        length, count = table.value(row, "sequence_length"), devices(table, row)
-        rate = table.value(row, "tokens_per_s") or product(throughput(table, row), length)
-        tokens = product(global_batch(table, row) or table.value(row, "batch_size"), length)
+        length, count = table.value(row, "sequence_length"), table.devices(row)
+        rate = table.value(row, "tokens_per_s") or product(table.throughput(row), length)
+        tokens = product(table.global_batch(row) or table.value(row, "batch_size"), length)
         full = tokens and tokens.interval.low >= SATURATED_TOKENS * (count.interval.low if count else 1)
         if length and rate and full:
             key = tuple(sorted(_settings(table, row, "sequence_length", "global_batch_size").items()))
@@ -227,8 +212,8 @@ def _overhead_ratio(table: AuditTable) -> Iterator[Hit]:
                 continue
             expected = []
             for base in bases:
-                slowdown = quotient(throughput(table, base), throughput(table, row))
-                kept = quotient(throughput(table, row), throughput(table, base))
+                slowdown = quotient(table.throughput(base), table.throughput(row))
+                kept = quotient(table.throughput(row), table.throughput(base))
                 if slowdown and kept:
                     expected += [
                         Value(interval=slowdown.interval - ONE.interval, columns=slowdown.columns),

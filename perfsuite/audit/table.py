@@ -2,8 +2,8 @@
 
 A rule asks a row for a *role* (``latency``, ``devices``, ``mfu``).  The answer comes from the first column with that
 role, else from what is known of the row, else from the facts of the whole table, as an interval in SI units (seconds,
-bytes, operations per second, shares of 1) together with the columns that it was read from.  The functions at the end
-have the quantities that a row states directly or lets one compute: devices, batches, throughput, model FLOPs.
+bytes, operations per second, shares of 1) together with the columns that it was read from.  The
+methods at the end have the quantities that a row states directly or lets one compute.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from perfsuite.published.numbers import Interval, Printed, printed
+from perfsuite.published.numbers import Interval, Number, Printed, printed
 from perfsuite.published.roles import DEGREES, ROLES, Role, scale
 
 WORK_ROLES = frozenset(
@@ -79,6 +79,44 @@ class Value:
     columns: tuple[AuditColumn, ...] = ()
     """Where it was read; empty for a fact."""
 
+    def times(self, factor: Interval) -> Value:
+        """The value times a factor that is of no column."""
+        return Value(interval=self.interval * factor, columns=self.columns)
+
+
+def constant(number: int) -> Value:
+    """A number of no column."""
+    return Value(interval=Interval.exactly(Fraction(number)))
+
+
+ONE = constant(1)
+
+
+def product(*factors: Value | None) -> Value | None:
+    """The product, read from the columns of all factors; None when one is missing."""
+    result = ONE
+    for factor in factors:
+        if factor is None:
+            return None
+        result = Value(interval=result.interval * factor.interval, columns=merged(result, factor))
+    return result
+
+
+def quotient(dividend: Value | None, divisor: Value | None) -> Value | None:
+    """The quotient, read from both; None when one is missing or the divisor may be 0."""
+    ratio = dividend.interval.over(divisor.interval) if dividend and divisor else None
+    if dividend is None or divisor is None or ratio is None:
+        return None
+    return Value(interval=ratio, columns=merged(dividend, divisor))
+
+
+def merged(*values: Value | None) -> tuple[AuditColumn, ...]:
+    """The columns behind several values, each once."""
+    columns: dict[AuditColumn, None] = {}
+    for value in values:
+        columns.update(dict.fromkeys(value.columns if value else ()))
+    return tuple(columns)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AuditTable:
@@ -102,10 +140,14 @@ class AuditTable:
         """The columns whose role is of one of these kinds."""
         return tuple(column for column in self.columns if column.meaning.kind in kinds)
 
+    def number(self, row: Row, column: AuditColumn) -> Number | None:
+        """The number of a cell as it is printed."""
+        cell = row.cells.get(column.name)
+        return cell.number(column.index) if cell else None
+
     def raw(self, row: Row, column: AuditColumn) -> Interval | None:
         """The printed number of a cell, unscaled: for ratios within one column.  A count is positive or no count."""
-        cell = row.cells.get(column.name)
-        number = cell.number(column.index) if cell else None
+        number = self.number(row, column)
         if number is None:
             return None
         if column.meaning.exact:
@@ -186,6 +228,90 @@ class AuditTable:
             unit = "%" if signs or any(raw.low > 2 for raw in raws if raw) else ""
         return scale(column.meaning.dimension, unit)
 
+    # ---- quantities that a row states directly or lets one compute ----
+
+    def devices(self, row: Row) -> Value | None:
+        """n: as stated, or hosts times devices per host, or the product of the mesh's sizes."""
+        stated = self.value(row, "devices") or product(self.value(row, "nodes"), self.value(row, "devices_per_node"))
+        if stated:
+            return stated
+        degrees = [value for role in DEGREES if (value := self.value(row, role))]
+        return product(*degrees) if degrees else None
+
+    def data_parallel(self, row: Row) -> Value | None:
+        """The data-parallel degree: as stated, or all devices where no other degree is stated."""
+        stated = self.value(row, "dp")
+        if stated or any(self.value(row, role) for role in (*DEGREES, "stages")):
+            return stated
+        return self.devices(row)
+
+    def global_batch(self, row: Row) -> Value | None:
+        """Samples per step over all devices."""
+        stated = self.value(row, "global_batch_size")
+        if stated:
+            return stated
+        shards = self.data_parallel(row)
+        local = product(self.value(row, "local_batch_size"), shards)
+        if local:
+            return local
+        return product(self.value(row, "micro_batch_size"), shards, self.value(row, "num_micro_batches"))
+
+    def step_time(self, row: Row) -> Value | None:
+        """Seconds of a step: as stated, or from the rate of steps, or from batch and throughput."""
+        return (
+            self.value(row, "latency")
+            or quotient(ONE, self.value(row, "iterations_per_s"))
+            or quotient(self.global_batch(row), self.value(row, "throughput"))
+        )
+
+    def throughput(self, row: Row) -> Value | None:
+        """Samples per second of all devices: as stated, or from the steps and their batch."""
+        return (
+            self.value(row, "throughput")
+            or product(self.value(row, "iterations_per_s"), self.global_batch(row))
+            or quotient(self.global_batch(row), self.value(row, "latency"))
+            or product(self.value(row, "throughput_per_device"), self.devices(row))
+        )
+
+    def flops_per_sample(self, row: Row) -> Value | None:
+        """Model FLOPs of a sample, forward and backward: as stated, or 6 N S + 12 L h S^2 (PaLM, appendix B).
+
+        N counts the parameters that a token passes, so a model of experts needs ``active_parameters``; without layers
+        and width the attention term is left out and the figure is a lower bound.  GPT-2 1.5B with 2048 tokens:
+        6 x 1.5576e9 x 2048 + 12 x 48 x 1600 x 2048^2 = 2.30e13.
+        """
+        stated = self.value(row, "flops_per_sample")
+        parameters = self.value(row, "active_parameters") or self.value(row, "parameters")
+        sequence = self.value(row, "sequence_length")
+        sparse = self.value(row, "experts") and not self.value(row, "active_parameters")
+        if stated or parameters is None or sequence is None or sparse:
+            return stated
+        flops = Interval.exactly(Fraction(6)) * parameters.interval * sequence.interval
+        layers, width = self.value(row, "num_layers"), self.value(row, "hidden_size")
+        if layers and width:
+            attention = Interval.exactly(Fraction(12)) * layers.interval * width.interval
+            flops = flops + attention * sequence.interval * sequence.interval
+        return Value(interval=flops, columns=merged(parameters, sequence))
+
+    def knows_attention(self, row: Row) -> bool:
+        """Whether FLOPs computed from this row are no lower bound, which long sequences are many times above."""
+        stated = self.value(row, "flops_per_sample")
+        return bool(stated or all(self.value(row, role) for role in ("num_layers", "hidden_size", "sequence_length")))
+
+    def work(self, row: Row) -> dict[str, str]:
+        """The settings that decide what a sample costs; rows with equal ones have comparable throughputs."""
+        settings = {name: value for name, value in self.configuration(row).items() if name in WORK_ROLES}
+        if "active_parameters" in settings:  # what a token passes counts, not what is stored
+            settings.pop("parameters", None)
+            settings.pop("model", None)
+        return settings
+
+    def smallest_runs(self) -> list[tuple[Row, Value]]:
+        """The rows with the fewest devices, and that number."""
+        counted = [(row, count) for row in self.rows if (count := self.devices(row))]
+        fewest = min((count.interval.low for _, count in counted), default=Fraction(0))
+        return [(row, count) for row, count in counted if count.interval.low == fewest]
+
 
 def _same(text: str) -> str:
     number = printed(text).number()
@@ -219,131 +345,3 @@ def join(tables: tuple[AuditTable, ...]) -> AuditTable:
         facts={role: fact for table in reversed(tables) for role, fact in table.facts.items()},
         simulated=any(table.simulated for table in tables),
     )
-
-
-# ---- quantities ----
-
-
-def constant(number: int) -> Value:
-    """A number of no column."""
-    return Value(interval=Interval.exactly(Fraction(number)))
-
-
-ONE = constant(1)
-
-
-def product(*factors: Value | None) -> Value | None:
-    """The product, read from the columns of all factors; None when one is missing."""
-    result = ONE
-    for factor in factors:
-        if factor is None:
-            return None
-        result = Value(interval=result.interval * factor.interval, columns=merged(result, factor))
-    return result
-
-
-def quotient(dividend: Value | None, divisor: Value | None) -> Value | None:
-    """The quotient, read from both; None when one is missing or the divisor may be 0."""
-    ratio = dividend.interval.over(divisor.interval) if dividend and divisor else None
-    if dividend is None or divisor is None or ratio is None:
-        return None
-    return Value(interval=ratio, columns=merged(dividend, divisor))
-
-
-def merged(*values: Value | None) -> tuple[AuditColumn, ...]:
-    """The columns behind several values, each once."""
-    columns: dict[AuditColumn, None] = {}
-    for value in values:
-        columns.update(dict.fromkeys(value.columns if value else ()))
-    return tuple(columns)
-
-
-def devices(table: AuditTable, row: Row) -> Value | None:
-    """n: as stated, or hosts times devices per host, or the product of the mesh's sizes."""
-    stated = table.value(row, "devices") or product(table.value(row, "nodes"), table.value(row, "devices_per_node"))
-    if stated:
-        return stated
-    degrees = [value for role in DEGREES if (value := table.value(row, role))]
-    return product(*degrees) if degrees else None
-
-
-def data_parallel(table: AuditTable, row: Row) -> Value | None:
-    """The data-parallel degree: as stated, or all devices where no other degree is stated."""
-    stated = table.value(row, "dp")
-    if stated or any(table.value(row, role) for role in (*DEGREES, "stages")):
-        return stated
-    return devices(table, row)
-
-
-def global_batch(table: AuditTable, row: Row) -> Value | None:
-    """Samples per step over all devices."""
-    stated = table.value(row, "global_batch_size")
-    if stated:
-        return stated
-    shards = data_parallel(table, row)
-    local = product(table.value(row, "local_batch_size"), shards)
-    if local:
-        return local
-    return product(table.value(row, "micro_batch_size"), shards, table.value(row, "num_micro_batches"))
-
-
-def step_time(table: AuditTable, row: Row) -> Value | None:
-    """Seconds of a step: as stated, or from the rate of steps, or from batch and throughput."""
-    return (
-        table.value(row, "latency")
-        or quotient(ONE, table.value(row, "iterations_per_s"))
-        or quotient(global_batch(table, row), table.value(row, "throughput"))
-    )
-
-
-def throughput(table: AuditTable, row: Row) -> Value | None:
-    """Samples per second of all devices: as stated, or from the steps and their batch."""
-    return (
-        table.value(row, "throughput")
-        or product(table.value(row, "iterations_per_s"), global_batch(table, row))
-        or quotient(global_batch(table, row), table.value(row, "latency"))
-        or product(table.value(row, "throughput_per_device"), devices(table, row))
-    )
-
-
-def flops_per_sample(table: AuditTable, row: Row) -> Value | None:
-    """Model FLOPs of a sample, forward and backward: as stated, or 6 N S + 12 L h S^2 (PaLM, appendix B).
-
-    N counts the parameters that a token passes, so a model of experts needs ``active_parameters``; without layers and
-    width the attention term is left out and the figure is a lower bound.  GPT-2 1.5B with 2048 tokens:
-    6 x 1.5576e9 x 2048 + 12 x 48 x 1600 x 2048^2 = 2.30e13.
-    """
-    stated = table.value(row, "flops_per_sample")
-    parameters = table.value(row, "active_parameters") or table.value(row, "parameters")
-    sequence = table.value(row, "sequence_length")
-    sparse = table.value(row, "experts") and not table.value(row, "active_parameters")
-    if stated or parameters is None or sequence is None or sparse:
-        return stated
-    flops = Interval.exactly(Fraction(6)) * parameters.interval * sequence.interval
-    layers, width = table.value(row, "num_layers"), table.value(row, "hidden_size")
-    if layers and width:
-        attention = Interval.exactly(Fraction(12)) * layers.interval * width.interval
-        flops = flops + attention * sequence.interval * sequence.interval
-    return Value(interval=flops, columns=merged(parameters, sequence))
-
-
-def knows_attention(table: AuditTable, row: Row) -> bool:
-    """Whether FLOPs computed from this row are more than a lower bound, which long sequences are many times above."""
-    stated = table.value(row, "flops_per_sample")
-    return bool(stated or all(table.value(row, role) for role in ("num_layers", "hidden_size", "sequence_length")))
-
-
-def work(table: AuditTable, row: Row) -> dict[str, str]:
-    """The settings that decide what a sample costs; rows with equal ones have comparable throughputs."""
-    settings = {name: value for name, value in table.configuration(row).items() if name in WORK_ROLES}
-    if "active_parameters" in settings:  # what a token passes counts, not what is stored
-        settings.pop("parameters", None)
-        settings.pop("model", None)
-    return settings
-
-
-def smallest_runs(table: AuditTable) -> list[tuple[Row, Value]]:
-    """The rows with the fewest devices, and that number."""
-    counted = [(row, count) for row in table.rows if (count := devices(table, row))]
-    fewest = min((count.interval.low for _, count in counted), default=Fraction(0))
-    return [(row, count) for row, count in counted if count.interval.low == fewest]
