@@ -50,8 +50,8 @@ def test_rounded_quotients_and_products_meet_the_true_ones(a, b, digits):
 
 
 def test_division_by_what_may_be_zero_says_nothing():
-    assert Interval.exactly(1).over(printed("0").interval()) is None
-    assert Interval.exactly(1).over(printed("0.4").interval()) is not None
+    assert Interval.exactly(1).over(printed("0").numbers[0].interval) is None
+    assert Interval.exactly(1).over(printed("0.4").numbers[0].interval) is not None
 
 
 @pytest.mark.parametrize(

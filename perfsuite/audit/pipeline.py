@@ -8,7 +8,6 @@ from itertools import pairwise
 
 from perfsuite.audit.rule import Hit, Rule, hit_of
 from perfsuite.audit.table import AuditTable, Row, Value, merged, product
-from perfsuite.published.numbers import Interval
 from perfsuite.published.roles import DEGREES
 from perfsuite.schedules.catalog import fill_drain_bubble, naive_bubble
 
@@ -59,21 +58,14 @@ def _bubble_below_bound(table: AuditTable) -> Iterator[Hit]:
 def _bubble_falls_with_stages(table: AuditTable) -> Iterator[Hit]:
     """Bubbles that fall with every added stage while micro-batches are not added."""
     for column in table.of_role("bubble"):
-        runs: dict[tuple[tuple[str, str], ...], list[tuple[Fraction, Row, Interval]]] = {}
-        for row in table.rows:
-            stages, printed = _stages(table, row), table.read(row, column)
-            if stages and printed:
-                settings = table.configuration(row)
-                key = tuple(sorted(setting for setting in settings.items() if setting[0] not in LAYOUT))
-                runs.setdefault(key, []).append((stages.interval.middle, row, printed.interval))
-        for rows in runs.values():
-            rows.sort(key=lambda run: run[0])
-            falling = all(few[0] < many[0] and many[2].high < few[2].low for few, many in pairwise(rows))
+        points = [(_stages(table, row), row, table.read(row, column)) for row in table.rows]
+        for rows in table.series(points, LAYOUT):
+            falling = all(p < q and y.interval.high < x.interval.low for (p, _, x), (q, _, y) in pairwise(rows))
             if len(rows) >= 3 and falling:
-                first, last = rows[0], rows[-1]
+                (fewest, _, first), (most, _, last) = rows[0], rows[-1]
                 yield Hit(
-                    message=f"the bubble falls from {float(first[2].middle):.1%} with {first[0]} stages to"
-                    f" {float(last[2].middle):.1%} with {last[0]}; (p-1)/(m+p-1) grows with p"
+                    message=f"the bubble falls from {float(first.interval.middle):.1%} with {fewest} stages to"
+                    f" {float(last.interval.middle):.1%} with {most}; (p-1)/(m+p-1) grows with p"
                     + ("" if table.says("num_micro_batches") else " (m is not stated: taken as constant)"),
                     rows=tuple(row for _, row, _ in rows),
                     columns=(column,),
@@ -82,17 +74,12 @@ def _bubble_falls_with_stages(table: AuditTable) -> Iterator[Hit]:
 
 def _memory_of_1f1b_grows(table: AuditTable) -> Iterator[Hit]:
     """1F1B keeps at most p micro-batches, however many there are."""
-    runs: dict[tuple[tuple[str, str], ...], list[tuple[Fraction, Row, Value]]] = {}
+    points = []
     for row in table.rows:
-        stages, micro, memory = _stages(table, row), table.value(row, "num_micro_batches"), table.value(row, "memory")
-        if not stages or not micro or not memory or _schedule(table, row) != "1f1b":
-            continue
-        if micro.interval.low >= stages.interval.high:
-            grown = ("num_micro_batches", "case", "global_batch_size")
-            key = tuple(sorted(setting for setting in table.configuration(row).items() if setting[0] not in grown))
-            runs.setdefault(key, []).append((micro.interval.middle, row, memory))
-    for rows in runs.values():
-        rows.sort(key=lambda run: run[0])
+        stages, micro = _stages(table, row), table.value(row, "num_micro_batches")
+        if stages and micro and _schedule(table, row) == "1f1b" and micro.interval.low >= stages.interval.high:
+            points.append((micro, row, table.value(row, "memory")))
+    for rows in table.series(points, ("num_micro_batches", "case", "global_batch_size")):
         for (m, few, small), (n, many, large) in pairwise(rows):
             first, second = (table.raw(row, small.columns[0]) if small.columns else None for row in (few, many))
             if first and second and m < n and second.low > first.high * GROWS:

@@ -156,15 +156,15 @@ def _speedup_above_n(table: AuditTable) -> Iterator[Hit]:
                 yield hit_of(row, ratio.columns, text)
 
 
-def _settings(table: AuditTable, row: Row, *but: str) -> dict[str, str]:
-    return {name: value for name, value in table.configuration(row).items() if name not in but}
-
-
 def _step_grows_faster_than_batch(table: AuditTable) -> Iterator[Hit]:
+
+    def settings(row: Row) -> dict[str, str]:
+        ignored = (*BATCHES, "num_workers")
+        return {name: text for name, text in table.configuration(row).items() if name not in ignored}
+
     for row in table.rows:
         for other in table.rows:
-            settings = _settings(table, row, *BATCHES, "num_workers")
-            if row is other or settings != _settings(table, other, *BATCHES, "num_workers"):
+            if row is other or settings(row) != settings(other):
                 continue
             growth = quotient(table.global_batch(row), table.global_batch(other))
             slowdown = quotient(table.step_time(row), table.step_time(other))
@@ -178,25 +178,20 @@ def _step_grows_faster_than_batch(table: AuditTable) -> Iterator[Hit]:
 
 def _tokens_rise_with_length(table: AuditTable) -> Iterator[Hit]:
     """Only rows whose devices have SATURATED_TOKENS in every step are compared."""
-    runs: dict[tuple[tuple[str, str], ...], list[tuple[Fraction, Row, Value]]] = {}
+    points = []
     for row in table.rows:
         length, count = table.value(row, "sequence_length"), table.devices(row)
         rate = table.value(row, "tokens_per_s") or product(table.throughput(row), length)
         tokens = product(table.global_batch(row) or table.value(row, "batch_size"), length)
-        full = tokens and tokens.interval.low >= SATURATED_TOKENS * (count.interval.low if count else 1)
-        if length and rate and full:
-            key = tuple(sorted(_settings(table, row, "sequence_length", "global_batch_size").items()))
-            runs.setdefault(key, []).append((length.interval.low, row, rate))
-    for rows in runs.values():
-        rows.sort(key=lambda run: run[0])
-        rising = all(
-            short[0] < long[0] and short[2].interval.high < long[2].interval.low for short, long in pairwise(rows)
-        )
+        if tokens and tokens.interval.low >= SATURATED_TOKENS * (count.interval.low if count else 1):
+            points.append((length, row, rate))
+    for rows in table.series(points, ("sequence_length", "global_batch_size")):
+        rising = all(x < longer and y.interval.high < z.interval.low for (x, _, y), (longer, _, z) in pairwise(rows))
         if len(rows) >= 3 and rising:
-            first, last = rows[0], rows[-1]
+            (shortest, _, first), (longest, _, last) = rows[0], rows[-1]
             yield Hit(
-                message=f"tokens/s rise with every length, from {first[2].interval} at {first[0]} tokens"
-                f" to {last[2].interval} at {last[0]}; attention costs more per token, not less",
+                message=f"tokens/s rise with every length, from {first.interval} at {shortest} tokens"
+                f" to {last.interval} at {longest}; attention costs more per token, not less",
                 rows=tuple(row for _, row, _ in rows),
                 columns=merged(*(rate for _, _, rate in rows)),
             )

@@ -9,7 +9,7 @@ methods at the end have the quantities that a row states directly or lets one co
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -82,6 +82,9 @@ class Value:
     def times(self, factor: Interval) -> Value:
         """The value times a factor that is of no column."""
         return Value(interval=self.interval * factor, columns=self.columns)
+
+
+Series = list[tuple[Fraction, Row, Value]]
 
 
 def constant(number: int) -> Value:
@@ -227,6 +230,18 @@ class AuditTable:
             signs = any("%" in row.cells[column.name].text for row in self.rows if column.name in row.cells)
             unit = "%" if signs or any(raw.low > 2 for raw in raws if raw) else ""
         return scale(column.meaning.dimension, unit)
+
+    def series(self, points: Iterable[tuple[Value | None, Row, Value | None]], but: Iterable[str]) -> list[Series]:
+        """(x, row, y) of rows that differ in nothing but the settings of these names, and in the order of x.
+
+        Points without x or y are left out.
+        """
+        runs: dict[tuple[tuple[str, str], ...], Series] = {}
+        for x, row, y in points:
+            if x and y:
+                key = tuple(sorted(setting for setting in self.configuration(row).items() if setting[0] not in but))
+                runs.setdefault(key, []).append((x.interval.middle, row, y))
+        return [sorted(run, key=lambda point: point[0]) for run in runs.values()]
 
     # ---- quantities that a row states directly or lets one compute ----
 
