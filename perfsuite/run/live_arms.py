@@ -17,7 +17,7 @@ from perfsuite.run import arms
 from perfsuite.run.arms import Arm, ArmFailed
 from perfsuite.runtime import scratch
 
-_PLUGIN = Path(__file__).parent / "plugin" / "turns.py"
+_PLUGIN = Path(__file__).parents[1] / "plugin" / "turns.py"
 _NAME = "perfsuite_turns"
 
 
