@@ -44,19 +44,14 @@ def data_parallel() -> Iterator[Recipe]:
             name=f"004-gpt2-xl-ddp-b32-{layout(ranks)}",
             rows=(*([ddp[ranks]] if ranks in ddp else []), ("004/weak", weak)),
             parameters={**XL, **batch, "strategy": "ddp"},
-            world_size=ranks,
-            own=_DATA_PARALLEL,
-            small=f"{_TRAINING}::test_ddp[cpu-ws{min(ranks, 8)}-gpt2-tiny]",
-        )
+            world_size=ranks, own=_DATA_PARALLEL, small=f"{_TRAINING}::test_ddp[cpu-ws{min(ranks, 8)}-gpt2-tiny]",
+        )  # fmt: skip
     for ranks, line in zip((1, 2, 4, 8), range(236, 240), strict=True):
         yield Recipe(
-            name=f"004-gpt2-xl-fsdp-b32-{layout(ranks)}",
-            rows=lines("004/fsdp", line),
+            name=f"004-gpt2-xl-fsdp-b32-{layout(ranks)}", rows=lines("004/fsdp", line),
             parameters={**XL, **batch, "strategy": "fsdp", "options": {"mixed_precision": True}},
-            world_size=ranks,
-            own=_DATA_PARALLEL,
-            small=f"{_TRAINING}::test_fsdp[cpu-ws{max(ranks, 2)}-gpt2-tiny]",
-        )
+            world_size=ranks, own=_DATA_PARALLEL, small=f"{_TRAINING}::test_fsdp[cpu-ws{max(ranks, 2)}-gpt2-tiny]",
+        )  # fmt: skip
     yield from _whole("gpt3-13b", "multi-node", ((8, 252), (16, 253), (32, 254)), micro=4, own=_13B)
     strong = ((8, 493), (16, 494), (32, 495), (64, 496), (128, 497))
     own = {**_13B, "strategy": "the batch of a device is 1024 over the devices: data parallel, its state spread"}
@@ -69,23 +64,12 @@ def _whole(
     """1024 samples on all devices together, everything spread."""
     for ranks, line in runs:
         yield Recipe(
-            name=f"004-{table}-{model}-fsdp-{layout(ranks)}",
-            rows=lines(f"004/{table}", line),
-            parameters={
-                "model": model,
-                "strategy": "fsdp",
-                "options": {"mixed_precision": True},
-                "micro_batch_size": micro,
-                "accumulation": 1024 // (ranks * micro),
-                "global_batch_size": 1024,
-                "dtype": "bf16",
-                "checkpointing": "full",
-                "builds": _NOTED,
-            },
-            world_size=ranks,
-            own=own,
-            small=f"{_TRAINING}::test_fsdp[cpu-ws8-gpt2-tiny]",
-        )
+            name=f"004-{table}-{model}-fsdp-{layout(ranks)}", rows=lines(f"004/{table}", line),
+            parameters={"model": model, "strategy": "fsdp", "options": {"mixed_precision": True},
+                        "micro_batch_size": micro, "accumulation": 1024 // (ranks * micro), "global_batch_size": 1024,
+                        "dtype": "bf16", "checkpointing": "full", "builds": _NOTED},
+            world_size=ranks, own=own, small=f"{_TRAINING}::test_fsdp[cpu-ws8-gpt2-tiny]",
+        )  # fmt: skip
 
 
 def pipelines() -> Iterator[Recipe]:
@@ -100,43 +84,21 @@ def pipelines() -> Iterator[Recipe]:
     schedules = (("naive", 4, 271), ("gpipe", 8, 272), ("gpipe", 16, 273), ("1f1b", 8, 274), ("1f1b", 16, 275))
     for schedule, count, line in schedules:
         yield Recipe(
-            name=f"004-gpt2-xl-{schedule}-m{count}-1x8",
-            rows=lines("004/schedules", line),
-            parameters={
-                **XL,
-                "strategy": "hybrid",
-                "mesh": "pp4-dp2",
-                "options": {"schedule": schedule},
-                "micro_batch_size": 4,
-                "accumulation": count,
-                "builds": ("memory",),
-            },
-            world_size=8,
-            own=own,
-            test=f"{_PIPELINE}::test_schedules",
-            words=f"pp4-dp2-{schedule}-m{count}",
+            name=f"004-gpt2-xl-{schedule}-m{count}-1x8", rows=lines("004/schedules", line),
+            parameters={**XL, "strategy": "hybrid", "mesh": "pp4-dp2", "options": {"schedule": schedule},
+                        "micro_batch_size": 4, "accumulation": count, "builds": ("memory",)},
+            world_size=8, own=own, test=f"{_PIPELINE}::test_schedules", words=f"pp4-dp2-{schedule}-m{count}",
             small=f"{_PIPELINE}::test_schedules[cpu-pp4-{schedule}-m{count}]",
-        )
+        )  # fmt: skip
     for mesh, line in (("pp2-dp8", 288), ("pp4-dp4", 289), ("pp8-dp2", 290), ("pp16", 291)):
         yield Recipe(
-            name=f"004-gpt3-13b-{mesh}-2x8",
-            rows=lines("004/stages", line),
-            parameters={
-                "model": "gpt3-13b",
-                "dtype": "bf16",
-                "strategy": "hybrid",
-                "mesh": mesh,
-                "options": {"schedule": "1f1b"},
-                "micro_batch_size": 2,
-                "accumulation": 8,
-                "builds": ("memory",),
-            },
-            world_size=16,
-            own={**own, "global_batch_size": "no batch is said: micro-batches of two samples"},
-            test=f"{_PIPELINE}::test_stage_counts",
-            words=mesh,
-            small=f"{_PIPELINE}::test_stage_counts[cpu-pp4]",
-        )
+            name=f"004-gpt3-13b-{mesh}-2x8", rows=lines("004/stages", line),
+            parameters={"model": "gpt3-13b", "dtype": "bf16", "strategy": "hybrid", "mesh": mesh,
+                        "options": {"schedule": "1f1b"}, "micro_batch_size": 2, "accumulation": 8,
+                        "builds": ("memory",)},
+            world_size=16, own={**own, "global_batch_size": "no batch is said: micro-batches of two samples"},
+            test=f"{_PIPELINE}::test_stage_counts", words=mesh, small=f"{_PIPELINE}::test_stage_counts[cpu-pp4]",
+        )  # fmt: skip
 
 
 _OF_TENSOR: dict[str, str] = {
@@ -157,48 +119,27 @@ def tensor() -> Iterator[Recipe]:
     """175B on one to eight cards, none of which can hold it, and split three ways over 64."""
     for tp, line in ((1, 311), (2, 312), (4, 313), (8, 314)):
         yield Recipe(
-            name=f"004-gpt3-175b-tp{tp}-1x{tp}",
-            rows=lines("004/tensor", line),
-            parameters={
-                **_GPT3,
-                "strategy": "hybrid",
-                "mesh": f"tp{tp}",
-                "micro_batch_size": 1,
-                "accumulation": 1024,
-                "global_batch_size": 1024,
-                "builds": ("memory", "exposed", "traffic"),
-            },
-            world_size=tp,
-            own=_OF_TENSOR,
+            name=f"004-gpt3-175b-tp{tp}-1x{tp}", rows=lines("004/tensor", line),
+            parameters={**_GPT3, "strategy": "hybrid", "mesh": f"tp{tp}", "micro_batch_size": 1, "accumulation": 1024,
+                        "global_batch_size": 1024, "builds": ("memory", "exposed", "traffic")},
+            world_size=tp, own=_OF_TENSOR,
             small=f"test_perf/test_tensor_parallel.py::test_tensor_parallel[cpu-ws{tp}-gpt2-tiny]",
-        )
+        )  # fmt: skip
     batch = {"global_batch_size": "no batch is said: 128, as many samples as pipelines of 64 stages fill twice"}
     yield Recipe(
-        name="004-gpt3-175b-dp64-8x8",
-        rows=lines("004/3d", 426),
+        name="004-gpt3-175b-dp64-8x8", rows=lines("004/3d", 426),
         parameters={**_GPT3, "strategy": "ddp", "global_batch_size": 128, "accumulation": 2, "builds": ("memory",)},
         world_size=64,
         own={**_OF_TENSOR, **batch, "strategy": "DP-only ran out of memory: every card has the whole model, DDP"},
         small=f"{_MESHES}[cpu-dp8]",
-    )
+    )  # fmt: skip
     for mesh, line, small in (("pp64", 427, "pp8"), ("pp8-tp8", 429, "pp2-tp4"), ("pp8-dp2-tp4", 430, "pp2-dp2-tp2")):
         yield Recipe(
-            name=f"004-gpt3-175b-{mesh}-8x8",
-            rows=lines("004/3d", line),
-            parameters={
-                **_GPT3,
-                "strategy": "hybrid",
-                "mesh": mesh,
-                "accumulation": 64 if "dp" in mesh else 128,
-                "global_batch_size": 128,
-                "builds": ("memory",),
-            },
-            world_size=64,
-            own={**_OF_TENSOR, **batch},
-            test=_MESHES,
-            words=mesh,
-            small=f"{_MESHES}[cpu-{small}]",
-        )
+            name=f"004-gpt3-175b-{mesh}-8x8", rows=lines("004/3d", line),
+            parameters={**_GPT3, "strategy": "hybrid", "mesh": mesh, "accumulation": 64 if "dp" in mesh else 128,
+                        "global_batch_size": 128, "builds": ("memory",)},
+            world_size=64, own={**_OF_TENSOR, **batch}, test=_MESHES, words=mesh, small=f"{_MESHES}[cpu-{small}]",
+        )  # fmt: skip
 
 
 # ---- one layer split, long sequences, ways to attend over a split one, experts, five axes at once ----
@@ -235,23 +176,13 @@ def split_layer() -> Iterator[Recipe]:
     for split, line in (("none", 329), ("column", 330), ("row", 331)):
         ranks = 1 if split == "none" else 4
         yield Recipe(
-            name=f"004-linear-8192x8192-{split}-1x{ranks}",
-            rows=lines("004/column-row", line),
+            name=f"004-linear-8192x8192-{split}-1x{ranks}", rows=lines("004/column-row", line),
             workload="tensor_linear",
-            parameters={
-                "split": split,
-                "mesh": "1" if ranks == 1 else f"tp{ranks}",
-                "features_in": 8192,
-                "features_out": 8192,
-                "rows": 8192,
-                "dtype": "bf16",
-            },
-            world_size=ranks,
-            own=own,
-            test=_LINEAR,
-            words=f"8192x8192-{split}",
+            parameters={"split": split, "mesh": "1" if ranks == 1 else f"tp{ranks}", "features_in": 8192,
+                        "features_out": 8192, "rows": 8192, "dtype": "bf16"},
+            world_size=ranks, own=own, test=_LINEAR, words=f"8192x8192-{split}",
             small=f"{_LINEAR}[cpu-512x512-{split}]",
-        )
+        )  # fmt: skip
 
 
 def _overrides(length: int) -> dict[str, int]:
@@ -262,44 +193,24 @@ def sequences() -> Iterator[Recipe]:
     """2048 to 32768 tokens with sequence parallelism, and three ways to attend over 16384."""
     for index, length in enumerate((2048, 4096, 8192, 16384, 32768)):
         yield Recipe(
-            name=f"004-gpt2-xl-s{length}-1x4",
-            rows=lines("004/long-sequences", 350 + index),
-            parameters={
-                **_XL,
-                "overrides": _overrides(length),
-                "global_batch_size": 16,
-                "mesh": "tp4",
-                "accumulation": 16,
-                "options": {"sequence_parallel": True},
-                "builds": ("memory",),
-            },
-            world_size=4,
-            own=_ATTENTION,
-            test=f"{_LONG}::test_long_sequences",
-            words=f"{length}-sequence",
+            name=f"004-gpt2-xl-s{length}-1x4", rows=lines("004/long-sequences", 350 + index),
+            parameters={**_XL, "overrides": _overrides(length), "global_batch_size": 16, "mesh": "tp4",
+                        "accumulation": 16, "options": {"sequence_parallel": True}, "builds": ("memory",)},
+            world_size=4, own=_ATTENTION, test=f"{_LONG}::test_long_sequences", words=f"{length}-sequence",
             small=f"{_LONG}::test_long_sequences[cpu-{256 << index}-sequence]",
-        )
+        )  # fmt: skip
     ways = (("standard", "dp4", "math", 369), ("flash", "dp4", "flash", 370), ("ring", "cp4", "flash", 371))
     for method, mesh, attention, line in ways:
         yield Recipe(
-            name=f"004-gpt2-xl-s16384-{method}-1x4",
-            rows=lines("004/ring-attention", line),
-            parameters={
-                **_XL,
-                "overrides": _overrides(16384),
-                "global_batch_size": 16,
-                "mesh": mesh,
-                "accumulation": 16 if mesh == "cp4" else 4,
-                "attention": attention,
-                "options": {"context": "ring"} if mesh == "cp4" else {},
-                "builds": ("memory", "exposed", "traffic"),
-            },
-            world_size=4,
-            own={**_ATTENTION, "mesh": "ring attention shares a sequence, the others have whole ones"},
-            test=f"{_LONG}::test_attention",
-            words=f"16384-{method}",
+            name=f"004-gpt2-xl-s16384-{method}-1x4", rows=lines("004/ring-attention", line),
+            parameters={**_XL, "overrides": _overrides(16384), "global_batch_size": 16, "mesh": mesh,
+                        "accumulation": 16 if mesh == "cp4" else 4, "attention": attention,
+                        "options": {"context": "ring"} if mesh == "cp4" else {},
+                        "builds": ("memory", "exposed", "traffic")},
+            world_size=4, own={**_ATTENTION, "mesh": "ring attention shares a sequence, the others have whole ones"},
+            test=f"{_LONG}::test_attention", words=f"16384-{method}",
             small=f"{_LONG}::test_attention[cpu-1024-{method}]",
-        )
+        )  # fmt: skip
 
 
 def experts() -> Iterator[Recipe]:
@@ -321,29 +232,17 @@ def experts() -> Iterator[Recipe]:
     )
     for model, mesh, ranks, line, small in runs:
         yield Recipe(
-            name=f"004-{model}-{mesh}-{layout(ranks)}",
-            rows=lines("004/moe", line),
+            name=f"004-{model}-{mesh}-{layout(ranks)}", rows=lines("004/moe", line),
             parameters={**training, "model": model, "mesh": mesh},
-            world_size=ranks,
-            own=own,
-            small=f"{_EXPERTS}::test_experts_and_dense[cpu-{small}]",
-        )
+            world_size=ranks, own=own, small=f"{_EXPERTS}::test_experts_and_dense[cpu-{small}]",
+        )  # fmt: skip
     yield Recipe(
-        name="004-moe-1.6t-pp8-dp2-ep2-cp2-tp4-32x8",
-        rows=lines("004/5d", 444, 445, 446, 447, 448, 450),
-        parameters={
-            **training,
-            "model": "moe-1.6t",
-            "mesh": "pp8-dp2-ep2-cp2-tp4",
-            "accumulation": 32,
-            "builds": ("traffic",),
-        },
-        world_size=256,
-        own=own,
-        test=_COMPONENTS,
-        words="pp8-dp2-ep2-cp2-tp4",
+        name="004-moe-1.6t-pp8-dp2-ep2-cp2-tp4-32x8", rows=lines("004/5d", 444, 445, 446, 447, 448, 450),
+        parameters={**training, "model": "moe-1.6t", "mesh": "pp8-dp2-ep2-cp2-tp4", "accumulation": 32,
+                    "builds": ("traffic",)},
+        world_size=256, own=own, test=_COMPONENTS, words="pp8-dp2-ep2-cp2-tp4",
         small=f"{_COMPONENTS}[cpu-pp2-ep2-cp2-tp2]",
-    )
+    )  # fmt: skip
 
 
 def routing() -> Iterator[Recipe]:
@@ -359,23 +258,9 @@ def routing() -> Iterator[Recipe]:
     }
     for index, batch in enumerate((32, 64, 128, 256)):
         yield Recipe(
-            name=f"004-routing-b{batch}-1x8",
-            rows=lines("004/router", 404 + index),
-            workload="moe_layer",
-            parameters={
-                "mesh": "ep8",
-                "batch_size": batch,
-                "sequence_length": 2048,
-                "width": 4096,
-                "hidden": 14336,
-                "experts": 64,
-                "top_k": 2,
-                "dtype": "bf16",
-                "implementation": "perfsuite",
-            },
-            world_size=8,
-            own=own,
-            test=f"{_EXPERTS}::test_routing",
-            words=f"{batch}x2048x4096x14336-top2",
+            name=f"004-routing-b{batch}-1x8", rows=lines("004/router", 404 + index), workload="moe_layer",
+            parameters={"mesh": "ep8", "batch_size": batch, "sequence_length": 2048, "width": 4096, "hidden": 14336,
+                        "experts": 64, "top_k": 2, "dtype": "bf16", "implementation": "perfsuite"},
+            world_size=8, own=own, test=f"{_EXPERTS}::test_routing", words=f"{batch}x2048x4096x14336-top2",
             small=f"{_EXPERTS}::test_routing[cpu-{batch}x16x64x128-top2]",
-        )
+        )  # fmt: skip

@@ -86,23 +86,17 @@ def latte() -> Iterator[Recipe]:
         for batch, workers, ranks, numbers in runs:
             parameters = {"model": model, "strategy": "ddp", "micro_batch_size": batch, "num_workers": workers}
             yield Recipe(
-                name=f"001-{model}-b{batch}-w{workers}-{layout(ranks)}",
-                rows=lines(table, *numbers),
+                name=f"001-{model}-b{batch}-w{workers}-{layout(ranks)}", rows=lines(table, *numbers),
                 parameters={**parameters, **_LEARNS},
-                world_size=ranks,
-                own=_LATTE,
-                small=siblings[batch],
-            )
+                world_size=ranks, own=_LATTE, small=siblings[batch],
+            )  # fmt: skip
     for strategy in ("zero1", "zero2", "zero3"):
         parameters = {"model": "latte-l", "strategy": strategy, "micro_batch_size": 1, "num_workers": 16}
         yield Recipe(
-            name=f"001d-latte-l-{strategy}-b1-w16-1x8",
-            rows=(),
+            name=f"001d-latte-l-{strategy}-b1-w16-1x8", rows=(),
             parameters={**parameters, **_LEARNS},
-            world_size=8,
-            own=_LATTE,
-            small=f"{TEST}[cpu-001d-latte-tiny-{strategy}-b1-w1-1x2]",
-        )
+            world_size=8, own=_LATTE, small=f"{TEST}[cpu-001d-latte-tiny-{strategy}-b1-w1-1x2]",
+        )  # fmt: skip
 
 
 # ---- language models ----
@@ -150,51 +144,29 @@ _RUNS = (  # case, line, small case
 def llama2() -> Iterator[Recipe]:
     """Report 002: LBS 3, MPE 4096, GAS 1, DP 8."""
     yield Recipe(
-        name="002-llama2_7b-bf16-1x8",
-        rows=lines("002/performance", 50),
-        parameters={
-            "model": "llama2-7b",
-            "strategy": "fsdp",
-            "options": {"mixed_precision": True},
-            "micro_batch_size": 3,
-            "accumulation": 1,
-            "dtype": "bf16",
-            "checkpointing": "full",
-            "builds": ("memory", "loss"),
-        },
-        world_size=8,
-        own=_LLAMA2,
-        small="test_perf/test_train_step.py::test_llama2[cpu-ws8-llama2-tiny-bf16]",
-    )
+        name="002-llama2_7b-bf16-1x8", rows=lines("002/performance", 50),
+        parameters={"model": "llama2-7b", "strategy": "fsdp", "options": {"mixed_precision": True},
+                    "micro_batch_size": 3, "accumulation": 1, "dtype": "bf16", "checkpointing": "full",
+                    "builds": ("memory", "loss")},
+        world_size=8, own=_LLAMA2, small="test_perf/test_train_step.py::test_llama2[cpu-ws8-llama2-tiny-bf16]",
+    )  # fmt: skip
 
 
 def oneflow() -> Iterator[Recipe]:
     """Report 003: its 18 cases."""
     for case, line, small in _RUNS:
-        _, degrees, batch, size = case.rsplit("_", 3)
+        _, degrees, batch, shape = case.rsplit("_", 3)
         dp, tp, pp = map(int, degrees.split("x"))
+        mesh = "-".join(f"{axis}{size}" for axis, size in (("pp", pp), ("dp", dp), ("tp", tp)) if size > 1)
         accumulation = 32 if pp > 1 else 1
         yield Recipe(
-            name=f"003-{case}",
-            rows=lines("003/results", line),
-            parameters={
-                "model": f"gpt-{size}",
-                "strategy": "hybrid",
-                "mesh": "-".join(f"{axis}{n}" for axis, n in (("pp", pp), ("dp", dp), ("tp", tp)) if n > 1) or "dp1",
-                "options": oneflow_options(dp, tp, pp),
-                "micro_batch_size": int(batch) // (dp * accumulation),
-                "accumulation": accumulation,
-                "global_batch_size": int(batch),
-                "dtype": "fp16",
-                "checkpointing": "full",
-                "builds": ("memory",),
-            },
-            world_size=dp * tp * pp,
-            own=_ONEFLOW,
-            test=ONEFLOW_TEST,
-            words=case,
-            small=f"{ONEFLOW_TEST}[cpu-{small}]",
-        )
+            name=f"003-{case}", rows=lines("003/results", line),
+            parameters={"model": f"gpt-{shape}", "strategy": "hybrid", "mesh": mesh or "dp1",
+                        "options": oneflow_options(dp, tp, pp), "micro_batch_size": int(batch) // (dp * accumulation),
+                        "accumulation": accumulation, "global_batch_size": int(batch), "dtype": "fp16",
+                        "checkpointing": "full", "builds": ("memory",)},
+            world_size=dp * tp * pp, own=_ONEFLOW, test=ONEFLOW_TEST, words=case, small=f"{ONEFLOW_TEST}[cpu-{small}]",
+        )  # fmt: skip
 
 
 def oneflow_options(dp: int, tp: int, pp: int) -> Mapping[str, Any]:
