@@ -22,27 +22,18 @@ _SIZE = re.compile(
 _BYTES: Mapping[str, int] = {"B": 1, "KB": KIB, "MB": MIB, "GB": GIB}
 _MS: Mapping[str, float] = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _TERA: Mapping[str, float] = {"GFLOPS": 1e-3, "TFLOPS": 1.0, "PFLOPS": 1e3}
-_BARE: Mapping[str, float] = {"": 1.0}
 _PARTS = "deepspeed: synchronised parts"
 _FIGURES: tuple[tuple[str, Meaning, Mapping[str, float], str], ...] = (
     ("fwd latency", ("forward_ms", "ms", "lower"), _MS, _PARTS),
     ("bwd latency", ("backward_ms", "ms", "lower"), _MS, _PARTS),
     ("step latency", ("optimizer_ms", "ms", "lower"), _MS, _PARTS),
     ("iter latency", ("step_time_ms", "ms", "lower"), _MS, _PARTS),
-    (
-        "fwd FLOPS per GPU",
-        ("forward_tflops_per_device", "TFLOPS", "higher"),
-        _TERA,
-        "deepspeed: counted FLOPs of the forward",
-    ),
-    (
-        "fwd+bwd FLOPS per GPU",
-        ("tflops_per_device", "TFLOPS", "higher"),
-        _TERA,
-        "deepspeed: backward is an assumed 2 x forward",
-    ),
-    ("samples/second", ("samples_per_s", "samples/s", "higher"), _BARE, "deepspeed: of all devices"),
-)
+    ("fwd FLOPS per GPU", ("forward_tflops_per_device", "TFLOPS", "higher"), _TERA,
+     "deepspeed: counted FLOPs of the forward"),
+    ("fwd+bwd FLOPS per GPU", ("tflops_per_device", "TFLOPS", "higher"), _TERA,
+     "deepspeed: backward is an assumed 2 x forward"),
+    ("samples/second", ("samples_per_s", "samples/s", "higher"), {"": 1.0}, "deepspeed: of all devices"),
+)  # fmt: skip
 """Begin of a profiler's line, up to its colon or its formula; meaning; factors by printed unit; convention."""
 
 

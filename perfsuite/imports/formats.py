@@ -14,8 +14,55 @@ from perfsuite.base.codec import from_json, plain_json, to_json
 from perfsuite.base.errors import ImportFailed, did_you_mean
 from perfsuite.base.files import content, why, write_file
 from perfsuite.base.text import json_text
-from perfsuite.imports import deepspeed, flagperf, nccl_tests, pytest_benchmark, steps, superbench
-from perfsuite.imports.row import Format, Imported, Source, Told
+from perfsuite.base.units import plural
+from perfsuite.imports import deepspeed, flagperf, nccl_tests, steps, superbench
+from perfsuite.imports.row import Format, Imported, ImportedRow, Source, Told
+
+
+def _is_benchmark(source: Source) -> bool:
+    plain = source.json
+    return isinstance(plain, dict) and {"machine_info", "benchmarks"} <= set(plain)
+
+
+def _read_benchmark(source: Source) -> Imported:
+    """pytest-benchmark's JSON storage: seconds, and names only, neither ranks nor devices."""
+    if not _is_benchmark(source):
+        reason = "no JSON with machine_info and benchmarks: it is cut, or of another tool"
+        raise source.fault(1, reason, "give all of it")
+    plain = source.json
+    if "perfsuite" in plain:
+        line = source.line_of('"perfsuite"')
+        raise source.fault(line, "this is a baseline of perfsuite", "show it: perfsuite report FILE")
+    entries = plain["benchmarks"]
+    if not isinstance(entries, list):
+        raise source.fault(source.line_of('"benchmarks"'), "benchmarks is no list", "give all of the file")
+    machine = plain["machine_info"] if isinstance(plain["machine_info"], dict) else {}
+    rows: list[ImportedRow] = []
+    for entry in entries:
+        name = str(entry.get("fullname") or entry.get("name", "")) if isinstance(entry, dict) else ""
+        line = source.line_of(f'"{name}"')
+        stats = entry.get("stats") if name else None
+        if not isinstance(stats, dict) or "median" not in stats:
+            raise source.fault(line, f"{name or 'an entry'} has no median", "give a file that pytest-benchmark wrote")
+        rows.append(
+            source.row(
+                line,
+                name,
+                ("median_s", "s", "lower"),
+                source.number(line, stats["median"], "median"),
+                printed=str(stats["median"]),
+                convention="pytest-benchmark: median of its rounds, on one process",
+                settings={
+                    "rounds": str(stats.get("rounds", "")),
+                    "machine": f"{machine.get('processor', '')} {machine.get('system', '')}".strip(),
+                },
+            )
+        )
+    if not rows:
+        raise source.fault(1, "no benchmark", "give a file of a run that measured something")
+    version = str(plain.get("version", "unknown"))
+    return source.imported(rows, notes=[f"{plural(len(rows), 'benchmark')}, version {version}"])
+
 
 FORMATS: tuple[Format, ...] = (
     nccl_tests.FORMAT,
@@ -24,7 +71,7 @@ FORMATS: tuple[Format, ...] = (
     steps.TORCHTITAN,
     steps.MEGATRON,
     deepspeed.FORMAT,
-    pytest_benchmark.FORMAT,
+    Format(name="pytest-benchmark", about="pytest-benchmark's JSON", recognises=_is_benchmark, read=_read_benchmark),
 )
 MAX_BYTES = 256 << 20
 """Larger files are refused unread."""

@@ -66,28 +66,25 @@ def _read_json(source: Source) -> Log:
     plain: dict[str, Any] = source.json
     config, results = plain["config"], plain["results"]
     try:
-        of_process = [
-            source.whole(source.line_of(f'"{name}"'), config[name], name, 1) for name in ("nthreads", "ngpus")
-        ]
+        names = ("nthreads", "ngpus")
+        of_process = [source.whole(source.line_of(f'"{name}"'), config[name], name, 1) for name in names]
         ranks = max(1, len(config["devices"])) * math.prod(of_process)
         if ranks > _MOST_RANKS:
-            raise source.fault(
-                source.line_of('"config"'), f"{ranks} ranks are more than any machine has", "give the text instead"
-            )
+            reason = f"{ranks} ranks are more than any machine has"
+            raise source.fault(source.line_of('"config"'), reason, "give the text instead")
         points = tuple(_json_points(source, results))
-        names = {str(result.get("experiment_name", "")) for result in results}
+        named = {str(result.get("experiment_name", "")) for result in results}
         variables = [text.partition("=") for text in plain.get("env") or () if isinstance(text, str)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise source.fault(
-            1, f"version {plain['version']} lacks what is needed ({error!r:.60})", "give the text instead"
-        ) from None
-    if len(names) > 1:
-        raise source.fault(1, f"two collectives in one file ({', '.join(sorted(names))})", "give a file for each")
+        reason = f"version {plain['version']} lacks what is needed ({error!r:.60})"
+        raise source.fault(1, reason, "give the text instead") from None
+    if len(named) > 1:
+        raise source.fault(1, f"two collectives in one file ({', '.join(sorted(named))})", "give a file for each")
     kept = {name: value for name, _, value in variables if _KEPT.match(name) and not is_secret_name(name)}
     settings = {f"environment {name}": masked(value) for name, value in kept.items()}
     if "nccl_version" in plain:
         settings["nccl_version"] = str(plain["nccl_version"])
-    return Log(points=points, ranks=ranks, named=collective_named("".join(names)), settings=settings)
+    return Log(points=points, ranks=ranks, named=collective_named("".join(named)), settings=settings)
 
 
 def _json_points(source: Source, results: Sequence[Mapping[str, Any]]) -> Iterator[LogPoint]:
@@ -129,9 +126,8 @@ def _read_text(source: Source) -> Log:
     lines = [_PREFIX.sub("", line) for line in source.lines]
     begins = [number for number, line in enumerate(lines, start=1) if _BEGIN.search(line)]
     if not begins and source.text.lstrip().startswith("{"):
-        raise source.fault(
-            1, "no JSON of -J (version, config, results): it is cut, or of another tool", "give all of it"
-        )
+        reason = "no JSON of -J (version, config, results): it is cut, or of another tool"
+        raise source.fault(1, reason, "give all of it")
     if not begins:
         raise source.fault(1, "no line '# nThread ... nGpus ...', so this is no log of nccl-tests", "name its format")
     if len(begins) > 1:
@@ -141,9 +137,8 @@ def _read_text(source: Source) -> Log:
         raise source.fault(named[1][0], f"a second collective, {named[1][1]}", "give a file for each")
     ranks = sum(bool(_RANK.match(line)) for line in lines)
     if not ranks:
-        raise source.fault(
-            begins[0], "no line '#  Rank', so it is unknown how many ranks there were", "keep the header"
-        )
+        reason = "no line '#  Rank', so it is unknown how many ranks there were"
+        raise source.fault(begins[0], reason, "keep the header")
     sides = _sides(source, lines)
     points = tuple(_text_points(source, lines, sides))
     cut = () if any("Out of bounds values" in line for line in lines) else ("the log ends before its last lines",)

@@ -60,19 +60,12 @@ def _read_steps(
 
 _MEGATRON_STEP = re.compile(r"\biteration\s+(\d+)/\s*\d+\s*\|")
 _MEGATRON: tuple[Figure, ...] = (
-    (
-        r"elapsed time per iteration \(ms\):@",
-        ("step_time_ms", "ms", "lower"),
-        "megatron: mean since the last report",
-    ),
+    (r"elapsed time per iteration \(ms\):@", ("step_time_ms", "ms", "lower"), "megatron: mean since the last report"),
     (r"samples per second:@", ("samples_per_s", "samples/s", "higher"), "megatron: of all devices"),
-    (
-        r"(?:TFLOPs|throughput per GPU \(TFLOP/s/GPU\)):@",
-        ("tflops_per_device", "TFLOPS", "higher"),
-        "megatron: its own count of FLOPs, recomputation included where it is on",
-    ),
+    (r"(?:TFLOPs|throughput per GPU \(TFLOP/s/GPU\)):@", ("tflops_per_device", "TFLOPS", "higher"),
+     "megatron: its own count of FLOPs, recomputation included where it is on"),
     (r"lm loss:@", ("loss", "", "lower"), "megatron"),
-)
+)  # fmt: skip
 _MEGATRON_SETTINGS = (
     ("global_batch_size", r"global batch size:\s*(\d+)"),
     ("sequence_length", r"actual seqlen:\s*(\d+)"),
@@ -94,12 +87,9 @@ _TITAN: tuple[Figure, ...] = (
     (r"memory:@GiB", ("reserved_memory_gib", "GiB", "lower"), "torchtitan: peak reserved since the last report"),
     (r"tps:@", ("tokens_per_s_per_device", "tokens/s", "higher"), "torchtitan: of one device"),
     (r"tflops:@", ("tflops_per_device", "TFLOPS", "higher"), "torchtitan: 6 (N - embedding) + 12 L h s a token"),
-    (
-        r"mfu:@%",
-        ("mfu_percent", "percent", "higher"),
-        "torchtitan: its tflops over the peak that it takes for the device",
-    ),
-)
+    (r"mfu:@%", ("mfu_percent", "percent", "higher"),
+     "torchtitan: its tflops over the peak that it takes for the device"),
+)  # fmt: skip
 
 TORCHTITAN = Format(
     name="torchtitan",

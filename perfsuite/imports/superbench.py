@@ -67,13 +67,12 @@ def _read(source: Source) -> Imported:
     for number, document in documents:
         node = str(document.get("node", ""))
         failed = {key.removesuffix(_CODE): value for key, value in document.items() if key.endswith(_CODE) and value}
-        refused += [
-            Refused(line=_line(source, number, f"{benchmark}{_CODE}"), text=_of(benchmark, node), why=_why(code))
-            for benchmark, code in failed.items()
-        ]
+        for benchmark, code in failed.items():
+            line = number or source.line_of(f'"{benchmark}{_CODE}"')
+            refused.append(Refused(line=line, text=_of(benchmark, node), why=_why(code)))
         for key, value in document.items():
             match = _KEY.match(key)
-            line = _line(source, number, key)
+            line = number or source.line_of(f'"{key}"')
             if key == "node" or value is None or key.endswith(_CODE):
                 continue
             code = next((code for benchmark, code in failed.items() if key.startswith(f"{benchmark}/")), None)
@@ -82,19 +81,14 @@ def _read(source: Source) -> Imported:
             elif match and (meaning := _meaning(f"{match['benchmark']}/{match['metric']}")):
                 rows.append(_row(source, line, match, value, meaning, node=node))
             else:
-                refused.append(
-                    Refused(line=line, text=key, why="its unit is not in the file and is not known for this benchmark")
-                )
+                why = "its unit is not in the file and is not known for this benchmark"
+                refused.append(Refused(line=line, text=key, why=why))
     if not rows:
         raise source.fault(1, "no figure whose unit is known", "give a results-summary.json or baseline.json")
     is_mean = len(documents) == 1 and not any(":" in key for key in documents[0][1]) and not documents[0][1].get("node")
     mean = "no ranks and no node: a mean over many machines, not a run"
     note = mean if is_mean else plural(len(documents), "node")
     return source.imported(rows, refused=refused, notes=[note])
-
-
-def _line(source: Source, number: int, key: str) -> int:
-    return number or source.line_of(f'"{key}"')
 
 
 def _of(key: str, node: str) -> str:
