@@ -21,19 +21,19 @@ def _flops_above_peak(table: AuditTable) -> Iterator[Hit]:
         total = product(table.throughput(row), table.flops_per_sample(row))
         achieved = [table.read(row, column) for column in table.of_role("tflops")]
         for value in [quotient(total, table.devices(row)), *achieved]:
-            if peak and value and value.interval.low > peak.interval.high:
-                ratio = value.interval.over(peak.interval)
+            if peak and value and value.low > peak.high:
+                ratio = value.over(peak)
                 text = (
-                    f"{float(value.interval.middle / TERA):.4g} TFLOPS per device,"
-                    f" {ratio} times the peak of {float(peak.interval.middle / TERA):.4g}"
+                    f"{float(value.middle / TERA):.4g} TFLOPS per device,"
+                    f" {ratio} times the peak of {float(peak.middle / TERA):.4g}"
                 )
                 yield hit_of(row, value.columns, text)
 
 
 def _share_out_of_range(table: AuditTable) -> Iterator[Hit]:
     for column, row, value in table.figures("mfu", "bubble", "communication_share", "share"):
-        if value.interval.low > 1 or value.interval.high < 0:
-            text = f"{column.printed_name} is {float(value.interval.middle):.1%}; a share is 0 to 100 %"
+        if value.low > 1 or value.high < 0:
+            text = f"{column.printed_name} is {float(value.middle):.1%}; a share is 0 to 100 %"
             yield hit_of(row, (column,), text)
 
 
@@ -46,7 +46,7 @@ def _implied_peak(table: AuditTable, row: Row, flops: Value | None) -> Value | N
 def _mfu_throughput(table: AuditTable) -> Iterator[Hit]:
     """The base is the smallest run."""
     known = [row for row in table.rows if table.value(row, "mfu") and table.throughput(row)]
-    counts = [(count.interval.low if (count := table.devices(row)) else Fraction(1)) for row in known]
+    counts = [(count.low if (count := table.devices(row)) else Fraction(1)) for row in known]
     if not known:
         return
     base = known[counts.index(min(counts))]
@@ -58,11 +58,11 @@ def _mfu_throughput(table: AuditTable) -> Iterator[Hit]:
             continue
         peaks = [_implied_peak(table, run, ONE if same_work else table.flops_per_sample(run)) for run in (row, base)]
         ratio = quotient(*peaks)
-        gap = ratio.interval.gap(ONE.interval) if ratio else Fraction(0)
+        gap = ratio.gap(ONE) if ratio else Fraction(0)
         if ratio and gap:
             yield Hit(
-                message=f"{row.name}: throughput per device over MFU is {ratio.interval} times that of {base.name}"
-                f" ({ratio.interval.ends} by rounding); the same work on the same devices gives 1",
+                message=f"{row.name}: throughput per device over MFU is {ratio} times that of {base.name}"
+                f" ({ratio.ends} by rounding); the same work on the same devices gives 1",
                 rows=(row, base),
                 columns=ratio.columns,
                 gap=gap,
@@ -74,14 +74,14 @@ def _mfu_peak(table: AuditTable) -> Iterator[Hit]:
         rate, mfu = table.throughput(row), table.value(row, "mfu")
         implied = _implied_peak(table, row, table.flops_per_sample(row))
         ratio = quotient(implied, table.value(row, "peak_tflops"))
-        if not rate or not mfu or not ratio or not ratio.interval.middle:
+        if not rate or not mfu or not ratio or not ratio.middle:
             continue  # a rate of 0 is none
-        below = ratio.interval.high < Fraction(1, CONVENTIONS) and table.knows_attention(row)
-        if ratio.interval.low > CONVENTIONS or below:
-            fitting = rate.interval.middle / ratio.interval.middle
+        below = ratio.high < Fraction(1, CONVENTIONS) and table.knows_attention(row)
+        if ratio.low > CONVENTIONS or below:
+            fitting = rate.middle / ratio.middle
             text = (
-                f"MFU {float(mfu.interval.middle):.1%} means {float(fitting):.3g} samples/s,"
-                f" {rate.interval} are printed: {ratio.interval} times as many"
+                f"MFU {float(mfu.middle):.1%} means {float(fitting):.3g} samples/s,"
+                f" {rate} are printed: {ratio} times as many"
             )
             yield hit_of(row, ratio.columns, text)
 
@@ -111,14 +111,14 @@ def _implied_parameters(table: AuditTable) -> Iterator[Hit]:
             used = product(table.value(row, "mfu"), table.value(row, "peak_tflops"), table.devices(row))
             flops_per_token.append(quotient(used, product(table.throughput(row), length)))
         for flops in flops_per_token:
-            if flops and least and flops.interval.high / 2 < least.interval.low:
+            if flops and least and flops.high / 2 < least.low:
                 blamed = tuple(column for column in flops.columns if column.role in ("tflops", "mfu"))
                 what = blamed[0].printed_name if blamed else "throughput and MFU"
-                middle = flops.interval.middle
+                middle = flops.middle
                 text = (
                     f"{what}: {float(middle):.3g} FLOP per token imply"
                     f" {float(middle / 8):.2g} to {float(middle / 6):.2g} parameters (8 or 6 per parameter);"
-                    f" at least {float(least.interval.low):.3g} are there"
+                    f" at least {float(least.low):.3g} are there"
                 )
                 yield hit_of(row, blamed, text)
 
@@ -126,9 +126,9 @@ def _implied_parameters(table: AuditTable) -> Iterator[Hit]:
 def _peak_not_dense(table: AuditTable) -> Iterator[Hit]:
     for column, row, stated in table.figures("stated_peak_tflops"):
         ratio = quotient(stated, table.value(row, "dense_peak_tflops"))
-        if ratio and ratio.interval.low > Fraction(102, 100):
-            twice = " (twice: sparse, or accumulated in 16 bit)" if abs(ratio.interval.middle - 2) < 0.02 else ""
-            text = f"{column.printed_name} {table.raw(row, column)} is {ratio.interval} times the dense peak{twice}"
+        if ratio and ratio.low > Fraction(102, 100):
+            twice = " (twice: sparse, or accumulated in 16 bit)" if abs(ratio.middle - 2) < 0.02 else ""
+            text = f"{column.printed_name} {table.raw(row, column)} is {ratio} times the dense peak{twice}"
             yield hit_of(row, (column,), text)
 
 
@@ -137,12 +137,12 @@ def _size_is_count(table: AuditTable) -> Iterator[Hit]:
     for row in table.rows:
         count = table.devices(row)
         narrow = table.text(row, "dtype").lower() in {"fp8", "int8", "uint8"}
-        for role in ["model_size"] + (["memory_weights"] if count and count.interval.high == 1 else []):
+        for role in ["model_size"] + (["memory_weights"] if count and count.high == 1 else []):
             size = table.value(row, role)
             parameter_bytes = quotient(size, table.value(row, "parameters"))
-            if size and parameter_bytes and not narrow and parameter_bytes.interval.high < Fraction(3, 2):
+            if size and parameter_bytes and not narrow and parameter_bytes.high < Fraction(3, 2):
                 text = (
-                    f"{role} is {parameter_bytes.interval.ends} bytes per parameter;"
+                    f"{role} is {parameter_bytes.ends} bytes per parameter;"
                     " it is the number of parameters, called bytes"
                 )
                 yield hit_of(row, size.columns, text)
@@ -154,18 +154,18 @@ def _bandwidth_time(table: AuditTable) -> Iterator[Hit]:
     for row in table.rows:
         moved = product(table.value(row, "bandwidth"), table.value(row, "communication_time"))
         count, collective = table.devices(row), table.text(row, "collective")
-        if not moved or not count or collective not in TRAFFIC or moved.interval.high <= 0 or count.interval.low < 2:
+        if not moved or not count or collective not in TRAFFIC or moved.high <= 0 or count.low < 2:
             continue
-        factor = Fraction(busbw_factor(collective, int(count.interval.low))).limit_denominator(10**6)
+        factor = Fraction(busbw_factor(collective, int(count.low))).limit_denominator(10**6)
         # the bandwidth may be S / t or S / t x factor: either is some author's bandwidth
         span = Interval(low=1 / max(Fraction(1), factor), high=1 / min(Fraction(1), factor))
-        sized.append((row, moved, moved.interval * span))
+        sized.append((row, moved, moved * span))
     for row, moved, message in sized[1:]:
         first, other, reference = sized[0]
         if not message.meets(reference):
             yield Hit(
-                message=f"{row.name}: bandwidth x time is {float(moved.interval.middle / 10**6):.3g} MB, that of"
-                f" {first.name} {float(other.interval.middle / 10**6):.3g} MB; the same result was exchanged",
+                message=f"{row.name}: bandwidth x time is {float(moved.middle / 10**6):.3g} MB, that of"
+                f" {first.name} {float(other.middle / 10**6):.3g} MB; the same result was exchanged",
                 rows=(row, first),
                 columns=merged(moved, other),
             )

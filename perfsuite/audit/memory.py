@@ -32,8 +32,8 @@ def _weights_above_memory(table: AuditTable) -> Iterator[Hit]:
         offloaded = "offload" in f"{table.text(row, 'strategy')} {table.text(row, 'config')}".lower()
         least = WEIGHT_BYTES.get(table.text(row, "dtype").lower(), 1)
         share, memory = quotient(table.value(row, "parameters"), table.devices(row)), table.value(row, "memory")
-        if share and memory and not offloaded and memory.interval.high < share.interval.low * least:
-            needed = float(share.interval.middle * least / 10**9)
+        if share and memory and not offloaded and memory.high < share.low * least:
+            needed = float(share.middle * least / 10**9)
             text = (
                 f"the weights alone take {needed:.4g} GB per device in {8 * least} bit"
                 f" ({needed * 2 / least:.4g} GB in 16 bit); {_memory_text(table, row)} are printed"
@@ -59,12 +59,12 @@ def _memory_exactly_inverse(table: AuditTable) -> Iterator[Hit]:
             for row in table.rows if whole and batch else ():
                 count, printed = table.devices(row), table.raw(row, column)
                 own_batch = table.value(row, "local_batch_size")
-                same = own_batch and batch and own_batch.interval == batch.interval
+                same = own_batch and batch and (own_batch.low, own_batch.high) == (batch.low, batch.high)
                 if not count or not printed or not whole or not same or table.work(row) != table.work(base):
                     continue
-                if count.interval.low < 4 * fewest.interval.high:
+                if count.low < 4 * fewest.high:
                     continue
-                n = count.interval.middle / fewest.interval.middle
+                n = count.middle / fewest.middle
                 unsharded = (printed.high * n - whole.low) / (n - 1)  # of m(n) = a + (m(1) - a) / n, the largest a
                 if printed.low * n <= whole.high and unsharded < UNSHARDED_SHARE * whole.low:
                     yield Hit(
@@ -79,7 +79,7 @@ def _memory_exactly_inverse(table: AuditTable) -> Iterator[Hit]:
 def _memory_above_capacity(table: AuditTable) -> Iterator[Hit]:
     for column, row, value in table.figures(*TOTALS):
         there = table.value(row, "memory_capacity")
-        if there and value.interval.low > there.interval.high:
+        if there and value.low > there.high:
             text = f"{column.printed_name} {table.raw(row, column)} is more than the device has"
             yield hit_of(row, (column,), text)
 
@@ -141,7 +141,7 @@ def _optimizer_not_sharded(table: AuditTable) -> Iterator[Hit]:
         for row in table.rows:
             count, printed = table.devices(row), table.raw(row, column)
             if count and printed:
-                points.append((1 / count.interval.middle, printed.middle))
+                points.append((1 / count.middle, printed.middle))
         if len({inverse for inverse, _ in points}) < 4:
             continue
         mean_x, mean_y = (sum(values, Fraction(0)) / len(points) for values in zip(*points, strict=True))

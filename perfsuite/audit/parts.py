@@ -36,7 +36,7 @@ def _wholes(table: AuditTable) -> list[tuple[Row, Parts, Value]]:
 
 
 def _sum(parts: Parts) -> Interval:
-    return total([value.interval for _, value in parts])
+    return total([value for _, value in parts])
 
 
 def _nested(rows: list[tuple[Row, Parts, Value]]) -> tuple[AuditColumn, ...]:
@@ -55,35 +55,33 @@ def _nested(rows: list[tuple[Row, Parts, Value]]) -> tuple[AuditColumn, ...]:
 def _explains(parts: Parts, whole: Value, left_out: set[str]) -> bool:
     kept = [part for part in parts if part[0].name not in left_out]
     inside = all(
-        any(value.interval.low <= other.interval.high for _, other in kept)
-        for column, value in parts
-        if column.name in left_out
+        any(value.low <= other.high for _, other in kept) for column, value in parts if column.name in left_out
     )
-    return inside and _sum(kept).meets(whole.interval)
+    return inside and _sum(kept).meets(whole)
 
 
 def _parts_above_whole(table: AuditTable) -> Iterator[Hit]:
     """More than the whole is either nesting, which has its own rule, or a contradiction."""
     rows = _wholes(table)
-    over = [entry for entry in rows if _sum(entry[1]).low > entry[2].interval.high]
+    over = [entry for entry in rows if _sum(entry[1]).low > entry[2].high]
     if over and len(over) == len(rows) and _nested(rows):
         return
     for row, parts, whole in over:
-        text = f"the parts sum to {_sum(parts)} s, the whole is {whole.interval} s"
+        text = f"the parts sum to {_sum(parts)} s, the whole is {whole} s"
         columns = merged(*(value for _, value in parts), whole)
-        yield hit_of(row, columns, text, _sum(parts).gap(whole.interval))
+        yield hit_of(row, columns, text, _sum(parts).gap(whole))
 
 
 def _nested_part(table: AuditTable) -> Iterator[Hit]:
     """The outer part is the last one that is large enough in every row to hold the nested ones."""
     rows = _wholes(table)
-    if not rows or not all(_sum(parts).low > whole.interval.high for _, parts, whole in rows):
+    if not rows or not all(_sum(parts).low > whole.high for _, parts, whole in rows):
         return
     names = {column.name for column in _nested(rows)}
     if not names:
         return
     kept = [column.name for column, _ in rows[0][1] if column.name not in names]
-    middles = [{column.name: value.interval.middle for column, value in parts} for _, parts, _ in rows]
+    middles = [{column.name: value.middle for column, value in parts} for _, parts, _ in rows]
     rests = {name: [values[name] - sum(values[part] for part in names) for values in middles] for name in kept}
     outer = next((name for name in reversed(kept) if min(rests[name]) >= 0), "several of them")
     own = ", ".join([f"{float(rest):.4g}" for rest in rests.get(outer, ())] or ["unknown"] * len(rows))
@@ -99,8 +97,8 @@ def _parts_below_whole(table: AuditTable) -> Iterator[Hit]:
     if table.of_role("remainder_time"):
         return
     for row, parts, whole in _wholes(table):
-        gap = _sum(parts).gap(whole.interval)
-        if _sum(parts).high < whole.interval.low and gap >= LAST_DIGIT:
+        gap = _sum(parts).gap(whole)
+        if _sum(parts).high < whole.low and gap >= LAST_DIGIT:
             columns = merged(*(value for _, value in parts), whole)
             yield hit_of(row, columns, f"{float(gap):.1%} of the whole are in no part")
 
@@ -128,9 +126,9 @@ def _share_of_total(table: AuditTable) -> Iterator[Hit]:
     for column in table.of_role("share"):
         for row, each in zip(rows, parts, strict=True):
             stated, expected = table.read(row, column), _sum(each).over(grand)
-            if stated and expected and (gap := stated.interval.gap(expected)):
+            if stated and expected and (gap := stated.gap(expected)):
                 text = (
-                    f"{column.printed_name} is printed {float(stated.interval.middle):.1%},"
+                    f"{column.printed_name} is printed {float(stated.middle):.1%},"
                     f" its parts are {float(expected.middle):.1%} of the total"
                 )
                 yield hit_of(row, (column,), text, gap)
@@ -144,16 +142,13 @@ def _share_range(table: AuditTable) -> Iterator[Hit]:
     for row in table.rows:
         whole = table.value(row, "whole") or table.value(row, "latency")
         if share := quotient(table.value(row, "communication_time"), whole):
-            shares.append((share.interval.middle, row, share))
+            shares.append((share.middle, row, share))
     if len(ends) != 2 or not shares:
         return
     shares.sort(key=lambda entry: entry[0])
     for end, (_, row, share) in zip(ends, (shares[0], shares[-1]), strict=True):
-        if gap := (end.interval * Interval.exactly(Fraction(1, 100))).gap(share.interval):
-            text = (
-                f"communication is {float(share.interval.middle):.1%} of the whole, the range"
-                f" ends at {float(end.value):g} %"
-            )
+        if gap := (end.interval * Interval.exactly(Fraction(1, 100))).gap(share):
+            text = f"communication is {float(share.middle):.1%} of the whole, the range ends at {float(end.value):g} %"
             yield hit_of(row, share.columns, text, gap)
 
 

@@ -45,12 +45,12 @@ def _bubble_below_bound(table: AuditTable) -> Iterator[Hit]:
         micro, virtual = table.value(row, "num_micro_batches"), table.value(row, "virtual_stages")
         if not stages:
             continue
-        counts = [value.interval.middle if value else None for value in (micro, virtual)]
-        bound = _bound(schedule, stages.interval.middle, *counts)
-        if printed.interval.high < bound:
+        counts = [value.middle if value else None for value in (micro, virtual)]
+        bound = _bound(schedule, stages.middle, *counts)
+        if printed.high < bound:
             text = (
-                f"bubble {float(printed.interval.middle):.1%} is below the bound {float(bound):.1%} of"
-                f" {schedule or 'a plain schedule'} with p={stages.interval}{f', m={micro.interval}' if micro else ''}"
+                f"bubble {float(printed.middle):.1%} is below the bound {float(bound):.1%} of"
+                f" {schedule or 'a plain schedule'} with p={stages}{f', m={micro}' if micro else ''}"
             )
             yield hit_of(row, printed.columns, text)
 
@@ -60,12 +60,12 @@ def _bubble_falls_with_stages(table: AuditTable) -> Iterator[Hit]:
     for column in table.of_role("bubble"):
         points = [(_stages(table, row), row, table.read(row, column)) for row in table.rows]
         for rows in table.series(points, LAYOUT):
-            falling = all(p < q and y.interval.high < x.interval.low for (p, _, x), (q, _, y) in pairwise(rows))
+            falling = all(p < q and y.high < x.low for (p, _, x), (q, _, y) in pairwise(rows))
             if len(rows) >= 3 and falling:
                 (fewest, _, first), (most, _, last) = rows[0], rows[-1]
                 yield Hit(
-                    message=f"the bubble falls from {float(first.interval.middle):.1%} with {fewest} stages to"
-                    f" {float(last.interval.middle):.1%} with {most}; (p-1)/(m+p-1) grows with p"
+                    message=f"the bubble falls from {float(first.middle):.1%} with {fewest} stages to"
+                    f" {float(last.middle):.1%} with {most}; (p-1)/(m+p-1) grows with p"
                     + ("" if table.says("num_micro_batches") else " (m is not stated: taken as constant)"),
                     rows=tuple(row for _, row, _ in rows),
                     columns=(column,),
@@ -77,7 +77,7 @@ def _memory_of_1f1b_grows(table: AuditTable) -> Iterator[Hit]:
     points = []
     for row in table.rows:
         stages, micro = _stages(table, row), table.value(row, "num_micro_batches")
-        if stages and micro and _schedule(table, row) == "1f1b" and micro.interval.low >= stages.interval.high:
+        if stages and micro and _schedule(table, row) == "1f1b" and micro.low >= stages.high:
             points.append((micro, row, table.value(row, "memory")))
     for rows in table.series(points, ("num_micro_batches", "case", "global_batch_size")):
         for (m, few, small), (n, many, large) in pairwise(rows):
@@ -96,11 +96,11 @@ def _does_not_divide(table: AuditTable) -> Iterator[Hit]:
         heads, layers, width = (table.value(row, role) for role in ("num_heads", "num_layers", "hidden_size"))
         tensor, stages = table.value(row, "tp"), _stages(table, row)
         for name, divisor, what, number in (("tp", tensor, "heads", heads), ("num_heads", heads, "width", width)):
-            if divisor and number and number.interval.middle % divisor.interval.middle:
-                text = f"{name}={divisor.interval} does not divide {number.interval} {what}"
+            if divisor and number and number.middle % divisor.middle:
+                text = f"{name}={divisor} does not divide {number} {what}"
                 yield hit_of(row, merged(divisor, number), text)
-        if stages and layers and stages.interval.low > layers.interval.high:
-            yield hit_of(row, merged(stages, layers), f"{stages.interval} stages for {layers.interval} layers")
+        if stages and layers and stages.low > layers.high:
+            yield hit_of(row, merged(stages, layers), f"{stages} stages for {layers} layers")
 
 
 def _layout_product(table: AuditTable) -> Iterator[Hit]:
@@ -114,17 +114,17 @@ def _layout_product(table: AuditTable) -> Iterator[Hit]:
             product(*(value for role, value in degrees.items() if role not in inside))
             for inside in ((), ("ep",), ("sp",), ("ep", "sp"))
         ]
-        if not any(value and stated.interval.meets(value.interval) for value in allowed):
-            sizes = " x ".join(f"{role}{value.interval}" for role, value in degrees.items())
-            text = f"{sizes} are not {stated.interval} devices"
+        if not any(value and stated.meets(value) for value in allowed):
+            sizes = " x ".join(f"{role}{value}" for role, value in degrees.items())
+            text = f"{sizes} are not {stated} devices"
             yield hit_of(row, merged(stated, *degrees.values()), text)
 
 
 def _more_devices_than_there_are(table: AuditTable) -> Iterator[Hit]:
     for row in table.rows:
         count, there = table.devices(row), table.value(row, "available_devices")
-        if count and there and count.interval.low > there.interval.high:
-            text = f"{count.interval} devices; the largest machine had {there.interval}"
+        if count and there and count.low > there.high:
+            text = f"{count} devices; the largest machine had {there}"
             yield hit_of(row, count.columns, text)
 
 
@@ -134,15 +134,15 @@ def _batch_product(table: AuditTable) -> Iterator[Hit]:
         stated, shards = table.value(row, "global_batch_size"), table.value(row, "dp")
         steps, micro = table.value(row, "num_micro_batches"), table.value(row, "micro_batch_size")
         local = table.value(row, "local_batch_size") or product(micro, steps)
-        if not stated or not local or local.interval.low <= 0:
+        if not stated or not local or local.low <= 0:
             continue
-        ratio = stated.interval.middle / local.interval.middle
-        allowed = {shards.interval.middle} if shards else set()
+        ratio = stated.middle / local.middle
+        allowed = {shards.middle} if shards else set()
         if shards and steps:
-            allowed.add(shards.interval.middle * steps.interval.middle)  # "local" may mean one micro-batch
+            allowed.add(shards.middle * steps.middle)  # "local" may mean one micro-batch
         if ratio not in allowed if shards else ratio.denominator != 1:
-            rule = f"x dp={shards.interval}" if shards else "x a whole number"
-            text = f"the global batch is {stated.interval}; it should be {local.interval} {rule}"
+            rule = f"x dp={shards}" if shards else "x a whole number"
+            text = f"the global batch is {stated}; it should be {local} {rule}"
             yield hit_of(row, merged(stated, local, shards), text)
 
 

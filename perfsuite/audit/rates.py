@@ -42,8 +42,8 @@ def _rates_per_device(table: AuditTable, row: Row) -> Iterator[tuple[AuditColumn
     for column in (column for role in RATES for column in table.of_role(role)):
         rate = table.read(row, column)
         if rate:
-            spare = Interval(low=Fraction(0), high=(rate.interval.high - rate.interval.low) / 2)
-            rate = Value(interval=rate.interval + spare, columns=rate.columns)
+            spare = Interval(low=Fraction(0), high=(rate.high - rate.low) / 2)
+            rate = Value.of(rate + spare, rate.columns)
         if not column.role.startswith("tokens"):
             rate = product(rate, length)
         if not column.role.endswith("per_device"):
@@ -85,24 +85,24 @@ def _is_judged(table: AuditTable, row: Row) -> bool:
 
 
 def _tera(value: Value) -> str:
-    return f"{float(value.interval.low / TERA):.4g}"
+    return f"{float(value.low / TERA):.4g}"
 
 
 def _rates_disagree(table: AuditTable) -> Iterator[Hit]:
     """Every two rates of a row without a step time; throughput-time judges those with one."""
     for row in (row for row in table.rows if not _has_steps(table, row)):
         for (first, one), (second, other) in combinations(_rates_per_device(table, row), 2):
-            gap = one.interval.gap(other.interval)
+            gap = one.gap(other)
             ratio = quotient(one, other)
             if first.role != second.role and gap and ratio:
                 count, of_all = _sure_devices(table, row), ""
-                if count and count.interval.low >= 2:
-                    inverse = Interval.exactly(1 / count.interval.low)
-                    if ratio.interval.meets(count.interval) or ratio.interval.meets(inverse):
-                        of_all = f": one is of all {count.interval} devices and the other of each"
+                if count and count.low >= 2:
+                    inverse = Interval.exactly(1 / count.low)
+                    if ratio.meets(count) or ratio.meets(inverse):
+                        of_all = f": one is of all {count} devices and the other of each"
                 text = (
                     f"{first.printed_name} {table.raw(row, first)} and {second.printed_name}"
-                    f" {table.raw(row, second)} are {ratio.interval} times what one is of the other{of_all}"
+                    f" {table.raw(row, second)} are {ratio} times what one is of the other{of_all}"
                 )
                 yield hit_of(row, (first, second), text, gap)
 
@@ -110,8 +110,8 @@ def _rates_disagree(table: AuditTable) -> Iterator[Hit]:
 def _tokens_above_peak(table: AuditTable) -> Iterator[Hit]:
     for row in (row for row in table.rows if not _is_judged(table, row)):
         achieved, peak = _achieved(table, row), table.value(row, "peak_tflops")
-        if achieved and peak and achieved.interval.low > peak.interval.high:
-            ratio = achieved.interval.low / peak.interval.high
+        if achieved and peak and achieved.low > peak.high:
+            ratio = achieved.low / peak.high
             text = (
                 f"its tokens/s take {_tera(achieved)} TFLOPS per device at least,"
                 f" {float(ratio):.4g} times the peak of {_tera(peak)}"
@@ -138,8 +138,8 @@ def _apart(table: AuditTable, row: Row, name: str, stated: Value | None, factor:
     ratio = quotient(achieved, stated)
     if not ratio or not achieved or not stated:
         return
-    below = ratio.interval.high < 1 / factor and table.knows_attention(row)
-    if ratio.interval.low > factor or below:
+    below = ratio.high < 1 / factor and table.knows_attention(row)
+    if ratio.low > factor or below:
         text = f"its tokens/s take {_tera(achieved)} TFLOPS per device, {name} give {_tera(stated)}"
         yield hit_of(row, ratio.columns, text)
 
@@ -161,11 +161,11 @@ def _in_step(table: AuditTable, what: str, quotients: list[tuple[Row, Value | No
             first.append((key, row, value))
             continue
         ratio = quotient(value, known[1])
-        gap = ratio.interval.gap(ONE.interval) if ratio else Fraction(0)
+        gap = ratio.gap(ONE) if ratio else Fraction(0)
         if ratio and gap:
             yield Hit(
-                message=f"{row.name}: {what} is {ratio.interval} times that of {known[0].name}"
-                f" ({ratio.interval.ends} by rounding); the same work on the same devices gives 1",
+                message=f"{row.name}: {what} is {ratio} times that of {known[0].name}"
+                f" ({ratio.ends} by rounding); the same work on the same devices gives 1",
                 rows=(row, known[0]),
                 columns=ratio.columns,
                 gap=gap,
@@ -192,8 +192,8 @@ def _mfu_tflops(table: AuditTable) -> Iterator[Hit]:
 def _mfu_tflops_peak(table: AuditTable) -> Iterator[Hit]:
     for column, row, achieved in table.figures("tflops"):
         ratio = quotient(achieved, product(table.value(row, "mfu"), table.value(row, "peak_tflops")))
-        if ratio and (ratio.interval.low > CONVENTIONS or ratio.interval.high < Fraction(1, CONVENTIONS)):
-            yield hit_of(row, ratio.columns, f"{column.printed_name} is {ratio.interval} times MFU x peak")
+        if ratio and (ratio.low > CONVENTIONS or ratio.high < Fraction(1, CONVENTIONS)):
+            yield hit_of(row, ratio.columns, f"{column.printed_name} is {ratio} times MFU x peak")
 
 
 def _tflops_tokens(table: AuditTable) -> Iterator[Hit]:

@@ -64,7 +64,7 @@ def _repeated_row(table: AuditTable) -> Iterator[Hit]:
     columns = [column for column in table.of_kind("measured") if column.role not in ("throughput", "tokens_per_s")]
     for row, other in combinations(table.rows, 2):
         fewer, count = table.devices(row), table.devices(other)
-        if not count or not fewer or count.interval.low <= fewer.interval.high:
+        if not count or not fewer or count.low <= fewer.high:
             continue
         digits, equal, repeated = 0, True, []
         for column in columns:
@@ -94,7 +94,7 @@ def _repeats(table: AuditTable) -> Iterator[tuple[Row, Row, Value, Fraction]]:
         if not all(pair):
             pair = table.throughput(row), table.throughput(other)
         if pair[0] and pair[1]:
-            low, high = sorted((pair[0].interval.middle, pair[1].interval.middle))
+            low, high = sorted((pair[0].middle, pair[1].middle))
             yield row, other, pair[1], high / low - 1 if low else Fraction(0)
 
 
@@ -125,7 +125,7 @@ def _shifted_columns(table: AuditTable) -> Iterator[Hit]:
                 continue
             used, there = (number.value for number in cell.numbers)
             stated = table.value(row, "memory_capacity")
-            card = stated.interval.low <= there * 2**30 and there * 10**9 <= stated.interval.high if stated else False
+            card = stated.low <= there * 2**30 and there * 10**9 <= stated.high if stated else False
             if used <= there and (card or (stated is None and there in CARD_SIZES_GB)):
                 instead = row.cells[memory.name].text.strip() if memory.name in row.cells else "nothing"
                 text = (
@@ -157,7 +157,7 @@ def _runs(tables: tuple[AuditTable, ...]) -> dict[tuple[str, Fraction], list[Rat
         for row in table.rows:
             count, rate, model = table.devices(row), table.throughput(row), table.text(row, "model")
             if count and rate and model:
-                rated.setdefault((model, count.interval.middle), []).append((table, row, rate))
+                rated.setdefault((model, count.middle), []).append((table, row, rate))
     return rated
 
 
@@ -166,12 +166,12 @@ def _same_run_disagrees(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditT
     for (model, count), runs in _runs(tables).items():
         for (table, row, rate), (other, twin, again) in combinations(runs if count == 1 else [], 2):
             batch, same = _one_device_batch(table, row), _one_device_batch(other, twin)
-            apart = max(rate.interval.low / again.interval.high, again.interval.low / rate.interval.high)
+            apart = max(rate.low / again.high, again.low / rate.high)
             if _one_set(table, other) or batch is None or batch != same or apart <= 1 + NOISE:
                 continue
             message = (
-                f"{model} on one device with a batch of {batch}: {rate.interval} samples/s in {table.name}"
-                f" ({row.name}), {again.interval} in {other.name} ({twin.name})"
+                f"{model} on one device with a batch of {batch}: {rate} samples/s in {table.name}"
+                f" ({row.name}), {again} in {other.name} ({twin.name})"
             )
             yield table, Hit(message=message, rows=(row,), columns=rate.columns)
             yield other, Hit(message=message, rows=(twin,), columns=again.columns)
@@ -185,7 +185,7 @@ def _one_set(table: AuditTable, other: AuditTable) -> bool:
 def _one_device_batch(table: AuditTable, row: Row) -> Fraction | None:
     """On one device the batch is the batch, whatever it is called."""
     batch = table.global_batch(row) or table.value(row, "local_batch_size") or table.value(row, "batch_size")
-    return batch.interval.middle if batch else None
+    return batch.middle if batch else None
 
 
 def _tables_differ(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditTable, Hit]]:
@@ -194,14 +194,12 @@ def _tables_differ(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditTable,
         best: dict[str, RatedRow] = {}
         for run in runs:
             known = best.get(run[0].name)
-            if known is None or run[2].interval.middle > known[2].interval.middle:
+            if known is None or run[2].middle > known[2].middle:
                 best[run[0].name] = run
-        ordered = sorted(best.values(), key=lambda run: run[2].interval.middle)
+        ordered = sorted(best.values(), key=lambda run: run[2].middle)
         (table, row, slow), (other, _, fast) = ordered[0], ordered[-1]
-        if len(ordered) >= 2 and not _one_set(table, other) and fast.interval.low > slow.interval.high * APART:
-            text = (
-                f"{model} on {count} devices: at best {slow.interval} samples/s here, {fast.interval} in {other.name}"
-            )
+        if len(ordered) >= 2 and not _one_set(table, other) and fast.low > slow.high * APART:
+            text = f"{model} on {count} devices: at best {slow} samples/s here, {fast} in {other.name}"
             yield table, Hit(message=text, rows=(row,), columns=slow.columns)
 
 

@@ -38,13 +38,10 @@ def _nearest(
     row: Row, column: AuditColumn, printed: Interval, computed: list[Value], accepted: list[Value] | None = None
 ) -> Iterator[Hit]:
     """A hit when the printed figure agrees with none of the values that it could have been computed as."""
-    gap = min((printed.gap(value.interval) for value in accepted or computed), default=Fraction(0))
+    gap = min(map(printed.gap, accepted or computed), default=Fraction(0))
     if computed and gap:
-        best = min(computed, key=lambda value: printed.gap(value.interval))
-        text = (
-            f"{column.printed_name} is printed {printed}, the row gives {best.interval}"
-            f" ({best.interval.ends} by its rounding)"
-        )
+        best = min(computed, key=printed.gap)
+        text = f"{column.printed_name} is printed {printed}, the row gives {best} ({best.ends} by its rounding)"
         yield hit_of(row, (column, *(other for other in best.columns if other != column)), text, gap)
 
 
@@ -75,10 +72,10 @@ def _efficiency_ratio(table: AuditTable) -> Iterator[Hit]:
             share = quotient(table.devices(row), fewest)
             if base is row or table.work(base) != table.work(row):
                 continue
-            if _is_one(speed.interval if (speed := table.value(base, "speedup")) else None):
+            if _is_one(table.value(base, "speedup")):
                 expected.append(quotient(table.value(row, "speedup"), share))
             expected += [quotient(ratio, share) for ratio in _ratios(table, row, base)]
-        yield from _nearest(row, column, printed.interval, [value for value in expected if value])
+        yield from _nearest(row, column, printed, [value for value in expected if value])
 
 
 def _expected_rates(table: AuditTable, row: Row, role: str, *, per_device: bool) -> list[Value]:
@@ -102,15 +99,15 @@ def _throughput_time(table: AuditTable) -> Iterator[Hit]:
     """A figure that fits the other of per-device and aggregate is left to the mislabel rule."""
     for column, row, steps in table.figures("iterations_per_s"):
         expected = quotient(ONE, table.value(row, "latency"))
-        yield from _nearest(row, column, steps.interval, [expected] if expected else [])
+        yield from _nearest(row, column, steps, [expected] if expected else [])
     for column, role, per_device in _rate_columns(table):
         for row in table.rows:
             printed = table.read(row, column)
             other = _expected_rates(table, row, role, per_device=not per_device)
-            if printed is None or any(printed.interval.meets(value.interval) for value in other):
+            if printed is None or any(map(printed.meets, other)):
                 continue
             for value in _expected_rates(table, row, role, per_device=per_device):
-                yield from _nearest(row, column, printed.interval, [value])
+                yield from _nearest(row, column, printed, [value])
 
 
 def _aggregate_as_per_device(table: AuditTable) -> Iterator[Hit]:
@@ -121,10 +118,10 @@ def _aggregate_as_per_device(table: AuditTable) -> Iterator[Hit]:
             printed, count = table.read(row, column), table.devices(row)
             own = _expected_rates(table, row, role, per_device=per_device)
             other = _expected_rates(table, row, role, per_device=not per_device)
-            if printed is None or count is None or count.interval.high <= 1 or not own:
+            if printed is None or count is None or count.high <= 1 or not own:
                 continue
-            fits_own = any(printed.interval.meets(value.interval) for value in own)
-            fits_other = any(printed.interval.meets(value.interval) for value in other)
+            fits_own = any(map(printed.meets, own))
+            fits_other = any(map(printed.meets, other))
             mistaken = mistaken and fits_other and not fits_own
             rows.append(row)
         if rows and mistaken:
@@ -132,7 +129,7 @@ def _aggregate_as_per_device(table: AuditTable) -> Iterator[Hit]:
             value = _expected_rates(table, rows[-1], role, per_device=not per_device)[0]
             yield Hit(
                 message=f"{column.printed_name} is called {named} and is {meant}: {rows[-1].name} prints"
-                f" {table.raw(rows[-1], column)}, batch over time gives {value.interval} for {meant}",
+                f" {table.raw(rows[-1], column)}, batch over time gives {value} for {meant}",
                 rows=tuple(rows),
                 columns=(column,),
             )
@@ -145,14 +142,14 @@ def _speedup_above_n(table: AuditTable) -> Iterator[Hit]:
             count, setting, start = table.devices(row), table.configuration(row), table.configuration(base)
             same = all(setting.get(role) == start.get(role) for role in ("device", "local_batch_size"))
             comparable = same and table.work(row) == table.work(base)
-            if count is None or row is base or not comparable or count.interval.low <= fewest.interval.high:
+            if count is None or row is base or not comparable or count.low <= fewest.high:
                 continue
             ratio = quotient(table.throughput(row), table.throughput(base))
-            if ratio is None and (one := table.value(base, "speedup")) and _is_one(one.interval):
+            if ratio is None and _is_one(table.value(base, "speedup")):
                 ratio = table.value(row, "speedup")
-            limit = count.interval.over(fewest.interval)
-            if ratio and limit and ratio.interval.low > limit.high * SUPERLINEAR:
-                text = f"{ratio.interval} times {base.name} on {limit} times the devices"
+            limit = count.over(fewest)
+            if ratio and limit and ratio.low > limit.high * SUPERLINEAR:
+                text = f"{ratio} times {base.name} on {limit} times the devices"
                 yield hit_of(row, ratio.columns, text)
 
 
@@ -168,9 +165,9 @@ def _step_grows_faster_than_batch(table: AuditTable) -> Iterator[Hit]:
                 continue
             growth = quotient(table.global_batch(row), table.global_batch(other))
             slowdown = quotient(table.step_time(row), table.step_time(other))
-            if not growth or not slowdown or growth.interval.low <= 1:
+            if not growth or not slowdown or growth.low <= 1:
                 continue
-            longer, larger = slowdown.interval, growth.interval
+            longer, larger = slowdown, growth
             if longer.low > larger.high * LINEAR_STEP:
                 text = f"a step takes {longer} times that of {other.name} for {larger} times the batch"
                 yield hit_of(row, slowdown.columns, text)
@@ -183,15 +180,15 @@ def _tokens_rise_with_length(table: AuditTable) -> Iterator[Hit]:
         length, count = table.value(row, "sequence_length"), table.devices(row)
         rate = table.value(row, "tokens_per_s") or product(table.throughput(row), length)
         tokens = product(table.global_batch(row) or table.value(row, "batch_size"), length)
-        if tokens and tokens.interval.low >= SATURATED_TOKENS * (count.interval.low if count else 1):
+        if tokens and tokens.low >= SATURATED_TOKENS * (count.low if count else 1):
             points.append((length, row, rate))
     for rows in table.series(points, ("sequence_length", "global_batch_size")):
-        rising = all(x < longer and y.interval.high < z.interval.low for (x, _, y), (longer, _, z) in pairwise(rows))
+        rising = all(x < longer and y.high < z.low for (x, _, y), (longer, _, z) in pairwise(rows))
         if len(rows) >= 3 and rising:
             (shortest, _, first), (longest, _, last) = rows[0], rows[-1]
             yield Hit(
-                message=f"tokens/s rise with every length, from {first.interval} at {shortest} tokens"
-                f" to {last.interval} at {longest}; attention costs more per token, not less",
+                message=f"tokens/s rise with every length, from {first} at {shortest} tokens"
+                f" to {last} at {longest}; attention costs more per token, not less",
                 rows=tuple(row for _, row, _ in rows),
                 columns=merged(*(rate for _, _, rate in rows)),
             )
@@ -210,11 +207,8 @@ def _overhead_ratio(table: AuditTable) -> Iterator[Hit]:
                 slowdown = quotient(table.throughput(base), table.throughput(row))
                 kept = quotient(table.throughput(row), table.throughput(base))
                 if slowdown and kept:
-                    expected += [
-                        Value(interval=slowdown.interval - ONE.interval, columns=slowdown.columns),
-                        Value(interval=ONE.interval - kept.interval, columns=kept.columns),
-                    ]
-            yield from _nearest(row, column, printed.interval, expected)
+                    expected += [Value.of(slowdown - ONE, slowdown.columns), Value.of(ONE - kept, kept.columns)]
+            yield from _nearest(row, column, printed, expected)
 
 
 RULES = (

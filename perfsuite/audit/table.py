@@ -71,17 +71,20 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Value:
-    """What a row says about a role."""
+class Value(Interval):
+    """What a row says about a role, in SI units."""
 
-    interval: Interval
-    """In SI units."""
     columns: tuple[AuditColumn, ...] = ()
     """Where it was read; empty for a fact."""
 
+    @classmethod
+    def of(cls, interval: Interval, columns: tuple[AuditColumn, ...] = ()) -> Value:
+        """An interval that was read from columns."""
+        return cls(low=interval.low, high=interval.high, columns=columns)
+
     def times(self, factor: Interval) -> Value:
         """The value times a factor that is of no column."""
-        return Value(interval=self.interval * factor, columns=self.columns)
+        return Value.of(self * factor, self.columns)
 
 
 Series = list[tuple[Fraction, Row, Value]]
@@ -89,7 +92,7 @@ Series = list[tuple[Fraction, Row, Value]]
 
 def constant(number: int) -> Value:
     """A number of no column."""
-    return Value(interval=Interval.exactly(Fraction(number)))
+    return Value.of(Interval.exactly(Fraction(number)))
 
 
 ONE = constant(1)
@@ -101,16 +104,16 @@ def product(*factors: Value | None) -> Value | None:
     for factor in factors:
         if factor is None:
             return None
-        result = Value(interval=result.interval * factor.interval, columns=merged(result, factor))
+        result = Value.of(result * factor, merged(result, factor))
     return result
 
 
 def quotient(dividend: Value | None, divisor: Value | None) -> Value | None:
     """The quotient, read from both; None when one is missing or the divisor may be 0."""
-    ratio = dividend.interval.over(divisor.interval) if dividend and divisor else None
+    ratio = dividend.over(divisor) if dividend and divisor else None
     if dividend is None or divisor is None or ratio is None:
         return None
-    return Value(interval=ratio, columns=merged(dividend, divisor))
+    return Value.of(ratio, merged(dividend, divisor))
 
 
 def merged(*values: Value | None) -> tuple[AuditColumn, ...]:
@@ -162,7 +165,7 @@ class AuditTable:
         raw = self.raw(row, column)
         if raw is None:
             return None
-        return Value(interval=raw * self._scale(column), columns=(column,))
+        return Value.of(raw * self._scale(column), (column,))
 
     def figures(self, *roles: str) -> Iterator[tuple[AuditColumn, Row, Value]]:
         """The numbers in the columns with one of these roles, column by column."""
@@ -192,7 +195,7 @@ class AuditTable:
         if fact is None or number is None or (meaning.exact and number.value <= 0):
             return None
         interval = Interval.exactly(number.value) if meaning.exact else number.interval
-        return Value(interval=interval * scale(meaning.dimension, fact.unit))
+        return Value.of(interval * scale(meaning.dimension, fact.unit))
 
     def text(self, row: Row, role: str) -> str:
         """What the row says about a role in words; empty when nothing does."""
@@ -240,7 +243,7 @@ class AuditTable:
         for x, row, y in points:
             if x and y:
                 key = tuple(sorted(setting for setting in self.configuration(row).items() if setting[0] not in but))
-                runs.setdefault(key, []).append((x.interval.middle, row, y))
+                runs.setdefault(key, []).append((x.middle, row, y))
         return [sorted(run, key=lambda point: point[0]) for run in runs.values()]
 
     # ---- quantities that a row states directly or lets one compute ----
@@ -301,12 +304,12 @@ class AuditTable:
         sparse = self.value(row, "experts") and not self.value(row, "active_parameters")
         if stated or parameters is None or sequence is None or sparse:
             return stated
-        flops = Interval.exactly(Fraction(6)) * parameters.interval * sequence.interval
+        flops = Interval.exactly(Fraction(6)) * parameters * sequence
         layers, width = self.value(row, "num_layers"), self.value(row, "hidden_size")
         if layers and width:
-            attention = Interval.exactly(Fraction(12)) * layers.interval * width.interval
-            flops = flops + attention * sequence.interval * sequence.interval
-        return Value(interval=flops, columns=merged(parameters, sequence))
+            attention = Interval.exactly(Fraction(12)) * layers * width
+            flops = flops + attention * sequence * sequence
+        return Value.of(flops, merged(parameters, sequence))
 
     def knows_attention(self, row: Row) -> bool:
         """Whether FLOPs computed from this row are no lower bound, which long sequences are many times above."""
@@ -324,8 +327,8 @@ class AuditTable:
     def smallest_runs(self) -> list[tuple[Row, Value]]:
         """The rows with the fewest devices, and that number."""
         counted = [(row, count) for row in self.rows if (count := self.devices(row))]
-        fewest = min((count.interval.low for _, count in counted), default=Fraction(0))
-        return [(row, count) for row, count in counted if count.interval.low == fewest]
+        fewest = min((count.low for _, count in counted), default=Fraction(0))
+        return [(row, count) for row, count in counted if count.low == fewest]
 
 
 def _same(text: str) -> str:
