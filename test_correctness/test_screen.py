@@ -283,25 +283,6 @@ def test_a_figure_without_a_peak_hides_none_that_has_one():
     assert line.parts == ("triad 40 GB/s 80 % of measured 50",)
 
 
-@pytest.fixture
-def journal_of_products(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    writer = JournalWriter(path, Header(session="s", fingerprint="cpu-x", platform="cpu", started_at=""))
-    for number in range(1, 41):
-        plain = Metric(name="tflops", value=0.7 / number, unit="TFLOPS", better="higher", peak=PEAK)
-        writer.result(dataclasses.replace(product(f"t.py::test[{number}]", 0.5), metrics=(plain,)))
-    writer.close()
-    return path
-
-
-def test_of_many_cases_only_those_shown_are_decoded(journal_of_products):
-    shown = family_lines(read_journal(journal_of_products).results.values())
-    assert shown[0].parts == ("bf16 700 GFLOPS 91 % of measured 772",)
-    results = read_journal(journal_of_products).results
-    assert family_lines(results.values()) == shown
-    assert [case for case, one in results.items() if "metrics" in vars(one)] == ["t.py::test[1]"]
-
-
 def test_parts_beyond_any_screen_are_counted_and_not_written():
     speed = Metric(name="tokens_per_s_per_device", value=8.0, unit="tokens/s", better="higher")
     steps = [result(f"t.py::test_step[cpu-{n}]", work=Work(tokens=8.0), metrics=(speed,)) for n in range(100)]

@@ -15,7 +15,7 @@ from perfsuite.cli.results import read_recording, read_results
 from perfsuite.history.file import read as read_history
 from perfsuite.history.findings import searched
 from perfsuite.history.git import Repository
-from perfsuite.imports.file import read_imported
+from perfsuite.imports.formats import read_imported
 from perfsuite.platforms import Catalog, load_catalog
 from perfsuite.record.run import RunRecord
 from perfsuite.reports.beside_others import foreign_markdown, imported_grids

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from perfsuite.base.errors import InvalidParameter, did_you_mean
-from perfsuite.metrics import collective, compute, experts, memory, pairs, pipeline, traffic, training
+from perfsuite.metrics import collective, compute, memory, pairs, pipeline, traffic, training
 from perfsuite.metrics.spec import MetricSpec
 from perfsuite.record.journal import read_journal
 from perfsuite.record.own_metrics import OwnMetric
@@ -24,7 +24,7 @@ def _by_name(families: Iterable[tuple[MetricSpec, ...]]) -> Mapping[str, MetricS
 
 
 REGISTRY: Mapping[str, MetricSpec] = _by_name(
-    family.METRICS for family in (compute, memory, collective, pairs, pipeline, training, traffic, experts)
+    family.METRICS for family in (compute, memory, collective, pairs, pipeline, training, traffic)
 )
 """Immutable; a new metric is one entry in its family's METRICS."""
 
