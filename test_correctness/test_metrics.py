@@ -54,14 +54,14 @@ def measured(
         ranks=tuple(
             RankFacts(
                 rank=rank, host=host, device=device, threads=1, cores=None, median_s=1.0, min_s=1.0, max_s=1.0,
-                cpu_share=1.0, max_rss_bytes=0, cache_bytes=cache_bytes,
+                cpu_share=1.0, max_rss_bytes=0, cache_bytes=cache_bytes
             )
             for rank, (host, device) in enumerate(places or [("a", "musa:0")])
         ),
         backend="gloo",
         process="fresh",
         transport="local",
-        peak_memory_bytes=memory,
+        peak_memory_bytes=memory
     )  # fmt: skip
 
 

@@ -67,13 +67,11 @@ def _memory_exactly_inverse(table: AuditTable) -> Iterator[Hit]:
                 n = count.middle / fewest.middle
                 unsharded = (printed.high * n - whole.low) / (n - 1)  # of m(n) = a + (m(1) - a) / n, the largest a
                 if printed.low * n <= whole.high and unsharded < UNSHARDED_SHARE * whole.low:
-                    yield Hit(
-                        message=f"{row.name}: {column.printed_name} {printed} is 1/{n} of {whole} in {base.name},"
-                        f" so at most {float(unsharded / whole.middle):.1%} of it does not shard at a constant local"
-                        " batch",
-                        rows=(row, base),
-                        columns=(column,),
+                    kept = (
+                        f"at most {float(unsharded / whole.middle):.1%} of it does not shard at a constant local batch"
                     )
+                    text = f"{column.printed_name} {printed} is 1/{n} of {whole} in {base.name}, so {kept}"
+                    yield hit_of(row, (column,), text, base=base)
 
 
 def _memory_above_capacity(table: AuditTable) -> Iterator[Hit]:

@@ -30,9 +30,11 @@ class Hit:
     """How far an identity is missed, for rules that grade it."""
 
 
-def hit_of(row: Row, columns: tuple[AuditColumn, ...], text: str, gap: Fraction | None = None) -> Hit:
-    """The breach of one row; its message begins with the row's name."""
-    return Hit(message=f"{row.name}: {text}", rows=(row,), columns=columns, gap=gap)
+def hit_of(
+    row: Row, columns: tuple[AuditColumn, ...], text: str, gap: Fraction | None = None, *, base: Row | None = None
+) -> Hit:
+    """The breach of one row, compared with ``base``; its message begins with the row's name."""
+    return Hit(message=f"{row.name}: {text}", rows=(row, base) if base else (row,), columns=columns, gap=gap)
 
 
 Check = Callable[[AuditTable], Iterator[Hit]]

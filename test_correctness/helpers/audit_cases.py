@@ -187,10 +187,7 @@ CASES: dict[str, tuple[list[AuditTable], list[AuditTable]]] = {
     "bandwidth-time": (
         [
             table(
-                "collective communication_time:ms bandwidth:GB/s",
-                "all_gather 0.1 8",
-                "all_reduce 2.1 45",
-                devices="4",
+                "collective communication_time:ms bandwidth:GB/s", "all_gather 0.1 8", "all_reduce 2.1 45", devices="4"
             )
         ],
         [
