@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import ONE, AuditTable, Row, Value, constant, merged, product, quotient
+from perfsuite.audit.table import ONE, AuditTable, Hit, Row, Rule, Value, constant, hit_of, merged, product, quotient
 from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.published.numbers import Interval
 

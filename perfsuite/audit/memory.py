@@ -7,8 +7,7 @@ from fractions import Fraction
 from itertools import combinations
 from types import MappingProxyType
 
-from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import AuditColumn, AuditTable, Row, quotient
+from perfsuite.audit.table import AuditColumn, AuditTable, Hit, Row, Rule, hit_of, quotient
 from perfsuite.published.numbers import total
 
 WEIGHT_BYTES: Mapping[str, int] = MappingProxyType(

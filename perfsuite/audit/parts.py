@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations
 
-from perfsuite.audit.rule import LAST_DIGIT, Hit, Rule, hit_of
-from perfsuite.audit.table import AuditColumn, AuditTable, Row, Value, merged, quotient
+from perfsuite.audit.table import LAST_DIGIT, AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of, merged, quotient
 from perfsuite.published.numbers import Interval, printed, total
 from perfsuite.published.roles import PARTS
 

@@ -8,8 +8,7 @@ from fractions import Fraction
 from itertools import combinations
 
 from perfsuite.audit.compute import CONVENTIONS, TERA, same_work_differs
-from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import AuditColumn, AuditTable, Row, Value, product, quotient
+from perfsuite.audit.table import AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of, product, quotient
 from perfsuite.published.numbers import Interval
 
 TRAINING = (

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations
 
-from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import AuditColumn, AuditTable, Row, Value
+from perfsuite.audit.table import AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of
 
 MANY_DIGITS = 7
 """Two measurements do not agree in this many digits by chance: one in a million rows of noise of 1 %."""

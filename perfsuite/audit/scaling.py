@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 
-from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import ONE, AuditColumn, AuditTable, Row, Value, merged, product, quotient
+from perfsuite.audit.table import ONE, AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of, merged, product, quotient
 from perfsuite.metrics.scaling import SUPERLINEAR_SLACK
 from perfsuite.published.numbers import Interval
 
