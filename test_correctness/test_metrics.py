@@ -22,7 +22,7 @@ from perfsuite.metrics import REGISTRY, derive, find, fit_alpha_beta
 from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Sample, Work
 
 DOCS = Path(__file__).parent.parent / "docs" / "metrics.md"
-MODULES = ["spec", "compute", "memory", "collective", "registry"]
+MODULES = ["spec", "compute", "memory", "collective"]
 PEAKS = Peaks(
     tflops={
         "bf16": Peak(value=100.0, unit="TFLOPS", source="sheet"),
