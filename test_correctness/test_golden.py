@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.cli.main import main
-from perfsuite.journal import read_journal
+from perfsuite.metrics import read_run
 from perfsuite.reports.notable import notable
 from perfsuite.reports.summary import markdown_summary
 
@@ -70,5 +70,5 @@ def test_a_page_says_what_it_said(journal, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("journal", JOURNALS)
 def test_a_ci_summary_says_what_it_said(journal):
-    run = read_journal(FOLDER / f"{journal}.jsonl").record
+    run = read_run(FOLDER / f"{journal}.jsonl")
     require_same(FOLDER / journal / "summary.md", markdown_summary(run, notable(run)) + "\n")

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perfsuite.base.codec import from_json, plain_json, to_json
 from perfsuite.base.errors import ImportFailed, did_you_mean
 from perfsuite.base.files import content, why, write_file
 from perfsuite.base.text import json_text
 from perfsuite.base.units import plural
 from perfsuite.imports import deepspeed, flagperf, nccl_tests, steps, superbench
 from perfsuite.imports.row import Format, Imported, ImportedRow, Source, Told
+from perfsuite.record.codec import from_json, plain_json, to_json
 
 
 def _is_benchmark(source: Source) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from perfsuite.base.errors import InvalidParameter, did_you_mean
@@ -14,7 +15,9 @@ from perfsuite.metrics import collective, compute, memory, pairs, pipeline, traf
 from perfsuite.metrics.collective import AlphaBeta, fit_alpha_beta
 from perfsuite.metrics.spec import MetricSpec, MetricValue, unknown
 from perfsuite.metrics.training import TIMED
+from perfsuite.record.journal import read_journal
 from perfsuite.record.result import Measurement, Metric, Peaks, Result, Work
+from perfsuite.record.run import RunRecord
 
 __all__ = [
     "REGISTRY",
@@ -26,8 +29,8 @@ __all__ = [
     "find",
     "fit_alpha_beta",
     "is_headline",
+    "read_run",
     "rederive",
-    "rederived",
 ]
 
 _FAMILIES = (compute, memory, collective, pairs, pipeline, training, traffic)
@@ -66,22 +69,35 @@ def is_headline(name: str) -> bool:
     return name not in REGISTRY or REGISTRY[name].headline
 
 
+def read_run(path: Path) -> RunRecord:
+    """Read a journal; shares of measured peaks are shares of the last peaks in it.
+
+    Raises JournalError as :func:`perfsuite.record.journal.read_journal` does.
+    """
+    run = read_journal(path)
+    if run.peaks is None:
+        return run
+    peaks = run.peaks
+    return dataclasses.replace(run, results={case: rederive(result, peaks) for case, result in run.results.items()})
+
+
 def rederive(result: Result, peaks: Peaks) -> Result:
-    """The result with what it says of a measured peak said of ``peaks``, which were found later."""
-    if result.measurement is None:
+    """Return the result with the metrics that are shares of measured peaks derived again, from ``peaks``."""
+    known = (*peaks.tflops.values(), peaks.memory_bandwidth)
+    measured = {metric.name: metric.peak in known for metric in result.metrics if _is_of_measured_peak(metric)}
+    if result.measurement is None or all(measured.values()):
         return result
-    metrics = rederived(result.metrics, work=result.work, measurement=result.measurement, peaks=peaks)
+    metrics = tuple(
+        _derive_one(REGISTRY[metric.name], result.work, result.measurement, peaks)
+        if _is_of_measured_peak(metric) and metric.name in REGISTRY
+        else metric
+        for metric in result.metrics
+    )
     return dataclasses.replace(result, metrics=metrics)
 
 
-def rederived(metrics: Iterable[Metric], *, work: Work, measurement: Measurement, peaks: Peaks) -> tuple[Metric, ...]:
-    """The metrics with those that are of a measured peak derived again."""
-    return tuple(
-        _derive_one(REGISTRY[metric.name], work, measurement, peaks)
-        if metric.peak is not None and metric.peak.kind == "measured" and metric.name in REGISTRY
-        else metric
-        for metric in metrics
-    )
+def _is_of_measured_peak(metric: Metric) -> bool:
+    return metric.peak is not None and metric.peak.kind == "measured"
 
 
 def _derive_one(spec: MetricSpec, work: Work, measurement: Measurement, peaks: Peaks) -> Metric:

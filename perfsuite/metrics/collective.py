@@ -24,7 +24,7 @@ def _latency(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
 
 
 def _latency_p99(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    times = [sample.time_s for sample in measurement.samples]
+    times = measurement.times_s
     if len(times) < 100:
         return unknown(f"{len(times)} samples; a 99th percentile needs 100")
     return MetricValue(value=seconds_to_us(statistics.quantiles(times, n=100, method="inclusive")[98]))

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from perfsuite.base.units import seconds_to_us
+from perfsuite.base.units import seconds_to_us, significant
 from perfsuite.record.own_metrics import Better
 from perfsuite.record.result import Measurement, Peak, Peaks, Work
 
@@ -105,19 +105,6 @@ def recorded(record: str, missing: str, convert: Callable[[float], float] = floa
         return unknown(missing)
 
     return compute
-
-
-def significant(value: float, digits: int = 4) -> str:
-    """A number to ``digits`` significant digits; whole digits are never dropped, an exponent only below 1e-4.
-
-    >>> significant(0.0123456), significant(251.54), significant(1328412.0), significant(2.50), significant(0.0)
-    ('0.01235', '251.5', '1328412', '2.5', '0')
-    """
-    if value == 0 or not math.isfinite(value) or abs(value) < 1e-4:
-        return f"{value:.{digits}g}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    text = f"{value:.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def devices_used(measurement: Measurement) -> int:

@@ -78,15 +78,13 @@ def write(config: pytest.Config) -> None:
     path, record = config.stash.get(page_key, None), config.stash.get(record_key, None)
     if path is None or record is None:
         return
-    from perfsuite.base import garbage
     from perfsuite.reports.page.page import write_page
     from perfsuite.reports.page.runs import material_of, run_of_record
 
     suite = config.stash[suite_key]
     try:
-        with garbage.kept():
-            run = run_of_record(record, suite.machine.model)
-            write_page(material_of([run], show_hosts=collisions.option(config, "perf_show_hosts")), path)
+        run = run_of_record(record, suite.machine.model)
+        write_page(material_of([run], show_hosts=collisions.option(config, "perf_show_hosts")), path)
     except PerfsuiteError as error:
         journal = suite.session.journal if suite.session else None
         later = f"; perfsuite report {shlex.quote(str(journal.path))} --html FILE writes it" if journal else ""

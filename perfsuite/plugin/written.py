@@ -93,8 +93,7 @@ def tell(session: pytest.Session) -> None:
 
 
 def _print(reporter: pytest.TerminalReporter | None, line: str, *, bad: bool) -> None:
-    from perfsuite.base.text import escaped
-    from perfsuite.reports.plain import encodable
+    from perfsuite.base.text import encodable, escaped
 
     text = encodable(escaped(line), getattr(sys.stderr, "encoding", None))
     with contextlib.suppress(OSError, ValueError):  # a terminal that is gone takes no line, and the exit code stays

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from perfsuite.base.codec import from_json, plain_json
 from perfsuite.base.errors import BaselineError
 from perfsuite.base.files import content, why
 from perfsuite.published.numbers import Printed, printed
 from perfsuite.published.roles import ROLES
+from perfsuite.record.codec import from_json, plain_json
 
 SCHEMA = 1
 """Version of the files; a reader refuses a higher one."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.units import plural
-from perfsuite.metrics.spec import significant
+from perfsuite.base.units import plural, significant
 from perfsuite.platforms import DeviceModel
 from perfsuite.platforms.quirks import numbers
 from perfsuite.platforms.registry import family_class

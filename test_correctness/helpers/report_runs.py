@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.platforms import load_catalog
-from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Record, Result, Sample
+from perfsuite.record.codec import to_json
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Record, Result
 from perfsuite.record.step import SpanTotal, Timeline, TimelineEvent
 from perfsuite.reports.tables.recording import recording_of
 from perfsuite.reports.tables.report import report
@@ -42,7 +42,7 @@ def measurement(ranks, time_s, *, hosts=1, records=(), shared=False):
     )
     times_s = (time_s * 0.99, time_s, time_s, time_s, time_s * 1.01)
     return Measurement(
-        samples=tuple(Sample(time_s=each) for each in times_s),
+        times_s=times_s,
         iterations=1,
         warmup_iterations=1,
         warmup_steady=True,

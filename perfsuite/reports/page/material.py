@@ -8,10 +8,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from perfsuite.base.text import listed
 from perfsuite.baselines.summarise import changed_settings
 from perfsuite.platforms import DeviceModel
 from perfsuite.record.result import Measurement, Metric, Peak, Result, Work
@@ -68,8 +69,8 @@ class PageCase:
 
     @property
     def has_measurement(self) -> bool:
-        """Whether there is one, told without decoding it."""
-        return self.result.lateness is not None
+        """Whether there is one."""
+        return self.measurement is not None
 
     @property
     def detail(self) -> str:
@@ -247,6 +248,4 @@ def joined(older: PageCase | None, newer: PageCase) -> PageCase:
 
 def named(nodes: Iterable[str], most: int = 3) -> str:
     """Names of a few cases and how many more there are."""
-    names: Sequence[str] = [node.partition("::")[2] or node for node in nodes]
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return listed([node.partition("::")[2] or node for node in nodes], most)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from perfsuite.base.masking import masked_words
+from perfsuite.base.units import format_seconds
 from perfsuite.baselines.baseline import Baseline
 from perfsuite.platforms import DeviceModel
 from perfsuite.record.result import Result
@@ -14,7 +15,6 @@ from perfsuite.reports.hosts import hosts_of
 from perfsuite.reports.notable import notable
 from perfsuite.reports.page.effects import changes_between, changes_of_verdicts
 from perfsuite.reports.page.material import CaseChange, Material, PageCase, Run, case_of_result, joined
-from perfsuite.reports.page.numbers import duration
 from perfsuite.reports.stored import stored_result
 
 
@@ -43,7 +43,7 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     commit = f"{revision.commit}-dirty" if revision.dirty else revision.commit
     yield "session", record.session
     yield "started", record.started_at
-    yield "took", duration(record.end.took_s) if record.end else ""
+    yield "took", format_seconds(record.end.took_s, 3) if record.end else ""
     yield "exit status", str(record.end.exit_status) if record.end else ""
     yield "commit", _short(commit)
     yield "branch", revision.branch

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.text import code_text, without_paths
+from perfsuite.base.text import code_text, listed, without_paths
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.environment import environment_grids, peaks_grid, topology_lines
 from perfsuite.reports.tables.grids import grids_of
@@ -85,8 +85,7 @@ def _unmeasured_lines(reasons: Mapping[str, str]) -> Iterator[str]:
     for case, reason in sorted(reasons.items()):
         cases.setdefault(without_paths(reason), []).append(code_text(case))
     for reason, names in sorted(cases.items()):
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        yield f"- {escape(reason)}: {', '.join(names[:_NAMED])}{more}"
+        yield f"- {escape(reason)}: {listed(names, _NAMED)}"
 
 
 def _preamble(style: Style, recordings: Sequence[Recording], base: Recording | None) -> Iterator[list[str]]:

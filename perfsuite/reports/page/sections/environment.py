@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from perfsuite.base.text import without_paths
+from perfsuite.base.text import visible, without_paths
 from perfsuite.reports.page.blocks import Block, Section, Table, Words
 from perfsuite.reports.page.material import Material, named
 from perfsuite.reports.page.sections.cut import grid
-from perfsuite.reports.page.text import visible
 from perfsuite.reports.tables.environment import environment_grids
 
 _LONGEST = 240

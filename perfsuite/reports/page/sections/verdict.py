@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perfsuite.base.text import without_paths
-from perfsuite.base.units import plural
-from perfsuite.metrics.spec import significant
+from perfsuite.base.units import change, count, format_seconds, interval, plural, scaled, significant, size
 from perfsuite.reports.notable import Notable
 from perfsuite.reports.page.blocks import Block, Item, Items, Section, Table, Tile, Tiles, Tone, Words
 from perfsuite.reports.page.material import CaseChange, Material, PageCase, Run, named
-from perfsuite.reports.page.numbers import change, count, duration, interval, scaled, size
 from perfsuite.reports.page.sections.collectives import collective, message_bytes
 from perfsuite.reports.page.sections.cut import grid
 from perfsuite.reports.page.sections.device import share
@@ -182,7 +180,8 @@ def _tiles(cases: Sequence[PageCase]) -> Iterator[Tile]:
         best = max(reduces, key=lambda case: (case.ranks, message_bytes(case)))
         label = f"{collective(best)}, {best.ranks} ranks, {size(message_bytes(best))}"
         bus = scaled(best.values["busbw_gb_per_s"] * 1e9, "B/s")
-        yield Tile(label=label, figure=f"{bus} bus", note=share(best, "busbw_gb_per_s") or duration(best.median_s or 0))
+        note = share(best, "busbw_gb_per_s") or format_seconds(best.median_s or 0, 3)
+        yield Tile(label=label, figure=f"{bus} bus", note=note)
     training = [case for case in cases if case.values.get("tokens_per_s_per_device")]
     if training:
         best = _best(training, "tokens_per_s_per_device")

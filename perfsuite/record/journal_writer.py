@@ -1,4 +1,4 @@
-"""Writing a journal while its run goes on; its lines are told in :mod:`perfsuite.journal`."""
+"""Writing a journal while its run goes on; its lines are told in :mod:`perfsuite.record.journal`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import JournalError
 from perfsuite.base.files import why, write_all
 from perfsuite.base.units import plural
-from perfsuite.journal import Header
-from perfsuite.projection.record import Projected
+from perfsuite.record.codec import to_json
+from perfsuite.record.projected import Projected
 from perfsuite.record.result import Peaks, Result
-from perfsuite.record.run import GateRecord, RunEnd
+from perfsuite.record.run import GateRecord, Header, RunEnd
 
 _CHANGED = "another program removed, replaced or changed it during the run"
 _COUNTED = ("result", "failure", "interrupted")
