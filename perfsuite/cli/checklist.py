@@ -43,8 +43,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _lines(recordings: list[Recording], told: list[Answer]) -> Iterator[str]:
-    yield f"report 004's checklist for {recordings[-1].hardware}"
-    if any(recording.simulated for recording in recordings):
+    yield f"report 004's checklist for {recordings[-1].run.hardware}"
+    if any(recording.run.simulated for recording in recordings):
         yield "the devices are simulated: no time here is a measurement"
     yield ""
     for answer in told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,8 @@ from perfsuite.metrics import read_run
 from perfsuite.platforms import Catalog
 from perfsuite.record.codec import plain_json
 from perfsuite.record.run import RunRecord
-from perfsuite.reports.stored import stored_result
-from perfsuite.reports.tables.case import from_result
-from perfsuite.reports.tables.recording import Recording, recording_of
+from perfsuite.reports.stored import record_of_baseline
+from perfsuite.reports.tables.recording import Recording
 
 _LONGEST_HEADER = 1 << 24
 
@@ -50,27 +50,10 @@ def first_object(path: Path) -> Mapping[str, Any] | None:
 
 
 def read_recording(path: Path, catalog: Catalog) -> Recording:
-    """The results in a journal or baseline file, as tables take them; PerfsuiteError as :func:`read_results`."""
+    """A run of a journal, or the newest runs in a baseline file; PerfsuiteError as :func:`read_results`."""
     results = read_results(path)
     if isinstance(results, RunRecord):
-        return recording_of(
-            results.results.values(),
-            name=str(path),
-            platform=results.platform,
-            fingerprint=results.fingerprint,
-            missing=results.missing,
-            versions=results.versions,
-            device=catalog.models.get(results.platform),
-        )
-    hardware = results.hardware
-    entries = (entry for _, entry in sorted(results.entries.items()))
-    return Recording(
-        name=f"{path}, newest run of each case",
-        platform=hardware.platform,
-        fingerprint=hardware.fingerprint,
-        simulated=hardware.simulated,
-        cases=tuple(from_result(stored_result(entry, hardware)) for entry in entries),
-        environment=results.newest.environment if results.newest else {},
-        versions=results.versions,
-        device=catalog.models.get(hardware.platform),
-    )
+        run = dataclasses.replace(results, name=str(path))
+    else:
+        run = record_of_baseline(results, f"{path}, newest run of each case")
+    return Recording(run=run, device=catalog.models.get(run.platform))

@@ -79,11 +79,12 @@ def write(config: pytest.Config) -> None:
     if path is None or record is None:
         return
     from perfsuite.reports.page.page import write_page
-    from perfsuite.reports.page.runs import material_of, run_of_record
+    from perfsuite.reports.page.runs import material_of
+    from perfsuite.reports.tables.recording import Recording
 
     suite = config.stash[suite_key]
     try:
-        run = run_of_record(record, suite.machine.model)
+        run = Recording(run=record, device=suite.machine.model)
         write_page(material_of([run], show_hosts=collisions.option(config, "perf_show_hosts")), path)
     except PerfsuiteError as error:
         journal = suite.session.journal if suite.session else None

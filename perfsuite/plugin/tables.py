@@ -112,20 +112,11 @@ def write(config: pytest.Config) -> None:
     if state.path is None or suite is None or suite.session is None or not (suite.session.results or state.missing):
         return
     from perfsuite.base.files import write_file
-    from perfsuite.plugin.suite import versions
-    from perfsuite.reports.tables.recording import recording_of
+    from perfsuite.plugin.recorded import record_key
+    from perfsuite.reports.tables.recording import Recording
     from perfsuite.reports.tables.report import find_style, fitting_styles, report
 
-    session, machine = suite.session, suite.machine
-    run = recording_of(
-        session.results.values(),
-        name=f"session {session.id}",
-        platform=machine.name,
-        fingerprint=session.fingerprint,
-        missing=state.missing,
-        versions=versions(),
-        device=machine.model,
-    )
+    run = Recording(run=config.stash[record_key], device=suite.machine.model)
     styles = (find_style(state.style),) if state.style else fitting_styles([run])
     try:
         if not styles:

@@ -145,6 +145,27 @@ class RunRecord(Header):
         return missing
 
     @functools.cached_property
+    def environment(self) -> Mapping[str, Any]:
+        """The environment of the newest result; empty without any result."""
+        newest = max(reversed(self.results.values()), key=lambda result: result.started_at, default=None)
+        return newest.environment if newest is not None else {}
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any result is of a simulated device."""
+        return any(result.simulated for result in self.results.values())
+
+    @property
+    def hardware(self) -> str:
+        """Return ``cpu (cpu-amd-epyc-2c)``."""
+        return f"{self.platform} ({self.fingerprint})" if self.fingerprint else self.platform
+
+    @property
+    def torch(self) -> str:
+        """Return torch's version; empty where neither the header nor the environment has it."""
+        return str(self.versions.get("torch") or (self.environment.get("packages") or {}).get("torch") or "")
+
+    @functools.cached_property
     def equal_work(self) -> list[tuple[Result, ...]]:
         """Measured cases that do the same under different ids, see :func:`equal_work`."""
         return equal_work(self.results.values())

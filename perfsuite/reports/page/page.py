@@ -145,7 +145,7 @@ def _hash(text: str) -> str:
 
 
 def _title(material: Material) -> str:
-    run = material.runs[-1] if material.runs else None
+    run = material.runs[-1].run if material.runs else None
     devices = run.environment.get("devices") if run else None
     name = str(devices[0]).partition(",")[0] if isinstance(devices, Sequence) and devices else ""
     hardware = " x ".join(filter(None, (str(len(devices or ())) if len(devices or ()) > 1 else "", name)))

@@ -31,7 +31,7 @@ def section(material: Material) -> Section | None:
     if charts:
         blocks.append(Charts(charts=charts))
     blocks += _every_device(material)
-    for run in material.runs[-1:]:
+    for run in (one.run for one in material.runs[-1:]):
         if run.environment.get("topology"):
             blocks.append(Printed(title="Topology", text=str(run.environment["topology"])))
     return Section(key="device", title="Device", blocks=blocks) if blocks else None

@@ -12,7 +12,7 @@ from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.page.material import Material, PageCase
-from perfsuite.reports.page.recordings import recordings
+from perfsuite.reports.page.runs import recordings
 from perfsuite.reports.page.sections.cut import MOST_ROWS, grid, left_out, spread_out
 from perfsuite.reports.tables.grids import grids_of
 from perfsuite.reports.tables.markdown import Grid
