@@ -15,7 +15,7 @@ from perfsuite.base.units import readable_rate
 from perfsuite.cli.main import main
 from perfsuite.journal import Header, read_journal
 from perfsuite.journal_writer import JournalWriter
-from perfsuite.plugin.ci import error_commands
+from perfsuite.plugin.summary import error_commands
 from perfsuite.record.result import Metric, Peak, Result, Work
 from perfsuite.record.run import GateRecord, Revision, RunEnd, RunRecord
 from perfsuite.record.verdict import Verdict

@@ -45,18 +45,6 @@ state_key: pytest.StashKey[Projecting] = pytest.StashKey()
 """Absent in a run that projects nothing."""
 
 
-def declare(parser: pytest.Parser) -> None:
-    """Declare the option."""
-    parser.getgroup("perfsuite").addoption(
-        "--perf-project",
-        nargs="?",
-        const="",
-        metavar="CALIBRATION",
-        help="project training steps that cannot run here, from a file of perfsuite calibrate, else from the "
-        "platform's row; write --perf-project=FILE, or put it last",
-    )
-
-
 def configure(config: pytest.Config) -> None:
     """Check the option before anything is measured."""
     written = collisions.option(config, "perf_project")

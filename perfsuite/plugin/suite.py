@@ -36,12 +36,12 @@ from perfsuite.platforms import (
 )
 from perfsuite.platforms.quiet import HostLoad, read_host_load
 from perfsuite.platforms.torch_version import installed_torch, require_importable_torch, require_torch
-from perfsuite.plugin import collisions, compare, history, launch, projecting
+from perfsuite.plugin import collisions, compare, launch, outputs, projecting
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
 from perfsuite.plugin.revision import revision_of
 from perfsuite.plugin.signals import Signals
-from perfsuite.plugin.world_sizes import LaunchSizes
+from perfsuite.plugin.sweep import LaunchSizes
 from perfsuite.record.journal_places import other_places, usable_folder
 from perfsuite.record.own_metrics import OwnMetric, registered
 from perfsuite.record.run import Revision
@@ -137,7 +137,7 @@ class Suite:
     @functools.cached_property
     def revision(self) -> Revision:
         """What code is measured."""
-        written = (self.config.stash[gate_options_key].folder, self.config.stash[history.state_key].path)
+        written = (self.config.stash[gate_options_key].folder, outputs.file_of("perf_history", self.config))
         return revision_of(self.config.rootpath, *filter(None, written))
 
     @functools.cached_property
