@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.metrics import REGISTRY, derive, find, fit_alpha_beta
-from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Sample, Work
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Work
 
 DOCS = Path(__file__).parent.parent / "docs" / "metrics.md"
 MODULES = ["spec", "compute", "memory", "collective", "registry"]
@@ -45,7 +45,7 @@ def measured(
     """A measurement with these seconds per iteration, on ranks at these (host, device)."""
     seconds = times if isinstance(times, list) else [times]
     return Measurement(
-        samples=tuple(Sample(time_s=time) for time in seconds),
+        times_s=tuple(seconds),
         iterations=1,
         warmup_iterations=3,
         warmup_steady=True,

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from perfsuite.journal import read_journal
+from perfsuite.record.journal import read_journal
 from perfsuite.runtime.transports.launchers import launcher_variables
 from test_correctness.helpers.processes import gone, processes_with
 from test_correctness.helpers.scripted_driver import ROOT

@@ -16,8 +16,15 @@ from perfsuite.base.errors import BaselineError
 from perfsuite.cli.audit import label_disagreements, label_lines, rule_lines
 from perfsuite.published.lookup import shipped
 from perfsuite.published.numbers import printed
-from perfsuite.published.read import digest, directory, read_all, read_report
-from perfsuite.published.records import LABELS, PublishedReport, PublishedTable
+from perfsuite.published.records import (
+    LABELS,
+    PublishedReport,
+    PublishedTable,
+    digest,
+    directory,
+    read_all,
+    read_report,
+)
 
 REPORTS = {report.report: report for report in shipped()}
 TABLES = {f"{report.report}/{table.id}": table for report in shipped() for table in report.tables}
@@ -305,7 +312,7 @@ def test_a_damaged_byte_is_an_error_or_harmless(tmp_path):
 
 
 def test_no_files_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("perfsuite.published.read.__file__", str(tmp_path / "a" / "b" / "c.py"))
+    monkeypatch.setattr("perfsuite.published.records.__file__", str(tmp_path / "a" / "b" / "c.py"))
     with pytest.raises(BaselineError, match="reinstall perfsuite"):
         directory()
     assert () == read_all(tmp_path)

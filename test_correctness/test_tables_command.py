@@ -15,9 +15,10 @@ from perfsuite.baselines.baseline import Hardware
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.cli import main as cli
-from perfsuite.journal import Header, read_journal
-from perfsuite.journal_writer import JournalWriter
 from perfsuite.plugin.options import STYLE_NAMES
+from perfsuite.record.journal import read_journal
+from perfsuite.record.journal_writer import JournalWriter
+from perfsuite.record.run import Header
 from perfsuite.reports.tables.styles import STYLES
 from test_correctness.helpers.report_runs import latte, measurement, section, table
 from test_correctness.helpers.scripted_driver import repository

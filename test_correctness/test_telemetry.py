@@ -19,7 +19,7 @@ from perfsuite.platforms.mtml import MtmlTelemetry
 from perfsuite.platforms.nvml import NvmlTelemetry
 from perfsuite.platforms.telemetry import USUAL_UNDER_LOAD, Reading, Unread, disturbance, held_down
 from perfsuite.plugin import gate_arms
-from perfsuite.record.result import ClockFacts, Measurement, RankFacts, Sample
+from perfsuite.record.result import ClockFacts, Measurement, RankFacts
 from perfsuite.record.step import DeviceLook
 from test_correctness.helpers import machines
 
@@ -176,7 +176,8 @@ def test_cpu_throttling_is_what_the_kernel_counted_since(tmp_path: Path) -> None
 def measured(*cpu_shares: float, switches: int = 0, device: str = "cpu", threads: int = 1) -> Measurement:
     """A measurement of 10 samples, ``switches`` of them switched out."""
     return Measurement(
-        samples=tuple(Sample(time_s=1e-3, involuntary_switches=int(index < switches)) for index in range(10)),
+        times_s=(1e-3,) * 10,
+        involuntary_switches=tuple(int(index < switches) for index in range(10)),
         iterations=1,
         warmup_iterations=3,
         warmup_steady=True,

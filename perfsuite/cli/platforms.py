@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 
-from perfsuite.base.codec import to_json
 from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.platforms import (
     Catalog,
@@ -18,6 +17,7 @@ from perfsuite.platforms import (
     load_catalog,
     why_absent,
 )
+from perfsuite.record.codec import to_json
 from perfsuite.record.result import Peak
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from perfsuite.base.codec import to_json
-from perfsuite.base.units import format_seconds, gib
-from perfsuite.metrics.spec import significant
+from perfsuite.base.units import format_seconds, gib, significant
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.job import Job
 from perfsuite.projection.memory import MemoryBreakdown
 from perfsuite.projection.scaling import CurvePoint, goodput
 from perfsuite.projection.step import RESOURCES, Projection, used_constants
+from perfsuite.record.codec import to_json
 from perfsuite.record.result import Metric
 
 _COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "logits", "temporary", "updating")

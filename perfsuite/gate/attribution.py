@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from perfsuite.base.units import plural
+from perfsuite.base.units import percent, plural
 from perfsuite.gate.control import Moved, Says
 from perfsuite.gate.disturbed import UNSTABLE_RUNS, of_all_samples, unstable
 from perfsuite.gate.estimate import Estimate
@@ -19,7 +19,7 @@ from perfsuite.gate.judge import ENOUGH_SESSIONS
 from perfsuite.gate.quantity import ALL
 from perfsuite.gate.question import Question, flagged
 from perfsuite.gate.stages import MIN_PAIRS, control_moved, level_moved, why_no_anchor
-from perfsuite.record.verdict import Finding, VerdictName, percent
+from perfsuite.record.verdict import Finding, VerdictName
 
 SHIFT_LIMIT = 0.1
 """Shift of the suite, a logarithm, beyond which no case fails without an A/B: cases feel a host differently."""

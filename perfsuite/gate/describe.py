@@ -6,10 +6,9 @@ import math
 import shlex
 from collections.abc import Iterator
 
-from perfsuite.base.units import format_seconds, plural
+from perfsuite.base.units import format_seconds, percent, plural, significant
 from perfsuite.gate.quantity import ALL, MEAN, P95
-from perfsuite.metrics.spec import significant
-from perfsuite.record.verdict import TIME, Effect, Finding, Verdict, percent
+from perfsuite.record.verdict import TIME, Effect, Finding, Verdict
 
 SHORT_COMMIT = 10
 

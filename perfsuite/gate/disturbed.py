@@ -11,12 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from perfsuite.base.units import percent
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate.control import comparable, explains
 from perfsuite.gate.evidence import CaseWork
 from perfsuite.gate.question import Question, flagged
 from perfsuite.gate.yardstick import STEEPEST
-from perfsuite.record.verdict import Finding, VerdictName, percent
+from perfsuite.record.verdict import Finding, VerdictName
 from perfsuite.statistics.robust import MAD_TO_SIGMA, median
 
 UNSTABLE_RUNS = 3

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perfsuite.base.units import plural
+from perfsuite.base.units import percent, plural
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
 from perfsuite.gate.attribution import finding
 from perfsuite.gate.evidence import CaseWork, Judged
@@ -16,7 +16,7 @@ from perfsuite.gate.quantity import is_throttled
 from perfsuite.gate.question import Question
 from perfsuite.gate.stages import worse
 from perfsuite.gate.view import View
-from perfsuite.record.verdict import FAILING, Finding, Verdict, VerdictName, percent
+from perfsuite.record.verdict import FAILING, Finding, Verdict, VerdictName
 
 _ORDER: tuple[VerdictName, ...] = (
     "regressed",

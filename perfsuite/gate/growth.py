@@ -6,9 +6,9 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from perfsuite.base.units import percent
 from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.view import View
-from perfsuite.record.verdict import percent
 from perfsuite.statistics.robust import median
 
 

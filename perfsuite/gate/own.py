@@ -5,11 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from perfsuite.base.units import plural
+from perfsuite.base.units import plural, significant
 from perfsuite.baselines.runs import MetricMeaning
 from perfsuite.gate.evidence import CaseWork
 from perfsuite.gate.exact import rule_for
-from perfsuite.metrics.spec import significant
 from perfsuite.record.verdict import Finding
 
 _ACCEPT = "if that is meant: --perf-update=accept --perf-reason=TEXT"

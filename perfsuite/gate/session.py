@@ -6,13 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from perfsuite.base.units import plural
+from perfsuite.base.units import percent, plural
 from perfsuite.gate import stages
 from perfsuite.gate.estimate import Estimate
 from perfsuite.gate.evidence import CaseWork
 from perfsuite.gate.suite import Compared, SuiteVerdict, compared, suite_verdict
 from perfsuite.gate.view import View
-from perfsuite.record.verdict import GateSettings, percent
+from perfsuite.record.verdict import GateSettings
 
 LONE_SESSIONS = 8
 """Stored sessions from which on an unchanged case mostly passes where too few cases tell of the host (docs/gate.md)."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from perfsuite.base.errors import InvalidParameter, did_you_mean
-from perfsuite.metrics import collective, compute, experts, memory, pairs, pipeline, traffic, training
+from perfsuite.metrics import collective, compute, memory, pairs, pipeline, traffic, training
 from perfsuite.metrics.spec import MetricSpec
+from perfsuite.record.journal import read_journal
 from perfsuite.record.own_metrics import OwnMetric
 from perfsuite.record.result import Measurement, Metric, Peaks, Result, Work
+from perfsuite.record.run import RunRecord
 
 
 def _by_name(families: Iterable[tuple[MetricSpec, ...]]) -> Mapping[str, MetricSpec]:
@@ -21,7 +24,7 @@ def _by_name(families: Iterable[tuple[MetricSpec, ...]]) -> Mapping[str, MetricS
 
 
 REGISTRY: Mapping[str, MetricSpec] = _by_name(
-    family.METRICS for family in (compute, memory, collective, pairs, pipeline, training, traffic, experts)
+    family.METRICS for family in (compute, memory, collective, pairs, pipeline, training, traffic)
 )
 """Immutable; a new metric is one entry in its family's METRICS."""
 
@@ -54,22 +57,35 @@ def is_headline(name: str) -> bool:
     return name not in REGISTRY or REGISTRY[name].headline
 
 
+def read_run(path: Path) -> RunRecord:
+    """Read a journal; shares of measured peaks are shares of the last peaks in it.
+
+    Raises JournalError as :func:`perfsuite.record.journal.read_journal` does.
+    """
+    run = read_journal(path)
+    if run.peaks is None:
+        return run
+    peaks = run.peaks
+    return dataclasses.replace(run, results={case: rederive(result, peaks) for case, result in run.results.items()})
+
+
 def rederive(result: Result, peaks: Peaks) -> Result:
-    """The result with what it says of a measured peak said of ``peaks``, which were found later."""
-    if result.measurement is None:
+    """Return the result with the metrics that are shares of measured peaks derived again, from ``peaks``."""
+    known = (*peaks.tflops.values(), peaks.memory_bandwidth)
+    measured = {metric.name: metric.peak in known for metric in result.metrics if _is_of_measured_peak(metric)}
+    if result.measurement is None or all(measured.values()):
         return result
-    metrics = rederived(result.metrics, work=result.work, measurement=result.measurement, peaks=peaks)
+    metrics = tuple(
+        _derive_one(REGISTRY[metric.name], result.work, result.measurement, peaks)
+        if _is_of_measured_peak(metric) and metric.name in REGISTRY
+        else metric
+        for metric in result.metrics
+    )
     return dataclasses.replace(result, metrics=metrics)
 
 
-def rederived(metrics: Iterable[Metric], *, work: Work, measurement: Measurement, peaks: Peaks) -> tuple[Metric, ...]:
-    """The metrics with those that are of a measured peak derived again."""
-    return tuple(
-        _derive_one(REGISTRY[metric.name], work, measurement, peaks)
-        if metric.peak is not None and metric.peak.kind == "measured" and metric.name in REGISTRY
-        else metric
-        for metric in metrics
-    )
+def _is_of_measured_peak(metric: Metric) -> bool:
+    return metric.peak is not None and metric.peak.kind == "measured"
 
 
 def _derive_one(spec: MetricSpec, work: Work, measurement: Measurement, peaks: Peaks) -> Metric:

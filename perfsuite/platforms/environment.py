@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.masking import is_secret_name, masked, masked_value
 from perfsuite.base.units import gib
 from perfsuite.platforms.cgroups import cpu_quota
 from perfsuite.platforms.cpu import memory_bytes, read_processor
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.machine import Machine
+from perfsuite.record.codec import to_json
 
 UNKNOWN = "unknown"
 

@@ -101,7 +101,7 @@ def feed(benchmark: Any, clock: WorkerClock, result: Result) -> None:
     """Hand the samples of ``result`` to pytest-benchmark, one round each; its metrics go to ``extra_info``."""
     assert result.measurement is not None
     benchmark.extra_info.update(extra_info(result))
-    times: Iterator[float] = iter([sample.time_s for sample in result.measurement.samples])
+    times: Iterator[float] = iter(result.measurement.times_s)
 
     def rewind() -> None:  # from zero each time: end - start is then the sample to the bit
         clock.now_s = 0.0
@@ -110,7 +110,7 @@ def feed(benchmark: Any, clock: WorkerClock, result: Result) -> None:
         clock.now_s = clock() + next(times, 0.0)
 
     try:
-        benchmark.pedantic(one_sample, setup=rewind, rounds=len(result.measurement.samples), iterations=1)
+        benchmark.pedantic(one_sample, setup=rewind, rounds=len(result.measurement.times_s), iterations=1)
     finally:
         clock.now_s = None
 

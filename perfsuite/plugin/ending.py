@@ -156,8 +156,7 @@ def tell(session: pytest.Session) -> None:
 
 
 def _print(config: pytest.Config, line: str, *, bad: bool) -> None:
-    from perfsuite.base.text import escaped
-    from perfsuite.reports.plain import encodable
+    from perfsuite.base.text import encodable, escaped
 
     reporter: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
     text = encodable(escaped(line), getattr(sys.stderr, "encoding", None))

@@ -63,7 +63,7 @@ class Out:
 
     def section(self, title: str) -> None:
         """A heading; one that is wider than the terminal goes on below."""
-        from perfsuite.reports.plain import encodable, folded
+        from perfsuite.base.text import encodable, folded
 
         first, *rest = folded(encodable(title, self._encoding), self.width - 4)
         self._reporter.ensure_newline()  # else the first line below would begin with an empty one
@@ -73,15 +73,13 @@ class Out:
 
     def line(self, text: str, **colour: bool) -> None:
         """A line of text as it is: a terminal wraps it, and a log can be searched for it."""
-        from perfsuite.base.text import escaped, screen_text
-        from perfsuite.reports.plain import encodable
+        from perfsuite.base.text import encodable, escaped, screen_text
 
         self._reporter.write_line(encodable(screen_text(escaped(text)), self._encoding), **colour)
 
     def fold(self, text: str, **colour: bool) -> None:
         """A line of text in lines of the terminal's width; an id or a path that is longer stands alone."""
-        from perfsuite.base.text import printable
-        from perfsuite.reports.plain import folded
+        from perfsuite.base.text import folded, printable
 
         for part in folded(printable(text, 4 * self.width), self.width):
             self.line(part, **colour)

@@ -206,23 +206,14 @@ def _style(config: pytest.Config) -> str:
 
 def _write_report(config: pytest.Config, path: Path) -> str:
     """Write the report, unless nothing was measured that a report shows."""
-    suite, missing = config.stash.get(suite_key, None), config.stash[ending.missing_key]
-    if suite is None or suite.session is None or not (suite.session.results or missing):
+    record, missing = config.stash.get(ending.record_key, None), config.stash[ending.missing_key]
+    if record is None or not (record.results or missing):
         return ""
     from perfsuite.base.files import write_file
-    from perfsuite.reports.tables.recording import recording_of
+    from perfsuite.reports.tables.recording import Recording
     from perfsuite.reports.tables.report import find_style, fitting_styles, report
 
-    session, machine = suite.session, suite.machine
-    run = recording_of(
-        session.results.values(),
-        name=f"session {session.id}",
-        platform=machine.name,
-        fingerprint=session.fingerprint,
-        missing=missing,
-        versions=suite.versions,
-        device=machine.model,
-    )
+    run = Recording(run=record, device=config.stash[suite_key].machine.model)
     styles = (find_style(_style(config)),) if _style(config) else fitting_styles([run])
     try:
         if not styles:
@@ -342,15 +333,14 @@ def _write_page(config: pytest.Config, path: Path) -> str | None:
     record = config.stash.get(ending.record_key, None)
     if record is None:
         return None
-    from perfsuite.base import garbage
     from perfsuite.reports.page.page import write_page
-    from perfsuite.reports.page.runs import material_of, run_of_record
+    from perfsuite.reports.page.runs import material_of
+    from perfsuite.reports.tables.recording import Recording
 
     suite = config.stash[suite_key]
     try:
-        with garbage.kept():
-            run = run_of_record(record, suite.machine.model)
-            write_page(material_of([run], show_hosts=collisions.option(config, "perf_show_hosts")), path)
+        run = Recording(run=record, device=suite.machine.model)
+        write_page(material_of([run], show_hosts=collisions.option(config, "perf_show_hosts")), path)
     except PerfsuiteError as error:
         journal = suite.session.journal if suite.session else None
         later = f"; perfsuite report {shlex.quote(str(journal.path))} --html FILE writes it" if journal else ""

@@ -20,7 +20,7 @@ from perfsuite.plugin import collisions
 if TYPE_CHECKING:
     from perfsuite.plugin.suite import Suite
     from perfsuite.projection.calibration import Calibration
-    from perfsuite.projection.record import Projected
+    from perfsuite.record.projected import Projected
     from perfsuite.record.result import Result, Work
     from perfsuite.run.session import Case
 
@@ -160,7 +160,7 @@ def _told(
 
 
 def _add(suite: Suite, state: Projecting, asked: _Asked, parameters: Mapping[str, Any]) -> None:
-    from perfsuite.projection.record import Projected
+    from perfsuite.record.projected import Projected
 
     record, reason = None, asked.reason
     try:
@@ -188,9 +188,9 @@ def _projected(suite: Suite, state: Projecting, asked: _Asked) -> Projected | No
         return None
     from perfsuite.projection.calibration import Calibration
     from perfsuite.projection.calibration_of import require_kind, software_flag
+    from perfsuite.projection.figures import projected
     from perfsuite.projection.job import Job
     from perfsuite.projection.observation import software_key
-    from perfsuite.projection.record import projected
     from perfsuite.projection.step import Flag, project
 
     here = asked.platform == suite.machine.name

@@ -20,8 +20,7 @@ import perfsuite
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError
 from perfsuite.base.masking import masked_words
 from perfsuite.base.units import plural
-from perfsuite.journal import Header, read_journal
-from perfsuite.journal_writer import JournalWriter
+from perfsuite.metrics import read_run
 from perfsuite.platforms import (
     Catalog,
     DeviceModel,
@@ -43,8 +42,9 @@ from perfsuite.plugin.revision import revision_of
 from perfsuite.plugin.signals import Signals
 from perfsuite.plugin.sweep import LaunchSizes
 from perfsuite.record.journal_places import other_places, usable_folder
+from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.own_metrics import OwnMetric, registered
-from perfsuite.record.run import Revision
+from perfsuite.record.run import Header, Revision
 from perfsuite.run.session import PerfSession, new_session_id
 from perfsuite.runtime import own_tree, private
 from perfsuite.runtime.scratch import make_directory
@@ -281,7 +281,7 @@ class Suite:
             return
         _ = self.own_metrics  # a wrong one is told before anything is measured
         if self.settings.resume:
-            session.resume(read_journal(self.settings.resume))
+            session.resume(read_run(self.settings.resume))
         self.opened = True
         self.started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         header = Header(

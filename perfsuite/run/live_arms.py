@@ -75,7 +75,7 @@ class LiveArm:
         fresh = {case: measured[case] for case in cases if case in measured and kept.measured[case] > self._seen[case]}
         self._seen = kept.measured
         if not fresh:
-            failures = {case: kept.failures[case] for case in cases if case in kept.failures}
+            failures = {case: kept.case_errors[case] for case in cases if case in kept.case_errors}
             raise arms.none_measured(self.arm, failures, kept.skips, self._printed())
         return fresh
 

@@ -152,7 +152,7 @@ CASES: dict[str, tuple[list[AuditTable], list[AuditTable]]] = {
     ),
     "mfu-peak": (
         [table("devices throughput mfu:%", "1 245 42.3", peak_tflops="312 TFLOPS", **GPT)],
-        [table("devices throughput mfu:%", "1 5.74 42.3", peak_tflops="312 TFLOPS", **GPT)],
+        [table("devices throughput mfu:%", "1 5.74 42.3", "1 0 42.3", peak_tflops="312 TFLOPS", **GPT)],
     ),
     "implied-parameters": (
         [
