@@ -17,7 +17,6 @@ from perfsuite.plugin import (
     benchmark,
     collect,
     collisions,
-    compare,
     distributed,
     ending,
     gate_options,
@@ -57,7 +56,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options before pytest-benchmark looks at its own, and before anything is measured."""
     collisions.stop_giving_way(config)
-    compare.take_bare_option(config)
+    benchmark.take_bare_option(config)
     options.configure(config)
     output.configure(config)
     gate_options.configure(config)  # runs that count as evidence tighten the options above
@@ -99,7 +98,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
     session.config.stash[ending.cases_key] = {
         item.nodeid: (item.location[0], (item.location[1] or 0) + 1) for item in cases
     }
-    compare.give_bare_option_back(session)
+    benchmark.give_bare_option_back(session)
     gate_options.refuse_no_cases(session, cases)
     collect.open_journal(session, cases)
     returned = yield  # pytest prints the header and how many tests there are
@@ -160,7 +159,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
         if gate is not None:
             gate.finish(session)
         if suite_key in config.stash:
-            ending.attempt(config, "the comparison", lambda: compare.leave_out_changed(session))
+            ending.attempt(config, "the comparison", lambda: benchmark.leave_out_changed(session))
             ending.attempt(config, "the record of the run", lambda: ending.make_record(session, gate))
         outcome.close_unless_hurried(config)
         outputs.write(config, before_others=True)
@@ -198,7 +197,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         show_summary(terminalreporter, config)
         cases = config.stash.get(ending.cases_key, {})
         output.leave_out_perf_rows(config, cases)
-    for line in config.stash.get(compare.apart_key, []):
+    for line in config.stash.get(benchmark.apart_key, []):
         output.Out(terminalreporter).fold(line, yellow=True)
     outputs.show(terminalreporter, config, "perf_trace")
     if _gate(config) is not None:

@@ -35,7 +35,7 @@ from perfsuite.platforms import (
 )
 from perfsuite.platforms.quiet import HostLoad, read_host_load
 from perfsuite.platforms.torch_version import installed_torch, require_importable_torch, require_torch
-from perfsuite.plugin import collisions, compare, launch, outputs, projecting
+from perfsuite.plugin import benchmark, collisions, launch, outputs, projecting
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
 from perfsuite.plugin.revision import revision_of
@@ -245,7 +245,7 @@ class Suite:
         """Whether this run gates, stores or compares, so that the code of another checkout would be wrong evidence."""
         gate, option = self.config.stash[gate_options_key], self.config.getoption
         compares = option("benchmark_compare", None) or option("benchmark_compare_fail", None)
-        return bool(gate.gate or gate.update or compares or self.config.stash[compare.bare_key])
+        return bool(gate.gate or gate.update or compares or self.config.stash[benchmark.bare_key])
 
     def _open_driver(self) -> Driver:
         from perfsuite.runtime.driver import Driver  # not before something runs
