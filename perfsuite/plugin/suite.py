@@ -142,8 +142,14 @@ class Suite:
 
     @functools.cached_property
     def versions(self) -> Mapping[str, str]:
-        """Versions of what takes part in the run."""
-        return versions()
+        """Versions of what takes part in the run, read from package metadata: torch is not imported for it."""
+        known = {"python": python_platform.python_version(), "perfsuite": perfsuite.__version__}
+        for package in ("torch", "pytest", "pytest-benchmark"):
+            try:
+                known[package] = importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                known[package] = "not installed"
+        return known
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -373,14 +379,3 @@ def named_platforms(config: pytest.Config, names: Iterable[str]) -> tuple[str, .
     text = " ".join([config.getoption("keyword") or "", config.getoption("markexpr") or "", *node_ids])
     words = set(re.findall(r"[a-z0-9_]+", text.lower()))
     return tuple(name for name in names if name.lower() in words)
-
-
-def versions() -> dict[str, str]:
-    """Versions of what takes part in a run, read from package metadata: torch is not imported for it."""
-    known = {"python": python_platform.python_version(), "perfsuite": perfsuite.__version__}
-    for package in ("torch", "pytest", "pytest-benchmark"):
-        try:
-            known[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            known[package] = "not installed"
-    return known
