@@ -268,7 +268,7 @@ def test_an_interval_beyond_measure_leaves_room_for_the_others():
 def test_an_arm_without_a_header_has_the_torch_of_its_environment():
     plain = dataclasses.replace(gpt("test_ddp", 1, 1.0), environment={"packages": {"torch": "2.13"}})
     assert material(plain).runs[0].run.torch == "2.13"
-    assert material(gpt("test_ddp", 1, 1.0)).runs[0].torch == ""
+    assert material(gpt("test_ddp", 1, 1.0)).runs[0].run.torch == ""
 
 
 def test_sentences_that_begin_with_a_number_stand_to_the_left():

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from perfsuite.audit import compute, memory, parts, pipeline, rates, repeats, scaling
-from perfsuite.audit.rule import LAST_DIGIT, Hit, Rule, Severity
-from perfsuite.audit.table import AuditTable, join
+from perfsuite.audit.table import LAST_DIGIT, AuditTable, Hit, Row, Rule, Severity
 from perfsuite.published.records import LABELS, Label
 from perfsuite.published.roles import DEGREES
 
@@ -68,7 +67,7 @@ def audit(tables: Sequence[AuditTable]) -> list[AuditFinding]:
     known = {(finding.rule, finding.places) for finding in findings}
     for run_set in dict.fromkeys(table.run_set for table in tables if table.run_set):
         members = tuple(table for table in tables if table.run_set == run_set)
-        joined = _audit_one(join(members)) if len(members) > 1 else []
+        joined = _audit_one(_join(members)) if len(members) > 1 else []
         findings += [finding for finding in joined if (finding.rule, finding.places) not in known]
     for rule in RULES:
         if rule.across:
@@ -112,6 +111,33 @@ def _finding(rule: Rule, table: AuditTable, hit: Hit) -> AuditFinding:
         rows=tuple(row.name for row in hit.rows),
         message=f"{hit.message}; off by {float(hit.gap or 0):.2%}, the last digit" if careless else hit.message,
         details=tuple(column.printed_name for column in hit.columns),
+    )
+
+
+def _join(tables: tuple[AuditTable, ...]) -> AuditTable:
+    """One table of several that describe the same runs: rows are matched by their facts, columns put side by side."""
+    rows: dict[tuple[tuple[str, str], ...], Row] = {}
+    for table in tables:
+        for row in table.rows:
+            key = tuple(sorted((role, fact.text) for role, fact in row.facts.items()))
+            known = rows.get(key)
+            cells = {f"{table.name}:{name}": cell for name, cell in row.cells.items()}
+            rows[key] = Row(
+                name=known.name if known else row.name,
+                cells={**(known.cells if known else {}), **cells},
+                facts=row.facts,
+                index={**(known.index if known else {}), **row.index},
+            )
+    return AuditTable(
+        name=" + ".join(table.name for table in tables),
+        columns=tuple(
+            replace(column, name=f"{table.name}:{column.name}", table=table.name)
+            for table in tables
+            for column in table.columns
+        ),
+        rows=tuple(rows.values()),
+        facts={role: fact for table in reversed(tables) for role, fact in table.facts.items()},
+        simulated=any(table.simulated for table in tables),
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import ONE, AuditTable, Row, Value, constant, merged, product, quotient
+from perfsuite.audit.table import ONE, AuditTable, Hit, Row, Rule, Value, constant, hit_of, merged, product, quotient
 from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.published.numbers import Interval
 
@@ -57,16 +56,15 @@ def _mfu_throughput(table: AuditTable) -> Iterator[Hit]:
         if not same_work and not all(table.knows_attention(run) for run in (row, base)):
             continue
         peaks = [_implied_peak(table, run, ONE if same_work else table.flops_per_sample(run)) for run in (row, base)]
-        ratio = quotient(*peaks)
-        gap = ratio.gap(ONE) if ratio else Fraction(0)
-        if ratio and gap:
-            yield Hit(
-                message=f"{row.name}: throughput per device over MFU is {ratio} times that of {base.name}"
-                f" ({ratio.ends} by rounding); the same work on the same devices gives 1",
-                rows=(row, base),
-                columns=ratio.columns,
-                gap=gap,
-            )
+        yield from same_work_differs(row, base, "throughput per device over MFU", quotient(*peaks))
+
+
+def same_work_differs(row: Row, base: Row, what: str, ratio: Value | None) -> Iterator[Hit]:
+    """A hit where a quotient of figures that is one for the same work on the same devices differs between two rows."""
+    if ratio and (gap := ratio.gap(ONE)):
+        rounding = f"({ratio.ends} by rounding); the same work on the same devices gives 1"
+        text = f"{what} is {ratio} times that of {base.name} {rounding}"
+        yield hit_of(row, ratio.columns, text, gap, base=base)
 
 
 def _mfu_peak(table: AuditTable) -> Iterator[Hit]:
@@ -163,12 +161,9 @@ def _bandwidth_time(table: AuditTable) -> Iterator[Hit]:
     for row, moved, message in sized[1:]:
         first, other, reference = sized[0]
         if not message.meets(reference):
-            yield Hit(
-                message=f"{row.name}: bandwidth x time is {float(moved.middle / 10**6):.3g} MB, that of"
-                f" {first.name} {float(other.middle / 10**6):.3g} MB; the same result was exchanged",
-                rows=(row, first),
-                columns=merged(moved, other),
-            )
+            sizes = [f"{float(each.middle / 10**6):.3g} MB" for each in (moved, other)]
+            text = f"bandwidth x time is {sizes[0]}, that of {first.name} {sizes[1]}; the same result was exchanged"
+            yield hit_of(row, merged(moved, other), text, base=first)
 
 
 RULES = (

@@ -7,8 +7,7 @@ from fractions import Fraction
 from itertools import combinations
 from types import MappingProxyType
 
-from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import AuditColumn, AuditTable, Row, quotient
+from perfsuite.audit.table import AuditColumn, AuditTable, Hit, Row, Rule, hit_of, quotient
 from perfsuite.published.numbers import total
 
 WEIGHT_BYTES: Mapping[str, int] = MappingProxyType(
@@ -67,13 +66,11 @@ def _memory_exactly_inverse(table: AuditTable) -> Iterator[Hit]:
                 n = count.middle / fewest.middle
                 unsharded = (printed.high * n - whole.low) / (n - 1)  # of m(n) = a + (m(1) - a) / n, the largest a
                 if printed.low * n <= whole.high and unsharded < UNSHARDED_SHARE * whole.low:
-                    yield Hit(
-                        message=f"{row.name}: {column.printed_name} {printed} is 1/{n} of {whole} in {base.name},"
-                        f" so at most {float(unsharded / whole.middle):.1%} of it does not shard at a constant local"
-                        " batch",
-                        rows=(row, base),
-                        columns=(column,),
+                    kept = (
+                        f"at most {float(unsharded / whole.middle):.1%} of it does not shard at a constant local batch"
                     )
+                    text = f"{column.printed_name} {printed} is 1/{n} of {whole} in {base.name}, so {kept}"
+                    yield hit_of(row, (column,), text, base=base)
 
 
 def _memory_above_capacity(table: AuditTable) -> Iterator[Hit]:

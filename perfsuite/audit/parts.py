@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations
 
-from perfsuite.audit.rule import LAST_DIGIT, Hit, Rule, hit_of
-from perfsuite.audit.table import AuditColumn, AuditTable, Row, Value, merged, quotient
+from perfsuite.audit.table import LAST_DIGIT, AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of, merged, quotient
 from perfsuite.published.numbers import Interval, printed, total
 from perfsuite.published.roles import PARTS
 
@@ -24,15 +23,14 @@ def _is_total(row: Row) -> bool:
     return any(cell.text.strip().lower() in {"total", "sum", "总计", "合计"} for cell in row.cells.values())
 
 
+def _whole(table: AuditTable, row: Row) -> Value | None:
+    return table.value(row, "whole") or table.value(row, "latency")
+
+
 def _wholes(table: AuditTable) -> list[tuple[Row, Parts, Value]]:
     """Rows with at least two parts and the whole that they belong to."""
-    wholes = []
-    for row in table.rows:
-        parts = _parts_of(table, row)
-        whole = table.value(row, "whole") or table.value(row, "latency")
-        if whole and len(parts) >= 2:
-            wholes.append((row, parts, whole))
-    return wholes
+    rows = [(row, _parts_of(table, row), _whole(table, row)) for row in table.rows]
+    return [(row, parts, whole) for row, parts, whole in rows if whole and len(parts) >= 2]
 
 
 def _sum(parts: Parts) -> Interval:
@@ -140,8 +138,7 @@ def _share_range(table: AuditTable) -> Iterator[Hit]:
     ends = printed(fact.text).numbers if fact else ()
     shares: list[tuple[Fraction, Row, Value]] = []
     for row in table.rows:
-        whole = table.value(row, "whole") or table.value(row, "latency")
-        if share := quotient(table.value(row, "communication_time"), whole):
+        if share := quotient(table.value(row, "communication_time"), _whole(table, row)):
             shares.append((share.middle, row, share))
     if len(ends) != 2 or not shares:
         return

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 
-from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import AuditTable, Row, Value, merged, product
+from perfsuite.audit.table import AuditTable, Hit, Row, Rule, Value, hit_of, merged, product
 from perfsuite.published.roles import DEGREES
 from perfsuite.schedules.catalog import fill_drain_bubble, naive_bubble
 

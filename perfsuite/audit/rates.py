@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations
 
-from perfsuite.audit.compute import CONVENTIONS, TERA
-from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import ONE, AuditColumn, AuditTable, Row, Value, product, quotient
+from perfsuite.audit.compute import CONVENTIONS, TERA, same_work_differs
+from perfsuite.audit.table import AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of, product, quotient
 from perfsuite.published.numbers import Interval
 
 TRAINING = (
@@ -159,17 +158,8 @@ def _in_step(table: AuditTable, what: str, quotients: list[tuple[Row, Value | No
         known = next(((base, peak) for other, base, peak in first if other == key), None)
         if known is None:
             first.append((key, row, value))
-            continue
-        ratio = quotient(value, known[1])
-        gap = ratio.gap(ONE) if ratio else Fraction(0)
-        if ratio and gap:
-            yield Hit(
-                message=f"{row.name}: {what} is {ratio} times that of {known[0].name}"
-                f" ({ratio.ends} by rounding); the same work on the same devices gives 1",
-                rows=(row, known[0]),
-                columns=ratio.columns,
-                gap=gap,
-            )
+        else:
+            yield from same_work_differs(row, known[0], what, quotient(value, known[1]))
 
 
 def _knows_devices(table: AuditTable) -> bool:

@@ -120,8 +120,8 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
     try:
         text = content(path, pipe=True).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        told = why(error) if isinstance(error, OSError) else error
-        raise ConfigurationError(f"{path}: cannot be read ({told}); give a CSV, Markdown or JSON file") from None
+        reason = why(error) if isinstance(error, OSError) else error
+        raise ConfigurationError(f"{path}: cannot be read ({reason}); give a CSV, Markdown or JSON file") from None
     delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
     grids = [_delimited(text, delimiter)] if delimiter else list(_markdown(text))
     tables = [_grid_table(path, line, grid, roles, facts) for line, grid in grids if grid and set(grid[0]) & set(roles)]

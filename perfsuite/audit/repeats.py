@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from itertools import combinations
 
-from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import AuditColumn, AuditTable, Row, Value
+from perfsuite.audit.table import AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of
 
 MANY_DIGITS = 7
 """Two measurements do not agree in this many digits by chance: one in a million rows of noise of 1 %."""
@@ -84,8 +84,8 @@ def _repeated_row(table: AuditTable) -> Iterator[Hit]:
             )
 
 
-def _repeats(table: AuditTable) -> Iterator[tuple[Row, Row, Value, Fraction]]:
-    """Pairs of rows with one configuration and a rate each: the rows, the second rate and how far they are apart."""
+def _repeats(table: AuditTable, *, disagree: bool) -> Iterator[Hit]:
+    """Pairs of rows with one configuration that are further apart than NOISE, or that show the noise of the table."""
     for row, other in combinations(table.rows, 2):
         settings = table.configuration(row)
         if not settings or settings != table.configuration(other):
@@ -95,22 +95,11 @@ def _repeats(table: AuditTable) -> Iterator[tuple[Row, Row, Value, Fraction]]:
             pair = table.throughput(row), table.throughput(other)
         if pair[0] and pair[1]:
             low, high = sorted((pair[0].middle, pair[1].middle))
-            yield row, other, pair[1], high / low - 1 if low else Fraction(0)
-
-
-def _repeat_noise(table: AuditTable) -> Iterator[Hit]:
-    """How far repeats of one run are apart is the noise of the table."""
-    for row, other, value, apart in _repeats(table):
-        if apart <= NOISE:
-            text = f"{row.name} and {other.name} are the same run: {float(apart):.2%} apart"
-            yield Hit(message=text, rows=(row, other), columns=value.columns)
-
-
-def _repeats_disagree(table: AuditTable) -> Iterator[Hit]:
-    for row, other, value, apart in _repeats(table):
-        if apart > NOISE:
-            text = f"{row.name} and {other.name} are the same run and {float(apart):.0%} apart"
-            yield Hit(message=text, rows=(row, other), columns=value.columns)
+            apart = high / low - 1 if low else Fraction(0)
+            if (apart > NOISE) == disagree:
+                how = f" and {float(apart):.0%} apart" if disagree else f": {float(apart):.2%} apart"
+                text = f"{row.name} and {other.name} are the same run{how}"
+                yield Hit(message=text, rows=(row, other), columns=pair[1].columns)
 
 
 def _shifted_columns(table: AuditTable) -> Iterator[Hit]:
@@ -216,11 +205,11 @@ RULES = (
          roles=("devices", "latency|iterations_per_s", "memory"),
          checks="a run on more devices does not repeat every measurement of a smaller one",
          source="more devices communicate more"),
-    Rule("repeat-noise", "note", None, "rows", _repeat_noise,
+    Rule("repeat-noise", "note", None, "rows", partial(_repeats, disagree=False),
          roles=("throughput|latency",),
          checks="rows of one configuration: how far they are apart",
          source="noise"),
-    Rule("repeats-disagree", "contradiction", "R", "rows", _repeats_disagree,
+    Rule("repeats-disagree", "contradiction", "R", "rows", partial(_repeats, disagree=True),
          roles=("throughput|latency",),
          checks="rows of one configuration agree within 10 %",
          source="noise"),

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 
-from perfsuite.audit.rule import Hit, Rule, hit_of
-from perfsuite.audit.table import ONE, AuditColumn, AuditTable, Row, Value, merged, product, quotient
+from perfsuite.audit.table import ONE, AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of, merged, product, quotient
 from perfsuite.metrics.scaling import SUPERLINEAR_SLACK
 from perfsuite.published.numbers import Interval
 
@@ -167,9 +166,8 @@ def _step_grows_faster_than_batch(table: AuditTable) -> Iterator[Hit]:
             slowdown = quotient(table.step_time(row), table.step_time(other))
             if not growth or not slowdown or growth.low <= 1:
                 continue
-            longer, larger = slowdown, growth
-            if longer.low > larger.high * LINEAR_STEP:
-                text = f"a step takes {longer} times that of {other.name} for {larger} times the batch"
+            if slowdown.low > growth.high * LINEAR_STEP:
+                text = f"a step takes {slowdown} times that of {other.name} for {growth} times the batch"
                 yield hit_of(row, slowdown.columns, text)
 
 

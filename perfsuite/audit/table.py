@@ -1,4 +1,4 @@
-"""A table as the plausibility rules see it: columns with roles and units, rows of printed cells, facts of the table.
+"""A table as the plausibility rules see it (columns with roles and units, rows of printed cells, facts), and the rules.
 
 A rule asks a row for a *role* (``latency``, ``devices``, ``mfu``).  The answer comes from the first column with that
 role, else from what is known of the row, else from the facts of the whole table, as an interval in SI units (seconds,
@@ -9,12 +9,13 @@ methods at the end have the quantities that a row states directly or lets one co
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 from perfsuite.published.numbers import Interval, Number, Printed, printed
+from perfsuite.published.records import Label
 from perfsuite.published.roles import DEGREES, ROLES, Role, scale
 
 WORK_ROLES = frozenset(
@@ -338,28 +339,55 @@ def _same(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def join(tables: tuple[AuditTable, ...]) -> AuditTable:
-    """One table of several that describe the same runs: rows are matched by their facts, columns put side by side."""
-    rows: dict[tuple[tuple[str, str], ...], Row] = {}
-    for table in tables:
-        for row in table.rows:
-            key = tuple(sorted((role, fact.text) for role, fact in row.facts.items()))
-            known = rows.get(key)
-            cells = {f"{table.name}:{name}": cell for name, cell in row.cells.items()}
-            rows[key] = Row(
-                name=known.name if known else row.name,
-                cells={**(known.cells if known else {}), **cells},
-                facts=row.facts,
-                index={**(known.index if known else {}), **row.index},
-            )
-    return AuditTable(
-        name=" + ".join(table.name for table in tables),
-        columns=tuple(
-            replace(column, name=f"{table.name}:{column.name}", table=table.name)
-            for table in tables
-            for column in table.columns
-        ),
-        rows=tuple(rows.values()),
-        facts={role: fact for table in reversed(tables) for role, fact in table.facts.items()},
-        simulated=any(table.simulated for table in tables),
-    )
+# ---- rules ----
+
+Severity = Literal["contradiction", "mislabel", "note"]
+
+LAST_DIGIT = Fraction(1, 100)
+"""An identity missed by less than this is careless rounding: a note without a label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hit:
+    """One breach of a rule."""
+
+    message: str
+    """The numbers, in one line."""
+    rows: tuple[Row, ...] = ()
+    """Rows that break the rule; empty: the whole table."""
+    columns: tuple[AuditColumn, ...] = ()
+    """Columns whose figures are in doubt; empty: none of the table's cells."""
+    gap: Fraction | None = None
+    """How far an identity is missed, for rules that grade it."""
+
+
+def hit_of(
+    row: Row, columns: tuple[AuditColumn, ...], text: str, gap: Fraction | None = None, *, base: Row | None = None
+) -> Hit:
+    """The breach of one row, compared with ``base``; its message begins with the row's name."""
+    return Hit(message=f"{row.name}: {text}", rows=(row, base) if base else (row,), columns=columns, gap=gap)
+
+
+Check = Callable[[AuditTable], Iterator[Hit]]
+CrossCheck = Callable[[tuple[AuditTable, ...]], Iterator[tuple[AuditTable, Hit]]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One plausibility rule: a row of its family's ``RULES``."""
+
+    name: str
+    severity: Severity
+    label: Label | None
+    """What a figure that breaks the rule is worth; None: the rule says nothing about that."""
+    reach: Literal["table", "rows", "cells"]
+    """What the label falls on: the whole table, the rows, or only the cells that were compared."""
+    check: Check | None = None
+    across: CrossCheck | None = None
+    """For rules that compare tables with each other."""
+    roles: tuple[str, ...] = ()
+    """Roles that the rule reads, most important first; ``a|b`` where one of them is enough."""
+    checks: str = ""
+    """The formula, in one line."""
+    source: str = ""
+    """Why it must hold, or where it was published."""

@@ -12,8 +12,7 @@ from typing import Any
 
 from perfsuite.audit.audit import RULES, AuditFinding, applicable, audit, derived_label, more_with
 from perfsuite.audit.read import parse_facts, parse_roles, read_tables, tables_of
-from perfsuite.audit.rule import Rule
-from perfsuite.audit.table import AuditTable
+from perfsuite.audit.table import AuditTable, Rule
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, json_argument, print_json, print_lines

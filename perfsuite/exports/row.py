@@ -22,7 +22,7 @@ _TIME: Mapping[str, Any] = {
     "better": "lower",
     "convention": "median of the samples, seconds per iteration, the slowest rank",
 }
-_TOLD = ("hostname", "kernel", "python", "governor", "container", "driver", "packages", "variables")
+_PARTS = ("hostname", "kernel", "python", "governor", "container", "driver", "packages", "variables")
 """Parts of an environment that an export has."""
 
 
@@ -56,13 +56,13 @@ class ExportRow:
 
 
 def environment_of(environment: Mapping[str, Any]) -> dict[str, str]:
-    """The parts of an environment that are told, on one level.
+    """The parts of an environment that an export has, on one level.
 
     >>> environment_of({"kernel": "6.1", "packages": {"torch": "2.13.0"}, "notes": ["long"]})
     {'kernel': '6.1', 'packages.torch': '2.13.0'}
     """
-    told = {name: environment[name] for name in _TOLD if environment.get(name)}
-    return {name: str(value) for name, value in flattened(told).items()}
+    parts = {name: environment[name] for name in _PARTS if environment.get(name)}
+    return {name: str(value) for name, value in flattened(parts).items()}
 
 
 def rows_of_run(run: RunRecord, *, simulated: bool) -> Iterator[ExportRow]:

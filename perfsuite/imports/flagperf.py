@@ -89,8 +89,8 @@ def _results(source: Source) -> Iterator[tuple[int, int, re.Match[str]]]:
         if match is None:
             raise source.fault(number, "the result line is cut", "remove it, or copy the log again")
         if match["unit"] not in _UNITS:
-            said = f"its unit {match['unit']!r} is not known" if match["unit"] else "its unit is missing"
-            raise source.fault(number, f"{match['name']}: {said}", f"it may be {', '.join(_UNITS)}")
+            reason = f"its unit {match['unit']!r} is not known" if match["unit"] else "its unit is missing"
+            raise source.fault(number, f"{match['name']}: {reason}", f"it may be {', '.join(_UNITS)}")
         yield number, source.whole(number, match["rank"], "rank"), match
 
 

@@ -44,13 +44,13 @@ def _read_steps(
             again += 1
             continue
         seen.add(match[1])
-        said = {name: hit[1] for name, pattern in settings if (hit := re.search(pattern, line))}
-        said = {"step": match[1], **said}
+        context = {name: hit[1] for name, pattern in settings if (hit := re.search(pattern, line))}
+        context = {"step": match[1], **context}
         for number_at, meaning, convention in patterns:
             if hit := number_at.search(line):
                 value, name = source.number(number, hit[1], meaning[0]), f"step {match[1]}"
                 how = {"printed": hit[1], "convention": convention}
-                rows.append(source.row(number, name, meaning, value, **how, settings=said))
+                rows.append(source.row(number, name, meaning, value, **how, settings=context))
     if not rows:
         raise source.fault(1, "no line of a step", "give the log of a run that reached its first report")
     notes = [plural(len(seen), "step"), "the first steps of a run are warm-up"]

@@ -57,10 +57,10 @@ def _per_device(work: Work, measurement: Measurement, peaks: Peaks) -> MetricVal
 
 
 def _launch(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    told = [rank.launch_s for rank in measurement.ranks if rank.launch_s is not None]
-    if not told:
+    launches_s = [rank.launch_s for rank in measurement.ranks if rank.launch_s is not None]
+    if not launches_s:
         return unknown("written before the host's time was measured")
-    return MetricValue(value=seconds_to_us(max(told)))
+    return MetricValue(value=seconds_to_us(max(launches_s)))
 
 
 _NO_GRAPH = "no kernel was captured: a CPU, and a device whose torch has no graphs, shows kernel and launch together"

@@ -134,11 +134,11 @@ def _exposed_kernels(work: Work, measurement: Measurement, peaks: Peaks) -> Metr
 
 
 def _device_utilisation(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    told = [rank.utilisation_percent for rank in measurement.ranks]
-    known = [value for value in told if value is not None]
-    if len(known) < len(told):
+    percents = [rank.utilisation_percent for rank in measurement.ranks]
+    measured = [value for value in percents if value is not None]
+    if len(measured) < len(percents):
         return unknown("unknown: no vendor's library tells it on every rank")
-    return MetricValue(value=sum(known) / len(known))
+    return MetricValue(value=sum(measured) / len(measured))
 
 
 def _largest_batch(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:

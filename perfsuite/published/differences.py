@@ -64,20 +64,20 @@ def _compared(run: Ran | Recipe, row: PublishedRun) -> Iterator[str]:
     stated = {**{name: value for name, value in by_name.items() if name not in ours}, **stated}
     local = stated.pop("local_batch_size", None)
     if local is not None:
-        own = int(settings["micro_batch_size"] * settings["num_micro_batches"])
-        if local != own:
-            yield f"local_batch_size {local}, not {own}"
+        samples = int(settings["micro_batch_size"] * settings["num_micro_batches"])
+        if local != samples:
+            yield f"local_batch_size {local}, not {samples}"
     for name in sorted(set(stated) | set(settings) | (set(filled) & set(ours))):
-        theirs, mine = stated.get(name), settings.get(name)
+        theirs, own = stated.get(name), settings.get(name)
         partly = isinstance(theirs, _Partly)
-        if mine is not None and theirs is not None and not _agrees(theirs, mine):
-            yield f"{name} {theirs}, not {mine}"
-        elif theirs is not None and mine is None:
+        if own is not None and theirs is not None and not _agrees(theirs, own):
+            yield f"{name} {theirs}, not {own}"
+        elif theirs is not None and own is None:
             yield f"{name} {theirs}, unsaid here"
         elif (theirs is None or partly) and name not in ours:
-            yield f"{name} {mine}, {'only partly' if partly else 'not'} said by the report"
-        elif (theirs is None or partly) and not _agrees(filled.get(name), mine):
-            yield f"{name} {filled.get(name)} (ours: {ours[name]}), not {mine}"
+            yield f"{name} {own}, {'only partly' if partly else 'not'} said by the report"
+        elif (theirs is None or partly) and not _agrees(filled.get(name), own):
+            yield f"{name} {filled.get(name)} (ours: {ours[name]}), not {own}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +92,8 @@ class _Partly:
         return self.text
 
 
-def _agrees(theirs: Any, mine: Any) -> bool:
-    return theirs.allows(mine) if isinstance(theirs, _Partly) else plain(theirs) == plain(mine)
+def _agrees(theirs: Any, own: Any) -> bool:
+    return theirs.allows(own) if isinstance(theirs, _Partly) else plain(theirs) == plain(own)
 
 
 # ---- of a case or a recipe ----
@@ -183,36 +183,36 @@ def _settings_of_row(row: PublishedRun) -> tuple[dict[str, Any], dict[str, Any]]
 
     A recipe may have the second otherwise for a reason.
     """
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         _RENAMED.get(name, name): value for name, value in row.parameters.items() if name not in _NAMES_NO_SETTING
     }
     if row.model:
-        said["model"] = row.model
+        settings["model"] = row.model
     if row.world_size:
-        said["devices"] = row.world_size
+        settings["devices"] = row.world_size
     if row.workload != "train_step":
-        return said, {}
-    if said.get("experts") == 0:
-        said = {name: value for name, value in said.items() if name not in ("experts", "top_k")}
-    if said.get("dtype") == "amp":
-        said["dtype"] = _Partly(text="amp", allows=("bf16", "fp16").__contains__)
-    if said.get("strategy") == "sp":
-        said.update(strategy="hybrid", sequence_parallel=True)
-    if method := said.pop("method", ""):  # report 004's ways to attend: a plain kernel, a fused one, fused over a ring
-        said.update({"attention": "math" if method == "standard" else "flash"})
-        said.update({"context": "ring"} if method == "ring" else {})
-    said.update(_mesh(said))
-    said.update(_row_batches(said))
+        return settings, {}
+    if settings.get("experts") == 0:
+        settings = {name: value for name, value in settings.items() if name not in ("experts", "top_k")}
+    if settings.get("dtype") == "amp":
+        settings["dtype"] = _Partly(text="amp", allows=("bf16", "fp16").__contains__)
+    if settings.get("strategy") == "sp":
+        settings.update(strategy="hybrid", sequence_parallel=True)
+    if method := settings.pop("method", ""):  # report 004: a plain kernel, a fused one, a fused one over a ring
+        settings.update({"attention": "math" if method == "standard" else "flash"})
+        settings.update({"context": "ring"} if method == "ring" else {})
+    settings.update(_mesh(settings))
+    settings.update(_row_batches(settings))
     facts = _of_model(row.model, {}, 1)
     names = ("hidden_size", "num_layers", "num_heads", "vocabulary")
-    return said, {name: facts[name] for name in names if name in facts and name not in said}
+    return settings, {name: facts[name] for name in names if name in facts and name not in settings}
 
 
-def _mesh(said: dict[str, Any]) -> dict[str, Any]:
-    """The mesh by its axes, taken out of ``said``; a part of it where the axes have fewer ranks than there are."""
-    axes = {axis: said.pop(axis) for axis in AXES if axis in said}
-    devices = said.get("devices", 0)
-    if said.get("strategy") in ("ddp", "fsdp"):
+def _mesh(settings: dict[str, Any]) -> dict[str, Any]:
+    """The mesh by its axes, taken out of ``settings``; a part of it where the axes have fewer ranks than there are."""
+    axes = {axis: settings.pop(axis) for axis in AXES if axis in settings}
+    devices = settings.get("devices", 0)
+    if settings.get("strategy") in ("ddp", "fsdp"):
         axes.setdefault("dp", devices)
     if devices == 1 or (axes and MeshShape.of(**axes).world_size == devices):
         return {"mesh": _written(axes)}
@@ -224,12 +224,13 @@ def _mesh(said: dict[str, Any]) -> dict[str, Any]:
     return {"mesh": _Partly(text=f"{_written(axes)} and more", allows=has_axes)} if axes else {}
 
 
-def _row_batches(said: dict[str, Any]) -> dict[str, Any]:
-    """Batches in the three numbers that a case has, as far as they follow; taken out of ``said``."""
-    local, vague = said.pop("local_batch_size", None), said.pop("batch_size", None)
-    mesh, devices = said.get("mesh"), said.get("devices")
+def _row_batches(settings: dict[str, Any]) -> dict[str, Any]:
+    """Batches in the three numbers that a case has, as far as they follow; taken out of ``settings``."""
+    local, vague = settings.pop("local_batch_size", None), settings.pop("batch_size", None)
+    mesh, devices = settings.get("mesh"), settings.get("devices")
     replicas = MeshShape.parse(mesh).replicas if isinstance(mesh, str) else None
-    whole, micro, steps = (said.get(name) for name in ("global_batch_size", "micro_batch_size", "num_micro_batches"))
+    batches = {name: settings.get(name) for name in ("micro_batch_size", "num_micro_batches", "global_batch_size")}
+    micro, steps, whole = batches.values()
     if local is None and micro and steps:
         local = micro * steps
     if whole is None and local and replicas:

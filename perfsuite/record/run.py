@@ -147,7 +147,7 @@ class RunRecord(Header):
     @functools.cached_property
     def environment(self) -> Mapping[str, Any]:
         """The environment of the newest result; empty without any result."""
-        newest = max(reversed(self.results.values()), key=lambda result: result.started_at, default=None)
+        newest = max(reversed([*self.results.values()]), key=lambda result: result.started_at, default=None)
         return newest.environment if newest is not None else {}
 
     @property
