@@ -13,7 +13,7 @@ import pytest
 from perfsuite.base.errors import RanksFailed
 from perfsuite.base.units import readable_rate
 from perfsuite.cli.main import main
-from perfsuite.plugin.ci import error_commands
+from perfsuite.plugin.summary import error_commands
 from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Metric, Peak, Result, Work

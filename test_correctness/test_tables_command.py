@@ -15,7 +15,7 @@ from perfsuite.baselines.baseline import Hardware
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.cli import main as cli
-from perfsuite.plugin import tables
+from perfsuite.plugin.options import STYLE_NAMES
 from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.run import Header
@@ -201,7 +201,7 @@ def test_the_ini_file_may_ask_for_it(mine):
 
 
 def test_the_option_names_every_style():
-    assert tables.STYLE_NAMES == tuple(STYLES)
+    assert STYLE_NAMES == tuple(STYLES)
 
 
 def test_wrong_options_stop_the_run_before_anything_is_measured(mine):

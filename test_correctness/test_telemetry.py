@@ -18,7 +18,7 @@ from perfsuite.platforms.host import Host
 from perfsuite.platforms.mtml import MtmlTelemetry
 from perfsuite.platforms.nvml import NvmlTelemetry
 from perfsuite.platforms.telemetry import USUAL_UNDER_LOAD, Reading, Unread, disturbance, held_down
-from perfsuite.plugin import device_word
+from perfsuite.plugin import gate_arms
 from perfsuite.record.result import ClockFacts, Measurement, RankFacts
 from perfsuite.record.step import DeviceLook
 from test_correctness.helpers import machines
@@ -276,13 +276,13 @@ def test_what_a_child_took_is_the_runs_own_also_once_it_has_ended() -> None:
 def test_the_hosts_processes_are_listed_only_where_devices_have_some(monkeypatch, listed, walks, word):
     telemetry, walked = Unread(count=1), []
     monkeypatch.setattr(telemetry, "read", lambda: (Reading(index=0, throttle=(), processes=listed),))
-    monkeypatch.setattr(device_word, "family_of_processes", lambda roots: walked.append(roots) or {*roots, 8})
+    monkeypatch.setattr(gate_arms, "family_of_processes", lambda roots: walked.append(roots) or {*roots, 8})
     suite = SimpleNamespace(
         machine=SimpleNamespace(family=SimpleNamespace(name="cuda", telemetry=lambda: telemetry)),
         session=SimpleNamespace(driver=SimpleNamespace(contexts=lambda: {0: 2})),
         own_processes=lambda: {7},
     )
-    assert word == device_word.telemetry_of(suite)()
+    assert word == gate_arms.telemetry_of(suite)()
     assert walks == len(walked)
 
 

@@ -71,11 +71,7 @@ def _rows(values: Mapping[str, Any]) -> Iterator[str]:
         else:
             lines = [str(item) for item in value] if isinstance(value, (list, tuple)) else [str(value)]
             lines = lines if value not in ([], (), {}) else ["none"]
-            yield from (f"  {name if first else '':{width}}  {line}" for first, line in _first_of(lines))
-
-
-def _first_of(lines: list[str]) -> Iterator[tuple[bool, str]]:
-    return ((index == 0, line) for index, line in enumerate(lines))
+            yield from (f"  {'' if number else name:{width}}  {line}" for number, line in enumerate(lines))
 
 
 COMMAND = Command(

@@ -78,14 +78,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _beside(options: argparse.Namespace, runs: Sequence[Recording]) -> str:
     """The sections of a history and of imported figures, where they are asked for."""
-    grids = _grids(options, runs)
-    return "".join(f"\n{line}" for grid in grids for line in foreign_markdown(grid)).rstrip("\n") + "\n" * bool(grids)
-
-
-def _grids(options: argparse.Namespace, runs: Sequence[Recording]) -> list[Grid]:
     over_time = _over_time(options)
-    grids = history_grids(over_time) if over_time else []
-    return [*grids, *_imported(options, runs)]
+    grids = [*(history_grids(over_time) if over_time else []), *_imported(options, runs)]
+    return "".join(f"\n{line}" for grid in grids for line in foreign_markdown(grid)).rstrip("\n") + "\n" * bool(grids)
 
 
 def _over_time(options: argparse.Namespace) -> OverTime | None:
