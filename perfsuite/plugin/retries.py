@@ -1,8 +1,8 @@
 """Perf cases that a plugin such as pytest-rerunfailures or pytest-retry runs again: one case, whose last try counts.
 
 The tries before are told at the end and in the journal.  Runs that count as evidence (--perf-gate, --perf-update,
---perf-runs, --perf-aa) take the first try of every case, whatever such plugins want: a case that is measured until it
-passes is no evidence.
+--perf-runs) take the first try of every case, whatever such plugins want: a case that is measured until it passes is no
+evidence.
 """
 
 from __future__ import annotations
