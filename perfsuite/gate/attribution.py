@@ -3,23 +3,33 @@
 Two questions are asked of a suspect.  *Change*: is it slower than the base, both measured now?  *Level*: is it slower
 than the stored runs?  A level that is worse where the base is not is never put down to the host without a control that
 moved along; the commit that the stored runs name, measured now as well, is the decisive one.
+
+The clean samples alone must not make a regression vanish that disturbs the others.  Threads that spin make a rank lose
+its core, and take the samples that they slow out of the comparison.  Where clearly more samples are disturbed than in
+the stored runs, all of them are compared as well.  A busy host disturbs samples too: the base, run in turn with the new
+code, or the yardstick beside the same samples tells the two apart.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from perfsuite.base.units import plural
-from perfsuite.gate.control import Moved, Says
-from perfsuite.gate.disturbed import UNSTABLE_RUNS, of_all_samples, unstable
-from perfsuite.gate.estimate import Estimate
-from perfsuite.gate.growth import growth
+from perfsuite.baselines.runs import RunSummary
+from perfsuite.gate.control import Moved, Says, comparable, explains
+from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.judge import ENOUGH_SESSIONS
+from perfsuite.gate.noise import STEEPEST
 from perfsuite.gate.quantity import ALL
 from perfsuite.gate.question import Question, flagged
+from perfsuite.gate.shift import Estimate
 from perfsuite.gate.stages import MIN_PAIRS, control_moved, level_moved, why_no_anchor
+from perfsuite.gate.view import View
 from perfsuite.record.verdict import Finding, VerdictName, percent
+from perfsuite.statistics.robust import MAD_TO_SIGMA, median
 
 SHIFT_LIMIT = 0.1
 """Shift of the suite, a logarithm, beyond which no case fails without an A/B: cases feel a host differently."""
@@ -219,3 +229,140 @@ def _resting_on_shift(asked: Question, shown: Finding, estimate: Estimate) -> Fi
     as_stored = asked.shown(replace(estimate, effect=whole), "inconclusive")
     level = shown.level and replace(shown.level, change=math.expm1(whole), interval=as_stored.interval or (0.0, 0.0))
     return replace(as_stored, level=level, reasons=(why,))
+
+
+def growth(work: CaseWork, judged: Judged, view: View) -> tuple[str, ...]:
+    """A phrase that names the stored commits around the largest step of a level that left its reference.
+
+    Nothing where no newer runs than the reference are stored, or where these name no commit.
+    """
+    steps = _by_commit(work, judged)
+    if not steps:
+        return ()
+    now = view.values(judged, work.runs)
+    last = median(now) - judged.level.centre if now else steps[-1][1]
+    path = [(work.given.anchor, 0.0), *steps, ("this run", last)]
+    before, after = max(itertools.pairwise(path), key=lambda pair: pair[1][1] - pair[0][1])
+    sign = judged.quantity.sign
+    step = f"from {_percent(sign * before[1])} at {before[0][:10]} to {_percent(sign * after[1])} at {after[0][:10]}"
+    since = f"{_percent(sign * last)} since the reference ({work.given.anchor[:10]}), over {len(steps)} stored commits"
+    return (f"{since}; the largest step is {step}",)
+
+
+def _by_commit(work: CaseWork, judged: Judged) -> Sequence[tuple[str, float]]:
+    """Commits of the newer stored runs, oldest first, with how far each lies above the level; logarithms."""
+    values: dict[str, list[float]] = {}
+    for run in work.given.newest:
+        if run.commit and run.commit != work.given.anchor:
+            values.setdefault(run.commit, []).extend(judged.values([run]))
+    return [(commit, median(own) - judged.level.centre) for commit, own in values.items() if own]
+
+
+def _percent(logarithm: float) -> str:
+    return percent(math.expm1(logarithm), signed=True)
+
+
+UNSTABLE_RUNS = 3
+"""Runs without enough clean samples after which the host is called unstable."""
+SCATTER = 3.0
+"""Standard deviations of the stored runs that a run without clean samples has to lie above them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apparent:
+    """All samples of one run against those of the stored runs, logarithms."""
+
+    change: float
+    """By how much its median lies above theirs."""
+    yardstick: float | None
+    """By how much the yardstick beside these samples does; None where it was not timed."""
+
+
+def of_all_samples(asked: Question) -> Finding:
+    """What all samples say, where clearly more of them are disturbed than in the stored runs and they look slower."""
+    level, change = asked.level, asked.change
+    if change is not None and asked.settings.can_run_base:
+        if change.outcome == "regressed":
+            return replace(asked.shown(change, "regressed", asked.work.pairs), confirmed=True)
+        cleared = change.outcome in ("pass", "improved")
+        shown = asked.shown(change, "pass" if cleared else "inconclusive", asked.work.pairs)
+        return flagged(shown, "more samples are disturbed than stored, with the base too") if cleared else shown
+    estimate = level or asked.screened
+    assert estimate is not None, "it looked slower, so there is a run"
+    if level is not None and level.outcome in ("pass", "improved"):
+        return asked.shown(level, "pass")
+    changes = apparent(asked.work, asked.work.runs)
+    yardsticks = [look.yardstick for look in changes if look.yardstick is not None]
+    moved = median(yardsticks) if yardsticks else None
+    if moved is not None and explains(estimate.effect, moved, math.log1p(asked.tolerance)):
+        told = percent(math.expm1(moved), signed=True)
+        return flagged(asked.shown(estimate, "pass"), f"more samples are disturbed, and the yardstick moved by {told}")
+    return replace(asked.shown(estimate, "inconclusive"), reasons=(_both_figures(asked, estimate.effect),))
+
+
+def _both_figures(asked: Question, effect: float) -> str:
+    clean = Question(work=asked.work, judged=asked.work.time, view=asked.view)
+    estimate = clean.level or clean.screened
+    told = f"clean ones {percent(math.expm1(estimate.effect), signed=True)}" if estimate else "too few are clean"
+    runs = asked.work.runs
+    samples, disturbed = sum(run.samples for run in runs), sum(run.samples - run.clean for run in runs)
+    return (
+        f"all samples {percent(math.expm1(effect), signed=True)}, {told}; {disturbed} of {samples} samples disturbed, "
+        "clearly more than stored: the host or the code; --perf-base would tell"
+    )
+
+
+def unstable(asked: Question, runs: int, further: str) -> Finding:
+    """Runs without enough clean samples: what all samples say, against the yardstick beside them."""
+    blank = asked.blank
+    told = next((run.disturbance for run in asked.work.runs if run.is_disturbed), "too few clean samples")
+    held = [run.throttled for run in asked.work.runs if asked.judged.quantity.is_held_back(run)]
+    if held:
+        told = f"the CPU quota held the ranks back in {median(held):.0%} of its periods, and not in the stored runs"
+    why = f"{runs} of {runs} {further}runs unstable: {told}"
+    if runs < UNSTABLE_RUNS:
+        return replace(blank, name="inconclusive", reasons=(why,))
+    changes = apparent(asked.work, asked.work.runs)
+    if not changes:
+        return replace(blank, name="unstable-host", reasons=(why,))
+    effect = median([look.change for look in changes])
+    why += f"; all samples {percent(math.expm1(effect), signed=True)}"
+    if len(changes) >= UNSTABLE_RUNS and _is_slower(asked, changes, beside_yardstick=not held):
+        after = median([run.median_s for run in asked.work.runs if run.quantiles_s and not run.is_disturbed])
+        name: VerdictName = "environment" if held else "regressed"
+        shown = replace(blank, name=name, effect=math.expm1(effect), confirmed=False, reasons=(why,))
+        shown = replace(shown, before=after / math.exp(effect), after=after, unit="s")
+        if held:
+            return shown
+        return flagged(shown, "unconfirmed: no clean samples, slower even against its yardstick")
+    return replace(blank, name="unstable-host", reasons=(why,))
+
+
+def _is_slower(asked: Question, changes: Sequence[Apparent], *, beside_yardstick: bool) -> bool:
+    """Whether every run is slower, than its yardstick explains if that is asked, by more than a pass may hide."""
+    stored = [math.log(run.median_s) for run in asked.work.given.stored if run.quantiles_s]
+    centre = median(stored)
+    scatter = SCATTER * MAD_TO_SIGMA * median([abs(value - centre) for value in stored])
+    limit = max(scatter, math.log1p(asked.tolerance + asked.view.settings.blind_margin))
+    if not beside_yardstick:
+        return all(look.change > limit for look in changes)
+    return all(
+        look.yardstick is not None and look.change - STEEPEST * max(0.0, look.yardstick) > limit for look in changes
+    )
+
+
+def apparent(work: CaseWork, runs: Sequence[RunSummary]) -> list[Apparent]:
+    """All samples of each of these runs that telemetry did not see disturbed, against those of the stored runs."""
+    stored = [run for run in work.given.stored if run.quantiles_s and not run.is_disturbed]
+    then = median([math.log(run.median_s) for run in stored]) if stored else 0.0
+    return [
+        Apparent(change=math.log(run.median_s) - then, yardstick=_beside(stored, run))
+        for run in runs
+        if stored and run.quantiles_s and not run.is_disturbed
+    ]
+
+
+def _beside(stored: Sequence[RunSummary], run: RunSummary) -> float | None:
+    alike = [then for one in stored if comparable(one.control, run.control) and (then := one.yardstick_of_all)]
+    now = run.yardstick_of_all
+    return None if now is None or not alike else now - median(alike)

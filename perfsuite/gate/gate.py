@@ -23,13 +23,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from perfsuite.base import garbage
 from perfsuite.baselines.runs import RunSummary
-from perfsuite.gate import findings, session, stages
+from perfsuite.gate import findings, stages
 from perfsuite.gate.budget import SCREENING_SHARE, Spending, Wanted
-from perfsuite.gate.estimate import Today
-from perfsuite.gate.evidence import CaseWork, GateCase, Judged
-from perfsuite.gate.fit import case_works
+from perfsuite.gate.evidence import CaseWork, GateCase, Judged, case_works
 from perfsuite.gate.quantity import MEAN, P95
-from perfsuite.gate.shift import Replicates, Shares, knows_shift, look, shares, yardstick_shift
+from perfsuite.gate.shift import Replicates, Shares, Today, knows_shift, look, shares, yardstick_shift
 from perfsuite.gate.suite import Compared, Drift, SuiteVerdict, suite_shift, usual_drift
 from perfsuite.gate.view import View
 from perfsuite.record.verdict import GateSettings, Request, RequestKind, Verdict, percent
@@ -118,17 +116,17 @@ class Gate:
 
     def suite(self) -> SuiteVerdict | None:
         """The verdict on the session as a whole; None where its cases are not slower together."""
-        return session.verdict([work for work in self._works.values() if work.is_open], self._look())
+        return findings.on_suite([work for work in self._works.values() if work.is_open], self._look())
 
     def banner(self) -> tuple[str, ...]:
         """What a reader must know about the session as a whole, beside the verdict on the suite."""
         view = self._look()
-        said = session.banner(view)
+        said = findings.banner(view)
         if view.today.known or self.settings.in_place or self.settings.can_run_base:
             return said
         works = [work for work in self._works.values() if work.is_open]
         undecided = [work for work in works if findings.verdict(work, view).name == "inconclusive"]
-        few = session.few_sessions(undecided, self.settings)
+        few = findings.few_sessions(undecided, self.settings)
         return (*said, few) if few else said
 
     def next_requests(self, node: str | None = None, spending: Spending | None = None) -> list[Request]:
@@ -173,7 +171,7 @@ class Gate:
                 runs = settings.first_runs + (0 if base else settings.more_runs)
                 wanted["run"][work.node] += max(0, runs - len(work.fresh))
                 wanted["ab_pair"][work.node] = max(0, pairs - len(work.pairs)) if base else 0
-                anchor = base and session.needs_anchor(work, view)
+                anchor = base and findings.needs_anchor(work, view)
                 wanted["anchor_pair"][work.node] = max(0, pairs - len(work.anchor_pairs)) if anchor else 0
         return wanted
 
@@ -223,9 +221,9 @@ class Gate:
         self._probes_lack = any(pairs.values())
         pairs = spending.cheapest({"ab_pair": pairs}) if spending else pairs
         requests = _round_robin(pairs, "ab_pair", f"does the base show the suite's shift of {amount}?")
-        base = session.against_base(self._probes, view)
+        base = findings.against_base(self._probes, view)
         if not requests and not (base and base.shows(view.suite)):
-            anchored = [work for work in probes if session.needs_anchor(work, view)]
+            anchored = [work for work in probes if findings.needs_anchor(work, view)]
             pairs = {work.node: work.lacking_pairs(work.anchor_pairs, self.settings.pairs) for work in anchored}
             self._probes_lack |= any(pairs.values())
             pairs = spending.cheapest({"anchor_pair": pairs}) if spending else pairs

@@ -9,8 +9,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfsuite.gate.estimate import CONFIRM_ALPHA, SURELY_ALPHA, TWO_SIDED, Bounds, Estimate, Outcome, Spread, Today
 from perfsuite.gate.noise import Level
+from perfsuite.gate.shift import (
+    CONFIRM_ALPHA,
+    SESSION_SHARE,
+    SURELY_ALPHA,
+    TWO_SIDED,
+    Bounds,
+    Estimate,
+    Outcome,
+    Spread,
+    Today,
+)
 from perfsuite.record.verdict import GateSettings
 from perfsuite.statistics.paired import paired_mean
 from perfsuite.statistics.robust import clipped_variance, huber_mean, median, rough_sigma, variance, without_largest
@@ -45,8 +55,6 @@ SESSIONS_OVER_RUNS = 2.5
 """Variance of runs of different sessions over that of runs inside one: between 2 and 4 on most hosts."""
 SESSIONS_DOF = 4
 """Weight of that expectation beside stored runs, in degrees of freedom; half of theirs at most."""
-SESSION_SHARE = 0.1
-"""Share of the variance of stored runs that is taken to lie between sessions, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)

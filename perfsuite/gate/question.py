@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfsuite.gate import stages
-from perfsuite.gate.estimate import Estimate
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.judge import Judge
 from perfsuite.gate.quantity import Quantity
+from perfsuite.gate.shift import Estimate
 from perfsuite.gate.view import View
 from perfsuite.record.verdict import FAILING, Effect, Finding, GateSettings, VerdictName, percent
 from perfsuite.statistics.robust import median

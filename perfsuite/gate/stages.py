@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate.control import Moved, moved
-from perfsuite.gate.estimate import Estimate
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.quantity import ALL
-from perfsuite.gate.shift import Screened
+from perfsuite.gate.shift import Estimate, Screened
 from perfsuite.gate.view import View
 from perfsuite.record.verdict import TIME
 

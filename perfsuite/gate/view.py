@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfsuite.baselines.runs import RunSummary
-from perfsuite.gate.estimate import CONFIRM_ALPHA, SURELY_ALPHA, Bounds, Today
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.judge import Judge
 from perfsuite.gate.quantity import ALL, Quantity
-from perfsuite.gate.shift import Replicates, Shares, own_inside
+from perfsuite.gate.shift import CONFIRM_ALPHA, SURELY_ALPHA, Bounds, Replicates, Shares, Today, own_inside
 from perfsuite.gate.suite import SuiteShift
 from perfsuite.record.verdict import TIME, GateSettings
 from perfsuite.statistics.robust import median

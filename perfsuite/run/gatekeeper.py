@@ -21,9 +21,9 @@ from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.gate.budget import usual_s
 from perfsuite.gate.comparable import gate_case
+from perfsuite.gate.describe import offered
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.offer import offered
 from perfsuite.gate.physics import violations
 from perfsuite.gate.suite import SuiteVerdict
 from perfsuite.record.result import Result
