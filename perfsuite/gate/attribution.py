@@ -24,10 +24,8 @@ from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.judge import ENOUGH_SESSIONS
 from perfsuite.gate.noise import STEEPEST
 from perfsuite.gate.quantity import ALL
-from perfsuite.gate.question import Question, flagged
+from perfsuite.gate.question import MIN_PAIRS, Question, flagged, why_no_anchor
 from perfsuite.gate.shift import Estimate
-from perfsuite.gate.stages import MIN_PAIRS, control_moved, level_moved, why_no_anchor
-from perfsuite.gate.view import View
 from perfsuite.record.verdict import Finding, VerdictName, percent
 from perfsuite.statistics.robust import MAD_TO_SIGMA, median
 
@@ -73,11 +71,11 @@ def _with_base(asked: Question, level: Estimate, change: Estimate) -> Finding:
     if change.outcome == "regressed":
         return replace(asked.shown(change, "regressed", asked.work.pairs), confirmed=True)
     anchor = asked.since_anchor
-    if anchor is not None and asked.view.judge(asked.work, asked.judged).is_sure(anchor):
+    if anchor is not None and asked.judge().is_sure(anchor):
         return _drifted(asked, anchor)
     if level.effect < 0:
         return _faster(asked, level)
-    if level_moved(asked.work, asked.judged, asked.view):
+    if asked.level_moved:
         return _moved(asked)
     if level.outcome == "pass":
         return _resting_on_shift(asked, asked.shown(level, "pass"), level)
@@ -90,7 +88,7 @@ def _drifted(asked: Question, anchor: Estimate) -> Finding:
     """The stored commit, measured now, is faster: the code drifted."""
     shown = asked.shown(anchor, "drifted", asked.anchor_pairs)
     why = f"not slower than the base by more than the tolerance, slower than {asked.anchor_name}: the code drifted"
-    return replace(shown, confirmed=True, reasons=(why, *growth(asked.work, asked.judged, asked.view)))
+    return replace(shown, confirmed=True, reasons=(why, *growth(asked)))
 
 
 def _faster(asked: Question, level: Estimate) -> Finding:
@@ -111,7 +109,7 @@ def _improved(shown: Finding) -> Finding:
 def _moved(asked: Question) -> Finding:
     """The level is worse, and neither the base nor the stored commit shows why."""
     today = _all_of_today(asked)
-    judge = asked.view.judge(asked.work, asked.judged, asked.work.fresh)
+    judge = asked.judge(asked.work.fresh)
     estimate = judge.remeasured(today)
     if judge.is_surely_worse(today, expected=bool(asked.work.given.environment_changes)):
         return _attributed(asked, asked.shown(estimate, "drifted"), estimate)
@@ -126,16 +124,16 @@ def _all_of_today(asked: Question) -> list[float]:
     runs = [*work.fresh, *(new for _, new in (*work.pairs, *work.anchor_pairs))]
     if asked.since_anchor is not None and asked.since_anchor.outcome == "pass":
         runs += [anchor for anchor, _ in asked.anchor_pairs]
-    return asked.view.values(asked.judged, runs)
+    return asked.values(runs)
 
 
 def _attributed(asked: Question, shown: Finding, estimate: Estimate) -> Finding:
     """Worse than stored, and what runs the same code is worse as well, or cannot be run: whose doing it is."""
     work, changes = asked.work, asked.work.given.environment_changes
     told = f"slower than stored; {_controls(asked)}"
-    control = _control_of(asked)
+    control = asked.control([*work.fresh, *(new for _, new in (*work.pairs, *work.anchor_pairs))])
     if control is not None:
-        says = control.says(estimate.effect + asked.view.known(asked.judged)[0].shift, math.log1p(shown.tolerance))
+        says = control.says(estimate.effect + asked.known[0].shift, math.log1p(shown.tolerance))
         if says != "code":
             name: VerdictName = "unstable-host" if says == "host" else "inconclusive"
             return replace(shown, name=name, reasons=(f"{told}; {_control_told(control, says)}",))
@@ -143,14 +141,7 @@ def _attributed(asked: Question, shown: Finding, estimate: Estimate) -> Finding:
         why = f"{told}; different from the stored runs: {', '.join(changes)}"
         return replace(shown, name="environment", reasons=(why,))
     why = f"(unattributed) {told}; no control moved along"
-    return replace(shown, reasons=(why, *growth(work, asked.judged, asked.view)))
-
-
-def _control_of(asked: Question) -> Moved | None:
-    """How far the control moved that was timed beside the runs which decide."""
-    work = asked.work
-    runs = [*work.fresh, *(new for _, new in (*work.pairs, *work.anchor_pairs))]
-    return control_moved(work, asked.judged, runs, asked.view.today.yardstick_shift)
+    return replace(shown, reasons=(why, *growth(asked)))
 
 
 def _control_told(control: Moved, says: Says) -> str:
@@ -179,7 +170,7 @@ def _without_base(asked: Question, level: Estimate) -> Finding:
         return _resting_on_shift(asked, asked.shown(level, "pass"), level)
     if level.outcome == "improved":
         return _improved(flagged(asked.shown(level, "improved"), "unconfirmed: no A/B was run"))
-    if asked.judged.is_secondary and asked.view.known(asked.judged)[0].unexplained:
+    if asked.judged.is_secondary and asked.known[0].unexplained:
         why = f"{asked.judged.name} is slower in the whole suite: the host or the code; --perf-base would tell"
         return replace(asked.shown(level, "inconclusive"), reasons=(why,))
     why = "the noise forbids a verdict"
@@ -187,7 +178,7 @@ def _without_base(asked: Question, level: Estimate) -> Finding:
         why = f"slower, and not confirmed: {_pairs_told(asked)}"
     elif level.outcome == "candidate":
         own = asked.judged.quantity.is_own
-        shift = asked.view.known(asked.judged)[0].shift if own else asked.view.today.shift
+        shift = asked.known[0].shift if own else asked.view.today.shift
         if abs(shift) <= SHIFT_LIMIT:
             return _regressed_unconfirmed(asked, level)
         why = "slower, but the suite has shifted so far that only an A/B could confirm (--perf-base)"
@@ -211,7 +202,7 @@ def _regressed_unconfirmed(asked: Question, level: Estimate) -> Finding:
     sessions = asked.judged.level.sessions
     if sessions < ENOUGH_SESSIONS:
         flags.append(f"the baseline is of {plural(sessions, 'session')}: build it from {ENOUGH_SESSIONS} or more")
-    reasons = growth(asked.work, asked.judged, asked.view)
+    reasons = growth(asked)
     return flagged(replace(other, confirmed=False, reasons=reasons), *flags)
 
 
@@ -221,7 +212,7 @@ def _resting_on_shift(asked: Question, shown: Finding, estimate: Estimate) -> Fi
     if shown.name != "pass" or unexplained <= math.log1p(asked.view.settings.tolerance):
         return shown
     whole = estimate.effect + unexplained
-    judge = asked.view.judge(asked.work, asked.judged)
+    judge = asked.judge()
     if whole <= math.log1p(shown.tolerance) and judge.excludes(whole, estimate.error):
         return shown
     told = percent(math.expm1(whole), signed=True)
@@ -231,15 +222,16 @@ def _resting_on_shift(asked: Question, shown: Finding, estimate: Estimate) -> Fi
     return replace(as_stored, level=level, reasons=(why,))
 
 
-def growth(work: CaseWork, judged: Judged, view: View) -> tuple[str, ...]:
+def growth(asked: Question) -> tuple[str, ...]:
     """A phrase that names the stored commits around the largest step of a level that left its reference.
 
     Nothing where no newer runs than the reference are stored, or where these name no commit.
     """
+    work, judged = asked.work, asked.judged
     steps = _by_commit(work, judged)
     if not steps:
         return ()
-    now = view.values(judged, work.runs)
+    now = asked.values(work.runs)
     last = median(now) - judged.level.centre if now else steps[-1][1]
     path = [(work.given.anchor, 0.0), *steps, ("this run", last)]
     before, after = max(itertools.pairwise(path), key=lambda pair: pair[1][1] - pair[0][1])

@@ -10,16 +10,13 @@ from dataclasses import replace
 
 from perfsuite.base.units import plural
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN, MetricMeaning
-from perfsuite.gate import stages
 from perfsuite.gate.attribution import finding
-from perfsuite.gate.evidence import CaseWork, Judged
+from perfsuite.gate.evidence import CaseWork
 from perfsuite.gate.exact import exact_findings, rule_for
 from perfsuite.gate.quantity import is_throttled
-from perfsuite.gate.question import Question
+from perfsuite.gate.question import Question, View, why_no_anchor
 from perfsuite.gate.shift import Estimate
-from perfsuite.gate.stages import worse
 from perfsuite.gate.suite import Compared, SuiteVerdict, compared, suite_verdict
-from perfsuite.gate.view import View
 from perfsuite.metrics.spec import significant
 from perfsuite.record.verdict import FAILING, Finding, GateSettings, Verdict, VerdictName, percent
 
@@ -60,7 +57,8 @@ def verdict(work: CaseWork, view: View) -> Verdict:
     exact = (*exact, *uncompared(work))
     if work.learnt is not None:
         return _learning(blank, exact, work, view)
-    asked = [Question(work=work, judged=judged, view=view) for judged in work.judged if _is_asked(work, judged, view)]
+    asked = [Question(work=work, judged=judged, view=view) for judged in work.judged]
+    asked = [one for one in asked if one.is_suspected or not one.judged.is_secondary or one.looks_worse]
     told = [_in_its_words(_within_its_interval(finding(one), one), one) for one in asked]
     told = [_cut_short(one, work.cut_short) for one in told]
     unwatched = [*_unwatched(work, view), *unjudged(work, view.settings.min_stored)]
@@ -110,15 +108,10 @@ def _unwatched(work: CaseWork, view: View) -> list[str]:
     for judged in work.judged:
         useful = math.log1p(judged.quantity.useful)
         if judged.is_secondary and LOUD * judged.level.sigma > useful:
-            shown = view.judge(work, judged, work.screening).smallest_shown
+            shown = Question(work=work, judged=judged, view=view).judge(work.screening).smallest_shown
             if shown > useful:
                 flags.append(f"{judged.name} hardly watched: only a change of {percent(math.expm1(shown))} would show")
     return flags
-
-
-def _is_asked(work: CaseWork, judged: Judged, view: View) -> bool:
-    """Whether there is something to say: mean and tail are mentioned where they look worse."""
-    return not judged.is_secondary or judged.name in work.suspected or worse(work, judged, view)
 
 
 def _worst(blank: Verdict, findings: Sequence[Finding], withdrawn: str, unwatched: Sequence[str]) -> Verdict:
@@ -280,21 +273,16 @@ NOISY = 2.0
 
 def against_base(works: Sequence[CaseWork], view: View) -> Compared | None:
     """What the A/Bs of these cases with the base say together."""
-    return _compared(stages.change(work, work.time, view) for work in works)
+    return _compared(Question(work=work, judged=work.time, view=view).change for work in works)
 
 
 def against_anchor(works: Sequence[CaseWork], view: View) -> Compared | None:
     """The same with the commit that the stored runs name."""
-    return _compared(stages.since_anchor(work, work.time, view) for work in works)
+    return _compared(Question(work=work, judged=work.time, view=view).since_anchor for work in works)
 
 
 def _compared(estimates: Iterator[Estimate | None]) -> Compared | None:
     return compared([(estimate.effect, estimate.error) for estimate in estimates if estimate is not None])
-
-
-def needs_anchor(work: CaseWork, view: View) -> bool:
-    """Whether the commit that the stored runs name can be run, and was not run as the base."""
-    return not stages.why_no_anchor(work, view) and stages.anchor_pairs(work, view) is work.anchor_pairs
 
 
 def on_suite(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:
@@ -304,7 +292,7 @@ def on_suite(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:
         return None
     changes = Counter(key for work in works for key in work.given.environment_changes)
     commits = Counter(work.given.anchor for work in works if work.given.anchor)
-    reasons = Counter(why for work in works if (why := stages.why_no_anchor(work, view)))
+    reasons = Counter(why for work in works if (why := why_no_anchor(work, view)))
     base = against_base(works, view)
     unknown = "the base was not measured" if view.settings.can_run_base and base is None else ""
     return suite_verdict(
