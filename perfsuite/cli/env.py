@@ -10,7 +10,7 @@ from perfsuite.base.codec import to_json
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError
 from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.platforms import Fingerprint, Host, Machine, detect_machine, fingerprint, load_catalog, read_environment
-from perfsuite.platforms.torch_version import installed_torch, require_torch
+from perfsuite.platforms.environment import installed_torch, require_torch
 
 _SHOWN_APART = ("declared", "topology", "worker")
 """Fields of an environment that need lines of their own, or ranks: no rank runs here."""
