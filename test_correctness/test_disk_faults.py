@@ -23,7 +23,7 @@ from perfsuite.history import file as history_file
 from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_places import other_places
 from perfsuite.record.journal_writer import JournalWriter
-from perfsuite.reports.timelines.index import write_index
+from perfsuite.reports.timelines.files import write_index
 from test_correctness.helpers.failing_disk import every_fault
 from test_correctness.helpers.histories import session
 from test_correctness.test_journal import HEADER, result

@@ -10,8 +10,8 @@ from perfsuite.metrics.pipeline import bubble_ratio
 from perfsuite.platforms.base import Clock
 from perfsuite.platforms.clocks import PerfCounterClock
 from perfsuite.record.result import ClockFacts
+from perfsuite.reports.timelines.files import chrome_trace
 from perfsuite.reports.timelines.picture import timeline_svg
-from perfsuite.reports.timelines.write import chrome_trace
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timeline import KEPT_STEPS, KeptSpan, StepKeeper
 from perfsuite.runtime.timelines import join

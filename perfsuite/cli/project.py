@@ -26,7 +26,7 @@ from perfsuite.projection.step import RESOURCES, Projection, project, projector_
 from perfsuite.projection.timeline import pipeline_timeline
 from perfsuite.record.codec import to_json
 from perfsuite.record.result import Metric, Training
-from perfsuite.reports.timelines.write import trace_text
+from perfsuite.reports.timelines.files import trace_text
 
 # What a step would gain if one resource were faster: elasticities by differences of one percent.
 

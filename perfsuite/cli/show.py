@@ -19,9 +19,8 @@ from perfsuite.record.run import GateRecord, RunRecord
 from perfsuite.reports.case_details import case_lines
 from perfsuite.reports.notable import notable
 from perfsuite.reports.screen import screen, title
-from perfsuite.reports.sections import tables
 from perfsuite.reports.stored import record_of_baseline
-from perfsuite.reports.terminal import TerminalRow, clock_lines, peak_lines
+from perfsuite.reports.terminal import TerminalRow, clock_lines, peak_lines, tables
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -190,7 +190,7 @@ def _write_trace(config: pytest.Config, folder: Path) -> str:
         ending.fail(config, f"--perf-trace: {case}: {problem}{later}")
     if not outputs.traced:
         return f"no timeline in {folder}: {'see below' if outputs.untraced else 'no measured case recorded one'}"
-    from perfsuite.reports.timelines.index import write_index
+    from perfsuite.reports.timelines.files import write_index
 
     said = outputs.said["perf_trace"] = f"timelines of {plural(len(outputs.traced), 'case')} in {folder}"
     write_index(outputs.traced, folder)

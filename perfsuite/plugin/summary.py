@@ -28,14 +28,12 @@ from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.suite import Suite
 from perfsuite.record.result import Result
 from perfsuite.record.run import Revision, RunRecord, instrumented_line
-from perfsuite.reports.beside import published_lines
-from perfsuite.reports.devices import sustained_lines, throttled_lines
-from perfsuite.reports.every_device import every_device_lines
+from perfsuite.reports.devices import every_device_lines, sustained_lines, throttled_lines
 from perfsuite.reports.notable import notable
 from perfsuite.reports.scaling import scalings
 from perfsuite.reports.screen import screen, title
-from perfsuite.reports.sections import tables
-from perfsuite.reports.terminal import TerminalRow, clock_lines, outcome_line, peak_lines
+from perfsuite.reports.tables.published import published_lines
+from perfsuite.reports.terminal import TerminalRow, clock_lines, outcome_line, peak_lines, tables
 from perfsuite.run.session import PerfSession
 
 _REASONS = 3

@@ -13,6 +13,9 @@ from perfsuite.record.result import ABOVE_MEASURED_PEAK, ClockFacts, Measurement
 from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives
 from perfsuite.reports.devices import BURST_NOTE, burst
 from perfsuite.reports.layout import lay_out
+from perfsuite.reports.pairs import pair_tables
+from perfsuite.reports.pipeline import pipeline_section
+from perfsuite.reports.scaling import scaling_table
 
 _STEADY = 1e-3
 _BURST_RATES = frozenset({"tflops", "tflops_per_device", "mfu_percent"})
@@ -257,3 +260,15 @@ def outcome_line(rows: Sequence[TerminalRow]) -> str:
         "built, checked and run once, not measured": sum(row.result.outcome == "smoke" for row in rows),
     }
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
+def tables(rows: Sequence[TerminalRow], width: int) -> list[str]:
+    """Metrics by file, fits of collectives, scaling, pipelines; wide tables in blocks of ``width`` columns."""
+    results = [row.result for row in rows]
+    return [
+        *metric_tables(rows, width),
+        *alpha_beta_table(results, width),
+        *pair_tables(results, width),
+        *scaling_table(results, width),
+        *pipeline_section(results, width),
+    ]

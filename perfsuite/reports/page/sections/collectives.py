@@ -9,11 +9,10 @@ from perfsuite.base.collectives import busbw_factor
 from perfsuite.base.units import format_seconds, plural, scaled, size
 from perfsuite.record.result import Result
 from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives
-from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table, Words
+from perfsuite.reports.page.blocks import MOST_ROWS, Block, Chart, Charts, Section, Table, Words, grid, spread_out
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.curves import bandwidth
 from perfsuite.reports.page.material import Material, PageCase
-from perfsuite.reports.page.sections.cut import MOST_ROWS, grid, spread_out
 from perfsuite.reports.page.sections.device import share
 from perfsuite.reports.pairs import PairMatrix, pair_grids, pair_matrices
 from perfsuite.reports.tables.markdown import Grid

@@ -8,11 +8,23 @@ from typing import Any
 from perfsuite.base.units import format_seconds, scaled
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, Peak
 from perfsuite.record.workload import ITEM_BYTES
-from perfsuite.reports.page.blocks import Block, Chart, Charts, Printed, Section, Table, Words
+from perfsuite.reports.page.blocks import (
+    MOST_BARS,
+    MOST_ROWS,
+    Block,
+    Chart,
+    Charts,
+    Printed,
+    Section,
+    Table,
+    Words,
+    grid,
+    left_out,
+    spread_out,
+)
 from perfsuite.reports.page.charts import curves, rows
 from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.page.material import Material, PageCase
-from perfsuite.reports.page.sections.cut import MOST_BARS, MOST_ROWS, grid, left_out, spread_out
 from perfsuite.statistics.robust import median
 
 _MOST_DEVICES = 16

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.units import format_seconds, plural
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
-from perfsuite.reports.page.blocks import Block, Chart, Charts, Drawing, Section, Words
+from perfsuite.reports.page.blocks import MOST_BARS, Block, Chart, Charts, Drawing, Section, Words, grid, left_out
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.page.material import Material, PageCase
-from perfsuite.reports.page.sections.cut import MOST_BARS, grid, left_out
 from perfsuite.reports.page.sections.training import short
 from perfsuite.reports.pipeline import binding_sentence, pipeline_row
 from perfsuite.reports.timelines.picture import timeline_svg

@@ -8,11 +8,10 @@ from typing import Any
 from perfsuite.base.units import format_seconds, plural
 from perfsuite.gate.physics import speed_up_violation
 from perfsuite.record.result import Result
-from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Words
+from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Words, grid, left_out
 from perfsuite.reports.page.charts.curves import scaling as curves
 from perfsuite.reports.page.charts.look import shortened
 from perfsuite.reports.page.material import Material, PageCase
-from perfsuite.reports.page.sections.cut import grid, left_out
 from perfsuite.reports.scaling import Scaling, scalings, without_ranks
 
 MOST_SERIES = 6

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.base.units import GIB, count, format_seconds, readable_unit, significant, size
-from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table
+from perfsuite.reports.page.blocks import MOST_ROWS, Block, Chart, Charts, Section, Table, grid, left_out, spread_out
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.runs import recordings
-from perfsuite.reports.page.sections.cut import MOST_ROWS, grid, left_out, spread_out
 from perfsuite.reports.tables.grids import grids_of
 from perfsuite.reports.tables.markdown import Grid
 from perfsuite.reports.tables.recording import gathered

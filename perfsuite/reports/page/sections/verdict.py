@@ -9,11 +9,10 @@ from typing import Any
 from perfsuite.base.text import without_paths
 from perfsuite.base.units import change, count, format_seconds, interval, plural, scaled, significant, size
 from perfsuite.reports.notable import Notable
-from perfsuite.reports.page.blocks import Block, Item, Items, Section, Table, Tile, Tiles, Tone, Words
+from perfsuite.reports.page.blocks import Block, Item, Items, Section, Table, Tile, Tiles, Tone, Words, grid
 from perfsuite.reports.page.material import CaseChange, Material, PageCase, named
 from perfsuite.reports.page.runs import facts, named_run, run_warnings
 from perfsuite.reports.page.sections.collectives import collective, message_bytes
-from perfsuite.reports.page.sections.cut import grid
 from perfsuite.reports.page.sections.device import share
 from perfsuite.reports.tables.markdown import Grid
 
