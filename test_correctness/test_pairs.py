@@ -11,13 +11,12 @@ from perfsuite.base.errors import InvalidParameter, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.metrics.pairs import message_times_s, name_of, slow_pairs
-from perfsuite.platforms.links import links
 from perfsuite.record.result import Peak, Peaks, Result, Work
 from perfsuite.record.run import RunRecord
 from perfsuite.record.step import SpanTotal
 from perfsuite.reports.notable import notable, of_kind
 from perfsuite.reports.page.sections.collectives import pair_blocks
-from perfsuite.reports.pairs import pair_grids, pair_matrices, pair_tables
+from perfsuite.reports.pairs import links, pair_grids, pair_matrices, pair_tables
 from perfsuite.reports.tables.markdown import markdown
 from perfsuite.reports.tables.recording import Recording
 from perfsuite.reports.tables.report import report
