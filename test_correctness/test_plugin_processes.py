@@ -191,9 +191,8 @@ def test_signals_at_any_moment_leave_whole_reports_and_nothing_running(theirs, n
     """From the first collected perf test to the exit of the process, in steps of a sixteenth of the whole."""
     marker = theirs / "collected"
     tests = theirs / "tests/test_theirs.py"
-    tests.write_text(
-        f"{tests.read_text()}\n@world_sizes(2)\ndef test_last(perf, ranks):\n    perf(step, on=ranks, message_bytes=4096)\n"
-    )
+    last = "@world_sizes(2)\ndef test_last(perf, ranks):\n    perf(step, on=ranks, message_bytes=4096)\n"
+    tests.write_text(f"{tests.read_text()}\n{last}")
     (theirs / "tests/conftest.py").write_text(
         f"import pathlib\ndef pytest_itemcollected(item): pathlib.Path({str(marker)!r}).touch()\n"
     )
