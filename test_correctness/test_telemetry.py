@@ -13,10 +13,10 @@ import pytest
 
 from perfsuite.platforms import detect_machine, load_catalog, quiet
 from perfsuite.platforms.base import DetectedDevice
-from perfsuite.platforms.cpu_telemetry import CpuTelemetry
+from perfsuite.platforms.cpu import CpuTelemetry
+from perfsuite.platforms.cuda import NvmlTelemetry
 from perfsuite.platforms.host import Host
-from perfsuite.platforms.mtml import MtmlTelemetry
-from perfsuite.platforms.nvml import NvmlTelemetry
+from perfsuite.platforms.musa import MtmlTelemetry
 from perfsuite.platforms.telemetry import USUAL_UNDER_LOAD, Reading, Unread, disturbance, held_down
 from perfsuite.plugin import gate_arms
 from perfsuite.record.result import ClockFacts, Measurement, RankFacts

@@ -9,7 +9,7 @@ from typing import Any
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError
 from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.platforms import Fingerprint, Host, Machine, detect_machine, fingerprint, load_catalog, read_environment
-from perfsuite.platforms.torch_version import installed_torch, require_torch
+from perfsuite.platforms.environment import installed_torch, require_torch
 from perfsuite.record.codec import to_json
 
 _SHOWN_APART = ("declared", "topology", "worker")

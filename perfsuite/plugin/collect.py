@@ -259,7 +259,7 @@ def refuse_dealt_out(config: pytest.Config) -> None:
     dealt_out = getattr(option, "tx", None) and getattr(option, "dist", "no") != "no"
     if dealt_out and config.stash[gate_options_key].fresh:
         raise pytest.UsageError(
-            "--perf-gate, --perf-update, --perf-runs and --perf-aa measure, which nobody does beside other tests; "
+            "--perf-gate, --perf-update and --perf-runs measure, which nobody does beside other tests; "
             "leave -n out, or add -n0"
         )
     if dealt_out:

@@ -26,7 +26,6 @@ UNCOVERED: frozenset[VerdictName] = frozenset({"no-baseline", "not-comparable", 
 """Verdicts of cases that were compared with nothing."""
 FAIL_ON_CHOICES: frozenset[VerdictName] = FAILING | UNCOVERED | {"inconclusive", "unstable-host", "improved"}
 MARKER = "perf_tolerance"
-LEAST_AA_RUNS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +43,6 @@ class GateOptions:
     reason: str
     runs: int
     """Fresh runs of each case in this session."""
-    aa_runs: int
-    """Fresh runs of each case for the A/A report; 0 without one."""
     budget_s: float | None
     """Seconds that the gate may take beyond the first run of every case; None: the usual, infinite: no limit."""
     folder: Path
@@ -70,7 +67,7 @@ class GateOptions:
     @property
     def fresh(self) -> bool:
         """Whether every run must be one of processes of its own: evidence, not exploration."""
-        return self.gate or self.update is not None or self.runs > 1 or self.aa_runs > 0
+        return self.gate or self.update is not None or self.runs > 1
 
 
 gate_options_key = pytest.StashKey[GateOptions]()
@@ -93,10 +90,6 @@ def _read(config: pytest.Config) -> GateOptions:
     mode, reason = _update_of(config)
     if option("perf_runs") < 1:
         raise pytest.UsageError(f"--perf-runs: {option('perf_runs')} is no number of runs; give at least 1")
-    if option("perf_aa") and option("perf_aa") < LEAST_AA_RUNS:
-        raise pytest.UsageError(
-            f"--perf-aa: {option('perf_aa')} runs are too few to show an error rate; give at least {LEAST_AA_RUNS}"
-        )
     for name in ("perf_base", "perf_fail_on", "perf_require_baseline", "perf_allow_ungated"):
         if option(name) and not option("perf_gate"):
             raise pytest.UsageError(f"--{name.replace('_', '-')} says how the gate works; give --perf-gate with it")
@@ -109,7 +102,6 @@ def _read(config: pytest.Config) -> GateOptions:
         update=mode,
         reason=reason,
         runs=option("perf_runs"),
-        aa_runs=option("perf_aa"),
         budget_s=_budget(config),
         folder=config.rootpath / (option("perf_baselines") or ini("perf_baselines")),
         simulated_folder=config.rootpath / (option("perf_baselines") or ini("perf_simulated_baselines")),
@@ -185,9 +177,9 @@ def _budget(config: pytest.Config) -> float | None:
 
 def _refuse_smoke(config: pytest.Config, mode: str | None) -> None:
     option = functools.partial(collisions.option, config)
-    measures = option("perf_gate") or mode or option("perf_aa")
+    measures = option("perf_gate") or mode
     if measures and option("benchmark_disable", False) and not option("benchmark_enable", False):
-        raise pytest.UsageError("--benchmark-disable measures nothing; a gate, an update or an A/A needs measurements")
+        raise pytest.UsageError("--benchmark-disable measures nothing; a gate or an update needs measurements")
 
 
 def refuse_no_cases(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:

@@ -209,7 +209,6 @@ def _declare_gate(add: Callable[..., None]) -> None:
     )
     add("--perf-reason", metavar="TEXT", default="", help="why --perf-update=accept or --perf-accept is right")
     add("--perf-runs", metavar="N", type=int, default=1, help="record N runs of each case, each in fresh processes")
-    add("--perf-aa", metavar="N", type=int, default=0, help="show the gate's own error rates here from N equal runs")
     add(
         "--perf-gate-budget",
         metavar="DURATION|none",

@@ -33,8 +33,8 @@ from perfsuite.platforms import (
     read_environment,
     why_absent,
 )
+from perfsuite.platforms.environment import installed_torch, require_importable_torch, require_torch
 from perfsuite.platforms.quiet import HostLoad, read_host_load
-from perfsuite.platforms.torch_version import installed_torch, require_importable_torch, require_torch
 from perfsuite.plugin import benchmark, collisions, launch, outputs, projecting
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options

@@ -20,8 +20,6 @@ from perfsuite.record.result import Peaks, Result
 from perfsuite.record.run import GateRecord, Header, RunEnd
 
 _CHANGED = "another program removed, replaced or changed it during the run"
-_COUNTED = ("result", "failure", "interrupted")
-"""Lines by which a case is kept."""
 _ASIDE = ("header", "skip", "peaks", "environment")
 """Lines for which alone no journal is kept, where they come first."""
 
@@ -139,27 +137,31 @@ class JournalWriter:
 
     def _write_rest(self) -> None:
         """Write the lines that the file does not have yet; OSError leaves it with whole lines."""
-        encoded = _Encoded(self._environment)
-        data = b"".join(encoded.line(line) for line in self._lines[self._written :])
+        environment, data = self._environment, []
+        for line in self._lines[self._written :]:
+            if not isinstance(line, Result):
+                data.append(_json(line))
+                continue
+            if line.environment != environment:
+                environment = line.environment
+                data.append(_json({"environment": to_json(environment)}))
+            data.append(_json({"result": to_json(dataclasses.replace(line, environment={}))}))
+        written = b"".join(data)
         try:
-            write_all(self._descriptor, data)
-            if data:
+            write_all(self._descriptor, written)
+            if written:
                 os.fsync(self._descriptor)
-            self._require_untouched(self._end + len(data))
+            self._require_untouched(self._end + len(written))
         except OSError as error:
-            if error.errno != errno.ESTALE:
-                self._drop_torn_line()
+            if error.errno != errno.ESTALE:  # a torn line in the middle would make the file unreadable
+                try:
+                    os.ftruncate(self._descriptor, self._end)
+                except OSError:
+                    self._leave()
             raise
-        self._environment = encoded.environment
-        self._end += len(data)
+        self._environment = environment
+        self._end += len(written)
         self._written = len(self._lines)
-
-    def _drop_torn_line(self) -> None:
-        # In the middle it would make the file unreadable if there is room again for the next one.
-        try:
-            os.ftruncate(self._descriptor, self._end)
-        except OSError:
-            self._leave()
 
     def _require_untouched(self, size: int) -> None:
         """Raise OSError unless the path still names this file, and it has these many bytes."""
@@ -212,31 +214,14 @@ class JournalWriter:
         self._descriptor = -1
 
 
-class _Encoded:
-    """Lines as a file has them: the environment of results comes before the first of them."""
-
-    def __init__(self, environment: Mapping[str, Any]) -> None:
-        self.environment = environment
-
-    def line(self, line: Mapping[str, Any] | Result) -> bytes:
-        if not isinstance(line, Result):
-            return _json(line)
-        before = b""
-        if line.environment != self.environment:
-            self.environment = line.environment
-            before = _json({"environment": to_json(line.environment)})
-        return before + _json({"result": to_json(dataclasses.replace(line, environment={}))})
-
-
 def _json(line: Mapping[str, Any]) -> bytes:
     return json.dumps(line, separators=(",", ":"), default=str).encode() + b"\n"
 
 
 def _cases(lines: Iterable[Mapping[str, Any] | Result]) -> set[str]:
-    """The cases of which lines say what became of them."""
-    told = (line.case if isinstance(line, Result) else _case_of(*next(iter(line.items()))) for line in lines)
+    """The cases that have a result, a failure or an interruption among these lines."""
+    told = (
+        line.case if isinstance(line, Result) else line.get("failure", line.get("interrupted", {})).get("case")
+        for line in lines
+    )
     return set(filter(None, told))
-
-
-def _case_of(kind: str, body: Mapping[str, Any]) -> str:
-    return str(body["case"]) if kind in _COUNTED else ""

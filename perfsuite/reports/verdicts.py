@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from perfsuite.base.text import listed
 from perfsuite.base.units import percent, plural
-from perfsuite.gate.aa import AaReport
 from perfsuite.gate.describe import describe
 from perfsuite.gate.suite import SuiteVerdict
 from perfsuite.record.verdict import RHYTHM, SEEN_ITERATIONS, TIME, GateSettings, Verdict
@@ -109,17 +108,3 @@ def undecided_lines(verdicts: Collection[Verdict], gate: bool) -> Iterator[str]:
 
 def _named(verdicts: Sequence[Verdict]) -> str:
     return listed([verdict.case for verdict in verdicts], _NAMED)
-
-
-def aa_lines(report: AaReport) -> Iterator[str]:
-    """What the gate does on this machine when nothing changed."""
-    yield ""
-    runs = f"{plural(report.runs, 'equal run')} of {plural(report.cases, 'case')}"
-    yield f"A/A: {runs}, {report.splits} random splits into stored and new runs"
-    yield (
-        f"  false alarms {report.false_alarms:.2%} of verdicts ({report.per_suite:.2f} per suite run), "
-        f"false improvements {report.false_improvements:.2%}, inconclusive {report.inconclusive:.1%}"
-    )
-    yield f"  smallest slowdown found with 95 %: median {report.median_mde:.1%}, worst {report.worst_mde:.1%}"
-    for case, share in report.worst_cases:
-        yield f"  most alarms: {case}: {share:.1%}"

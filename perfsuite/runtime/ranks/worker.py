@@ -22,8 +22,8 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import seconds_to_us
 from perfsuite.metrics.spec import HOST_BOUND
 from perfsuite.platforms import device_code
+from perfsuite.platforms.accelerator import captured_kernel_s
 from perfsuite.platforms.base import DeviceCode
-from perfsuite.platforms.captured import captured_kernel_s
 from perfsuite.platforms.cgroups import read_throttling, throttled_share
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.instruments import instruments

@@ -1,4 +1,7 @@
-"""A/A: what the gate says on this machine when nothing changed, from equal runs of one session.
+"""A/A: how often the gate errs on this machine when nothing changed, from equal runs of one session.
+
+    pytest test_perf --perf-runs=12 --perf-update=append --perf-baselines=/tmp/aa    # equal runs
+    python benchmarks/gate_aa.py /tmp/aa/*/*.json
 
 The runs are split at random into stored and new ones, by rounds of the session: a slow minute of the host is in the
 same round of all cases.  The real gate judges the new ones; its requests are answered with the runs that are left.
@@ -8,13 +11,20 @@ splits do not.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import random
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from perfsuite.base.units import plural
+from perfsuite.baselines import store
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
@@ -112,3 +122,37 @@ def _split(
 def _as_stored(run: RunSummary) -> RunSummary:
     """The run as if a session of its own had stored it."""
     return dataclasses.replace(run, session=f"{run.session}-{run.ordinal}", ordinal=0)
+
+
+def read_and_judge(path: Path, *, splits: int) -> AaReport:
+    """The report of the runs of a baseline file; raises BaselineError where it is damaged."""
+    baseline = store.read(path)
+    entries = [entry for entries in baseline.by_node.values() for entry in entries] if baseline else []
+    runs = {entry.case.node: entry.kept for entry in entries}
+    return a_a([entry.case for entry in entries], runs, GateSettings(), splits=splits)
+
+
+def aa_lines(report: AaReport) -> Iterator[str]:
+    """The report as text."""
+    runs = f"{plural(report.runs, 'equal run')} of {plural(report.cases, 'case')}"
+    yield f"A/A: {runs}, {report.splits} random splits into stored and new runs"
+    yield (
+        f"  false alarms {report.false_alarms:.2%} of verdicts ({report.per_suite:.2f} per suite run), "
+        f"false improvements {report.false_improvements:.2%}, inconclusive {report.inconclusive:.1%}"
+    )
+    yield f"  smallest slowdown found with 95 %: median {report.median_mde:.1%}, worst {report.worst_mde:.1%}"
+    for case, share in report.worst_cases:
+        yield f"  most alarms: {case}: {share:.1%}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("baselines", nargs="+", type=Path, metavar="BASELINE.json")
+    parser.add_argument("--splits", type=int, default=50)
+    options = parser.parse_args()
+    for path in options.baselines:
+        print(path, *aa_lines(read_and_judge(path, splits=options.splits)), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
