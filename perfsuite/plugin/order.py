@@ -17,7 +17,6 @@ from perfsuite.plugin import (
     benchmark,
     collect,
     collisions,
-    distributed,
     ending,
     gate_options,
     launch,
@@ -62,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gate_options.configure(config)  # runs that count as evidence tighten the options above
     outputs.configure(config)
     projecting.configure(config)
-    distributed.configure(config)
+    collect.refuse_dealt_out(config)
     config.pluginmanager.register(_Files(), "perfsuite.base.files")
 
 
@@ -91,7 +90,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
     """
     if not session.config.stash.get(_selected_key, False):
         return (yield)
-    distributed.leave_out_measured(session)
+    collect.leave_out_measured(session)
     cases = collect.cases_of(session)
     if not launch.take_part(session, cases):
         return (yield)
@@ -214,7 +213,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
         annotate(terminalreporter, config)
     outputs.show(terminalreporter, config, "perf_history", "perf_html")
-    distributed.show(terminalreporter, config)
+    collect.show_left_out(terminalreporter, config)
 
 
 def _gate(config: pytest.Config) -> Gating | None:
