@@ -13,7 +13,7 @@ from perfsuite.journal_writer import JournalWriter
 from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.record.result import Peak, Peaks, Record, Work
 from perfsuite.record.workload import Budget, Workload
-from perfsuite.run.deadlines import deadline_s
+from perfsuite.run.builds import deadline_s
 from perfsuite.run.session import Case, PerfSession
 from test_correctness.helpers.scripted_driver import ScriptedDriver, measurement
 
