@@ -22,8 +22,7 @@ import torch
 
 from perfsuite.platforms import detect_machine, load_catalog, read_environment
 from perfsuite.platforms.attention import AttentionBlock
-from perfsuite.platforms.musa import Musa
-from perfsuite.platforms.musa_attention import MusaFlash
+from perfsuite.platforms.musa import Musa, MusaFlash
 from perfsuite.platforms.quirks import all_quirks, quirks
 from test_correctness.helpers import device_names, machines
 
@@ -247,7 +246,7 @@ def test_every_quirk_names_a_place_that_honours_it(quirk: Any) -> None:
 
 def mtml_calls() -> list[tuple[str, int]]:
     """Name and number of arguments of every call of the vendor's library in our telemetry."""
-    tree = ast.parse((PACKAGE / "platforms" / "mtml.py").read_text(encoding="utf-8"))
+    tree = ast.parse((PACKAGE / "platforms" / "musa.py").read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     return [(node.func.attr, len(node.args)) for node in calls if node.func.attr.startswith(("mtml", "nvml"))]
 

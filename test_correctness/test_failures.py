@@ -17,7 +17,7 @@ from perfsuite.base.errors import (
     RanksFailed,
     UnsupportedCase,
 )
-from perfsuite.runtime.cut import cut
+from perfsuite.base.text import cut
 from perfsuite.runtime.failures import UPSTREAM, RankFailure, compose, exception_of
 from perfsuite.runtime.stacks import is_whole, judge, judge_stack, state_of
 

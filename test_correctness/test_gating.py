@@ -19,7 +19,6 @@ import pytest
 from benchmarks.gate_aa import aa_lines, read_and_judge
 from perfsuite.base.errors import OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.plugin import verdict_reports
-from perfsuite.record.result import Sample
 from test_correctness.helpers.gated_repository import ScriptedArms, baseline_file, commit_all
 from test_correctness.helpers.scripted_driver import measurement
 
@@ -133,8 +132,7 @@ def test_settled_in_place_where_a_report_cannot_wait(stored, machine, option):
 def test_a_case_without_clean_samples_fails_in_place_or_is_named(stored, machine):
     def switched_out(job, **changes):
         measured = machine(job)
-        samples = (dataclasses.replace(sample, involuntary_switches=1, **changes) for sample in measured.samples)
-        return dataclasses.replace(measured, samples=tuple(samples))
+        return dataclasses.replace(measured, involuntary_switches=(1,) * len(measured.times_s), **changes)
 
     machine.factors[0] = 2.0
     stored.driver.script = switched_out
@@ -192,8 +190,7 @@ def test_out_of_memory_where_the_baseline_fitted_is_a_regression(stored, machine
 
 
 def test_an_impossible_result_fails_without_any_baseline(repo):
-    equal = (Sample(time_s=0.01),) * 8
-    repo.driver.script = lambda job: dataclasses.replace(measurement(job), samples=equal)
+    repo.driver.script = lambda job: dataclasses.replace(measurement(job), times_s=(0.01,) * 8)
     done = repo.run("--perf-gate", "--perf-allow-ungated")
     done.assert_outcomes(failed=3)
     done.stdout.fnmatch_lines(["*IMPOSSIBLE*constant: all 8 samples are 0.01 s to the bit*"])

@@ -12,7 +12,7 @@ import torch
 from perfsuite.base.errors import InvalidParameter, UnsupportedCase, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
-from perfsuite.platforms.captured import captured_kernel_s
+from perfsuite.platforms.accelerator import captured_kernel_s
 from perfsuite.record.result import Peaks, Record, Work
 from perfsuite.workloads import kernels, matmul_mixed
 from perfsuite.workloads.attention import Attention

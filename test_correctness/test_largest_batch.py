@@ -21,8 +21,14 @@ from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workloads.training import largest_batch
-from perfsuite.workloads.training.batch_search import Usage, by_doubling, by_prediction, by_stepping_down
-from perfsuite.workloads.training.largest_batch import LargestBatch, Limited
+from perfsuite.workloads.training.largest_batch import (
+    LargestBatch,
+    Limited,
+    Usage,
+    by_doubling,
+    by_prediction,
+    by_stepping_down,
+)
 from test_correctness.helpers import scripted_driver, steps, training_faults
 
 ROOT = Path(__file__).parent.parent

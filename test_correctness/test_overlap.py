@@ -18,8 +18,8 @@ from perfsuite.reports.summary import case_metrics
 from perfsuite.reports.tables.report import report
 from perfsuite.reports.tables.styles import STYLES
 from perfsuite.runtime.driver import Job
-from perfsuite.workloads.training import overlap
-from perfsuite.workloads.training.overlap import Kernel, kernels_of, record_kernels, steps_agree, uncovered_share
+from perfsuite.workloads.training import exposed
+from perfsuite.workloads.training.exposed import Kernel, kernels_of, record_kernels, steps_agree, uncovered_share
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import scripted_driver
 from test_correctness.helpers.local_driver import local_driver
@@ -27,7 +27,7 @@ from test_correctness.helpers.report_runs import run, table, trained
 
 
 def test_worked_numbers():
-    assert doctest.testmod(overlap).failed == 0
+    assert doctest.testmod(exposed).failed == 0
 
 
 @given(

@@ -28,7 +28,7 @@ from perfsuite.schedules import (
     split_costs,
     stages_of,
 )
-from perfsuite.schedules.action import LETTERS
+from perfsuite.schedules.schedule import LETTERS
 from perfsuite.workloads.training.train_step import TrainStep
 
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.platforms import families, torch_version
-from perfsuite.platforms.torch_version import require_torch
+from perfsuite.platforms import environment, families
+from perfsuite.platforms.environment import require_torch
 from perfsuite.record.workload import Process
 from perfsuite.runtime.driver import Driver
 from perfsuite.runtime.transports.base import Place
@@ -59,8 +59,8 @@ def test_pytest_says_it_and_runs_nothing(pytester, monkeypatch):
 
 
 def test_without_torch_a_case_fails_in_one_line_and_nothing_is_started(pytester, monkeypatch):
-    monkeypatch.setattr("perfsuite.platforms.torch_version.installed_torch", lambda: "")
-    monkeypatch.setattr("perfsuite.platforms.torch_version.find_spec", lambda name: None)
+    monkeypatch.setattr("perfsuite.platforms.environment.installed_torch", lambda: "")
+    monkeypatch.setattr("perfsuite.platforms.environment.find_spec", lambda name: None)
     pytester.makepyfile(
         """
         import pytest
@@ -105,4 +105,4 @@ def test_ranks_get_the_familys_variables_unless_they_are_set(tmp_path):
 def test_the_installed_torch_is_read_without_importing_it():
     import torch
 
-    assert torch.__version__.split("+")[0] == torch_version.installed_torch().split("+")[0]
+    assert torch.__version__.split("+")[0] == environment.installed_torch().split("+")[0]

@@ -17,8 +17,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import InvalidParameter
+from perfsuite.record.codec import to_json
 from perfsuite.record.workload import FunctionWorkload
 from perfsuite.runtime.held import Holder
 from perfsuite.runtime.reference import refer, resolve

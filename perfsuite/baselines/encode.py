@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from perfsuite.base.codec import to_json
 from perfsuite.baselines.baseline import Baseline, CaseKey, Entry
 from perfsuite.baselines.decode import SCHEMA
 from perfsuite.baselines.entry_stats import entry_stats
 from perfsuite.baselines.rules import KEY_DIGITS
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.baselines.text import canonical, check_of, header_of
+from perfsuite.record.codec import to_json
 
 LAYOUT_VERSION = "5.1.0"
 """The pytest-benchmark version whose layout the file follows; fixed, so that an upgrade changes no file."""

@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfsuite.audit.audit import RULES, applicable, audit, derived_label, more_with
+from perfsuite.audit.audit import RULES, AuditFinding, applicable, audit, derived_label, more_with
 from perfsuite.audit.read import parse_facts, parse_roles, read_tables, tables_of
-from perfsuite.audit.rule import AuditFinding, Rule
-from perfsuite.audit.table import AuditTable
+from perfsuite.audit.table import AuditTable, Rule
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, json_argument, print_json, print_lines
 from perfsuite.published.lookup import shipped
-from perfsuite.published.read import read_report
-from perfsuite.published.records import Label, LabelJudgement, PublishedReport, PublishedTable
+from perfsuite.published.records import Label, LabelJudgement, PublishedReport, PublishedTable, read_report
 from perfsuite.published.roles import ROLES, SCALES
 
 SHOWN_ROLES = 4

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from perfsuite.base.units import plural
+from perfsuite.base.units import percent, plural
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate.control import Moved, Says, comparable, explains
 from perfsuite.gate.evidence import CaseWork, Judged
@@ -26,7 +26,7 @@ from perfsuite.gate.noise import STEEPEST
 from perfsuite.gate.quantity import ALL
 from perfsuite.gate.question import MIN_PAIRS, Question, flagged, why_no_anchor
 from perfsuite.gate.shift import Estimate
-from perfsuite.record.verdict import Finding, VerdictName, percent
+from perfsuite.record.verdict import Finding, VerdictName
 from perfsuite.statistics.robust import MAD_TO_SIGMA, median
 
 SHIFT_LIMIT = 0.1

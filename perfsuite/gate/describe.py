@@ -10,12 +10,11 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 
-from perfsuite.base.units import format_seconds, plural
+from perfsuite.base.units import format_seconds, percent, plural, significant
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.gate.quantity import ALL, MEAN, P95
 from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.metrics.spec import significant
-from perfsuite.record.verdict import FAILING, TIME, Effect, Finding, Verdict, percent
+from perfsuite.record.verdict import FAILING, TIME, Effect, Finding, Verdict
 
 SHORT_COMMIT = 10
 

@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from perfsuite.base.units import percent, significant
 from perfsuite.baselines.runs import MetricMeaning, RunSummary
 from perfsuite.metrics import REGISTRY
-from perfsuite.metrics.spec import significant
 from perfsuite.record.own_metrics import Better
-from perfsuite.record.verdict import Finding, VerdictName, percent
+from perfsuite.record.verdict import Finding, VerdictName
 
 STORED_DIGITS = 1e-5
 """Relative difference that the six stored digits may make between equal values."""

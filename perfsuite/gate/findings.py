@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from perfsuite.base.units import plural
+from perfsuite.base.units import percent, plural, significant
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN, MetricMeaning
 from perfsuite.gate.attribution import finding
 from perfsuite.gate.evidence import CaseWork
@@ -16,8 +16,7 @@ from perfsuite.gate.exact import exact_findings, rule_for
 from perfsuite.gate.quantity import is_throttled
 from perfsuite.gate.question import Question, View, why_no_anchor
 from perfsuite.gate.suite import Compared, SuiteVerdict, compared, suite_verdict
-from perfsuite.metrics.spec import significant
-from perfsuite.record.verdict import FAILING, Finding, GateSettings, Verdict, VerdictName, percent
+from perfsuite.record.verdict import FAILING, Finding, GateSettings, Verdict, VerdictName
 
 _ORDER: tuple[VerdictName, ...] = (
     "regressed",

@@ -21,7 +21,7 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from perfsuite.base import garbage
+from perfsuite.base.units import percent
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate import findings
 from perfsuite.gate.budget import SCREENING_SHARE, Spending, Wanted, round_robin
@@ -31,7 +31,7 @@ from perfsuite.gate.quantity import MEAN, P95
 from perfsuite.gate.question import Need, Question, View, needs_anchor, screened, settings_of, suspected, suspects
 from perfsuite.gate.shift import Replicates, Shares, Today, knows_shift, look, shares, yardstick_shift
 from perfsuite.gate.suite import Compared, Drift, SuiteVerdict, suite_shift, usual_drift
-from perfsuite.record.verdict import GateSettings, Request, RequestKind, Verdict, percent
+from perfsuite.record.verdict import GateSettings, Request, RequestKind, Verdict
 
 PROBES = 3
 """Cases whose A/B tells whether a shift of the whole suite is the host's or the code's."""
@@ -43,8 +43,7 @@ class Gate:
     def __init__(self, cases: Iterable[GateCase], settings: GateSettings | None = None) -> None:
         """``cases`` are all gated cases of the session, those without a baseline included."""
         self.settings = settings or GateSettings()
-        with garbage.kept():
-            self._works = {work.node: work for work in case_works(cases, self.settings)}
+        self._works = {work.node: work for work in case_works(cases, self.settings)}
         self._tests = sum(not judged.is_secondary for work in self._works.values() for judged in work.judged)
         self._frozen: Today | None = None
         self._frozen_beside: dict[str, Today] = {}
@@ -111,9 +110,8 @@ class Gate:
 
     def verdicts(self) -> dict[str, Verdict]:
         """The verdict of every case by node id."""
-        with garbage.kept():
-            view = self._look()
-            return {node: findings.verdict(work, view) for node, work in self._works.items()}
+        view = self._look()
+        return {node: findings.verdict(work, view) for node, work in self._works.items()}
 
     def suite(self) -> SuiteVerdict | None:
         """The verdict on the session as a whole; None where its cases are not slower together."""

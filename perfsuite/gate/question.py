@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from perfsuite.base.units import percent
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate.control import Moved, moved
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
@@ -29,7 +30,7 @@ from perfsuite.gate.shift import (
     own_inside,
 )
 from perfsuite.gate.suite import SuiteShift
-from perfsuite.record.verdict import FAILING, TIME, Effect, Finding, GateSettings, VerdictName, percent
+from perfsuite.record.verdict import FAILING, TIME, Effect, Finding, GateSettings, VerdictName
 from perfsuite.statistics.robust import median
 
 MIN_PAIRS = 3

@@ -12,12 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsuite.base.units import plural
+from perfsuite.base.units import percent, plural
 from perfsuite.gate.control import EXPLAINED, Moved, Says
 from perfsuite.gate.judge import UNKNOWN_SESSION_SIGMA
 from perfsuite.gate.noise import History, Level
 from perfsuite.gate.shift import SURELY_ALPHA, Estimate, Screened
-from perfsuite.record.verdict import GateSettings, VerdictName, percent
+from perfsuite.record.verdict import GateSettings, VerdictName
 from perfsuite.statistics.robust import median, median_of_most
 from perfsuite.statistics.student import t_quantile
 

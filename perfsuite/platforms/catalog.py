@@ -204,25 +204,14 @@ class _File:
             raise self.error(
                 table, "family", f"is {row['family']!r}, which is not installed; choose from {', '.join(self.families)}"
             )
-        lists = self._lists(table, row)
-        peaks = self._peaks(table, row)
+        lists_and_peaks: dict[str, Any] = {**self._lists(table, row), **self._peaks(table, row)}
         return DeviceModel(
             name=name,
             title=row["title"],
             family=row["family"],
-            names=lists["names"],
-            match=lists["match"],
-            exclude=lists["exclude"],
-            native=lists["native"],
-            notes=lists["notes"],
             architecture=row.get("architecture", ""),
             tflops=self._tflops(table, row.get("tflops", {})),
-            memory=peaks.get("memory"),
-            memory_bandwidth=peaks.get("memory_bandwidth"),
-            link=peaks.get("link"),
-            host_link=peaks.get("host_link"),
-            network=peaks.get("network"),
-            devices_per_node=peaks.get("devices_per_node"),
+            **lists_and_peaks,
         )
 
     def _lists(self, table: str, row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfsuite.base.units import KIB, MIB
+from perfsuite.platforms.attention import Attended, AttentionBlock, AttentionKernel
 from perfsuite.platforms.base import DetectedDevice, DeviceCode, DeviceModel, Family
 from perfsuite.platforms.cgroups import memory_limit
 from perfsuite.platforms.clocks import PerfCounterClock
-from perfsuite.platforms.cpu_telemetry import CpuTelemetry
 from perfsuite.platforms.host import Host
-from perfsuite.platforms.telemetry import Telemetry
+from perfsuite.platforms.telemetry import Reading, Telemetry, attempt
 
 if TYPE_CHECKING:
     import torch
+
 
 _FEATURES: Mapping[str, tuple[str, ...]] = {
     "fp16": ("avx512_fp16", "amx_fp16", "asimdhp"),
@@ -102,7 +104,7 @@ class Cpu(Family):
         }
     )
     device_code = "perfsuite.platforms.cpu:CpuDevice"
-    attention = "perfsuite.platforms.cpu_attention:kernels"
+    attention = "perfsuite.platforms.cpu:kernels"
 
     @functools.cached_property
     def processor(self) -> Processor:
@@ -196,3 +198,79 @@ class CpuDevice(DeviceCode):
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "omp_num_threads": os.environ.get("OMP_NUM_THREADS", "unset"),
         }
+
+
+_THROTTLE_COUNTERS = "sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_count"
+
+
+class CpuTelemetry(Telemetry):
+    """One reading for the whole host."""
+
+    def __init__(self, host: Host, library: Any = None) -> None:
+        self._host = host
+        self._psutil = library or attempt(lambda: importlib.import_module("psutil"))
+        self.source = "psutil" if self._psutil else ""
+        self._counted = self._count()
+
+    def _count(self) -> int | None:
+        """Throttle events since boot; None where the kernel does not count them, as in most virtual machines."""
+        counts = [
+            self._host.read(str(path.relative_to(self._host.root))) for path in self._host.glob(_THROTTLE_COUNTERS)
+        ]
+        return sum(int(count) for count in counts if count and count.isdigit()) if counts else None
+
+    def read(self) -> tuple[Reading, ...]:
+        """The CPU as device 0, throttled when the counters rose since the reader was made; processes are unknown.
+
+        Whether other processes disturb is for :mod:`perfsuite.platforms.quiet` to say: an idle process does not.
+        """
+        counted = self._count()
+        throttle: tuple[str, ...] | None = None
+        if counted is not None and self._counted is not None:
+            throttle = ("thermal",) if counted > self._counted else ()
+        psutil = self._psutil
+        frequency = attempt(psutil.cpu_freq) if psutil else None
+        # psutil has no such function where the system has no sensors.
+        sensors = (attempt(getattr(psutil, "sensors_temperatures", dict)) if psutil else None) or {}
+        degrees = [entry.current for name in ("coretemp", "k10temp", "zenpower") for entry in sensors.get(name, [])]
+        return (
+            Reading(
+                index=0,
+                clock_mhz=(frequency.current or None) if frequency else None,
+                max_clock_mhz=(frequency.max or None) if frequency else None,
+                throttle=throttle,
+                temperature_c=max(degrees, default=None),
+            ),
+        )
+
+
+class CpuFlash(AttentionKernel):
+    """``aten::_scaled_dot_product_flash_attention_for_cpu``."""
+
+    def takes(self, block: AttentionBlock) -> bool:
+        """Floating-point numbers of any width."""
+        return block.query.is_floating_point()
+
+    def forward(self, block: AttentionBlock) -> Attended:
+        """Output in the dtype of the query."""
+        import torch
+
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, log_sum = kernel(block.query, block.key, block.value, 0.0, block.causal)
+        return Attended(out=out, log_sum=log_sum)
+
+    def backward(
+        self, gradient: torch.Tensor, block: AttentionBlock, whole: Attended
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """In the dtype of the query."""
+        import torch
+
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        tensors = gradient, block.query, block.key, block.value, whole.out, whole.log_sum
+        d_query, d_key, d_value = kernel(*tensors, 0.0, block.causal)
+        return d_query, d_key, d_value
+
+
+def kernels() -> Mapping[str, AttentionKernel]:
+    """The one there is."""
+    return {"flash": CpuFlash()}

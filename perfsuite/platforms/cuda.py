@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.base.units import MIB
 from perfsuite.platforms.accelerator import Accelerator
+from perfsuite.platforms.attention import Attended, AttentionBlock, AttentionKernel
 from perfsuite.platforms.base import DetectedDevice
-from perfsuite.platforms.detection import AcceleratorFamily, number
+from perfsuite.platforms.detection import AcceleratorFamily, number, unnamed
 from perfsuite.platforms.host import Answer
-from perfsuite.platforms.nvml import NvmlTelemetry
 from perfsuite.platforms.quirks import numbers
-from perfsuite.platforms.telemetry import Telemetry, attempt
+from perfsuite.platforms.telemetry import HandleTelemetry, Reading, Telemetry, attempt
 
-_ASSUMED = ("fp32", "bf16", "fp16")
+if TYPE_CHECKING:
+    import torch
+
+
 _SINCE: Mapping[str, float] = {"fp64": 0, "fp32": 0, "fp16": 7.0, "int8": 7.5, "bf16": 8.0, "tf32": 8.0, "fp8": 8.9}
 """Compute capability from which matrix units take a dtype (CUDA C++ programming guide, arithmetic instructions)."""
 _FIELDS = ("index", "name", "uuid", "memory.total", "driver_version")
@@ -52,7 +56,7 @@ class Cuda(AcceleratorFamily):
     least_library_version = "2.18"
     sharing_variables = MappingProxyType({"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
     device_code = "perfsuite.platforms.cuda:CudaDevice"
-    attention = "perfsuite.platforms.cuda_attention:kernels"
+    attention = "perfsuite.platforms.cuda:kernels"
     nodes = ("dev/nvidia[0-9]*", "dev/dxg", "proc/driver/nvidia/gpus/*")
     visible_variable = "CUDA_VISIBLE_DEVICES"
     tool_name = "nvidia-smi"
@@ -67,7 +71,8 @@ class Cuda(AcceleratorFamily):
         """By nvidia-smi; without it by the driver's files in /proc; without them one unnamed device per node."""
         details = {row["index"]: row for row in self._details()}
         devices = [self._device(row, details.get(row["index"], {})) for row in self._query(*_FIELDS)]
-        return tuple(devices) or self._from_proc() or self._from_nodes()
+        nodes = self.host.glob(self.nodes[0]) or self.host.glob(self.nodes[1])
+        return tuple(devices) or self._from_proc() or unnamed(len(nodes))
 
     def _device(self, row: Mapping[str, str], details: Mapping[str, str]) -> DetectedDevice:
         memory = number(row["memory.total"])
@@ -124,10 +129,6 @@ class Cuda(AcceleratorFamily):
             )
         return tuple(devices)
 
-    def _from_nodes(self) -> tuple[DetectedDevice, ...]:
-        nodes = self.host.glob(self.nodes[0]) or self.host.glob(self.nodes[1])
-        return tuple(DetectedDevice(index=index, reported_name="") for index in range(len(nodes)))
-
     @functools.cached_property
     def _capability(self) -> float | None:
         """Lowest compute capability of the visible devices; None where no tool tells it."""
@@ -136,7 +137,7 @@ class Cuda(AcceleratorFamily):
     def natively(self, dtype: str) -> bool:
         """By compute capability; where no tool tells it: fp32, bf16 and fp16."""
         if self._capability is None:
-            return dtype in _ASSUMED
+            return super().natively(dtype)
         return self._capability >= _SINCE.get(dtype, float("inf"))
 
     def why_not_native(self, dtype: str) -> str:
@@ -240,3 +241,132 @@ class CudaDevice(Accelerator):
         with contextlib.suppress(Exception):  # builds without NCCL raise in more than one way
             versions["nccl"] = ".".join(map(str, nccl.version()))
         return versions
+
+
+_REASONS = (
+    (0x0000000000000004, "power cap"),
+    (0x0000000000000008, "hardware"),
+    (0x0000000000000010, "sync boost"),
+    (0x0000000000000020, "thermal"),
+    (0x0000000000000040, "hardware thermal"),
+    (0x0000000000000080, "hardware power brake"),
+)
+"""Bits of nvmlClocksEventReasons (nvml.h); idle, application clocks and display clocks are not disturbances."""
+
+
+class NvmlTelemetry(HandleTelemetry):
+    """Reads each device by its UUID with pynvml (nvidia-ml-py): NVML numbers by bus, CUDA perhaps by speed."""
+
+    source = "pynvml"
+
+    @classmethod
+    def open(cls, devices: Sequence[DetectedDevice], library: Any = None) -> NvmlTelemetry | None:
+        """A reader of these devices; None without the library, its driver or a device's UUID."""
+        try:
+            library = library or importlib.import_module("pynvml")
+            library.nvmlInit()
+            return cls(library, [library.nvmlDeviceGetHandleByUUID(device.uuid) for device in devices])
+        except Exception:  # the library's errors share no useful base across its versions
+            return None
+
+    def _reading(self, index: int, handle: Any) -> Reading:
+        nvml = self._library
+        reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)  # its name since driver 535
+        reasons = reasons or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+        bits = attempt(lambda: int(reasons(handle)))
+        processes = attempt(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        return Reading(
+            index=index,
+            clock_mhz=attempt(lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))),
+            max_clock_mhz=attempt(lambda: float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))),
+            throttle=None if bits is None else tuple(name for bit, name in _REASONS if bits & bit),
+            utilisation_percent=attempt(lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
+            power_w=attempt(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
+            power_cap_w=attempt(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3),
+            temperature_c=attempt(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
+            processes=None if processes is None else tuple(int(process.pid) for process in processes),
+        )
+
+    def close(self) -> None:
+        """``nvmlShutdown``."""
+        with contextlib.suppress(Exception):
+            self._library.nvmlShutdown()
+
+
+_FEATURE_STEP = 8
+"""Both kernels take heads of a multiple of so many features; torch's attention pads others, this way in does not."""
+
+
+class _Fused(AttentionKernel):
+    backend: ClassVar[str]
+    """Its name among torch's SDPBackends."""
+
+    def takes(self, block: AttentionBlock) -> bool:
+        """As torch decides where no other kernel is allowed: by dtype, shapes and the device's generation."""
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        backend = getattr(SDPBackend, self.backend)
+        with sdpa_kernel(backend):
+            try:
+                chosen = torch._fused_sdp_choice(block.query, block.key, block.value, is_causal=block.causal)
+            except RuntimeError:
+                return False
+        return block.query.shape[-1] % _FEATURE_STEP == 0 and chosen == int(backend.value)
+
+
+class CudaFlash(_Fused):
+    """``aten::_scaled_dot_product_flash_attention``: fp16 and bf16."""
+
+    backend = "FLASH_ATTENTION"
+
+    def forward(self, block: AttentionBlock) -> Attended:
+        """Its rest: the state of the random numbers that no dropout asks for."""
+        import torch
+
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention
+        outputs = kernel(block.query, block.key, block.value, 0.0, block.causal)
+        return Attended(out=outputs[0], log_sum=outputs[1], rest=(outputs[6], outputs[7]))
+
+    def backward(
+        self, gradient: torch.Tensor, block: AttentionBlock, whole: Attended
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """In the dtype of the query."""
+        import torch
+
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
+        tensors = gradient, block.query, block.key, block.value, whole.out, whole.log_sum
+        lengths = None, None, block.query.shape[2], block.key.shape[2]  # one length for all samples
+        d_query, d_key, d_value = kernel(*tensors, *lengths, 0.0, block.causal, *whole.rest)
+        return d_query, d_key, d_value
+
+
+class CudaCudnn(_Fused):
+    """``aten::_scaled_dot_product_cudnn_attention``, whose logarithms of sums have a fourth dimension of size 1."""
+
+    backend = "CUDNN_ATTENTION"
+
+    def forward(self, block: AttentionBlock) -> Attended:
+        """Its rest: the state of the random numbers that no dropout asks for."""
+        import torch
+
+        kernel = torch.ops.aten._scaled_dot_product_cudnn_attention
+        outputs = kernel(block.query, block.key, block.value, None, True, 0.0, block.causal)
+        return Attended(out=outputs[0], log_sum=outputs[1].view(outputs[0].shape[:-1]), rest=(outputs[6], outputs[7]))
+
+    def backward(
+        self, gradient: torch.Tensor, block: AttentionBlock, whole: Attended
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """In the dtype of the query."""
+        import torch
+
+        kernel = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
+        tensors = gradient, block.query, block.key, block.value, whole.out, whole.log_sum.unsqueeze(-1)
+        lengths = None, None, None, block.query.shape[2], block.key.shape[2]  # no bias, one length for all samples
+        d_query, d_key, d_value = kernel(*tensors, *whole.rest, *lengths, 0.0, block.causal)
+        return d_query, d_key, d_value
+
+
+def kernels() -> Mapping[str, AttentionKernel]:
+    """Flash first, as torch prefers it."""
+    return {"flash": CudaFlash(), "cudnn": CudaCudnn()}

@@ -63,6 +63,10 @@ class AcceleratorFamily(Family):
             )
         return f"{model.title} not found: this machine has {describe(self.detect())}; run on one that has it"
 
+    def natively(self, dtype: str) -> bool:
+        """fp32, bf16 and fp16 where no tool tells the architecture of a device without a row."""
+        return dtype in ("fp32", "bf16", "fp16")
+
     def why_unnamed(self) -> str:
         """What the tool complained about."""
         problem = self.host.tool(self.tool_name, *self.tool_query).problem
@@ -79,6 +83,11 @@ class AcceleratorFamily(Family):
         """The vendor tool's ``topo -m`` without its underlining."""
         text = self.host.tool(self.tool_name, "topo", "-m").text if self.detect() else ""
         return re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip()
+
+
+def unnamed(count: int) -> tuple[DetectedDevice, ...]:
+    """Return ``count`` devices of which only their nodes tell."""
+    return tuple(DetectedDevice(index=index, reported_name="") for index in range(count))
 
 
 def visible(devices: Sequence[DetectedDevice], setting: str | None) -> tuple[DetectedDevice, ...]:
@@ -138,3 +147,47 @@ def number(text: str) -> float | None:
     """
     number = re.match(r"\s*(\d+(?:\.\d+)?)", text)
     return float(number[1]) if number else None
+
+
+class TableOnly(Family):
+    """Nothing here finds or drives such a device; a package that can is a family of the same name."""
+
+    backend = ""
+    device_code = ""
+    nodes: ClassVar[str]
+    """Pattern of the device's nodes below the root."""
+
+    def unsupported(self) -> str:
+        """That such a device is here, and what is measured in its place."""
+        found = self.host.glob(self.nodes)
+        node = f"/{found[0].relative_to(self.host.root)}" if found else ""
+        return f"{node} is here, but perfsuite has no code for family {self.name}: the CPU is measured" if found else ""
+
+    def detect(self) -> tuple[DetectedDevice, ...]:
+        """None, whatever the machine has."""
+        return ()
+
+    def missing(self, model: DeviceModel) -> str:
+        """That no machine would do, and what would."""
+        return (
+            f"{model.title} is a row of the table only: perfsuite has no code for family {self.name}; "
+            f"install a package that brings it ({DOCS})"
+        )
+
+    def natively(self, dtype: str) -> bool:
+        """By the row alone."""
+        return False
+
+
+class Rocm(TableOnly):
+    """AMD Instinct."""
+
+    name = "rocm"
+    nodes = "dev/kfd"
+
+
+class Ascend(TableOnly):
+    """Huawei Ascend."""
+
+    name = "ascend"
+    nodes = "dev/davinci[0-9]*"

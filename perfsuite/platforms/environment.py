@@ -10,17 +10,22 @@ import math
 import platform
 import re
 import socket
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from typing import Any
 
-from perfsuite.base.codec import to_json
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.masking import is_secret_name, masked, masked_value
 from perfsuite.base.units import gib
+from perfsuite.platforms.base import Family
 from perfsuite.platforms.cgroups import cpu_quota
 from perfsuite.platforms.cpu import memory_bytes, read_processor
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.machine import Machine
+from perfsuite.platforms.quirks import numbers
+from perfsuite.record.codec import to_json
 
 UNKNOWN = "unknown"
 
@@ -231,7 +236,7 @@ def _device(name: str, memory: int | None, uuid: str) -> str:
 
 def _packages() -> dict[str, str]:
     """Installed versions by distribution name; what is not installed is not listed."""
-    from importlib.metadata import distributions  # 20 ms, and most commands describe no environment
+    from importlib.metadata import distributions
 
     versions: dict[str, str] = {}
     for distribution in distributions():
@@ -242,3 +247,39 @@ def _packages() -> dict[str, str]:
         if name in _PACKAGES or name.startswith(_PACKAGE_FAMILIES):
             versions.setdefault(name, headers.get("Version", UNKNOWN))
     return dict(sorted(versions.items()))
+
+
+OLDEST = (2, 5)
+"""torch's version from which on perfsuite runs."""
+
+
+def installed_torch() -> str:
+    """Version of the installed torch by its metadata; empty where there is none."""
+    from importlib.metadata import PackageNotFoundError, version  # 20 ms, and most commands describe no environment
+
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
+
+
+def require_importable_torch() -> None:
+    """Raise ConfigurationError, one line, where ranks would find no torch at all, whatever its version."""
+    if not installed_torch() and find_spec("torch") is None:
+        raise ConfigurationError(
+            f"torch is not installed for {sys.executable}, and ranks measure with it; run pytest by the Python that "
+            "has it (a vendor's image has its own), or install it"
+        )
+
+
+def require_torch(family: Family, installed: str) -> None:
+    """Raise ConfigurationError, one line that says what to do, for a torch that is too old; unknown ones pass.
+
+    A pre-release of the oldest counts as it: a vendor's build of 2.5.0a0 has all that is needed.
+    """
+    parts = numbers(installed)
+    if parts and parts[:2] < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ConfigurationError(
+            f"torch {installed} is installed, perfsuite needs {oldest} or newer: {family.newer_torch()}"
+        )

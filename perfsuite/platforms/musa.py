@@ -10,20 +10,23 @@ import contextlib
 import importlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType, ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from perfsuite.base.errors import DeviceUnusable, UnsupportedCase
 from perfsuite.base.units import MIB
 from perfsuite.platforms.accelerator import Accelerator
+from perfsuite.platforms.attention import Attended, AttentionBlock, AttentionKernel
 from perfsuite.platforms.base import DetectedDevice, DeviceModel
-from perfsuite.platforms.detection import AcceleratorFamily, number
-from perfsuite.platforms.mtml import MtmlTelemetry
+from perfsuite.platforms.detection import AcceleratorFamily, number, unnamed
 from perfsuite.platforms.quirks import architecture_number, package_version, quirks
-from perfsuite.platforms.telemetry import Telemetry
+from perfsuite.platforms.telemetry import HandleTelemetry, Reading, Telemetry, attempt
 
-_ASSUMED = ("fp32", "bf16", "fp16")
+if TYPE_CHECKING:
+    import torch
+
+
 _OVERLAP_VARIABLES = ("TORCH_MUSA_FSDP2_OVERLAP_LEVEL", "TORCH_MUSA_FSDP2_DISABLE_OVERLAP")
 """The newer one first: where both are set it wins."""
 
@@ -48,7 +51,7 @@ class Musa(AcceleratorFamily):
     # The driver takes a kernel beyond its own limit for hung; FlagPerf's S4000 cases set an hour, in ms.
     rank_variables = MappingProxyType({"MUSA_KERNEL_TIMEOUT": "3600000"})
     device_code = "perfsuite.platforms.musa:MusaDevice"
-    attention = "perfsuite.platforms.musa_attention:kernels"
+    attention = "perfsuite.platforms.musa:kernels"
     nodes = ("dev/mtgpu*",)
     visible_variable = "MUSA_VISIBLE_DEVICES"
     tool_name = "mthreads-gmi"
@@ -63,7 +66,8 @@ class Musa(AcceleratorFamily):
             for index, block in zip(blocks[1::2], blocks[2::2], strict=True)
             if _field(block, "Product Name")
         )
-        return named or tuple(self._table()) or self._from_nodes()
+        nodes = [path for path in self.host.glob(self.nodes[0]) if path.name[-1:].isdigit()]
+        return named or tuple(self._table()) or unnamed(len(nodes))
 
     def _device(self, index: int, block: str) -> DetectedDevice:
         address = re.search(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]", block)
@@ -84,10 +88,6 @@ class Musa(AcceleratorFamily):
                 index=int(match[1]), reported_name=match[2], memory_bytes=int(match[4]) * MIB, link=self._link(match[3])
             )
 
-    def _from_nodes(self) -> tuple[DetectedDevice, ...]:
-        nodes = [path for path in self.host.glob(self.nodes[0]) if path.name[-1:].isdigit()]
-        return tuple(DetectedDevice(index=index, reported_name="") for index in range(len(nodes)))
-
     def _link(self, address: str) -> str:
         """PCIe generation and width at their best, from sysfs: the tool prints the width of the moment."""
         domain, _, rest = address.lower().partition(":")
@@ -96,10 +96,6 @@ class Musa(AcceleratorFamily):
         width = number(self.host.read(f"{device}/max_link_width") or "")
         generation = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}.get(speed or 0.0)
         return f"pcie{generation}x{width:g}" if generation and width else ""
-
-    def natively(self, dtype: str) -> bool:
-        """No tool tells the architecture: fp32, bf16 and fp16 for a device without a row."""
-        return dtype in _ASSUMED
 
     def why_not_native(self, dtype: str) -> str:
         """Points at the row."""
@@ -218,3 +214,89 @@ class MusaDevice(Accelerator):
             "fsdp2_overlap": f"by {chosen}, else {overlap}" if chosen else f"{overlap} by default",
             "quirks": ", ".join(names) or "none known",
         }
+
+
+class MtmlTelemetry(HandleTelemetry):
+    """Clock, power and temperature by pymtml (package mthreads-ml-py from 2.2.10 on), by its ``mtml*`` calls only.
+
+    Throttling and processes have no call, so they stay unknown.  The package's layer with NVML's names invents answers
+    where the library has none: an empty process list, limits of 0.
+    """
+
+    source = "pymtml"
+
+    @classmethod
+    def open(cls, devices: Sequence[DetectedDevice], library: Any = None) -> MtmlTelemetry | None:
+        """A reader of these devices; None without the library, its driver or a device."""
+        try:
+            library = library or importlib.import_module("pymtml")
+            library.mtmlLibraryInit()
+            handles = [
+                library.mtmlLibraryInitDeviceByUuid(device.uuid)
+                if device.uuid
+                else library.mtmlLibraryInitDeviceByIndex(device.index)
+                for device in devices
+            ]
+            return cls(library, handles)
+        except Exception:  # missing library, missing libmtml.so, driver not loaded: one class each
+            return None
+
+    def _reading(self, index: int, handle: Any) -> Reading:
+        mtml = self._library
+        power_w = attempt(lambda: float(mtml.mtmlDeviceGetPowerUsage(handle)) / 1e3)
+        gpu = attempt(lambda: mtml.mtmlDeviceInitGpu(handle))
+        if gpu is None:
+            return Reading(index=index, power_w=power_w)
+        try:
+            return Reading(
+                index=index,
+                clock_mhz=attempt(lambda: float(mtml.mtmlGpuGetClock(gpu))),
+                max_clock_mhz=attempt(lambda: float(mtml.mtmlGpuGetMaxClock(gpu))),
+                utilisation_percent=attempt(lambda: float(mtml.mtmlGpuGetUtilization(gpu))),
+                power_w=power_w,
+                temperature_c=attempt(lambda: float(mtml.mtmlGpuGetTemperature(gpu))),
+            )
+        finally:
+            attempt(lambda: mtml.mtmlDeviceFreeGpu(gpu))
+
+    def close(self) -> None:
+        """``mtmlLibraryShutDown``."""
+        with contextlib.suppress(Exception):
+            self._library.mtmlLibraryShutDown()
+
+
+class MusaFlash(AttentionKernel):
+    """``aten::_scaled_dot_product_attention_flash_musa``; it knows no other scale than 1 / sqrt(E)."""
+
+    grouped = True
+
+    def takes(self, block: AttentionBlock) -> bool:
+        """Whether this torch has the operator; what muDNN cannot compute, it refuses itself."""
+        import torch
+
+        return hasattr(torch.ops.aten, "_scaled_dot_product_attention_flash_musa")
+
+    def forward(self, block: AttentionBlock) -> Attended:
+        """Its rest: the mask of the dropout that is not asked for."""
+        import torch
+
+        kernel = torch.ops.aten._scaled_dot_product_attention_flash_musa
+        tensors = (tensor.contiguous() for tensor in (block.query, block.key, block.value))
+        out, log_sum, dropout_mask = kernel(*tensors, None, 0.0, block.causal)
+        return Attended(out=out, log_sum=log_sum, rest=(dropout_mask,))
+
+    def backward(
+        self, gradient: torch.Tensor, block: AttentionBlock, whole: Attended
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """In the dtype of the query; some versions return a gradient of the mask too."""
+        import torch
+
+        kernel = torch.ops.aten._scaled_dot_product_attention_flash_musa_backward
+        tensors = gradient, block.query, block.key, block.value, whole.out, whole.log_sum
+        d_query, d_key, d_value, *_ = kernel(*(tensor.contiguous() for tensor in tensors), *whole.rest, block.causal)
+        return d_query, d_key, d_value
+
+
+def kernels() -> Mapping[str, AttentionKernel]:
+    """The one there is."""
+    return {"flash": MusaFlash()}

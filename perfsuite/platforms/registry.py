@@ -32,8 +32,8 @@ _BUILT_IN: Mapping[str, str] = {
 """In the order in which a machine is searched; cpu is what remains."""
 
 _TABLE_ONLY: Mapping[str, str] = {
-    "rocm": "perfsuite.platforms.table_only:Rocm",
-    "ascend": "perfsuite.platforms.table_only:Ascend",
+    "rocm": "perfsuite.platforms.detection:Rocm",
+    "ascend": "perfsuite.platforms.detection:Ascend",
 }
 """Families whose rows are there to compare and to project with; an installed package may bring the family itself."""
 

@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from perfsuite.base.units import plural
 from perfsuite.record.result import RankFacts
@@ -63,6 +63,22 @@ class Telemetry(ABC):
 
     def close(self) -> None:  # noqa: B027  an optional hook, not a forgotten abstract method
         """Let go of the library."""
+
+
+class HandleTelemetry(Telemetry):
+    """A reader by a vendor's library that has a handle for each device."""
+
+    def __init__(self, library: Any, handles: Sequence[Any]) -> None:
+        self._library = library
+        self._handles = handles
+
+    def read(self) -> tuple[Reading, ...]:
+        """One reading per device."""
+        return tuple(self._reading(index, handle) for index, handle in enumerate(self._handles))
+
+    @abstractmethod
+    def _reading(self, index: int, handle: Any) -> Reading:
+        """The reading of one device."""
 
 
 class Unread(Telemetry):

@@ -24,14 +24,14 @@ from perfsuite.gate.describe import phrases, word
 from perfsuite.platforms import fingerprint
 from perfsuite.platforms.environment import boot_of
 from perfsuite.platforms.host import Host
-from perfsuite.plugin import retries, verdict_reports
+from perfsuite.plugin import verdict_reports
 from perfsuite.plugin.collect import is_case
-from perfsuite.plugin.device_word import telemetry_of
 from perfsuite.plugin.fixtures import CaseState, state_key
-from perfsuite.plugin.gate_arms import base_of
+from perfsuite.plugin.gate_arms import base_of, telemetry_of
 from perfsuite.plugin.gate_options import GateOptions, gate_options_key, tolerances_of
 from perfsuite.plugin.hooks import Judgement
 from perfsuite.plugin.options import runs_tests
+from perfsuite.plugin.outcome import keep_first_tries
 from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.revision import stamp
 from perfsuite.plugin.state import suite_of
@@ -343,7 +343,7 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
     except PerfsuiteError as error:
         raise pytest.UsageError(str(error)) from None
     if options.fresh:
-        retries.keep_first_tries(config, cases)
+        keep_first_tries(config, cases)
     config.stash[gating_key] = gating
     config.pluginmanager.register(gating, "perfsuite.gating")
     config.pluginmanager.register(verdict_reports, verdict_reports.__name__)

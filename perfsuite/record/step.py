@@ -92,16 +92,6 @@ class Arrival:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lateness:
-    """What tells which rank the others wait for."""
-
-    ranks: tuple[tuple[str, str, float], ...]
-    """Host, device and own median in seconds, in rank order."""
-    arrival: tuple[int, float] | None
-    """The rank that comes last to a communication, and by how many seconds; None where that was not looked for."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class SpanTotal:
     """Time in the spans of one name, per iteration."""
 

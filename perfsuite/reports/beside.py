@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from perfsuite.metrics.spec import significant
+from perfsuite.base.units import significant
 from perfsuite.published.lookup import lookup
 from perfsuite.record.result import Result
 

@@ -6,8 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from perfsuite.base.units import format_seconds, plural
-from perfsuite.metrics.spec import significant
+from perfsuite.base.units import format_seconds, plural, significant
 from perfsuite.platforms.telemetry import held_down_elsewhere
 from perfsuite.record.result import Measurement, Result
 from perfsuite.record.step import DeviceLook
@@ -46,7 +45,7 @@ def burst(result: Result) -> str:
     measurement = result.measurement
     if measurement is None or measurement.smoke or result.simulated or measurement.ranks[0].device == "cpu":
         return ""
-    load_s = measurement.warmup_s + measurement.iterations * sum(sample.time_s for sample in measurement.samples)
+    load_s = measurement.warmup_s + measurement.iterations * sum(measurement.times_s)
     capped = any("power cap" in (look.throttle or ()) for look in measurement.looks)
     return "" if capped or load_s >= POWER_CAPPED_S else f"burst of {format_seconds(load_s, 2)}"
 
@@ -56,9 +55,9 @@ def sustained_lines(results: Iterable[Result]) -> list[str]:
     lines = []
     for result in results:
         measurement = result.measurement
-        if measurement is None or measurement.smoke or not measurement.samples:
+        if measurement is None or measurement.smoke or not measurement.times_s:
             continue
-        times = [sample.time_s for sample in measurement.samples]
+        times = measurement.times_s
         third = max(1, len(times) // 3)
         first_s, last_s = statistics.median(times[:third]), statistics.median(times[-third:])
         lines.append(

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.base.text import printable
-from perfsuite.base.units import format_bytes, gb_per_s, seconds_to_us
+from perfsuite.base.units import format_bytes, gb_per_s, seconds_to_us, significant
 from perfsuite.metrics.pairs import Pair, SlowPair, message_times_s, slow_pairs
-from perfsuite.metrics.spec import significant
 from perfsuite.platforms.links import ONE_DEVICE, UNKNOWN, links
 from perfsuite.record.result import RankFacts, Result
 from perfsuite.reports.layout import lay_out

@@ -6,10 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from perfsuite.base.units import plural
+from perfsuite.base.text import listed
+from perfsuite.base.units import percent, plural
 from perfsuite.gate.describe import describe
 from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.record.verdict import RHYTHM, SEEN_ITERATIONS, TIME, GateSettings, Verdict, percent
+from perfsuite.record.verdict import RHYTHM, SEEN_ITERATIONS, TIME, GateSettings, Verdict
 
 SUITE_FAILS = "SUITE "
 """What the line on the suite begins with where it fails the session."""
@@ -106,5 +107,4 @@ def undecided_lines(verdicts: Collection[Verdict], gate: bool) -> Iterator[str]:
 
 
 def _named(verdicts: Sequence[Verdict]) -> str:
-    more = f" and {len(verdicts) - _NAMED} more" if len(verdicts) > _NAMED else ""
-    return ", ".join(verdict.case for verdict in verdicts[:_NAMED]) + more
+    return listed([verdict.case for verdict in verdicts], _NAMED)

@@ -24,8 +24,9 @@ from typing import IO
 
 from perfsuite.base.errors import CaseError, ConfigurationError, JournalError, first_line
 from perfsuite.base.git import GitFailed, git, why_missing, without_git
-from perfsuite.journal import Journal, read_journal
+from perfsuite.metrics import read_run
 from perfsuite.record.result import Result
+from perfsuite.record.run import RunRecord
 from perfsuite.run.measured_peaks import UNWANTED
 from perfsuite.runtime import own_tree, scratch
 
@@ -148,23 +149,23 @@ def ended(arm: Arm, code: int, output: str) -> ArmFailed:
     return ArmFailed(f"{arm.name} was not measured: {why}\n{_tail(output)}")
 
 
-def journal_of(arm: Arm, path: Path) -> Journal:
+def journal_of(arm: Arm, path: Path) -> RunRecord:
     """Return an arm's journal; raises ArmFailed where it cannot be read."""
     try:
-        return read_journal(path)
+        return read_run(path)
     except JournalError as error:
         raise ArmFailed(f"{arm.name} was not measured: {error}") from None
 
 
-def measured_of(arm: Arm, kept: Journal, output: str) -> dict[str, Result]:
+def measured_of(arm: Arm, kept: RunRecord, output: str) -> dict[str, Result]:
     """Return what an arm measured; raises ArmFailed where that is nothing, or modules came from another tree."""
     measured = {case: result for case, result in kept.results.items() if result.outcome == "measured"}
-    foreign = [message for message in kept.failures.values() if own_tree.FOREIGN in message]
+    foreign = [message for message in kept.case_errors.values() if own_tree.FOREIGN in message]
     if foreign:  # what the other cases imported later may be foreign as well
         why = _from_foreign(foreign[0])
         raise ArmFailed(f"{arm.name} was not measured: {why}\n{_tail(output)}", whatever_case=True)
     if not measured:
-        raise none_measured(arm, kept.failures, kept.skips, output)
+        raise none_measured(arm, kept.case_errors, kept.skips, output)
     return measured
 
 
@@ -326,7 +327,7 @@ class LiveArm:
         fresh = {case: measured[case] for case in cases if case in measured and kept.measured[case] > self._seen[case]}
         self._seen = kept.measured
         if not fresh:
-            failures = {case: kept.failures[case] for case in cases if case in kept.failures}
+            failures = {case: kept.case_errors[case] for case in cases if case in kept.case_errors}
             raise none_measured(self.arm, failures, kept.skips, self._printed())
         return fresh
 

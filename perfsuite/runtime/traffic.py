@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from perfsuite.base.codec import from_json
 from perfsuite.base.errors import CaseError
+from perfsuite.record.codec import from_json
 from perfsuite.record.step import Component, Traffic
 from perfsuite.runtime.transports.base import Message
 

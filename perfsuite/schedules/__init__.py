@@ -1,6 +1,5 @@
 """Pipeline schedules as action orders, the event simulator, balanced splits; no torch."""
 
-from perfsuite.schedules.action import Action, Durations, Kind, Order
 from perfsuite.schedules.balance import Split, balance, check_layers, split_costs
 from perfsuite.schedules.catalog import (
     SCHEDULES,
@@ -11,11 +10,17 @@ from perfsuite.schedules.catalog import (
     make_schedule,
     micro_batch_size,
 )
-from perfsuite.schedules.durations import StageTimes, durations_of, evened_durations
-from perfsuite.schedules.imbalance import Imbalance, find_imbalance
-from perfsuite.schedules.replay import Replay, replay, schedule_of
-from perfsuite.schedules.schedule import Placement, Schedule, stages_of
-from perfsuite.schedules.simulator import simulate
+from perfsuite.schedules.replay import (
+    Imbalance,
+    Replay,
+    StageTimes,
+    durations_of,
+    evened_durations,
+    find_imbalance,
+    replay,
+    schedule_of,
+)
+from perfsuite.schedules.schedule import Action, Durations, Kind, Order, Placement, Schedule, simulate, stages_of
 
 __all__ = [
     "SCHEDULES",

@@ -13,8 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from perfsuite.schedules.action import Action, Kind, Order
-from perfsuite.schedules.schedule import stages_of
+from perfsuite.schedules.schedule import Action, Kind, Order, stages_of
 
 
 def alternate(forwards: Sequence[Action], backwards: Sequence[Action], *, warm_up: int) -> Order:

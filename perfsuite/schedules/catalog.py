@@ -11,8 +11,7 @@ from typing import Protocol
 
 from perfsuite.base.errors import InvalidParameter, nearest
 from perfsuite.schedules import alternating, v_shaped
-from perfsuite.schedules.action import Order
-from perfsuite.schedules.schedule import Placement, Schedule
+from perfsuite.schedules.schedule import Order, Placement, Schedule
 
 _KEPT = 8
 """Schedules that are kept: a plan, its checks and the closed form of each rank ask for the same one; 64 stages of 1024

@@ -1,17 +1,158 @@
 """A schedule: the order of actions on every rank, checked when it is made.
 
 Stages are placed on ranks either in a *loop* (stage s on rank s mod p), as the interleaved schedules need it, or in a
-*v* (down the ranks and back up again: rank r has stages r and 2p - 1 - r), as ZBV and DualPipeV do.
+*v* (down the ranks and back up again: rank r has stages r and 2p - 1 - r), as ZBV and DualPipeV do.  :func:`simulate`
+gives a schedule and the duration of every action a timeline, with no process and no clock.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from perfsuite.base.errors import InvalidParameter
-from perfsuite.schedules.action import Durations, Kind, Order
-from perfsuite.schedules.walk import Walk
+from perfsuite.record.step import Timeline, TimelineEvent
+
+Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
+"""``backward`` is both gradients at once; a schedule that splits it runs ``backward_input`` (the gradient that the
+previous stage waits for) and, any time later, ``backward_weight``."""
+
+LETTERS: Mapping[Kind, str] = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
+"""One letter per kind, as torch and the zero-bubble paper write them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Action:
+    """One entry of a rank's order.
+
+    >>> print(Action(kind="forward", stage=2, micro_batch=5))
+    2F5
+    """
+
+    kind: Kind
+    stage: int
+    """0 is the stage that holds the embedding."""
+    micro_batch: int
+    joined: bool = False
+    """One unit with the rank's next action (an overlapped forward and backward): what this action sends to another rank
+    leaves when that one has ended too."""
+
+    def __str__(self) -> str:
+        return f"{self.stage}{LETTERS[self.kind]}{self.micro_batch}{'+' if self.joined else ''}"
+
+
+Order = tuple[Action, ...]
+"""What one rank does, first to last."""
+
+Durations = Callable[[Action], float]
+"""Seconds that an action takes; the simulator only adds and compares them, so that fractions stay exact."""
+
+
+@dataclass(kw_only=True)
+class Walk:
+    """One execution: an action starts when its rank is free and its input has arrived; :meth:`run` fills the times.
+
+    Sending and receiving cost the ranks nothing: an output travels ``communication_s`` after its action has ended (a
+    joined action: after the next one has), and not at all between two stages of one rank.
+    """
+
+    schedule: Schedule
+    seconds: Durations
+    communication_s: float
+    rank_of_stage: tuple[int, ...] = ()
+    times: list[list[tuple[float, float]]] = field(default_factory=list)
+    """By rank: start and end of each action of its order."""
+    activations: list[float | None] = field(default_factory=list)
+    """When the input of stage s and micro-batch b left the stage before, at s x m + b."""
+    gradients: list[float | None] = field(default_factory=list)
+    """When the output gradient of stage s and micro-batch b left the stage after, at s x m + b."""
+    _before: tuple[int | None, ...] = ()
+    """The stage before each stage: activations come from it, gradients go to it."""
+    _after: tuple[int | None, ...] = ()
+    _blocked: dict[tuple[bool, int], int] = field(default_factory=dict)
+    """(activation rather than gradient, cell) that a rank waits for -> the rank."""
+    _ready: list[int] = field(default_factory=list)
+    """Ranks that can go on."""
+
+    def run(self) -> Walk:
+        """Walk to the end; InvalidParameter names where every rank stands when none can go on."""
+        orders, self.rank_of_stage = self.schedule.orders, self.schedule.rank_of_stage
+        stages = len(self.rank_of_stage)
+        self._before, self._after = (None, *range(stages - 1)), (*range(1, stages), None)
+        cells = stages * self.schedule.num_micro_batches
+        self.activations, self.gradients = [None] * cells, [None] * cells
+        self.times = [[] for _ in orders]
+        self._ready = list(range(len(orders)))
+        while self._ready:
+            self._go_on(self._ready.pop())
+        if self._blocked:
+            stuck = {rank: orders[rank][len(self.times[rank])] for rank in self._blocked.values()}
+            where = ", ".join(f"rank {rank} at {action}" for rank, action in sorted(stuck.items()))
+            raise InvalidParameter(
+                f"{self.schedule.name}: the orders never end: {where}; each waits for an action that comes later, "
+                "reorder them"
+            )
+        return self
+
+    def sends(self, action: Action) -> bool:
+        """Whether what ``action`` makes goes to another rank."""
+        target = (self._after if action.kind == "forward" else self._before)[action.stage]
+        return action.kind != "backward_weight" and self._is_elsewhere(target, action)
+
+    def arrival_s(self, action: Action) -> float | None:
+        """When the input of ``action`` arrived; None where it comes from no other rank, or has not left yet."""
+        forward = action.kind == "forward"
+        source = (self._before if forward else self._after)[action.stage]
+        if action.kind == "backward_weight" or not self._is_elsewhere(source, action):
+            return None
+        left = (self.activations if forward else self.gradients)[
+            action.stage * self.schedule.num_micro_batches + action.micro_batch
+        ]
+        return None if left is None else left + self.communication_s
+
+    def _is_elsewhere(self, stage: int | None, action: Action) -> bool:
+        return stage is not None and self.rank_of_stage[stage] != self.rank_of_stage[action.stage]
+
+    def _go_on(self, rank: int) -> None:
+        """Run the actions of ``rank`` until one lacks its input."""
+        order, times, seconds = self.schedule.orders[rank], self.times[rank], self.seconds
+        width = self.schedule.num_micro_batches
+        free: float = times[-1][1] if times else 0
+        for index in range(len(times), len(order)):
+            action = order[index]
+            forward = action.kind == "forward"
+            start = free
+            source = (self._before if forward else self._after)[action.stage]
+            if source is not None and action.kind != "backward_weight":
+                cell = action.stage * width + action.micro_batch
+                arrived = (self.activations if forward else self.gradients)[cell]
+                if arrived is None:
+                    self._blocked[forward, cell] = rank
+                    return
+                if self.rank_of_stage[source] != rank:
+                    arrived = arrived + self.communication_s
+                if arrived > free:
+                    start = arrived
+            free = start + seconds(action)
+            times.append((start, free))
+            if index and order[index - 1].joined:
+                self._hand_over(order[index - 1], free)
+            if not action.joined:
+                self._hand_over(action, free)
+
+    def _hand_over(self, action: Action, now: float) -> None:
+        """Send what ``action`` made to the stage that needs it, and wake the rank that waits for it."""
+        forward = action.kind == "forward"
+        target = (self._after if forward else self._before)[action.stage]
+        if target is None or action.kind == "backward_weight":
+            return
+        cell = target * self.schedule.num_micro_batches + action.micro_batch
+        (self.activations if forward else self.gradients)[cell] = now
+        waiting = self._blocked.pop((forward, cell), None)
+        if waiting is not None:
+            self._ready.append(waiting)
+
 
 Placement = Literal["loop", "v"]
 
@@ -91,14 +232,7 @@ class Schedule:
 
     def walk(self, seconds: Durations, *, communication_s: float = 0) -> Walk:
         """One execution with these durations; InvalidParameter when the orders never end."""
-        return Walk(
-            name=self.name,
-            orders=self.orders,
-            rank_of_stage=self.rank_of_stage,
-            num_micro_batches=self.num_micro_batches,
-            seconds=seconds,
-            communication_s=communication_s,
-        ).run()
+        return Walk(schedule=self, seconds=seconds, communication_s=communication_s).run()
 
     def _check_order(self, rank: int, order: Order) -> None:
         """Every stage of the rank runs every micro-batch forward and backward exactly once, in that order."""
@@ -129,3 +263,56 @@ class Schedule:
                 )
         if order and order[-1].joined:
             raise InvalidParameter(f"{self.name}: {order[-1]} is joined with no next action on rank {rank}; unjoin it")
+
+
+def simulate(schedule: Schedule, seconds: Durations, *, communication_s: float = 0, detail: bool = False) -> Timeline:
+    """When each action starts and ends if ranks only wait for their inputs.
+
+    ``seconds`` gives an action's duration; ``communication_s`` is how long an output travels to another rank, during
+    which neither rank is held up.  With ``detail``, for traces and pictures, the timeline has besides the actions a
+    ``wait`` wherever a rank stands idle before one, and of no length a ``send`` when an output leaves and a ``receive``
+    when an input arrives.  Times are only added and compared: integers and fractions stay exact.  Raises
+    InvalidParameter for a negative delay.
+
+    >>> from perfsuite.schedules.catalog import make_schedule
+    >>> from perfsuite.schedules.replay import StageTimes
+    >>> timeline = simulate(make_schedule("gpipe", ranks=2, num_micro_batches=1), StageTimes.in_proportion([1, 1]))
+    >>> [(event.kind, event.start_s, event.end_s) for event in timeline.events if event.rank == 0]
+    [('forward', 0, 1), ('backward', 4, 6)]
+    """
+    if communication_s < 0:
+        raise InvalidParameter(f"communication_s={communication_s} is negative; give the seconds a message travels")
+    walk = schedule.walk(seconds, communication_s=communication_s)
+    events: list[TimelineEvent] = []
+    for rank, order in enumerate(schedule.orders):
+        free: float = 0
+        held: Action | None = None
+        for action, (start, end) in zip(order, walk.times[rank], strict=True):
+            if detail:
+                events.extend(_before(walk, rank, action, free, start))
+            events.append(_event(action.kind, rank, action, start, end))
+            if detail:
+                sent = (held, None if action.joined else action)
+                events.extend(
+                    _event("send", rank, output, end, end) for output in sent if output and walk.sends(output)
+                )
+            held = action if action.joined else None
+            free = end
+    return Timeline(ranks=schedule.ranks, events=tuple(events), source="simulated", schedule=schedule.name)
+
+
+def _before(walk: Walk, rank: int, action: Action, free: float, start: float) -> Iterator[TimelineEvent]:
+    """The wait for ``action`` and the arrival of its input."""
+    if start > free:
+        yield _event("wait", rank, action, free, start)
+    arrived = walk.arrival_s(action)
+    if arrived is not None:
+        yield _event("receive", rank, action, arrived, arrived)
+
+
+def _event(
+    kind: Kind | Literal["send", "receive", "wait"], rank: int, action: Action, start: float, end: float
+) -> TimelineEvent:
+    return TimelineEvent(
+        kind=kind, rank=rank, stage=action.stage, micro_batch=action.micro_batch, start_s=start, end_s=end
+    )

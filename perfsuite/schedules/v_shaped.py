@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from perfsuite.schedules.action import Action, Kind, Order
+from perfsuite.schedules.schedule import Action, Kind, Order
 
 
 @dataclass(kw_only=True)

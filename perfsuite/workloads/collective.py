@@ -35,11 +35,8 @@ class AllReduce(Collective):
     """Buffer on each rank."""
 
     name: ClassVar[str] = "all_reduce"
+    in_place: ClassVar[bool] = True
     summed: ClassVar[bool] = True
-
-    def extents(self, count: int, ranks: int, rank: int) -> Extents:
-        """In place."""
-        return Extents(source=count)
 
     def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
         """The call is torch's all_reduce."""
@@ -109,10 +106,6 @@ class AllToAll(Collective):
     name: ClassVar[str] = "all_to_all"
     divided: ClassVar[bool] = True
 
-    def extents(self, count: int, ranks: int, rank: int) -> Extents:
-        """As much out as in."""
-        return Extents(source=count, target=count)
-
     def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
         """The call is torch's all_to_all_single with equal splits."""
         return lambda: dist.all_to_all_single(end.target, end.source, group=end.group)
@@ -171,10 +164,7 @@ class Broadcast(Collective):
     """Buffer on each rank."""
 
     name: ClassVar[str] = "broadcast"
-
-    def extents(self, count: int, ranks: int, rank: int) -> Extents:
-        """In place."""
-        return Extents(source=count)
+    in_place: ClassVar[bool] = True
 
     def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
         """The call is torch's broadcast."""
@@ -194,11 +184,8 @@ class Reduce(Collective):
     """Buffer on each rank."""
 
     name: ClassVar[str] = "reduce"
+    in_place: ClassVar[bool] = True
     summed: ClassVar[bool] = True
-
-    def extents(self, count: int, ranks: int, rank: int) -> Extents:
-        """In place."""
-        return Extents(source=count)
 
     def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
         """The call is torch's reduce."""
@@ -279,10 +266,6 @@ class SendRecv(PairedCollective):
 
     name: ClassVar[str] = "send_recv"
 
-    def extents(self, count: int, ranks: int, rank: int) -> Extents:
-        """As much out as in."""
-        return Extents(source=count, target=count)
-
     def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
         """One batch of a receive and a send."""
         other = partner(end.rank, end.ranks)
@@ -301,10 +284,6 @@ class RingShift(Collective):
     """Buffer that each rank sends."""
 
     name: ClassVar[str] = "ring_shift"
-
-    def extents(self, count: int, ranks: int, rank: int) -> Extents:
-        """As much out as in."""
-        return Extents(source=count, target=count)
 
     def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
         """One batch of a receive and a send."""

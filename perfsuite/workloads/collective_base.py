@@ -1,8 +1,8 @@
 """What all collectives share: sizes, buffers, inputs with a closed form, and the check of every element.
 
 A collective fills five slots: its name (which fixes size and bandwidth factor, see docs/metrics.md), whether its size
-is divided over the ranks and whether values are summed, ``extents`` (its buffers), ``operation`` (the call that is
-timed) and ``expected`` (where every element of the output comes from).
+is divided over the ranks and whether values are summed, ``extents`` (its buffers, where it does not send as much as it
+receives), ``operation`` (the call that is timed) and ``expected`` (where every element of the output comes from).
 """
 
 from __future__ import annotations
@@ -106,6 +106,8 @@ class Collective(Workload):
     """Whether S is the ranks' parts together, so that it divides by the number of ranks."""
     summed: ClassVar[bool] = False
     """Whether the ranks' values are added up."""
+    in_place: ClassVar[bool] = False
+    """Whether the input is the output too."""
     yardstick: ClassVar[Yardstick] = "message"
 
     def __post_init__(self) -> None:
@@ -141,9 +143,9 @@ class Collective(Workload):
         self.require_ranks(shape.world_size)
         return Work(collective=self.name, message_bytes=float(self.message_bytes), dtype=self.dtype)
 
-    @abstractmethod
     def extents(self, count: int, ranks: int, rank: int) -> Extents:
-        """Buffers of one rank when S is ``count`` elements."""
+        """Buffers of one rank when S is ``count`` elements: as much out as in unless a collective says otherwise."""
+        return Extents(source=count, target=None if self.in_place else count)
 
     @abstractmethod
     def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:

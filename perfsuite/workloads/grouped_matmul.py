@@ -10,9 +10,8 @@ from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step, Workload, Yardstick
-from perfsuite.workloads.kernels import require_dimensions, require_kernel
+from perfsuite.workloads.kernels import require_dimensions, require_kernel, require_product
 from perfsuite.workloads.matmul import ProductStep
-from perfsuite.workloads.product import require_product
 
 Way = Literal["grouped", "loop"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from perfsuite.base.errors import WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import seconds_to_us
-from perfsuite.platforms.captured import captured_kernel_s
+from perfsuite.platforms.accelerator import captured_kernel_s
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step, Workload, Yardstick
 

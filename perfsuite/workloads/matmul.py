@@ -10,8 +10,7 @@ from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step, Workload, Yardstick
-from perfsuite.workloads.kernels import require_dimensions, require_kernel
-from perfsuite.workloads.product import ROUNDING, require_product
+from perfsuite.workloads.kernels import ROUNDING, require_dimensions, require_kernel, require_product
 
 if TYPE_CHECKING:
     import torch

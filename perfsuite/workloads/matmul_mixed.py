@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.record.workload import Rank, Step
-from perfsuite.workloads.kernels import require_kernel
+from perfsuite.workloads.kernels import require_kernel, require_product
 from perfsuite.workloads.matmul import MatrixProduct, ProductStep
-from perfsuite.workloads.product import require_product
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics.pairs import Pair, name_of
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step
-from perfsuite.workloads.collective_base import Collective, CollectiveStep, Endpoint, Extents, Segment, passing
+from perfsuite.workloads.collective_base import Collective, CollectiveStep, Endpoint, Segment, passing
 from perfsuite.workloads.pattern import difference, poison
 
 Directions = Literal["one", "both"]
@@ -60,10 +60,6 @@ class Pairs(Collective):
         """All in the order in which they take turns; each once where both send."""
         choose = itertools.combinations if self.directions == "both" else itertools.permutations
         return [(first, second) for first, second in choose(range(ranks), 2)]
-
-    def extents(self, count: int, ranks: int, rank: int) -> Extents:
-        """As much out as in."""
-        return Extents(source=count, target=count)
 
     def turn(self, dist: ModuleType, end: Endpoint, pair: Pair) -> Callable[[], object] | None:
         """A message of one pair on this rank; None for a rank that has no part in it."""

@@ -17,7 +17,7 @@ from perfsuite.base.errors import InvalidParameter, nearest_multiples
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
 from perfsuite.record.workload import ITEM_BYTES, Rank, Step, Workload, Yardstick
-from perfsuite.workloads.product import ROUNDING, require_product
+from perfsuite.workloads.kernels import ROUNDING, require_product
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from perfsuite.platforms.nvml import NvmlTelemetry
+from perfsuite.platforms.cuda import NvmlTelemetry
 from perfsuite.platforms.telemetry import family_of_processes
 from simmusa import build
 from simmusa.family import SimMusa

@@ -12,7 +12,7 @@ from perfsuite.record.step import Timeline
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Job
 from perfsuite.schedules import Schedule, StageTimes, make_schedule, simulate
-from perfsuite.schedules.action import Action
+from perfsuite.schedules.schedule import Action
 from test_correctness.helpers.scripted_driver import measurement
 
 METRICS = ("bubble_ratio", "bubble_to_ideal_ratio", "in_flight_micro_batches")

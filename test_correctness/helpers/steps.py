@@ -65,7 +65,7 @@ def queue_of_messages(rank):
 def told_by_kernels(rank, blind=None):
     """Asks the kernels of a small step for its exposed communication; rank ``blind`` sees none of its library."""
     from perfsuite.workloads.training import exposed
-    from perfsuite.workloads.training.overlap import Kernel
+    from perfsuite.workloads.training.exposed import Kernel
     from perfsuite.workloads.training.train_step import TrainStep
 
     steps = range(0, 240, 80)  # the three that are recorded, all alike

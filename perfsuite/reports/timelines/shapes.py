@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from perfsuite.metrics.pipeline import COMPUTE
 from perfsuite.record.step import Timeline
-from perfsuite.schedules.action import LETTERS
+from perfsuite.schedules.schedule import LETTERS
 
 LEFT, RIGHT, TOP, BOTTOM = 70, 160, 88, 44
 """Margins round the lanes, pixels."""

@@ -13,9 +13,9 @@ from types import TracebackType
 import torch
 
 from perfsuite.base.errors import CaseError, DeviceUnusable, InvalidParameter, OutOfMemory, UnsupportedCase, WrongResult
+from perfsuite.base.text import MESSAGE_CHARS, TRACEBACK_CHARS, cut
 from perfsuite.base.units import gib
 from perfsuite.platforms.base import DeviceCode
-from perfsuite.runtime.cut import MESSAGE_CHARS, TRACEBACK_CHARS, cut
 from perfsuite.runtime.transports.base import Message
 
 DESTROYED = (

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from perfsuite.base.codec import to_json
 from perfsuite.platforms.base import DeviceCode
+from perfsuite.record.codec import to_json
 from perfsuite.record.step import Component, Traffic
 from perfsuite.record.workload import DTYPES, Purpose, require_dtype
 from perfsuite.runtime.ranks.meshes import Meshes

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from perfsuite.base.errors import ConfigurationError, RanksFailed
+from perfsuite.base.text import LOG_BYTES
 from perfsuite.runtime import protocol
-from perfsuite.runtime.cut import LOG_BYTES
 from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.stacks import is_whole, state_of
 from perfsuite.runtime.transports.base import WRAPPER, Event, Message, Place, Transport

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from perfsuite.platforms.base import Clock
+from perfsuite.platforms.clocks import EventClock, PerfCounterClock
 from perfsuite.record.workload import Rank, Step
 from perfsuite.workloads.training.memory_ledger import Ledger, ledger_of, parts_against_peak, storage_bytes
 from perfsuite.workloads.training.on_rank import TrainingStep
@@ -22,6 +24,15 @@ class Observed(Step):
     def __init__(self, workload: TrainStep, rank: Rank) -> None:
         self.workload = workload
         self.rank = rank
+
+    @property
+    def clock(self) -> Clock:
+        """Events in the device's current stream, or the host's clock on a CPU."""
+        if self.rank.device.type == "cpu":
+            return PerfCounterClock()
+        import torch
+
+        return EventClock(torch.get_device_module(self.rank.device), self.rank.device.type)
 
     @contextmanager
     def training(self, rank: Rank | None = None) -> Iterator[TrainingStep]:

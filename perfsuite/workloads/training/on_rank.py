@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from perfsuite.base.errors import WrongResult
+from perfsuite.base.text import listed
 from perfsuite.record.workload import Rank, Step
 from perfsuite.strategies import expert
 from perfsuite.workloads.training.agreement import texts_of_all
-from perfsuite.workloads.training.finite import FirstStep, tell_first
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from perfsuite.strategies.trainer import Copies, Trainer
     from perfsuite.workloads.training.train_step import TrainStep
@@ -117,3 +119,117 @@ class TrainingStep(Step):
             self._data.close()
         self.trainer.close()
         self.loss = None
+
+
+_BEFORE, _AFTER = -1, 1 << 30
+"""Where in the order of layers a part stands that is in none: what embeds, what projects."""
+
+
+class FirstStep:
+    """Finds which part of a model, on which rank, was the first to give a number that is not finite.
+
+    A NaN spreads to every rank by the loss and to every parameter by the optimizer: once the loss shows it, nothing is
+    left that tells where it came from.  So sums of what each innermost part gives are kept on the device while the
+    first step runs, forwards and backwards, which is never timed: a sum with a NaN is one.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        """Watch ``module`` until :meth:`end`."""
+        self._outputs = _Sums()
+        self._gradients = _Sums()
+        """Of what came into a part, all that use it summed, and of its parameters, before ranks are averaged."""
+        self._in_layers = False
+        self._parameters: set[int] = set()
+        self._handles: list[Any] = [
+            part.register_forward_hook(self._noting(name))
+            for name, part in module.named_modules()
+            if name and next(part.children(), None) is None
+        ]
+
+    def end(self) -> None:
+        """Watch no longer."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def first(self) -> tuple[int, int, int, str] | None:
+        """Where on this rank numbers were first not finite, in the order of a step; None: all were finite.
+
+        0 for a forward, 1 for a backward; layer, below 0 in a backward, which comes from the last; place in the order
+        of what came; name.
+        """
+        if (part := self._outputs.first()) is not None:
+            return 0, *part
+        if (part := self._gradients.first()) is not None:
+            return 1, *part
+        return None
+
+    def _noting(self, path: str) -> Any:
+        _, within, inside = path.rpartition("blocks.")  # before it stands which of the rank's stages it is
+        name = within + inside if within else path.rpartition(".")[2]
+        layer = int(inside.partition(".")[0]) if within else None
+
+        def note(part: nn.Module, inputs: Any, output: Any) -> None:
+            self._in_layers = self._in_layers or layer is not None
+            place = layer if layer is not None else _AFTER if self._in_layers else _BEFORE
+            self._outputs.add((place, name), output)
+            new = [parameter for parameter in part.parameters(recurse=False) if id(parameter) not in self._parameters]
+            self._parameters.update(map(id, new))
+            for tensor in (*inputs, *new):
+                if getattr(tensor, "requires_grad", False):
+                    self._handles.append(tensor.register_hook(functools.partial(self._gradients.add, (-place, name))))
+
+        return note
+
+
+class _Sums:
+    """What came, in the order of time, each with its layer and its name."""
+
+    def __init__(self) -> None:
+        self._sums: list[tuple[tuple[int, str], torch.Tensor]] = []
+
+    def add(self, key: tuple[int, str], given: Any) -> None:
+        import torch
+
+        # The same operations whenever it runs: selective checkpointing counts those of a block computed again.
+        for tensor in _tensors(given):
+            self._sums.append((key, tensor.detach().sum(dtype=torch.float32).reshape(())))
+
+    def first(self) -> tuple[int, int, str] | None:
+        """Of the least layer with a sum that is not finite the first one: layer, place in the order, name."""
+        import torch
+
+        if not self._sums:
+            return None
+        finite = torch.stack([total for _, total in self._sums]).isfinite().tolist()
+        came = enumerate(zip(self._sums, finite, strict=True))
+        return min(((layer, index, name) for index, (((layer, name), _), fine) in came if not fine), default=None)
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    import torch
+
+    given = output if isinstance(output, (tuple, list)) else (output,)
+    own = [value.to_local() if hasattr(value, "to_local") else value for value in given]
+    return [value for value in own if isinstance(value, torch.Tensor) and value.is_floating_point()]
+
+
+def tell_first(rank: Rank, watched: FirstStep | None) -> str:
+    """What to add to the news that numbers are not finite; a collective.
+
+    Empty where the first step was finite everywhere, or nothing was watched.
+    """
+    mine = watched.first() if watched is not None else None
+    texts = texts_of_all(rank, "" if mine is None else "\n".join(map(str, mine)))
+    parts = {}
+    for who, text in enumerate(texts):
+        if text:
+            *place, name = text.split("\n")
+            parts[who] = (*map(int, place), name)
+    if not parts:
+        return ""
+    first = min(parts.values())
+    ranks = [who for who, part in parts.items() if part == first]
+    named = listed([f"{who}{rank.shape.place(who)}" for who in ranks], 4)
+    when, what = ("the first step's backward", "gradients") if first[0] else ("the first step", "numbers")
+    return f"; of {when} {first[-1]} on rank {named} was the first part that gave no finite {what}"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from perfsuite.record.step import Component, Traffic
 from perfsuite.strategies.traffic import PARTS, PIPELINE, Call
 from perfsuite.workloads.training.agreement import raise_alike, texts_of_all
-from perfsuite.workloads.training.clock import clock_of
 from perfsuite.workloads.training.memory import Observed
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class TrafficStep(Observed):
         from perfsuite.strategies.traffic_parts import MarkedRank, Parts, mark
         from perfsuite.strategies.traffic_replay import Replay
 
-        clock = clock_of(self.rank.device)
+        clock = self.clock
         parts = Parts(clock)
         marked: Any = MarkedRank(self.rank, parts)
         with self.training(marked) as step:

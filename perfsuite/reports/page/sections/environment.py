@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from perfsuite.base.text import without_paths
+from perfsuite.base.text import visible, without_paths
 from perfsuite.reports.page.blocks import Block, Section, Table, Words
 from perfsuite.reports.page.material import Material, named
 from perfsuite.reports.page.sections.cut import grid
-from perfsuite.reports.page.text import visible
 from perfsuite.reports.tables.environment import environment_grids
 
 _LONGEST = 240
@@ -17,12 +16,12 @@ _LONGEST = 240
 
 def section(material: Material) -> Section | None:
     """Hardware, software, remarks, reasons."""
-    machines = list({run.hardware: run.environment for run in material.runs}.items())
+    machines = list({one.run.hardware: one.run.environment for one in material.runs}.items())
     blocks: list[Block] = []
     for machine_grid in environment_grids(machines):
         cells = [tuple(without_paths(cell) for cell in row) for row in machine_grid.rows]
         blocks.append(Table(grid=grid(machine_grid.columns, cells, (), machine_grid.title)))
-    notes = dict.fromkeys(str(note) for run in material.runs for note in run.environment.get("notes") or ())
+    notes = dict.fromkeys(str(note) for one in material.runs for note in one.run.environment.get("notes") or ())
     blocks += [Words(text=without_paths(note)) for note in notes]
     if material.missing:
         blocks.append(Table(grid=grid(("not measured because", "cases", ""), list(_reasons(material.missing)))))
