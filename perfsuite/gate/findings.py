@@ -15,7 +15,6 @@ from perfsuite.gate.evidence import CaseWork
 from perfsuite.gate.exact import exact_findings, rule_for
 from perfsuite.gate.quantity import is_throttled
 from perfsuite.gate.question import Question, View, why_no_anchor
-from perfsuite.gate.shift import Estimate
 from perfsuite.gate.suite import Compared, SuiteVerdict, compared, suite_verdict
 from perfsuite.record.verdict import FAILING, Finding, GateSettings, Verdict, VerdictName
 
@@ -272,16 +271,12 @@ NOISY = 2.0
 
 def against_base(works: Sequence[CaseWork], view: View) -> Compared | None:
     """What the A/Bs of these cases with the base say together."""
-    return _compared(Question(work=work, judged=work.time, view=view).change for work in works)
+    return compared(Question(work=work, judged=work.time, view=view).change for work in works)
 
 
 def against_anchor(works: Sequence[CaseWork], view: View) -> Compared | None:
     """The same with the commit that the stored runs name."""
-    return _compared(Question(work=work, judged=work.time, view=view).since_anchor for work in works)
-
-
-def _compared(estimates: Iterator[Estimate | None]) -> Compared | None:
-    return compared([(estimate.effect, estimate.error) for estimate in estimates if estimate is not None])
+    return compared(Question(work=work, judged=work.time, view=view).since_anchor for work in works)
 
 
 def on_suite(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:

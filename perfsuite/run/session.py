@@ -35,9 +35,8 @@ from perfsuite.record.projected import Projected
 from perfsuite.record.result import Measurement, Peaks, Record, Result, Work
 from perfsuite.record.run import GateRecord, RunEnd, RunRecord
 from perfsuite.record.workload import Budget, Purpose, Workload
-from perfsuite.run.deadlines import deadline_s
+from perfsuite.run.builds import UntimedBuilds, deadline_s
 from perfsuite.run.measured_peaks import MeasuredPeaks
-from perfsuite.run.untimed import UntimedBuilds
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.reference import describe

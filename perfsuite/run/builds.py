@@ -1,13 +1,16 @@
-"""How long a build of a case may take: what the options say, and what the case's own work needs on its device.
+"""Builds of a case: how long one may take, and what those that are never timed add to its measurement.
 
 A step of a published job can last 17 s: the limit that ends a hang of a small case would end its warm-up.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from perfsuite.record.result import Peaks, Work
+from perfsuite.record.result import Measurement, Peaks, Record, Work
 from perfsuite.record.workload import Budget, Purpose
 
 _SHARE_OF_PEAK = 0.2
@@ -45,3 +48,25 @@ def at_best_s(work: Work, peaks: Peaks, devices: int) -> float:
         work.message_bytes / (peaks.link.value * 1e9) if peaks.link else 0.0,
     ]
     return max(times)
+
+
+@dataclass(kw_only=True)
+class UntimedBuilds:
+    """What the builds of a case gave that are never timed: memory, FLOPs, losses, traffic, ..."""
+
+    settled: tuple[Record, ...]
+    done: list[Measurement] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def added_to(self, timed: Measurement) -> Measurement:
+        """The timed measurement with it."""
+        records = {record.name: record for record in timed.records}
+        for record in itertools.chain(() if timed.smoke else self.settled, *(build.records for build in self.done)):
+            records.setdefault(record.name, record)
+        return dataclasses.replace(
+            timed,
+            records=tuple(records.values()),
+            traffic=tuple(entry for build in self.done for entry in build.traffic),
+            components=tuple(component for build in self.done for component in build.components),
+            failed_builds=self.failed,
+        )
