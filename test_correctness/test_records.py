@@ -18,6 +18,7 @@ from perfsuite.record import result as records
 from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.own_metrics import Better, OwnMetric
 from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Result, Work
+from perfsuite.record.step import Timeline, TimelineEvent
 
 RECORDS = [kind for kind in vars(records).values() if dataclasses.is_dataclass(kind) and isinstance(kind, type)]
 QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -169,3 +170,30 @@ def test_a_metric_knows_its_share_of_the_peak() -> None:
     assert dataclasses.replace(metric, peak=None).share_of_peak is None
     assert dataclasses.replace(metric, value=None).share_of_peak is None
     assert Peaks() == from_json(Peaks, {})
+
+
+EVENT = TimelineEvent(kind="send", rank=0, stage=0, micro_batch=0, start_s=0.0, end_s=1.0)
+TIMELINE = Timeline(ranks=1, events=(EVENT, dataclasses.replace(EVENT, micro_batch=1)), source="measured")
+
+
+def test_events_of_a_timeline_are_columns() -> None:
+    plain = to_json(TIMELINE)
+    assert [0, 1] == plain["events"]["micro_batch"]
+    assert TIMELINE == from_json(Timeline, plain)
+    empty = dataclasses.replace(TIMELINE, events=())
+    assert empty == from_json(Timeline, to_json(empty))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": ["send", "receives"]}, r"Timeline.events.kind\[1\] is 'receives', not one of 'forward'"),
+        ({"rank": [0]}, "Timeline.events has columns of different lengths"),
+        ({"colour": ["red", "red"]}, "Timeline.events has the columns .*colour, not kind, rank"),
+        ({"start_s": 1.0}, "Timeline.events.start_s is 1.0, not a list"),
+    ],
+)
+def test_damaged_columns_are_named(changes: dict[str, Any], message: str) -> None:
+    plain = to_json(TIMELINE)
+    with pytest.raises(ValueError, match=message):
+        from_json(Timeline, {**plain, "events": {**plain["events"], **changes}})

@@ -7,7 +7,7 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from perfsuite.base.errors import InvalidParameter
@@ -23,6 +23,8 @@ _SCALARS: Mapping[Any, frozenset[type]] = {
     float: frozenset({float, int}),
 }
 """The types that a field of a type accepts."""
+COLUMNS = {"columns": True}
+"""Metadata of a field with many small records: it is written as one list per field of theirs."""
 
 
 def plain_json(text: str | bytes) -> Any:
@@ -51,13 +53,18 @@ def to_json(record: Any) -> Any:
         for field in dataclasses.fields(record):
             value = getattr(record, field.name)
             if field.name == "schema" or not _is_default(field, value):
-                plain[field.name] = to_json(value)
+                plain[field.name] = _columns(value) if "columns" in field.metadata else to_json(value)
         return plain
     if isinstance(record, Mapping):
         return {str(key): to_json(value) for key, value in record.items()}
     if isinstance(record, (list, tuple)):
         return [to_json(value) for value in record]
     return record
+
+
+def _columns(records: Sequence[Any]) -> dict[str, list[Any]]:
+    names = [field.name for field in dataclasses.fields(records[0])] if records else []
+    return {name: [getattr(record, name) for record in records] for name in names}
 
 
 def _is_default(field: dataclasses.Field[Any], value: object) -> bool:
@@ -124,9 +131,11 @@ def _reader(kind: Any) -> Callable[[Any], Any]:  # noqa: PLR0911 - one return pe
 
 
 def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
-    fields = {
-        name: (_SCALARS.get(hint, frozenset()), _reader(hint)) for name, hint in typing.get_type_hints(kind).items()
-    }
+    hints, fields = typing.get_type_hints(kind), {}
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        reader = _columns_reader(typing.get_args(hint)[0]) if "columns" in field.metadata else _reader(hint)
+        fields[field.name] = (_SCALARS.get(hint, frozenset()), reader)
 
     def read(plain: Any) -> Any:
         if not isinstance(plain, dict):
@@ -145,6 +154,27 @@ def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
             return kind(**values)
         except (TypeError, InvalidParameter) as unusable:
             raise _Misfit(f": {unusable}") from None
+
+    return read
+
+
+def _columns_reader(kind: type) -> Callable[[Any], Any]:
+    readers = {name: _tuple_reader(hint) for name, hint in typing.get_type_hints(kind).items()}
+
+    def read(plain: Any) -> Any:
+        if not isinstance(plain, dict):
+            raise _misfit(plain, "an object")
+        if plain and plain.keys() != readers.keys():
+            raise _Misfit(f" has the columns {', '.join(plain)}, not {', '.join(readers)}")
+        columns: list[tuple[Any, ...]] = []
+        for name in plain and readers:
+            try:
+                columns.append(readers[name](plain[name]))
+            except _Misfit as misfit:
+                raise misfit.inside(f".{name}") from None
+        if len(set(map(len, columns))) > 1:
+            raise _Misfit(" has columns of different lengths")
+        return tuple([kind(**dict(zip(readers, row, strict=True))) for row in zip(*columns, strict=True)])
 
     return read
 

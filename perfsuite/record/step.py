@@ -5,8 +5,10 @@ They are kept beside a case's times by the builds that look inside; :mod:`perfsu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from perfsuite.record.codec import COLUMNS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +34,7 @@ class Timeline:
 
     ranks: int
     """Ranks of the pipeline, those without an event included."""
-    events: tuple[TimelineEvent, ...]
+    events: tuple[TimelineEvent, ...] = field(metadata=COLUMNS)
     """Rank by rank, actions in the order they ran."""
     source: Literal["measured", "simulated"]
     schedule: str = ""
