@@ -141,7 +141,7 @@ def test_a_case_without_clean_samples_fails_in_place_or_is_named(stored, machine
     done.stdout.fnmatch_lines(
         ["REGRESSED +* % (* ms -> 2* ms)", "*unconfirmed: no clean samples, slower even against its yardstick*"]
     )
-    stored.driver.script = functools.partial(switched_out, yardstick_s=None)
+    stored.driver.script = functools.partial(switched_out, yardsticks_s=())
     told = stored.run("--perf-gate", "-x", "-k", "cpu-0")
     told.assert_outcomes(passed=1)
     told.stdout.fnmatch_lines(
