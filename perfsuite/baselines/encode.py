@@ -160,6 +160,10 @@ DIGITS = 6
 def entry_stats(medians_s: Sequence[float], *, iterations: int) -> dict[str, Any]:
     """pytest-benchmark's ``stats`` of runs with these medians in seconds; ``rounds`` is the number of runs.
 
+    Quartiles split an odd number of values by the weighted method (Langford's method 3) and an even number at the
+    middle.  Outliers are counted beyond one standard deviation from the mean and beyond 1.5 interquartile ranges from
+    the quartiles.
+
     >>> stats = entry_stats([1.0, 2.0, 3.0, 4.0, 10.0], iterations=1)
     >>> stats["median"], stats["q1"], stats["q3"], stats["outliers"], stats["ops"]
     (3.0, 1.75, 5.5, '1;0', 0.25)

@@ -252,7 +252,12 @@ class Gathered:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedPrices:
-    """Prices the messages of sharded parameters and gradients of one layout."""
+    """Prices the messages of sharded parameters and gradients of one layout.
+
+    Each block is gathered before its passes, its gradient scattered after them.  A gather hides behind the block
+    before, a scatter behind the backward of the block that follows.  Nothing is before the first block but the
+    embedding, whose own parameters everything waits for, and nothing follows the embedding's scatter.
+    """
 
     code: Implementation
     links: Links

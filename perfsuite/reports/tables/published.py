@@ -96,7 +96,7 @@ def published_of(tables: tuple[str, ...]) -> tuple[PublishedLine, ...]:
 
 
 def published_lines(results: Iterable[Result]) -> Iterator[str]:
-    """A line per published figure of a measured case: measured value, published one, its label and why."""
+    """A line per published figure of a measured case: measured value, published one, its label and why; no gate."""
     for result in results:
         for metric in result.metrics if not result.simulated else ():
             if metric.value is None:

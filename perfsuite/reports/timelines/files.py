@@ -94,6 +94,9 @@ _TRACKS = ("compute", "wait", "messages")
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     """The timeline as a JSON object for https://ui.perfetto.dev or chrome://tracing; zero is the first event's start.
 
+    The format is https://perfetto.dev/docs/getting-started/other-formats: a process per rank, in it a track each for
+    computing, waiting and messages; complete (``X``) events in microseconds.
+
     Events keep stage and micro-batch as arguments; schedule, source and both bubbles stand in ``otherData``.  Raises
     InvalidParameter for a timeline without actions.
     """

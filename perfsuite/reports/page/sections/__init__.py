@@ -1,6 +1,6 @@
 """The parts of the page, a function each: the material in, a :class:`~perfsuite.reports.page.blocks.Section` out.
 
-A section that has nothing to show gives None.  A new one is one file and its line in ``SECTIONS``.
+A section that has nothing to show gives None.  A new one is one function and its line in ``SECTIONS``.
 """
 
 from __future__ import annotations
