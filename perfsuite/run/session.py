@@ -41,8 +41,7 @@ from perfsuite.run.measured_peaks import MeasuredPeaks
 from perfsuite.run.untimed import UntimedBuilds
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
-from perfsuite.runtime.reference import describe
-from perfsuite.runtime.values import recorded, recorded_defaults
+from perfsuite.runtime.values import describe, recorded, recorded_defaults
 
 _Limits = Callable[[Work, Purpose], float]
 """Deadline of a build in seconds, by the work of what is built."""
